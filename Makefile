@@ -1,0 +1,85 @@
+# Needs make, Python 3.10 or newer and Java 17 or newer; everything else goes into .venv.
+
+PYTHON ?= python3
+SEEDS ?= 1000
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+LOG := $(VENV)/setup.log
+UV := $(BIN)/uv --no-progress
+LOCK_OPTIONS := --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test-fast test lint demo bench simulate lock clean
+MAKEFLAGS += --no-print-directory
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.jars ## install everything into .venv (a minute or two the first time)
+
+test-fast: setup ## run the tests that need no broker, kill nothing and take no time
+	@$(BIN)/python -m pytest -m "not broker and not crash and not slow" $(ARGS)
+
+test: setup ## run every test
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## check style, types and the direction of imports
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+demo: setup ## show the whole pipeline at work; ARGS="--members 5" passes options on
+	@$(BIN)/abcast demo $(ARGS)
+
+bench: setup ## measure throughput and latency
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+simulate: setup ## run SEEDS=1000 simulated histories with crashes through the core
+	@$(BIN)/python -m tests.simulator --seeds $(SEEDS) $(ARGS)
+
+lock: setup ## write conf/*.lock anew from pyproject.toml
+	@$(UV) pip compile pyproject.toml --upgrade $(LOCK_OPTIONS) --output-file conf/requirements.lock
+	@$(UV) pip compile pyproject.toml --group dev --constraint conf/requirements.lock --upgrade $(LOCK_OPTIONS) \
+		--output-file conf/requirements-dev.lock
+	@echo "Wrote conf/requirements.lock and conf/requirements-dev.lock."
+
+clean: ## remove .venv and everything tests and builds leave behind
+	@rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache \
+		.pytest_cache .ruff_cache artifacts metastore_db spark-warehouse derby.log
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Three stamps, so that a change redoes only what depends on it.
+
+$(VENV)/.packages: conf/requirements-dev.lock
+	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "There is no $(PYTHON): install Python 3.10 or newer, or name\
+	 one with make setup PYTHON=/path/to/python3." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$(PYTHON) is older than Python 3.10:\
+	 install a newer one, or name one with make setup PYTHON=/path/to/python3." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) can't make virtual environments:\
+	 install its venv module (the package python3-venv on Debian and Ubuntu)." >&2; exit 1; }
+	@$(PYTHON) -m connectors.java
+	@echo "Making a Python environment in $(VENV)."
+	@$(PYTHON) -m venv $(VENV)
+	@echo "Installing the Python packages (about a minute; pyspark is the large one)."
+	@# uv takes half of pip's time. It ignores pip's own configuration, so pip tries too when uv fails.
+	@awk '/^[a-z]/ {keep = /^uv==/} keep' $< >$(VENV)/uv.lock
+	@{ $(BIN)/pip install --require-hashes --no-deps -r $(VENV)/uv.lock && \
+		{ $(UV) pip install --python $(BIN)/python --require-hashes --no-deps -r $< || \
+		$(BIN)/pip install --require-hashes --no-deps -r $<; }; } >$(LOG) 2>&1 || { \
+		echo "The Python packages could not be installed: check the network (and HTTPS_PROXY), then run make setup\
+	 again; the whole output is in $(LOG)." >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.project: $(VENV)/.packages pyproject.toml
+	@echo "Installing abcast itself."
+	@$(BIN)/pip install --no-deps --no-build-isolation --no-index --editable . >$(LOG) 2>&1 || { \
+		echo "abcast itself could not be installed: see $(LOG)." >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.jars: $(VENV)/.project conf/ivy.xml
+	@$(BIN)/python -m connectors.jars
+	@touch $@
+	@echo "Ready: try make demo."

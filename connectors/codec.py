@@ -1,0 +1,203 @@
+"""Records as they look on Kafka (DESIGN.md, "Records on Kafka"): the row form, for Python clients.
+
+Value = the payload, untouched. Key = the sender's address. All else in headers, ASCII. `connectors.spark_codec` is
+the same codec as Spark columns; a test runs one corpus of good and bad records through both.
+
+A FORWARD that breaks a rule decodes to `Malformed` with one of the reasons below, never to an exception: bad input
+is data. DATA is written by sequencers only, so a broken DATA record raises `ProtocolViolation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ordering.errors import ProtocolViolation, UsageError
+from ordering.names import Topic
+from ordering.records import (
+    EPOCH,
+    MAX_HEADERS_BYTES,
+    MAX_NUMBER,
+    MAX_PAYLOAD_BYTES,
+    MESSAGE,
+    Data,
+    DeadLetter,
+    Forward,
+    Headers,
+    Malformed,
+    Source,
+)
+
+VERSION = "1"
+PREFIX = "abcast-"
+H_VERSION = "abcast-version"
+H_KIND = "abcast-kind"
+H_SENDER = "abcast-sender"
+H_INCARNATION = "abcast-incarnation"
+H_LOCAL_SEQNO = "abcast-local-seqno"
+H_SEQNO = "abcast-seqno"
+H_EPOCH = "abcast-epoch"
+H_VIEW = "abcast-view"
+H_SOURCE = "abcast-source"
+H_FORWARDED_AT = "abcast-forwarded-at"
+H_REASON = "abcast-reason"
+
+FORWARD_HEADERS = (H_VERSION, H_KIND, H_SENDER, H_INCARNATION, H_LOCAL_SEQNO)
+"""In the order in which our own client writes them (any order is accepted)."""
+DATA_HEADERS = (*FORWARD_HEADERS, H_SEQNO, H_EPOCH, H_VIEW, H_SOURCE, H_FORWARDED_AT)
+FORWARD_KINDS = (MESSAGE,)
+
+# Reasons for a dead letter, in the order in which they are looked for.
+REPEATED_HEADER = "a header of abcast is given twice"
+RESERVED_HEADER = "a header starts with abcast- but is none of abcast's"
+WRONG_VERSION = "abcast-version is missing or not 1"
+WRONG_KIND = "abcast-kind is missing or unknown"
+NO_SENDER = "abcast-sender is missing or not ASCII"
+KEY_IS_NOT_SENDER = "the key differs from abcast-sender"
+WRONG_INCARNATION = "abcast-incarnation is missing or not a number from 1"
+WRONG_LOCAL_SEQNO = "abcast-local-seqno is missing or not a number from 1"
+WRONG_SITE = "the sender is of another site than the topic"
+HEADERS_TOO_LARGE = f"the application's headers are over {MAX_HEADERS_BYTES} bytes"
+NO_PAYLOAD = "the payload is null"
+PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
+
+
+def forward_headers(
+    sender: str, incarnation: int, local_seqno: int, application: Headers = ()
+) -> list[tuple[str, bytes]]:
+    """The headers of a FORWARD message."""
+    return [
+        (H_VERSION, b"1"),
+        (H_KIND, b"message"),
+        (H_SENDER, sender.encode("ascii")),
+        (H_INCARNATION, b"%d" % incarnation),
+        (H_LOCAL_SEQNO, b"%d" % local_seqno),
+        *application,
+    ]
+
+
+def check_application_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
+    """The application's headers, checked. Raises UsageError."""
+    checked = tuple(headers)
+    for key, value in checked:
+        if not isinstance(key, str) or not isinstance(value, bytes):  # type: ignore[redundant-expr]  # users err
+            raise UsageError(f"header {key!r}: a header is a (str, bytes) pair.")
+        if key.startswith(PREFIX):
+            raise UsageError(f"header {key!r}: names that start with {PREFIX!r} are abcast's own; take another.")
+    size = _size(checked)
+    if size > MAX_HEADERS_BYTES:
+        raise UsageError(
+            f"the headers have {size} bytes, over the limit of {MAX_HEADERS_BYTES}: put it in the payload."
+        )
+    return checked
+
+
+def decode_forward(
+    source: Source,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes]],
+    timestamp_ms: int = 0,
+) -> Forward | Malformed:
+    """One record of a forward topic. `source.topic` must be a forward topic."""
+    own, application = _split(headers)
+    topic = Topic.parse(source.topic)
+    if topic is None:
+        raise ProtocolViolation(f"{source.topic} is not one of abcast's topics.")
+    incarnation = _number(own.get(H_INCARNATION))
+    local_seqno = _number(own.get(H_LOCAL_SEQNO))
+    sender = own.get(H_SENDER) or b""
+    checks = (
+        (len(own) + len(application) != len(headers), REPEATED_HEADER),
+        (any(name not in FORWARD_HEADERS for name in own), RESERVED_HEADER),
+        (_size(application) > MAX_HEADERS_BYTES, HEADERS_TOO_LARGE),
+        (own.get(H_VERSION) != VERSION.encode(), WRONG_VERSION),
+        (own.get(H_KIND) not in [kind.encode() for kind in FORWARD_KINDS], WRONG_KIND),
+        (not sender or not sender.isascii(), NO_SENDER),
+        (key != sender, KEY_IS_NOT_SENDER),
+        (incarnation is None, WRONG_INCARNATION),
+        (local_seqno is None, WRONG_LOCAL_SEQNO),
+        (not sender.startswith(f"{topic.site}/".encode()), WRONG_SITE),
+        (value is None, NO_PAYLOAD),
+        (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),
+    )
+    for broken, reason in checks:
+        if broken:
+            return Malformed(source, reason)
+    assert incarnation is not None
+    assert local_seqno is not None
+    assert value is not None
+    return Forward(
+        sender.decode("ascii"), incarnation, local_seqno, value, source, application, timestamp_ms=timestamp_ms
+    )
+
+
+def encode_data(data: Data) -> tuple[bytes | None, bytes, list[tuple[str, bytes]]]:
+    """(key, value, headers) of a DATA record."""
+    headers = [(H_VERSION, b"1"), (H_KIND, data.kind.encode("ascii")), (H_EPOCH, b"%d" % data.epoch)]
+    if data.kind == EPOCH:
+        return None, data.payload, headers
+    headers = [
+        *forward_headers(data.sender, data.incarnation, data.local_seqno),
+        (H_SEQNO, b"%d" % data.seqno),
+        (H_EPOCH, b"%d" % data.epoch),
+        (H_VIEW, b"%d" % data.view),
+        (H_SOURCE, str(data.source).encode("ascii")),
+        (H_FORWARDED_AT, b"%d" % data.forwarded_at_ms),
+        *data.headers,
+    ]
+    headers[1] = (H_KIND, data.kind.encode("ascii"))
+    return data.sender.encode("ascii"), data.payload, headers
+
+
+def decode_data(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Data:
+    """One record of a data topic. Raises ProtocolViolation if no sequencer wrote it."""
+    own, application = _split(headers)
+    try:
+        if own[H_VERSION] != b"1":
+            raise ValueError(f"version {own[H_VERSION]!r}")
+        kind = own[H_KIND].decode("ascii")
+        if kind == EPOCH:
+            return Data(kind=EPOCH, epoch=int(own[H_EPOCH]), payload=value or b"")
+        return Data(
+            kind=kind,
+            epoch=int(own[H_EPOCH]),
+            seqno=int(own[H_SEQNO]),
+            view=int(own[H_VIEW]),
+            sender=own[H_SENDER].decode("ascii"),
+            incarnation=int(own[H_INCARNATION]),
+            local_seqno=int(own[H_LOCAL_SEQNO]),
+            payload=value or b"",
+            source=Source.parse(own[H_SOURCE].decode("ascii")),
+            headers=application,
+            forwarded_at_ms=int(own.get(H_FORWARDED_AT, b"0")),
+        )
+    except (KeyError, ValueError) as error:
+        raise ProtocolViolation(f"a record in a data topic is not DATA ({error!r}): who else writes there?") from error
+
+
+def dead_letter_headers(letter: DeadLetter, original: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """The original headers, followed by the reason and where the record came from."""
+    return [*original, (H_REASON, letter.reason.encode("ascii")), (H_SOURCE, str(letter.source).encode("ascii"))]
+
+
+def _size(headers: Headers) -> int:
+    """Bytes of the names and values; Kafka allows a null value."""
+    return sum(len(name) + len(value or b"") for name, value in headers)
+
+
+def _split(headers: Sequence[tuple[str, bytes]]) -> tuple[dict[str, bytes], Headers]:
+    own: dict[str, bytes] = {}
+    application: list[tuple[str, bytes]] = []
+    for name, value in headers:
+        if name.startswith(PREFIX):
+            own.setdefault(name, value or b"")  # Kafka allows a null
+        else:
+            application.append((name, value))
+    return own, tuple(application)
+
+
+def _number(raw: bytes | None) -> int | None:
+    """A canonical decimal from 1 to MAX_NUMBER, or None."""
+    if raw is None or not raw.isdigit() or raw.startswith(b"0") or len(raw) > len(str(MAX_NUMBER)):
+        return None
+    return int(raw)

@@ -1,0 +1,184 @@
+"""Deliveries: the messages of a group, in the total order, from any seqno on."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from connectors.codec import H_EPOCH, H_INCARNATION, H_LOCAL_SEQNO, H_SENDER, H_VIEW
+from connectors.connection import Connection
+from connectors.data_cursor import DataCursor, Effective
+from connectors.data_log import DataLog
+from connectors.delivery import Delivery, Place
+from connectors.ledger_history import read_ledger
+from connectors.member_memory import MemberMemory
+from ordering.errors import AbcastError, HistoryUnavailable, UsageError
+from ordering.names import Address
+from ordering.records import MESSAGE
+
+POLL_S = 0.1
+COMMIT_EVERY_S = 0.5
+"""How much of what was taken may come again after kill -9, in seconds."""
+
+REFRESH_EVERY_S = 3600.0
+"""The position is committed again after so long without news, so that Kafka does not forget it."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Deliveries:
+    """One run through a group's messages. `run` once; `stop` from any thread ends it within about 0.1 s.
+
+    A message counts as *taken* when the application asks for the next one or closes the run. What was taken is
+    remembered under the member's name (it never moves back), at least every COMMIT_EVERY_S seconds and at the end.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        address: Address,
+        from_seqno: int | None,
+        timeout: float | None,
+        ledger: Path | None,
+    ) -> None:
+        """Raises UsageError."""
+        if from_seqno is not None and from_seqno < 1:
+            raise UsageError(f"from_seqno is {from_seqno}, but seqnos start at 1.")
+        if timeout is not None and timeout < 0:
+            raise UsageError(f"timeout is {timeout}: give seconds, or None to wait for ever.")
+        self.connection = connection
+        self.group = group
+        self.address = address
+        self.from_seqno = from_seqno
+        self.timeout = timeout
+        self.ledger = ledger
+        self.finished = threading.Event()
+        self._stopping = threading.Event()
+        self._next_seqno = 0
+        self._taken = Place(0, 0, None)
+        self._committed_seqno = 0
+        self._committed_at = time.monotonic()
+
+    def stop(self) -> None:
+        """End the run: the application's loop ends as if there were no more messages."""
+        self._stopping.set()
+
+    def run(self) -> Iterator[Delivery]:
+        """The messages.
+
+        Raises:
+            BrokerUnreachable: at the start; later, the run waits until the broker is back.
+            HistoryUnavailable: retention has dropped what comes next, and no ledger has it.
+        """
+        try:
+            memory = MemberMemory(self.connection, self.group, self.address)
+            try:
+                yield from self._deliver(memory)
+            finally:
+                # While the interpreter shuts down there are no threads left to talk to Kafka with.
+                if not sys.is_finalizing():
+                    self._commit(memory)
+                    memory.close()
+        finally:
+            self.finished.set()
+
+    def _deliver(self, memory: MemberMemory) -> Iterator[Delivery]:
+        self._committed_seqno = memory.taken()
+        if self.from_seqno is None:
+            self._next_seqno = self._committed_seqno + 1
+            self._taken = Place(self._committed_seqno, self._committed_seqno, None)
+        else:
+            self._next_seqno = self.from_seqno
+        asked_at = time.monotonic()
+        for places in self._places(memory):
+            for place in places:
+                if place.delivery is not None:
+                    try:
+                        yield place.delivery
+                    finally:
+                        self._taken = place
+                    asked_at = time.monotonic()
+                    if asked_at - self._committed_at >= COMMIT_EVERY_S:
+                        self._commit(memory)
+                    if self._stopping.is_set():
+                        return
+                else:
+                    self._taken = place
+            now = time.monotonic()
+            if now - self._committed_at >= COMMIT_EVERY_S:
+                self._commit(memory)
+            if self._stopping.is_set() or (self.timeout is not None and now - asked_at >= self.timeout):
+                return
+
+    def _commit(self, memory: MemberMemory) -> None:
+        """Remember what was taken. A failure is not the application's: the next commit makes up for it."""
+        taken, now = self._taken, time.monotonic()
+        is_old_news = 0 < taken.seqno == self._committed_seqno and now - self._committed_at > REFRESH_EVERY_S
+        if taken.seqno <= self._committed_seqno and not is_old_news:
+            return
+        self._committed_at = now
+        try:
+            memory.remember_taken(taken.seqno, taken.next_offset)
+        except AbcastError as error:
+            _logger.warning("%s: the position %d could not be committed: %s", self.address, taken.seqno, error)
+        else:
+            self._committed_seqno = taken.seqno
+
+    def _places(self, memory: MemberMemory) -> Iterator[list[Place]]:
+        """Everything from `_next_seqno` on without a seam, from Kafka or the ledger; an empty list now and then."""
+        while True:
+            try:
+                for places in self._from_kafka(memory):
+                    yield self._moved(places)
+            except HistoryUnavailable as gone:
+                if self.ledger is None:
+                    raise HistoryUnavailable(
+                        f"{gone} The group's ledger has it: give Member(ledger=DIR) the ledger's directory."
+                    ) from gone
+                before = self._next_seqno
+                for places in read_ledger(self.ledger, self.group, before):
+                    yield self._moved(places)
+                if self._next_seqno == before:
+                    raise HistoryUnavailable(
+                        f"seqno {before} is neither in Kafka ({gone}) nor in the ledger {self.ledger}: "
+                        "is it the right one, and does its job run?"
+                    ) from gone
+
+    def _moved(self, places: list[Place]) -> list[Place]:
+        if places:
+            self._next_seqno = places[-1].seqno + 1
+        return places
+
+    def _from_kafka(self, memory: MemberMemory) -> Iterator[list[Place]]:
+        first = self._next_seqno
+        with DataLog(self.connection, self.group, self.address.site) as log:
+            # Asked for a seqno that is still to come, we wait for it. A position that was once reached and is not
+            # there any more is another matter, about which `after` complains.
+            start = log.after(first - 1, or_end=self.from_seqno is not None)
+        cursor = DataCursor(memory.consumer, memory.data, start)
+        while True:
+            effective = cursor.poll(POLL_S)
+            yield [_place(record) for record in effective if record.seqno >= first]
+
+
+def _place(record: Effective) -> Place:
+    return Place(record.seqno, record.offset + 1, _delivery(record) if record.kind == MESSAGE else None)
+
+
+def _delivery(record: Effective) -> Delivery:
+    fields = record.fields
+    return Delivery(
+        record.seqno,
+        fields[H_SENDER].decode("ascii"),
+        int(fields[H_INCARNATION]),
+        int(fields[H_LOCAL_SEQNO]),
+        record.value or b"",
+        record.application_headers(),
+        int(fields[H_VIEW]),
+        int(fields[H_EPOCH]),
+    )

@@ -1,0 +1,71 @@
+"""Feeding the checker from the real thing: DATA topics, the Delta ledger, delivery logs of members."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from connectors.connection import Connection
+from connectors.data_log import DataLog
+from ordering.checker import Checker
+from ordering.errors import UsageError
+from ordering.reader import Reader, epoch_of
+from ordering.records import EPOCH, MessageId
+
+
+def check_data(checker: Checker, connection: Connection, group: str, site: str) -> int:
+    """Read the whole DATA topic of the site; return how many seqnos it holds."""
+    with DataLog(connection, group, site) as data:
+        beginning, end = data.beginning(), data.end()
+        if beginning > 0:
+            checker.start(site, _reader_at(data, beginning, end))
+        highest = 0
+        for stored in data.records(beginning, end):
+            checker.data(site, stored.data)
+            highest = max(highest, stored.data.seqno)
+        return highest
+
+
+def _reader_at(data: DataLog, beginning: int, end: int) -> Reader:
+    """The reading rule for a log whose beginning retention has dropped: its first effective record tells."""
+    seals = data.state(end).seals
+    for stored in data.records(beginning, end):
+        record = stored.data
+        if record.kind != EPOCH and record.epoch == epoch_of(seals, record.seqno):
+            return Reader(record.epoch, record.seqno - 1)
+    return Reader()
+
+
+def check_ledger(checker: Checker, path: Path, group: str) -> int:
+    """Read the group's rows of the ledger, a chunk at a time; return how many there are."""
+    from deltalake import DeltaTable
+    from pyarrow import dataset as ds
+
+    columns = ["seqno", "sender", "incarnation", "local_seqno", "kind", "payload"]
+    rows = 0
+    table = DeltaTable(str(path)).to_pyarrow_dataset()
+    for batch in table.to_batches(columns=columns, filter=ds.field("group") == group):
+        for row in batch.to_pylist():
+            message = MessageId(row["sender"], row["incarnation"], row["local_seqno"])
+            checker.ledger(row["seqno"], message, row["payload"], kind=row["kind"])
+            rows += 1
+    return rows
+
+
+def check_deliveries(checker: Checker, member: str, lines: Iterable[str]) -> int:
+    """Read a delivery log as `abcast deliver --json` prints it; return how many deliveries it has."""
+    count = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            message = MessageId(row["sender"], row["incarnation"], row["local_seqno"])
+            payload = base64.b64decode(row["payload_base64"]) if "payload_base64" in row else row["payload"].encode()
+            checker.delivery(member, row["seqno"], message, payload)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"line {number} of {member} is not what `abcast deliver --json` prints: {error}."
+            ) from error
+        count += 1
+    return count

@@ -1,0 +1,67 @@
+"""How a group is doing, as its topics tell it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from connectors.connection import Connection
+from connectors.data_log import DataLog
+from connectors.topics import find_topics
+from ordering.records import EPOCH
+
+_RATE_RECORDS = 1000
+
+
+class GroupStatus(NamedTuple):
+    """`lag` in FORWARD records; `rate` in messages per second over the newest records; the rest are counts."""
+
+    group: str
+    last_seqno: int
+    epoch: int
+    view: int
+    members: int
+    lag: int
+    rate: float
+    duplicates: int
+    dead_letters: int
+
+
+def read_status(connection: Connection, group: str, site: str) -> GroupStatus:
+    """The status of one group. Raises BrokerUnreachable, TopicMissing, HistoryUnavailable."""
+    with DataLog(connection, group, site) as data:
+        end = data.end()
+        state = data.state(end)
+        recent = [s for s in data.records(max(data.beginning(), end - _RATE_RECORDS), end) if s.data.kind != EPOCH]
+    seconds = (recent[-1].timestamp_ms - recent[0].timestamp_ms) / 1000 if recent else 0.0
+    rate = (len(recent) - 1) / seconds if seconds > 0 else 0.0
+    topics = [topic for topic in find_topics(connection) if topic.group == group]
+    consumer = connection.consumer()
+    try:
+        with connection.reachable():
+            forward = [
+                TopicPartition(str(topic), partition)
+                for topic in topics
+                if topic.role == "forward"
+                for partition in consumer.partitions_for_topic(str(topic)) or ()
+            ]
+            dead = [TopicPartition(str(topic), 0) for topic in topics if topic.role == "dead-letter"]
+            ends, begins = consumer.end_offsets([*forward, *dead]), consumer.beginning_offsets([*forward, *dead])
+    finally:
+        consumer.close()
+    lag = sum(
+        ends[place] - max(begins[place], state.positions.get(f"{place.topic}-{place.partition}", 0))
+        for place in forward
+    )
+    return GroupStatus(
+        group=group,
+        last_seqno=state.seqno,
+        epoch=state.epoch,
+        view=state.view,
+        members=len(state.received),
+        lag=max(0, lag),
+        rate=rate,
+        duplicates=state.duplicates,
+        dead_letters=sum(ends[place] - begins[place] for place in dead),
+    )

@@ -1,0 +1,73 @@
+"""Reads old messages from the ledger (DESIGN.md, "Delta") without a JVM, for members that come back after retention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from connectors.delivery import Delivery, Place
+from ordering.errors import ProtocolViolation, UsageError
+from ordering.records import MESSAGE
+
+FIRST_CHUNK_ROWS = 256
+MAX_CHUNK_ROWS = 20_000
+CHUNK_BYTES = 16 * 1024 * 1024
+"""A chunk starts small and then aims at so many bytes: payloads may have a few bytes each, or a million."""
+
+_COLUMNS = ["seqno", "kind", "sender", "incarnation", "local_seqno", "payload", "headers", "view_id", "epoch"]
+
+
+def read_ledger(directory: Path, group: str, from_seqno: int) -> Iterator[list[Place]]:
+    """The ledger's rows of the group from `from_seqno` on, in order and without a gap, chunk by chunk.
+
+    The table is read as it is now; what is appended later comes from Kafka. Raises UsageError if there is no table
+    in `directory`, ProtocolViolation if a row is missing.
+    """
+    # Only those who need old history pay for loading Delta and Arrow.
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    try:
+        table = DeltaTable(directory)
+    except TableNotFoundError as error:
+        raise UsageError(
+            f"there is no ledger in {directory}: name the directory of the Delta table (DIR/ledger of --data DIR)."
+        ) from error
+    count, next_seqno = FIRST_CHUNK_ROWS, from_seqno
+    while True:
+        chunk = table.to_pyarrow_table(
+            columns=_COLUMNS,
+            filters=[("group", "=", group), ("seqno", ">=", next_seqno), ("seqno", "<", next_seqno + count)],
+        ).sort_by("seqno")
+        places = [_place(row) for row in chunk.to_pylist()]
+        if [place.seqno for place in places] != list(range(next_seqno, next_seqno + len(places))):
+            raise ProtocolViolation(
+                f"gap or duplicate: the ledger {directory} of group {group} does not have each of the seqnos "
+                f"{next_seqno} to {next_seqno + count - 1} once. `abcast check` tells more."
+            )
+        if places:
+            yield places
+        if len(places) < count:
+            return
+        next_seqno += count
+        count = max(1, min(MAX_CHUNK_ROWS, 2 * count, count * CHUNK_BYTES // max(1, chunk.nbytes)))
+
+
+def _place(row: dict[str, Any]) -> Place:
+    seqno = row["seqno"]
+    if row["kind"] != MESSAGE:
+        return Place(seqno, seqno, None)
+    headers = tuple((header["key"], header["value"]) for header in row["headers"] or ())
+    delivery = Delivery(
+        seqno,
+        row["sender"],
+        row["incarnation"],
+        row["local_seqno"],
+        row["payload"] or b"",
+        headers,
+        row["view_id"],
+        row["epoch"],
+    )
+    # Seqno n + 1 stands at offset n or later, since each seqno took an offset of its own.
+    return Place(seqno, seqno, delivery)

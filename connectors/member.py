@@ -1,0 +1,231 @@
+"""The member: a process that broadcasts to its group and delivers what the group has ordered.
+
+    with Member("orders", "nyc/alice", bootstrap_servers="127.0.0.1:9092") as alice:
+        receipt = alice.broadcast(b"buy 100")
+        seqno = receipt.result(timeout=10)
+        for delivery in alice.deliveries():
+            ...
+
+Sending and delivering are independent: a member that only delivers takes no incarnation, one that only sends keeps no
+position. A `Member` here has not joined the group; it changes no view.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from weakref import WeakKeyDictionary
+
+from connectors.codec import check_application_headers
+from connectors.connection import DEFAULT_BOOTSTRAP_SERVERS, Connection
+from connectors.deliveries import Deliveries
+from connectors.delivery import Delivery
+from connectors.forwarder import Forwarder, SendingLimits
+from connectors.member_memory import MemberMemory
+from connectors.outbox import Outbox
+from connectors.receipt import Receipt
+from ordering.errors import AbcastError, NotOrderedInTime, UsageError
+from ordering.names import DEFAULT_SITE, Address, check_group
+from ordering.records import MAX_PAYLOAD_BYTES
+
+CLOSE_TIMEOUT_S = 10.0
+
+
+class Member:
+    """One member of one group. Thread-safe, except that each `deliveries` is for one thread. Close it after use.
+
+    A name belongs to one sending process at a time: a later one supersedes an earlier one.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        member: str,
+        *,
+        bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS,
+        connection: Connection | None = None,
+        connect_timeout: float = 10.0,
+        default_site: str = DEFAULT_SITE,
+        outbox: Path | str | None = None,
+        ledger: Path | str | None = None,
+        max_pending_records: int = 10_000,
+        max_pending_bytes: int = 64 * 1024 * 1024,
+        resend_after: float = 5.0,
+    ) -> None:
+        """Connect to the site's Kafka.
+
+        Args:
+            group: the group's name.
+            member: `SITE/NAME`, or `NAME` for a member at `default_site`.
+            bootstrap_servers: Kafka's `HOST:PORT`, several separated by commas.
+            connection: in the place of `bootstrap_servers` and `connect_timeout`.
+            connect_timeout: how long to wait for Kafka's first answer, in seconds.
+            default_site: the site of a `member` given without one.
+            outbox: a file that keeps what was broadcast until it is ordered. With it, a member killed at any moment
+                and started again sends what is missing, exactly once. One file per member.
+            ledger: the directory of the group's ledger, to deliver from what Kafka's retention has dropped.
+            max_pending_records: how many messages may wait to be ordered; `broadcast` blocks at that limit.
+            max_pending_bytes: the same in bytes of payloads and headers.
+            resend_after: after so many seconds in which none of the waiting messages was ordered, all are sent
+                again; each time in vain doubles it, up to 30 s.
+
+        Raises:
+            UsageError: a bad name or option; the outbox is another member's or in use.
+            BrokerUnreachable: no broker answered within `connect_timeout`.
+            TopicMissing: the group's topics were not created at this site.
+            Superseded: the outbox belongs to an incarnation that another process has superseded.
+            EnvironmentProblem: the outbox can't be read.
+        """
+        self.group = check_group(group)
+        self.address = Address.parse(member, default_site)
+        self.limits = SendingLimits(max_pending_records, max_pending_bytes, resend_after)
+        self.limits.validate()
+        if connect_timeout <= 0:
+            raise UsageError("connect_timeout must be greater than 0.")
+        self.connection = connection or Connection(bootstrap_servers, connect_timeout)
+        self.ledger = Path(ledger) if ledger is not None else None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._forwarder: Forwarder | None = None
+        self._runs: WeakKeyDictionary[Iterator[Delivery], Deliveries] = WeakKeyDictionary()
+        self._outbox: Outbox | None = None
+        if outbox is None:
+            MemberMemory(self.connection, self.group, self.address).close()  # a wrong address shows now, not later
+            return
+        self._outbox = Outbox(outbox, self.group, str(self.address))
+        try:
+            self._forwarder = self._new_forwarder()
+        except BaseException:
+            self._outbox.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Member {self.address} of {self.group}{', closed' if self._closed else ''}>"
+
+    @property
+    def incarnation(self) -> int | None:
+        """This start's incarnation; None before the first broadcast."""
+        return self._forwarder.incarnation if self._forwarder else None
+
+    def broadcast(
+        self, payload: bytes, headers: Iterable[tuple[str, bytes]] = (), timeout: float | None = 30.0
+    ) -> Receipt:
+        """Send a message to the group; returns as soon as it is in the forward table (and the outbox).
+
+        The first call also takes an incarnation, which needs an answer from Kafka. Messages of one member are ordered
+        as they were broadcast; of several threads, as they got hold of the member. While the forward table is full,
+        it waits up to `timeout` seconds (None: as long as it takes).
+
+        Raises:
+            UsageError: the payload is no bytes object or over MAX_PAYLOAD_BYTES; a bad header; the member is closed.
+            ForwardTableFull: nothing was sent; try again later.
+            Superseded: another process has started under this name.
+            EnvironmentProblem: the outbox can't be written.
+        """
+        if not isinstance(payload, bytes):
+            raise UsageError(f"a payload is a bytes object, not {type(payload).__name__}: encode it first.")
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise UsageError(f"the payload has {len(payload)} bytes, over the limit of {MAX_PAYLOAD_BYTES}: split it.")
+        checked = check_application_headers(headers) if headers else ()
+        forwarder = self._forwarder or self._start_sending()
+        return forwarder.broadcast(payload, checked, timeout)
+
+    def wait_ordered(self, timeout: float | None = None) -> int | None:
+        """Wait until everything broadcast so far is ordered; the seqno of the last.
+
+        None if there was nothing to wait for. What an outbox kept from an earlier run, and was not ordered before
+        this start, counts too. Raises NotOrderedInTime (after `timeout` seconds; None: never), Superseded.
+        """
+        return self._forwarder.wait_ordered(timeout) if self._forwarder else None
+
+    def deliveries(self, from_seqno: int | None = None, timeout: float | None = None) -> Iterator[Delivery]:
+        """The group's messages in the total order, as they come. A generator, for one thread.
+
+        A message counts as taken when the next one is asked for, or the generator is closed (a `break` does that).
+        What was taken is remembered in Kafka under the member's name twice a second and at the end. So after kill -9
+        an application may see the last half second's messages again: their seqnos tell. One generator at a time
+        should go on from the remembered position; generators with `from_seqno` may run beside it.
+
+        Args:
+            from_seqno: start at this seqno exactly (which may be still to come). Default: after the last message
+                that this member's name took, or at the group's first.
+            timeout: end after so many seconds without a message (None: never; `close` ends it).
+
+        Raises (when iterated):
+            BrokerUnreachable: no broker answers at the start. Later, it waits until one does.
+            HistoryUnavailable: Kafka's retention has dropped what comes next, and the ledger was not given or has
+                it not.
+        """
+        run = Deliveries(self.connection, self.group, self.address, from_seqno, timeout, self.ledger)
+        with self._lock:
+            self._check_open()
+            generator = run.run()
+            self._runs[generator] = run
+        return generator
+
+    def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """Wait up to `timeout` seconds until everything broadcast is ordered, end all deliveries, disconnect.
+
+        Without an outbox, raises NotOrderedInTime (after it has closed) if something was not ordered: nobody will
+        send it again. With an outbox the next start does. May be called twice.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            runs = list(self._runs.items())
+        for _, run in runs:
+            run.stop()
+        not_ordered: NotOrderedInTime | None = None
+        try:
+            self.wait_ordered(timeout)
+        except NotOrderedInTime as error:
+            not_ordered = error
+        finally:
+            self._disconnect(runs)
+        if not_ordered is not None and self._outbox is None:
+            raise not_ordered
+
+    def _disconnect(self, runs: list[tuple[Iterator[Delivery], Deliveries]]) -> None:
+        if self._forwarder is not None:
+            self._forwarder.close()
+        if self._outbox is not None:
+            self._outbox.close()
+        for generator, run in runs:
+            try:
+                generator.close()  # type: ignore[attr-defined]
+            except ValueError:
+                # It runs in another thread, which ends it within one poll.
+                run.finished.wait(self.connection.timeout)
+
+    def __enter__(self) -> Member:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close. After an exception, without waiting: a warning tells of what was not ordered."""
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.close(timeout=0)
+        except AbcastError as second:
+            warnings.warn(str(second), ResourceWarning, stacklevel=2)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"{self.address} is closed.")
+
+    def _new_forwarder(self) -> Forwarder:
+        return Forwarder(self.connection, self.group, self.address, self.limits, self._outbox)
+
+    def _start_sending(self) -> Forwarder:
+        with self._lock:
+            self._check_open()
+            if self._forwarder is None:
+                self._forwarder = self._new_forwarder()
+            return self._forwarder

@@ -1,0 +1,167 @@
+"""The outbox: a member's forward table on disk, so that what was accepted survives the process.
+
+A SQLite file of one member (WAL, `synchronous=NORMAL`: every accepted message survives kill -9; a power failure may
+take the last ones). It holds the incarnation too, so a restart *continues* it: what is sent again carries the same
+message ids, and the sequencer drops what it has already. Together: exactly once.
+
+A second process can't open the file. Acknowledged rows are deleted in batches; rows that are ordered but not yet
+deleted do no harm, since DATA tells on the next start.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ordering.errors import EnvironmentProblem, UsageError
+from ordering.forward_table import Pending
+from ordering.records import Headers
+
+FORGET_RECORDS = 1000
+FORGET_SECONDS = 1.0
+"""Acknowledged rows are deleted when there are so many, or this long after the last deletion."""
+
+_APPLICATION_ID = 0x61626361  # "abca": tells our file from another application's
+_SCHEMA = f"""
+BEGIN EXCLUSIVE;
+CREATE TABLE owner (
+    group_name TEXT NOT NULL, member TEXT NOT NULL, incarnation INTEGER NOT NULL, acknowledged INTEGER NOT NULL
+);
+CREATE TABLE pending (local_seqno INTEGER PRIMARY KEY, payload BLOB NOT NULL, headers TEXT);
+PRAGMA application_id = {_APPLICATION_ID};
+COMMIT;
+"""
+
+
+class Outbox:
+    """The outbox file of one member. Not thread-safe: the member locks around it.
+
+    `incarnation` is 0 until `begin`. `acknowledged` is the highest local seqno whose row was deleted.
+    """
+
+    def __init__(self, path: Path | str, group: str, member: str) -> None:
+        """Open or create the file.
+
+        Raises:
+            UsageError: another process has it open, or it belongs to another member.
+            EnvironmentProblem: it can't be opened, or it is damaged.
+        """
+        self.path = Path(path)
+        self._forgotten_at = time.monotonic()
+        with self._explained():
+            self._database = sqlite3.connect(self.path, timeout=0.5, isolation_level=None, check_same_thread=False)
+        try:
+            with self._explained():
+                self._open(group, member)
+        except BaseException:
+            self._database.close()
+            raise
+
+    def _open(self, group: str, member: str) -> None:
+        execute = self._database.execute
+        # The lock is taken at the first read and kept until the file is closed or the process dies.
+        execute("PRAGMA locking_mode = EXCLUSIVE")
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = NORMAL")
+        is_new = not execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+        if is_new:
+            self._database.executescript(_SCHEMA)
+            execute("INSERT INTO owner VALUES (?, ?, 0, 0)", (group, member))
+        elif execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+            raise UsageError(f"{self.path} is a database of another application: name another file as the outbox.")
+        # A write makes sure that the lock is an exclusive one, also where the file was only read so far.
+        execute("UPDATE owner SET acknowledged = acknowledged")
+        owner = execute("SELECT group_name, member, incarnation, acknowledged FROM owner").fetchone()
+        if owner is None:
+            # Killed between creating the tables and the first row.
+            owner = (group, member, 0, 0)
+            execute("INSERT INTO owner VALUES (?, ?, 0, 0)", owner[:2])
+        if owner[:2] != (group, member):
+            raise UsageError(
+                f"{self.path} is the outbox of {owner[1]} in group {owner[0]}, not of {member} in {group}: each member "
+                "needs a file of its own."
+            )
+        self.incarnation, self.acknowledged = int(owner[2]), int(owner[3])
+
+    def close(self) -> None:
+        """Release the file."""
+        self._database.close()
+
+    def begin(self, incarnation: int) -> None:
+        """Start an incarnation at local seqno 1. Whatever was pending is dropped. Raises EnvironmentProblem."""
+        with self._explained():
+            self._database.execute("BEGIN")
+            self._database.execute("DELETE FROM pending")
+            self._database.execute("UPDATE owner SET incarnation = ?, acknowledged = 0", (incarnation,))
+            self._database.execute("COMMIT")
+        self.incarnation, self.acknowledged = incarnation, 0
+
+    def pending(self) -> Iterator[Pending]:
+        """What was accepted and not forgotten, in increasing order of local seqnos. Raises EnvironmentProblem."""
+        with self._explained():
+            rows = self._database.execute("SELECT local_seqno, payload, headers FROM pending ORDER BY local_seqno")
+            for local_seqno, payload, headers in rows:
+                yield Pending(local_seqno, payload, _decode(headers))
+
+    def last(self) -> int:
+        """The highest local seqno given in this incarnation. Raises EnvironmentProblem."""
+        with self._explained():
+            (highest,) = self._database.execute("SELECT max(local_seqno) FROM pending").fetchone()
+        return max(self.acknowledged, highest or 0)
+
+    def append(self, local_seqno: int, payload: bytes, headers: Headers) -> None:
+        """Keep a message; it survives the process when this returns. Raises EnvironmentProblem (disk full)."""
+        with self._explained():
+            self._database.execute("INSERT INTO pending VALUES (?, ?, ?)", (local_seqno, payload, _encode(headers)))
+
+    def acknowledge(self, local_seqno: int, at_once: bool = False) -> None:
+        """Everything up to `local_seqno` is ordered: forget it, unless that is better done later."""
+        ordered = local_seqno - self.acknowledged
+        now = time.monotonic()
+        if not ordered or not (at_once or ordered >= FORGET_RECORDS or now - self._forgotten_at >= FORGET_SECONDS):
+            return
+        with self._explained():
+            self._database.execute("BEGIN")
+            self._database.execute("DELETE FROM pending WHERE local_seqno <= ?", (local_seqno,))
+            self._database.execute("UPDATE owner SET acknowledged = ?", (local_seqno,))
+            self._database.execute("COMMIT")
+        self.acknowledged = local_seqno
+        self._forgotten_at = now
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            if self._is_open_transaction():
+                self._database.execute("ROLLBACK")
+            # The names of SQLite's errors are not in Python 3.10, so the words have to do.
+            if "locked" in str(error):
+                raise UsageError(
+                    f"{self.path} is in use by another process: a member's outbox has one process at a time."
+                ) from error
+            raise EnvironmentProblem(
+                f"the outbox {self.path} can't be used ({error}). Is its directory there and writable, is the disk "
+                "full? If the file is damaged, move it away: the member then starts anew, without what was pending."
+            ) from error
+
+    def _is_open_transaction(self) -> bool:
+        database = getattr(self, "_database", None)
+        return database is not None and bool(database.in_transaction)
+
+
+def _encode(headers: Headers) -> str | None:
+    if not headers:
+        return None
+    return json.dumps([[name, base64.b64encode(value).decode("ascii")] for name, value in headers])
+
+
+def _decode(text: str | None) -> Headers:
+    if text is None:
+        return ()
+    return tuple((name, base64.b64decode(value)) for name, value in json.loads(text))

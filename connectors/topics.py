@@ -1,0 +1,78 @@
+"""The topics of a group: creating them with the settings that the promises need, and finding them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kafka.admin import NewTopic
+from kafka.errors import TopicAlreadyExistsError
+
+from connectors.connection import MAX_RECORD_BYTES, Connection
+from ordering.names import Topic, check_group, check_site
+
+_MAX_FORWARD_RECORD_BYTES = MAX_RECORD_BYTES // 2
+"""A forward topic takes less, so that a dead letter, with its reason, always fits in the dead-letter topic."""
+
+# Timestamps are the broker's (LogAppendTime): time is data, and a producer's clock may be off.
+# Nothing is dropped by time or size unless the operator says so: DATA is the history.
+_SETTINGS = {
+    "message.timestamp.type": "LogAppendTime",
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+}
+
+
+def create_topics(
+    connection: Connection,
+    group: str,
+    sites: Iterable[str],
+    partitions: int = 1,
+    replication_factor: int = 1,
+) -> list[str]:
+    """Create what is missing of the group's topics at the sites; return the names created.
+
+    `partitions` is for the forward topics; a data topic has one, since its log is what seals and orders.
+    With replication 3 a write needs two in-sync replicas. Raises UsageError, BrokerUnreachable.
+    """
+    check_group(group)
+    checked_sites = [check_site(site) for site in sites]
+    settings = dict(_SETTINGS)
+    if replication_factor > 2:
+        settings["min.insync.replicas"] = "2"
+    created = []
+    with connection.admin() as admin:
+        for site in checked_sites:
+            for topic, count in (
+                (Topic(group, "forward", site), partitions),
+                (Topic(group, "data", site), 1),
+                (Topic(group, "epoch", site), 1),
+                (Topic(group, "dead-letter", site), 1),
+            ):
+                limit = _MAX_FORWARD_RECORD_BYTES if topic.role == "forward" else MAX_RECORD_BYTES
+                new = NewTopic(
+                    str(topic),
+                    num_partitions=count,
+                    replication_factor=replication_factor,
+                    topic_configs={**settings, "max.message.bytes": str(limit)},
+                )
+                try:
+                    admin.create_topics([new])
+                except TopicAlreadyExistsError:
+                    continue
+                created.append(str(topic))
+        if created:
+            admin.wait_for_topics(created)
+    return created
+
+
+def find_topics(connection: Connection) -> list[Topic]:
+    """All of abcast's topics in the cluster, sorted by name."""
+    with connection.admin() as admin:
+        names = admin.list_topics()
+    return sorted((topic for topic in map(Topic.parse, names) if topic), key=str)
+
+
+def find_groups(connection: Connection, site: str) -> list[str]:
+    """The groups that have a DATA topic at the site, sorted."""
+    return [topic.group for topic in find_topics(connection) if topic.role == "data" and topic.site == site]

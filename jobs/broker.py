@@ -1,0 +1,59 @@
+"""`abcast broker`: the embedded Kafka, for trying things out and for tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.options import DEFAULT_DATA, EXIT_FAILED, AsJson
+
+app = typer.Typer(no_args_is_help=True, help="Start and stop an embedded Kafka broker (for development and tests).")
+
+Directory = Annotated[Path, typer.Option("--dir", envvar="ABCAST_BROKER_DIR", help="Where its data and logs are kept.")]
+DEFAULT_DIRECTORY = DEFAULT_DATA / "broker"
+
+
+@app.command()
+def start(
+    port: Annotated[int | None, typer.Option("--port", help="Port of the first node; 0 takes a free one.")] = None,
+    directory: Directory = DEFAULT_DIRECTORY,
+    nodes: Annotated[int | None, typer.Option(help="1, or 3 for a cluster that survives the loss of one.")] = None,
+) -> None:
+    """Start the broker in the background; it goes on until `abcast broker stop`. Its data is kept between runs."""
+    from connectors.broker import EmbeddedBroker
+
+    broker = EmbeddedBroker(directory, port, nodes)
+    started = broker.start(detached=True)
+    typer.echo(f"{'running' if started else 'was running already'} at {broker.bootstrap_servers}")
+
+
+@app.command()
+def stop(directory: Directory = DEFAULT_DIRECTORY) -> None:
+    """Stop the broker."""
+    from connectors.broker import EmbeddedBroker
+
+    broker = EmbeddedBroker(directory)
+    if any(node.pid is not None for node in broker.status().nodes):
+        broker.stop()
+        typer.echo("stopped")
+    else:
+        typer.echo("was not running")
+
+
+@app.command()
+def status(directory: Directory = DEFAULT_DIRECTORY, as_json: AsJson = False) -> None:
+    """Show whether the broker runs, and where. Exit code 1 if it does not."""
+    from connectors.broker import EmbeddedBroker
+
+    found = EmbeddedBroker(directory).status()
+    if as_json:
+        nodes = [{"node": n.node, "pid": n.pid, "address": n.address, "log": str(n.log)} for n in found.nodes]
+        typer.echo(json.dumps({"running": found.running, "bootstrap_servers": found.bootstrap_servers, "nodes": nodes}))
+    else:
+        for node in found.nodes:
+            state = "not running" if node.pid is None else f"running at {node.address}, pid {node.pid}, log {node.log}"
+            typer.echo(f"node {node.node}: {state}")
+    raise typer.Exit(0 if found.running else EXIT_FAILED)

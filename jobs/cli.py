@@ -1,0 +1,58 @@
+"""The `abcast` command: one subcommand a module."""
+
+from __future__ import annotations
+
+import typer
+from typer.core import TyperGroup
+
+from jobs.broker import app as broker
+from jobs.check import check
+from jobs.deliver import deliver
+from jobs.demo import demo
+from jobs.ledger import ledger
+from jobs.options import run_command
+from jobs.publish import publish
+from jobs.query import query
+from jobs.run import run
+from jobs.sequence import sequence
+from jobs.status import status
+from jobs.topics import app as topics
+
+app = typer.Typer(
+    name="abcast",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Atomic broadcast on Kafka, Spark and Delta: one order of events, delivered everywhere, kept queryable.\n\n"
+    "First steps: `abcast demo`; then `abcast broker start`, `abcast topics create --group G`, `abcast run`, and in "
+    "other terminals `abcast publish` and `abcast deliver`.\n\n"
+    "Options can also stand in ABCAST_* variables or in ./abcast.toml (another file: ABCAST_CONFIG).\n\n"
+    "Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 anomaly found.",
+)
+app.command()(run)
+app.command()(demo)
+app.add_typer(broker, name="broker")
+app.add_typer(topics, name="topics")
+app.command()(sequence)
+app.command()(ledger)
+app.command()(publish)
+app.command()(deliver)
+app.command()(check)
+app.command()(query)
+app.command()(status)
+
+
+def command() -> TyperGroup:
+    """All of `abcast` as one command."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    return group
+
+
+def main() -> None:
+    """The entry point of the `abcast` command."""
+    run_command(command())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""`abcast deliver`: one line per delivery, in the total order."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jobs.options import DEFAULT_BOOTSTRAP_SERVERS, AsJson, BootstrapServers, Group, Member, run_script
+from ordering.names import DEFAULT_SITE, Address
+
+if TYPE_CHECKING:
+    from connectors import Delivery
+
+
+def deliver(
+    group: Group,
+    member: Member,
+    from_seqno: Annotated[
+        int | None, typer.Option(min=1, help="First seqno; default: after the last one this member took, or 1.")
+    ] = None,
+    count: Annotated[int | None, typer.Option(min=0, help="End after this many deliveries.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="End after this many seconds without one.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="The Delta ledger, for what Kafka's retention has dropped: DIR/ledger.")
+    ] = None,
+    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    as_json: AsJson = False,
+) -> None:
+    """Print the group's messages in their order, and wait for more.
+
+    Text form: seqno, sender, payload. With --json: `seqno`, `sender`, `incarnation`, `local_seqno`, `payload` (or
+    `payload_base64`, if it is not text).
+    """
+    from connectors import Member as MemberClient
+
+    if count == 0:
+        return
+    address = str(Address.parse(member, DEFAULT_SITE))
+    with MemberClient(group, address, bootstrap_servers=bootstrap_servers, ledger=ledger) as client:
+        taken = 0
+        try:
+            for delivery in client.deliveries(from_seqno=from_seqno, timeout=timeout):
+                typer.echo(_line(delivery, as_json))
+                taken += 1
+                if taken == count:
+                    break
+        except KeyboardInterrupt:
+            return
+
+
+def _line(delivery: Delivery, as_json: bool) -> str:
+    try:
+        text: str | None = delivery.payload.decode("utf-8")
+    except UnicodeDecodeError:
+        text = None
+    encoded = base64.b64encode(delivery.payload).decode("ascii")
+    if not as_json:
+        return f"{delivery.seqno}\t{delivery.sender}\t{encoded if text is None else text}"
+    line: dict[str, Any] = {
+        "seqno": delivery.seqno,
+        "sender": delivery.sender,
+        "incarnation": delivery.incarnation,
+        "local_seqno": delivery.local_seqno,
+    }
+    line |= {"payload_base64": encoded} if text is None else {"payload": text}
+    if delivery.headers:
+        line["headers"] = [[key, value.decode("utf-8", "backslashreplace")] for key, value in delivery.headers]
+    return json.dumps(line, ensure_ascii=False)
+
+
+if __name__ == "__main__":
+    run_script(deliver)

@@ -1,0 +1,126 @@
+"""The options that the commands share, and how a command is run: configuration, errors, exit codes.
+
+Where a value comes from: the command line, else an ABCAST_* variable, else a configuration file, else the default.
+Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 anomaly found.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from ordering.errors import AbcastError, UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+EXIT_FAILED, EXIT_USAGE, EXIT_ANOMALY = 1, 2, 3
+
+BootstrapServers = Annotated[
+    str, typer.Option("--bootstrap-servers", envvar="ABCAST_BOOTSTRAP_SERVERS", help="Kafka brokers, HOST:PORT,…")
+]
+Site = Annotated[str, typer.Option("--site", envvar="ABCAST_SITE", help="The site to work for.")]
+Data = Annotated[
+    Path,
+    typer.Option("--data", envvar="ABCAST_DATA", help="Directory of the Delta tables and of the jobs' checkpoints."),
+]
+Group = Annotated[str, typer.Option("--group", "-g", envvar="ABCAST_GROUP", help="The group.")]
+Member = Annotated[str, typer.Option("--member", "-m", envvar="ABCAST_MEMBER", help="The member's address, SITE/NAME.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+MaxBatchRecords = Annotated[
+    int, typer.Option("--max-batch-records", min=1, help="Records a micro-batch takes at most; bounds the memory.")
+]
+Parallelism = Annotated[
+    int, typer.Option("--parallelism", min=1, max=64, help="Groups decided at the same time, in one job.")
+]
+
+DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
+DEFAULT_DATA = Path("abcast-data")
+CONFIG_FILE = "abcast.toml"
+
+
+Command = TyperCommand | TyperGroup
+
+
+def load_config(command: TyperGroup, path: Path | None = None) -> dict[str, Any]:
+    """The configuration file as typer's default map. Raises UsageError for an unreadable file or an unknown key.
+
+    A key at the top (`bootstrap_servers = "…"`) is a default for every command that has the option; one in a table
+    (`[publish]`, `[topics.create]`) for that command only.
+    """
+    if path is None:
+        named = os.environ.get("ABCAST_CONFIG")
+        path = Path(named) if named else Path(CONFIG_FILE)
+        if not named and not path.exists():
+            return {}
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the configuration file {path} can't be read: {error}") from error
+    shared = {key: value for key, value in values.items() if not isinstance(value, dict)}
+    tables = {key: value for key, value in values.items() if isinstance(value, dict)}
+    unknown = [key for key in shared if key not in _option_names(command)]
+    defaults = _defaults(command, shared, tables, "", unknown)
+    if unknown:
+        raise UsageError(f"the configuration file {path} has unknown keys: {', '.join(sorted(unknown))}.")
+    return defaults
+
+
+def _option_names(command: Command) -> set[str]:
+    """The names of all options of a command and of those below it."""
+    below = command.commands.values() if isinstance(command, TyperGroup) else ()
+    return {option.name for option in command.params if option.name}.union(*map(_option_names, below))  # type: ignore[arg-type]
+
+
+def _defaults(
+    command: Command, shared: Mapping[str, Any], table: Mapping[str, Any], name: str, unknown: list[str]
+) -> dict[str, Any]:
+    """The default map of one command, whose part of the file is `table`; what it has beside goes to `unknown`."""
+    if not isinstance(command, TyperGroup):
+        names = _option_names(command)
+        unknown += [f"{name}{key}" for key in table if key not in names]
+        return {**{key: value for key, value in shared.items() if key in names}, **table}
+    unknown += [f"{name}{key}" for key in table if key not in command.commands or not isinstance(table[key], dict)]
+    return {
+        key: _defaults(below, shared, table.get(key) or {}, f"{name}{key}.", unknown)  # type: ignore[arg-type]
+        for key, below in command.commands.items()
+        if isinstance(table.get(key, {}), dict)
+    }
+
+
+def run_command(command: TyperGroup, arguments: list[str] | None = None) -> None:
+    """Run a command line to its end and exit the process with the right code; no stack trace for a user's mistake."""
+    logging.basicConfig(
+        level=os.environ.get("ABCAST_LOG_LEVEL", "INFO").upper(),
+        format="%(asctime)s %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    for noisy in ("kafka", "py4j"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    # py4j logs a lost JVM on the root logger, with its stack trace; the job says it in one sentence.
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: everything started is stopped in order
+    try:
+        # Typer itself ends the process: 0, what typer.Exit says, 2 for wrong usage, 130 after Ctrl-C, 1 when the
+        # reader of our output (say, `head`) has gone.
+        command.main(args=arguments, default_map=load_config(command), auto_envvar_prefix="ABCAST")
+    except AbcastError as error:
+        typer.echo(f"abcast: {error}", err=True)
+        sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED)
+
+
+def run_script(function: Callable[..., Any]) -> None:
+    """Run one command's module as a script of its own (`spark-submit jobs/sequence.py`): the same options."""
+    from jobs.cli import command
+
+    run_command(command(), [function.__name__, *sys.argv[1:]])

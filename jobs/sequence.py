@@ -1,0 +1,35 @@
+"""`abcast sequence`: Run the sequencer: FORWARD in, DATA with seqnos out."""
+
+from __future__ import annotations
+
+from jobs.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_DATA,
+    BootstrapServers,
+    Data,
+    MaxBatchRecords,
+    Parallelism,
+    Site,
+    run_script,
+)
+from jobs.streaming import run_jobs
+from ordering.names import DEFAULT_SITE
+
+
+def sequence(
+    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    site: Site = DEFAULT_SITE,
+    data: Data = DEFAULT_DATA,
+    max_batch_records: MaxBatchRecords = 200_000,
+    parallelism: Parallelism = 1,
+) -> None:
+    """Run the sequencer: FORWARD in, DATA with seqnos out.
+
+    Serves every group that has a DATA topic at the site; new groups are found while it runs. Starting one takes over:
+    an older sequencer of the same groups is fenced and stops.
+    """
+    run_jobs(["sequence"], bootstrap_servers, site, data, max_batch_records, parallelism)
+
+
+if __name__ == "__main__":
+    run_script(sequence)

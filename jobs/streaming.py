@@ -1,0 +1,126 @@
+"""Running streaming jobs in this process until a signal, or until one of them fails."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from connectors.streaming_job import StreamingJob
+
+    JobClass = type[StreamingJob]
+
+
+def run_jobs(
+    names: Sequence[str], bootstrap_servers: str, site: str, data: Path, max_batch_records: int, parallelism: int = 1
+) -> None:
+    """Run the named jobs (`sequence`, `ledger`) in one Spark application until SIGTERM or Ctrl-C."""
+    from connectors.connection import Connection
+    from connectors.streaming_job import JobOptions
+    from connectors.topics import find_topics
+    from ordering.names import check_site
+
+    check_site(site)
+    connection = Connection(bootstrap_servers)
+    find_topics(connection)  # an unreachable broker should be said before Spark's five seconds
+    options = JobOptions(connection, site, data.absolute(), max_batch_records, parallelism)
+    typer.echo(f"starting Spark for {' and '.join(names)} at site {site} (about 5 s) …", err=True)
+    from connectors.spark import build_session, hand_on_signals
+
+    # Interrupted while it launches the JVM, pyspark would leave that behind: wait until there is something to stop.
+    asked_to_stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked_to_stop.set())
+    spark = build_session(f"abcast {' '.join(names)}", parallelism=parallelism)
+    with running(job_classes(names), spark, options) as jobs:
+        stop_on_signals(jobs)
+        if asked_to_stop.is_set():
+            stop_all(jobs)
+        hand_on_signals(spark, lambda: stop_all(jobs))
+        for job in jobs:
+            while not (job.ready.wait(0.2) or job.done.is_set()):
+                job.raise_failure()
+        if not asked_to_stop.is_set():
+            typer.echo("ready; Ctrl-C or SIGTERM stops after the batch in hand", err=True)
+        while not all(job.done.wait(0.2) for job in jobs):
+            for job in jobs:
+                job.raise_failure()
+    spark.stop()
+
+
+def job_classes(names: Sequence[str]) -> list[JobClass]:
+    """The classes of the named jobs."""
+    from connectors.ledger_job import LedgerJob
+    from connectors.sequencer_job import SequencerJob
+
+    known: dict[str, JobClass] = {job.name: job for job in (SequencerJob, LedgerJob)}
+    return [known[name] for name in names]
+
+
+class JobThread:
+    """A job in a thread of its own."""
+
+    def __init__(self, job: StreamingJob) -> None:
+        self._job = job
+        self._failure: BaseException | None = None
+        self.ready = job.ready
+        self.done = threading.Event()
+        self.stop: Callable[[], None] = job.stop
+        self._thread = threading.Thread(target=self._run, name=f"abcast-{job.name}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._job.run()
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread by raise_failure
+            self._failure = error
+        finally:
+            self.done.set()
+
+    def raise_failure(self) -> None:
+        """Raise what ended the job, if something did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def join(self) -> None:
+        """Wait a minute at most until the job's thread has ended."""
+        self._thread.join(timeout=60)
+
+
+@contextmanager
+def running(classes: Sequence[JobClass], spark: object, options: object) -> Iterator[list[JobThread]]:
+    """Run the jobs in threads; stop them all at the end, whatever the end is."""
+    jobs = [JobThread(job(spark, options)) for job in classes]  # type: ignore[arg-type]
+    try:
+        yield jobs
+    finally:
+        for job in jobs:
+            job.stop()
+        for job in jobs:
+            job.join()
+    for job in jobs:
+        job.raise_failure()
+
+
+def stop_all(jobs: Sequence[JobThread]) -> None:
+    """Ask all jobs to stop after the batch in hand."""
+    typer.echo("stopping …", err=True)
+    for job in jobs:
+        job.stop()
+
+
+def stop_on_signals(jobs: Sequence[JobThread]) -> None:
+    """Let SIGTERM and Ctrl-C stop the jobs in order; a second one ends the process at once."""
+
+    def stop(number: int, _frame: object) -> None:
+        stop_all(jobs)
+        signal.signal(number, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)

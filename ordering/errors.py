@@ -1,0 +1,61 @@
+"""Every error abcast raises on purpose, in one tree.
+
+Two questions matter to whoever catches one: was it the caller's mistake, and does trying again help?
+`retriable` answers the second; the class answers the first. The message always says what to do next.
+"""
+
+from __future__ import annotations
+
+
+class AbcastError(Exception):
+    """Base of all errors raised on purpose. `retriable`: the same call may succeed later, unchanged."""
+
+    retriable = False
+
+
+class UsageError(AbcastError):
+    """The caller asked for something that can't be: a bad name, a bad option, a call in the wrong state."""
+
+
+class EnvironmentProblem(AbcastError):
+    """The machine lacks something: Java, disk space, a free port, the network."""
+
+
+class BrokerUnreachable(AbcastError):
+    """No Kafka broker answered in time."""
+
+    retriable = True
+
+
+class TopicMissing(AbcastError):
+    """A topic that the group needs does not exist (yet)."""
+
+    retriable = True
+
+
+class ForwardTableFull(AbcastError):
+    """The sender's forward table stayed full for the whole timeout: DATA does not come back fast enough."""
+
+    retriable = True
+
+
+class NotOrderedInTime(AbcastError):
+    """A broadcast was accepted, but its own DATA was not seen within the timeout. It may still be ordered."""
+
+    retriable = True
+
+
+class Superseded(AbcastError):
+    """Another process has started under this member's name with a higher incarnation."""
+
+
+class Fenced(AbcastError):
+    """A sequencer with a newer epoch has taken over the group; this one must stop."""
+
+
+class HistoryUnavailable(AbcastError):
+    """Kafka's retention has dropped records that are needed, and no ledger was given to read them from."""
+
+
+class ProtocolViolation(AbcastError):
+    """What was read from the log breaks a rule that no correct writer breaks (a bug, or a foreign writer)."""

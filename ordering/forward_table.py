@@ -1,0 +1,84 @@
+"""The forward table: what a sender has sent and not yet seen back as DATA, sorted by local seqno.
+
+Source: SEQUENCER.txt, "Design" (forward-table) and "Reliability on failover": on a failover, everything left in the
+table is sent again *in increasing order of local seqnos*.
+
+Invariant: the table holds exactly the local seqnos `acknowledged + 1 … last`, without a hole. Since the sequencer
+accepts a sender's messages in order only, seeing DATA of local seqno n means that all up to n are ordered.
+Bounded in records and in bytes: a sender that is ahead of the sequencer waits instead of filling its memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ordering.errors import ProtocolViolation
+from ordering.records import Headers
+
+
+class Pending(NamedTuple):
+    """One entry: a message that may have to be sent again."""
+
+    local_seqno: int
+    payload: bytes
+    headers: Headers
+
+
+def message_bytes(payload: bytes, headers: Headers) -> int:
+    """What a message counts against `max_bytes`."""
+    size = len(payload)
+    for name, value in headers:
+        size += len(name) + len(value)
+    return size
+
+
+class ForwardTable:
+    """Pending messages of one incarnation. Not thread-safe: the member locks around it."""
+
+    __slots__ = ("_bytes", "_entries", "last", "max_bytes", "max_records")
+
+    def __init__(self, max_records: int, max_bytes: int, last: int = 0) -> None:
+        self.max_records = max_records
+        self.max_bytes = max_bytes
+        self.last = last
+        self._entries: deque[Pending] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def acknowledged(self) -> int:
+        """The highest local seqno known to be ordered."""
+        return self.last - len(self._entries)
+
+    def has_room(self, size: int) -> bool:
+        """Whether one more message of `size` (`message_bytes`) fits. An empty table takes any single message."""
+        if not self._entries:
+            return True
+        return len(self._entries) < self.max_records and self._bytes + size <= self.max_bytes
+
+    def append(self, payload: bytes, headers: Headers) -> Pending:
+        """Give the message the next local seqno and keep it."""
+        self.last += 1
+        pending = Pending(self.last, payload, headers)
+        self._entries.append(pending)
+        self._bytes += message_bytes(payload, headers)
+        return pending
+
+    def acknowledge(self, local_seqno: int) -> int:
+        """Forget everything up to `local_seqno`, whose DATA was seen; return how many were forgotten."""
+        if local_seqno > self.last:
+            raise ProtocolViolation(f"DATA of local seqno {local_seqno}, but only {self.last} were sent.")
+        forgotten = 0
+        while self._entries and self._entries[0].local_seqno <= local_seqno:
+            entry = self._entries.popleft()
+            self._bytes -= message_bytes(entry.payload, entry.headers)
+            forgotten += 1
+        return forgotten
+
+    def pending(self) -> Iterator[Pending]:
+        """The entries in increasing order of local seqnos: the order in which to send them again."""
+        return iter(self._entries)

@@ -1,0 +1,96 @@
+"""Names: groups, sites, members, and the topics they map to.
+
+A name is checked once, where it enters (the client, the command line, the sequencer's input); behind that
+point a name is simply a string. Topic names are built and taken apart only here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from ordering.errors import UsageError
+
+MAX_GROUP_LENGTH = 128
+MAX_SITE_LENGTH = 32
+MAX_MEMBER_NAME_LENGTH = 128
+DEFAULT_SITE = "local"
+
+Role = Literal["forward", "data", "epoch", "dead-letter", "inbox"]
+ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox")
+
+_GROUP = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_GROUP_LENGTH - 1}}}")
+_SITE = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_SITE_LENGTH}}}")
+_MEMBER_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_MEMBER_NAME_LENGTH}}}")
+_LETTERS = "letters, digits, '_' and '-'"
+
+
+def check_group(group: str) -> str:
+    """Return `group`, or raise UsageError if Kafka could not carry it in a topic name."""
+    if not _GROUP.fullmatch(group):
+        raise UsageError(
+            f"group name {group!r} can't be used: take 1 to {MAX_GROUP_LENGTH} {_LETTERS} (and '.' inside)."
+        )
+    return group
+
+
+def check_site(site: str) -> str:
+    """Return `site`, or raise UsageError."""
+    if not _SITE.fullmatch(site):
+        raise UsageError(f"site name {site!r} can't be used: take 1 to {MAX_SITE_LENGTH} {_LETTERS}.")
+    return site
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A member's address, written `site/name`."""
+
+    site: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.site}/{self.name}"
+
+    @classmethod
+    def parse(cls, text: str, default_site: str | None = None) -> Address:
+        """`site/name`, or `name` alone if there is a default site. Raises UsageError."""
+        site, slash, name = text.partition("/")
+        if not slash and default_site is not None:
+            site, name = default_site, text
+        if not _SITE.fullmatch(site) or not _MEMBER_NAME.fullmatch(name):
+            raise UsageError(
+                f"member {text!r} can't be used: write SITE/NAME, with up to {MAX_SITE_LENGTH} characters for the site "
+                f"and {MAX_MEMBER_NAME_LENGTH} for the name, of {_LETTERS} (and '.' in the name)."
+            )
+        return cls(site, name)
+
+
+def is_address(text: str) -> bool:
+    """Whether `text` is a well-formed `site/name`."""
+    site, slash, name = text.partition("/")
+    return bool(slash and _SITE.fullmatch(site) and _MEMBER_NAME.fullmatch(name))
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One of a group's topics at a site: `abcast.<group>.<role>.<site>`."""
+
+    group: str
+    role: Role
+    site: str
+
+    def __str__(self) -> str:
+        return f"abcast.{self.group}.{self.role}.{self.site}"
+
+    @classmethod
+    def parse(cls, text: str) -> Topic | None:
+        """The topic named `text`, or None if it is not one of ours. A site has no dot, so this is unambiguous."""
+        parts = text.rsplit(".", 2)
+        if len(parts) != 3 or not parts[0].startswith("abcast."):
+            return None
+        group, role, site = parts[0].removeprefix("abcast."), parts[1], parts[2]
+        for known in ROLES:
+            if role == known and _GROUP.fullmatch(group) and _SITE.fullmatch(site):
+                return cls(group, known, site)
+        return None

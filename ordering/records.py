@@ -1,0 +1,117 @@
+"""The records of the protocol: FORWARD, DATA, dead letters. Plain values; how they look on Kafka is the codec's.
+
+Source: DESIGN.md "Records on Kafka"; the headers FORWARD and DATA of SEQUENCER.txt, "Design".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Headers = tuple[tuple[str, bytes], ...]
+"""Application headers, in the order they were given."""
+
+MESSAGE = "message"
+EPOCH = "epoch"
+
+MAX_PAYLOAD_BYTES = 1_000_000
+"""Largest payload of a message, in bytes. A larger one is refused by the client and dead-lettered by the sequencer."""
+
+MAX_HEADERS_BYTES = 65_536
+"""Most that the names and values of a message's application headers may have together, in bytes."""
+
+MAX_NUMBER = 10**18 - 1
+"""Largest incarnation or local seqno: 18 digits, so that every language's 64-bit integers hold it."""
+
+
+class Source(NamedTuple):
+    """Where a FORWARD record stands. Sorting sources sorts a batch into log order (see `ordering.sequencer`)."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}:{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str) -> Source:
+        """Inverse of `str`. Raises ValueError."""
+        place, _, offset = text.rpartition(":")
+        topic, _, partition = place.rpartition("-")
+        if not topic:
+            raise ValueError(f"not a source: {text!r}")
+        return cls(topic, int(partition), int(offset))
+
+
+class MessageId(NamedTuple):
+    """What makes a message the same message, however often it is sent: (member, incarnation, local seqno)."""
+
+    sender: str
+    incarnation: int
+    local_seqno: int
+
+    def __str__(self) -> str:
+        return f"{self.sender}#{self.incarnation}.{self.local_seqno}"
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A record from a member to the sequencer. `timestamp_ms` is the broker's (ms since the epoch, UTC)."""
+
+    sender: str
+    incarnation: int
+    local_seqno: int
+    payload: bytes
+    source: Source
+    headers: Headers = ()
+    kind: str = MESSAGE
+    timestamp_ms: int = 0
+
+    @property
+    def id(self) -> MessageId:
+        """The message's identity."""
+        return MessageId(self.sender, self.incarnation, self.local_seqno)
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A FORWARD record that the codec could not read, and why."""
+
+    source: Source
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A record from the sequencer to every member.
+
+    With kind `epoch` it takes no seqno: `seqno` is 0 and there is no sender. Its payload is empty (the seal) or a
+    snapshot of the sequencer's state, the state after every effective record before it. `source` and
+    `forwarded_at_ms` say which FORWARD record it came from, and when the broker had that one.
+    """
+
+    kind: str
+    epoch: int
+    seqno: int = 0
+    view: int = 0
+    sender: str = ""
+    incarnation: int = 0
+    local_seqno: int = 0
+    payload: bytes = b""
+    source: Source | None = None
+    headers: Headers = ()
+    forwarded_at_ms: int = 0
+
+    @property
+    def id(self) -> MessageId:
+        """The message's identity."""
+        return MessageId(self.sender, self.incarnation, self.local_seqno)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A FORWARD record that will never be ordered, and why."""
+
+    source: Source
+    reason: str

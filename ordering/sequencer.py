@@ -1,0 +1,246 @@
+"""The sequencer: `step(state, records) -> Step(state', outputs)`. Pure: no clock, no randomness, no I/O.
+
+Source: SEQUENCER.txt ("Design", "Reliability on failover of coordinator"), with go-back-N in the place of its
+"discard if not higher" (which loses message 1 if 2 overtakes it, JGRP-1461), and a durable log in the place of
+the coordinator's multicast.
+
+Invariants, for every group:
+
+1. *Total order.* DATA carries the seqnos 1, 2, 3 … in the order in which they were decided.
+2. *FIFO, no duplicate, no gap per sender.* Local seqno n of an incarnation gets a number only directly after
+   n − 1 did. Lower: a duplicate, dropped. Higher: dropped too, and sent again by its sender, who still has it in
+   the forward table. So the state needs no payloads: one (incarnation, highest accepted local seqno) per sender.
+3. *Order is a function of the log.* Records of a batch are taken in the order of their `Source` (topic,
+   partition, offset). `step` asserts it; the adapter sorts.
+4. *DATA is the event log.* `absorb(state, data)` makes the same state from an output that `step` made when it
+   decided it. So a crash at any point costs nothing: what stands in DATA before the seal is decided, what does
+   not was never decided, and reading a FORWARD record again finds its id in the received table and drops it.
+
+A crash between any two outputs leaves a prefix of them in DATA, and (4) holds for every prefix: the successor
+continues with the next number and re-reads FORWARD from `positions`, which every snapshot carries.
+
+5. *A snapshot in force is the state where it stands.* It is written first in a batch, and a batch begins only when
+   all the batches before it are written, by one producer that keeps its order (a single task, idempotent). So
+   everything that it counts stands before it, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from ordering.errors import ProtocolViolation
+from ordering.names import is_address
+from ordering.reader import Reader, Seal, Verdict
+from ordering.records import EPOCH, Data, DeadLetter, Forward, Malformed, Source
+
+SNAPSHOT_EVERY_RECORDS = 16_384
+"""FORWARD records considered between two snapshots, at least; what a successor has to read back at most, about."""
+
+SNAPSHOT_RECORDS_PER_SENDER = 8
+"""With many senders snapshots are rarer, so that their cost stays a small, constant share of the work."""
+
+BAD_ADDRESS = "sender is not SITE/NAME"
+
+
+class Accepted(NamedTuple):
+    """A row of the received table: the newest incarnation of a sender and its highest accepted local seqno."""
+
+    incarnation: int
+    local_seqno: int
+
+
+NOTHING_ACCEPTED = Accepted(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SequencerState:
+    """All that a sequencer knows of one group; O(senders + takeovers), no payloads.
+
+    `positions` maps `topic-partition` to the first offset not yet considered; `seals` is (epoch, first seqno) of
+    every takeover; `unsnapped` counts the FORWARD records considered since the last snapshot.
+    """
+
+    group: str
+    epoch: int = 0
+    seqno: int = 0
+    view: int = 0
+    received: Mapping[str, Accepted] = field(default_factory=dict)
+    positions: Mapping[str, int] = field(default_factory=dict)
+    seals: tuple[Seal, ...] = ()
+    duplicates: int = 0
+    unsnapped: int = 0
+
+    def to_bytes(self) -> bytes:
+        """The state as gzip'd JSON, equal states as equal bytes: a snapshot's payload, and Spark's state store."""
+        body = {
+            "format": 1,
+            "group": self.group,
+            "epoch": self.epoch,
+            "seqno": self.seqno,
+            "view": self.view,
+            "received": self.received,
+            "positions": self.positions,
+            "seals": self.seals,
+            "duplicates": self.duplicates,
+            "unsnapped": self.unsnapped,
+        }
+        return gzip.compress(
+            json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii"), compresslevel=1, mtime=0
+        )
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> SequencerState:
+        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        try:
+            body: dict[str, Any] = json.loads(gzip.decompress(raw))
+            if body.pop("format") != 1:
+                raise ValueError("unknown format")
+            body["received"] = {sender: Accepted(*row) for sender, row in body["received"].items()}
+            body["seals"] = tuple(Seal(*row) for row in body["seals"])
+            return cls(**body)
+        except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
+            raise ProtocolViolation(f"not a snapshot that this version can read: {error}") from error
+
+    def due_for_snapshot(self) -> bool:
+        """Whether a successor would have to read back more than it should."""
+        return self.unsnapped >= max(SNAPSHOT_EVERY_RECORDS, SNAPSHOT_RECORDS_PER_SENDER * len(self.received))
+
+
+class Step(NamedTuple):
+    """What `step` returns: the next state and the records to write, in this order."""
+
+    state: SequencerState
+    outputs: tuple[Data | DeadLetter, ...]
+
+
+def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
+    """Decide FORWARD records, sorted by source: a batch, or a part of one. Raises ProtocolViolation if unsorted."""
+    received = dict(state.received)
+    positions = dict(state.positions)
+    outputs: list[Data | DeadLetter] = []
+    seqno, duplicates = state.seqno, state.duplicates
+    previous: Source | None = None
+    for record in records:
+        if previous is not None and record.source <= previous:
+            raise ProtocolViolation(f"rows are not in log order: {record.source} after {previous}.")
+        previous = record.source
+        advance(positions, record.source)
+        if isinstance(record, Malformed):
+            outputs.append(DeadLetter(record.source, record.reason))
+            continue
+        if not is_address(record.sender):
+            outputs.append(DeadLetter(record.source, BAD_ADDRESS))
+            continue
+        accepted = next_accepted(received.get(record.sender, NOTHING_ACCEPTED), record.incarnation, record.local_seqno)
+        if accepted is None:
+            duplicates += 1
+            continue
+        received[record.sender] = accepted
+        seqno += 1
+        outputs.append(
+            Data(
+                kind=record.kind,
+                epoch=state.epoch,
+                seqno=seqno,
+                view=state.view,
+                sender=record.sender,
+                incarnation=record.incarnation,
+                local_seqno=record.local_seqno,
+                payload=record.payload,
+                source=record.source,
+                headers=record.headers,
+                forwarded_at_ms=record.timestamp_ms,
+            )
+        )
+    after = replace(
+        state,
+        seqno=seqno,
+        received=received,
+        positions=positions,
+        duplicates=duplicates,
+        unsnapped=state.unsnapped + len(records),
+    )
+    return Step(after, tuple(outputs))
+
+
+def next_accepted(accepted: Accepted, incarnation: int, local_seqno: int) -> Accepted | None:
+    """Go-back-N: the sender's new row if the record is the very next one, or None if it is to be dropped.
+
+    A higher incarnation starts at local seqno 1; a record of a lower one is late.
+    """
+    if incarnation > accepted.incarnation:
+        accepted = Accepted(incarnation, 0)
+    if incarnation == accepted.incarnation and local_seqno == accepted.local_seqno + 1:
+        return Accepted(incarnation, local_seqno)
+    return None
+
+
+def advance(positions: dict[str, int], source: Source) -> None:
+    """Note that everything of the source's partition up to and including it has been considered."""
+    place = f"{source.topic}-{source.partition}"
+    positions[place] = max(positions.get(place, 0), source.offset + 1)
+
+
+def begin_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
+    """What comes before the first `step` of a batch: a snapshot, if one is due."""
+    if not state.due_for_snapshot():
+        return state, ()
+    state = replace(state, unsnapped=0)
+    return state, (snapshot(state),)
+
+
+def snapshot(state: SequencerState) -> Data:
+    """The state as an epoch record: what a successor starts from instead of the whole history."""
+    return Data(kind=EPOCH, epoch=state.epoch, payload=state.to_bytes())
+
+
+def seal(epoch: int) -> Data:
+    """The record that ends all lower epochs for every reader of the log."""
+    return Data(kind=EPOCH, epoch=epoch)
+
+
+def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
+    """The state after DATA `records`, in log order: how a successor learns what its predecessors decided.
+
+    Only effective records count (`ordering.reader`). An empty state takes the snapshot that the records begin with,
+    which must be in force where it stands. Any later one counts only at its own seqno: what a failed attempt of the
+    same epoch left behind may repeat an old snapshot, or bring one whose DATA were lost in the middle.
+    """
+    base_expected = state.epoch == 0 and state.seqno == 0
+    reader = Reader(state.epoch, state.seqno)
+    received, positions, seals = dict(state.received), dict(state.positions), list(state.seals)
+    view, duplicates, unsnapped = state.view, state.duplicates, state.unsnapped
+    for record in records:
+        epoch_before = reader.epoch
+        verdict = reader.accept(record.kind, record.epoch, record.seqno)
+        if verdict is Verdict.CONTROL and record.payload:
+            known = SequencerState.from_bytes(record.payload)
+            if known.seqno != reader.last_seqno and not base_expected:
+                continue
+            reader = Reader(record.epoch, known.seqno)
+            received, positions, seals = dict(known.received), dict(known.positions), list(known.seals)
+            view, duplicates, unsnapped = known.view, known.duplicates, 0
+        elif verdict is Verdict.CONTROL and record.epoch > epoch_before:
+            seals.append(Seal(record.epoch, reader.last_seqno + 1))
+        elif verdict is Verdict.TAKE:
+            view = record.view
+            received[record.sender] = Accepted(record.incarnation, record.local_seqno)
+            unsnapped += 1
+            if record.source is not None:
+                advance(positions, record.source)
+        base_expected = False
+    return replace(
+        state,
+        epoch=reader.epoch,
+        seqno=reader.last_seqno,
+        view=view,
+        received=received,
+        positions=positions,
+        seals=tuple(seals),
+        duplicates=duplicates,
+        unsnapped=unsnapped,
+    )

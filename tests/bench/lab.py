@@ -1,0 +1,173 @@
+"""What all measurements share: the broker, one Spark session, a directory, topics that are deleted after use."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.structs import TopicPartition
+
+from connectors.broker import EmbeddedBroker, broker_process_ids
+from connectors.connection import Connection
+from connectors.topics import create_topics, find_topics
+from ordering.names import Topic
+from tests.bench.plan import Plan
+from tests.bench.processes import Child
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Say = Callable[[str], None]
+ABCAST = Path(sys.executable).with_name("abcast")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A group at a site of its own, so that a job at the site serves nothing else."""
+
+    group: str
+    site: str
+
+    @property
+    def forward(self) -> str:
+        """The FORWARD topic."""
+        return str(Topic(self.group, "forward", self.site))
+
+    @property
+    def data(self) -> str:
+        """The DATA topic."""
+        return str(Topic(self.group, "data", self.site))
+
+
+class Lab:
+    """A context manager: starts the broker (Spark only when it is asked for), and leaves nothing behind."""
+
+    def __init__(self, plan: Plan, say: Say) -> None:
+        self.plan = plan
+        self.say = say
+        self._numbers = itertools.count(1)
+        self._cleanup = contextlib.ExitStack()
+
+    def __enter__(self) -> Lab:
+        with contextlib.ExitStack() as cleanup:
+            self.directory = Path(tempfile.mkdtemp(prefix="abcast-bench-"))
+            cleanup.callback(shutil.rmtree, self.directory, ignore_errors=True)
+            # Spark leaves odd files in the working directory.
+            cleanup.callback(os.chdir, Path.cwd())
+            os.chdir(self.directory)
+            self.say(f"starting the broker in {self.directory}")
+            self.broker = EmbeddedBroker(self.directory / "broker", port=0)
+            self.broker.start()
+            cleanup.callback(self.broker.stop)
+            self.connection = Connection(self.broker.bootstrap_servers, timeout=30.0)
+            with self.connection.admin() as admin:
+                # Deleted topics leave the disk at once, not after a minute.
+                admin.alter_configs(
+                    [
+                        ConfigResource(ConfigResourceType.BROKER, node, configs={"log.segment.delete.delay.ms": "500"})
+                        for node in map(str, broker_process_ids(self.broker.directory))
+                    ]
+                )
+            self._cleanup = cleanup.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cleanup.close()
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        """The one Spark session, with the jobs' own settings."""
+        from connectors.spark import build_session
+
+        self.say("starting Spark")
+        session = build_session("abcast bench")
+        self._cleanup.callback(_stop_spark, session)
+        return session
+
+    @contextlib.contextmanager
+    def hushed_when_interrupted(self) -> Iterator[None]:
+        """Keep Spark from printing the stack of every task that a Ctrl-C cuts off."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            with contextlib.suppress(Exception):
+                self.spark.sparkContext.setLogLevel("OFF")
+            raise
+
+    def path(self, name: str) -> Path:
+        """A path that nothing else uses."""
+        return self.directory / f"{next(self._numbers)}-{name}"
+
+    @contextlib.contextmanager
+    def place(self, name: str, partitions: int = 1) -> Iterator[Place]:
+        """A new group and its topics, deleted at the end."""
+        place = Place(f"{name}-{next(self._numbers)}", f"s{next(self._numbers)}")
+        create_topics(self.connection, place.group, [place.site], partitions)
+        try:
+            yield place
+        finally:
+            self.delete(place.group)
+
+    @contextlib.contextmanager
+    def output(self, place: Place) -> Iterator[Place]:
+        """Another site of the place's group, whose DATA topic takes what one drain writes; deleted at the end."""
+        other = Place(place.group, f"s{next(self._numbers)}")
+        create_topics(self.connection, other.group, [other.site])
+        try:
+            yield other
+        finally:
+            self.delete(other.group, other.site)
+
+    def delete(self, group: str, site: str | None = None) -> None:
+        """Delete the topics of a group, or those it has at one site, and wait until their files are gone."""
+        gone = [
+            str(topic) for topic in find_topics(self.connection) if topic.group == group and site in (None, topic.site)
+        ]
+        if not gone:
+            return
+        with self.connection.admin() as admin:
+            admin.delete_topics(gone)
+        data = self.broker.directory / "node-0" / "data"
+        deadline = time.monotonic() + 30
+        while any(data.glob(f"abcast.{group}.*.{site or '*'}-*")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def end_of(self, topic: str) -> int:
+        """How many records a topic has had."""
+        with contextlib.closing(self.connection.consumer()) as consumer:
+            places = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
+            return sum(consumer.end_offsets(places).values())
+
+    def sequencer(self, place: Place, data: Path) -> Child:
+        """The real thing: `abcast sequence` in a process of its own."""
+        return Child(
+            [
+                *(ABCAST, "sequence", "--bootstrap-servers", self.connection.bootstrap_servers),
+                *("--site", place.site, "--data", data),
+            ],
+            self.path("logs") / "sequence.log",
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process whose tree has Spark and the broker."""
+        return os.getpid()
+
+
+def _stop_spark(session: SparkSession) -> None:
+    """Stop it, or see that it is gone: a signal to our process group ends the JVM before us."""
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        session.stop()

@@ -1,0 +1,119 @@
+"""A steady load of plain kafka-python, and what comes back of it."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kafka import KafkaProducer
+from kafka.structs import TopicPartition
+
+from connectors.codec import H_LOCAL_SEQNO, forward_headers
+from connectors.forwarder import BATCH_BYTES, LINGER_MS
+from tests.bench.lab import Lab, Place
+
+PAYLOAD_BYTES = 100
+_STAMP = struct.Struct(">q")
+
+
+class BareSender:
+    """Sends well-formed FORWARD records with a plain producer: the member's settings and headers, nothing kept."""
+
+    def __init__(self, lab: Lab, place: Place, name: str) -> None:
+        self.producer: KafkaProducer = lab.connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
+        self._topic = place.forward
+        self._key = f"{place.site}/{name}".encode()
+        self._headers = forward_headers(f"{place.site}/{name}", time.time_ns() // 1_000_000, 0)[:-1]
+        self._local_seqno = 0
+
+    def send(self, payload: bytes) -> None:
+        """The next message."""
+        self._local_seqno += 1
+        headers = [*self._headers, (H_LOCAL_SEQNO, b"%d" % self._local_seqno)]
+        self.producer.send(self._topic, value=payload, key=self._key, headers=headers)
+
+    def close(self) -> None:
+        """Flush and disconnect."""
+        self.producer.close(timeout=10)
+
+
+class Pace:
+    """Calls `work` so many times a second, in a thread, until stopped. `behind` is the worst delay, in seconds."""
+
+    def __init__(self, work: Callable[[], Any], per_second: float) -> None:
+        self.count = 0
+        self.behind = 0.0
+        self.problem: BaseException | None = None
+        self._work, self._per_second = work, per_second
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        started = time.monotonic()
+        try:
+            while not self._stop.is_set():
+                ahead = started + self.count / self._per_second - time.monotonic()
+                if ahead > 0:
+                    time.sleep(ahead)
+                else:
+                    self.behind = max(self.behind, -ahead)
+                self._work()
+                self.count += 1
+        except BaseException as error:  # noqa: BLE001 - raised by stop
+            self.problem = error
+
+    def stop(self) -> None:
+        """Stop, and raise what went wrong."""
+        self.halt()
+        if self.problem is not None:
+            raise self.problem
+
+    def halt(self) -> None:
+        """Stop, whatever went wrong."""
+        self._stop.set()
+        self._thread.join(60)
+
+
+def stamped_payload() -> bytes:
+    """A payload that says when it was made, on this machine's monotonic clock."""
+    return _STAMP.pack(time.monotonic_ns()).ljust(PAYLOAD_BYTES, b"x")
+
+
+class Arrivals:
+    """Reads a DATA topic in a thread; `seen` has (sent at, arrived at) of every stamped message, in ns."""
+
+    def __init__(self, lab: Lab, topic: str) -> None:
+        self.seen: list[tuple[int, int]] = []
+        self.problem: BaseException | None = None
+        self._stop = threading.Event()
+        self._partition = TopicPartition(topic, 0)
+        self._consumer = lab.connection.consumer()
+        self._consumer.assign([self._partition])
+        self._consumer.seek(self._partition, 0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with contextlib.closing(self._consumer):
+                while not self._stop.is_set():
+                    polled = self._consumer.poll(timeout_ms=100)
+                    now = time.monotonic_ns()
+                    for record in polled.get(self._partition, ()):
+                        # Epoch records have no key.
+                        if record.key is not None:
+                            self.seen.append((_STAMP.unpack_from(record.value)[0], now))
+        except BaseException as error:  # noqa: BLE001 - raised by stop
+            self.problem = error
+
+    def stop(self) -> None:
+        """Stop, and raise what went wrong."""
+        self._stop.set()
+        self._thread.join(30)
+        if self.problem is not None:
+            raise self.problem

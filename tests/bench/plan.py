@@ -1,0 +1,85 @@
+"""How much is measured: all sizes and durations of one run, derived from `--records` and `--quick`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+SECTIONS = ("throughput", "state", "latency", "memory", "members", "recovery")
+DEFAULT_RECORDS = 2_000_000
+QUICK_RECORDS = 200_000
+_JOB_BATCH_RECORDS = 200_000  # the default of `--max-batch-records`
+_MIN_BATCHES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One backlog of FORWARD records: payload size in bytes, senders, forward partitions."""
+
+    payload_bytes: int
+    senders: int
+    partitions: int
+
+    def __str__(self) -> str:
+        payload = "1 KB" if self.payload_bytes == 1000 else f"{self.payload_bytes} B"
+        return f"{payload}, {self.senders} sender{'s' * (self.senders > 1)}, {self.partitions} partition" + "s" * (
+            self.partitions > 1
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Sizes in records, durations in seconds; `rounds` alternations of each throughput and latency comparison."""
+
+    records: int
+    rounds: int = 1
+    latency_rate: int = 1000
+    latency_warm_up_s: float = 10.0
+    latency_s: float = 30.0
+    member_rounds: int = 3
+    kills: int = 3
+    session_starts: int = 3
+    cases: tuple[Case, ...] = tuple(
+        Case(payload, senders, partitions) for payload in (100, 1000) for senders in (1, 16) for partitions in (1, 4)
+    )
+    state_senders: tuple[int, ...] = (10, 10_000)
+
+    @classmethod
+    def of(cls, records: int | None, *, quick: bool, rounds: int) -> Plan:
+        """The plan of a command line."""
+        plan = cls(records or (QUICK_RECORDS if quick else DEFAULT_RECORDS), rounds)
+        if not quick:
+            return plan
+        return replace(
+            plan,
+            latency_warm_up_s=5.0,
+            latency_s=10.0,
+            member_rounds=1,
+            kills=1,
+            session_starts=1,
+            cases=(Case(100, 1, 1), Case(1000, 16, 4)),
+        )
+
+    @property
+    def batch_records(self) -> int:
+        """`maxOffsetsPerTrigger` of every drain: the jobs' own default, less where there are few records."""
+        return max(1000, min(_JOB_BATCH_RECORDS, self.records // _MIN_BATCHES))
+
+    @property
+    def warm_up_records(self) -> int:
+        """Drained once by each kind of query before anything is measured."""
+        return max(1000, min(600_000, self.records // 2))
+
+    @property
+    def memory_records(self) -> int:
+        """5 M beside 2 M."""
+        return self.records * 5 // 2
+
+    @property
+    def member_records(self) -> int:
+        """Broadcasts per measurement: a few seconds' worth."""
+        return max(2000, min(100_000, self.records // 20))
+
+    @property
+    def histories(self) -> tuple[int, ...]:
+        """Records ordered before the sequencer loses everything: 100 k and 1 M beside 2 M."""
+        return self.records // 20, self.records // 2

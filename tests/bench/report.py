@@ -1,0 +1,191 @@
+"""The tables on the terminal, each with the issue's target beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench.plan import Case
+
+MIN_SEQUENCER_TO_COPY = 0.6
+MAX_LATENCY_RATIO = 3.5
+MAX_MEMORY_MIB = 3 * 1024
+MIN_MEMBER_TO_BARE = 0.7
+MAX_KILL_SECONDS = 15
+MAX_LOST_CHECKPOINT_SECONDS = 30
+
+Results = Mapping[str, Any]
+
+
+def show(console: Console, section: str, result: Any) -> None:
+    """Print a section's tables."""
+    console.print()
+    if isinstance(result, dict) and "failed" in result:
+        console.print(f"{section}: failed: {result['failed']}", style="red")
+        return
+    for table in _TABLES[section](result):
+        console.print(table)
+
+
+def show_machine(console: Console, machine: Results) -> None:
+    """One line: what it runs on."""
+    packages = machine["packages"]
+    console.print(
+        f"{machine['cores']} cores ({machine['cpu']}), {machine['memory']}, load {machine['load_average']:.1f}; "
+        f"Python {machine['python']}, {machine['java']}, pyspark {packages['pyspark']}, "
+        f"delta-spark {packages['delta-spark']}, kafka-python {packages['kafka-python']}; commit {machine['commit']}",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _throughput(cases: Sequence[Results]) -> list[Table]:
+    if not cases:
+        return []
+    table = _table(
+        f"Throughput: thousand records/s, {cases[0]['records']:,} records in batches of "
+        f"{cases[0]['max_offsets_per_trigger']:,}; steady: without the first batch (in brackets: with it)",
+        "FORWARD",
+        *("(a) copy", "(b) sequencer", "(c) ledger", f"b/a, target ≥ {MIN_SEQUENCER_TO_COPY}", "c/a"),
+        *("CPU µs/record: copy", "sequencer", "of it Python", "ledger"),
+    )
+    for case in cases:
+        cpu = {kind: case[kind]["cpu_us_per_record"] for kind in ("copy", "sequencer", "ledger")}
+        table.add_row(
+            str(Case(case["payload_bytes"], case["senders"], case["partitions"])),
+            *(_rates(case[kind]) for kind in ("copy", "sequencer", "ledger")),
+            _judged(case["sequencer_to_copy"], case["sequencer_to_copy"] >= MIN_SEQUENCER_TO_COPY),
+            f"{case['ledger_to_copy']:.2f}",
+            *(f"{_spark_cpu(cpu[kind]):.2f}" for kind in ("copy", "sequencer")),
+            f"{cpu['sequencer'].get('worker', 0.0):.2f}",
+            f"{_spark_cpu(cpu['ledger']):.2f}",
+        )
+    return [table]
+
+
+def _rates(kind: Results) -> str:
+    return f"{kind['records_per_s'] / 1000:.0f} ({kind['whole_records_per_s'] / 1000:.0f})"
+
+
+def _spark_cpu(cpu: Results) -> float:
+    """Without Kafka's own."""
+    return float(sum(used for part, used in cpu.items() if part != "broker"))
+
+
+def _state(rows: Sequence[Results]) -> list[Table]:
+    table = _table(
+        "State: the sequencer by number of senders, 100 B payloads",
+        *("senders", "records", "thousand records/s", "state, bytes", "a sender, bytes", "Spark's store, KiB"),
+    )
+    for row in rows:
+        table.add_row(
+            f"{row['senders']:,}",
+            f"{row['records']:,}",
+            f"{row['records_per_s'] / 1000:.0f}",
+            f"{row['state_bytes']:,}",
+            f"{row['state_bytes_per_sender']:.1f}",
+            f"{row['spark_state_store_bytes'] / 1024:,.0f}",
+        )
+    return [table]
+
+
+def _latency(result: Results) -> list[Table]:
+    table = _table(
+        f"Latency, broadcast to delivery, at {result['records_per_s']:,} records/s for {result['seconds']:g} s: ms",
+        *("", "p50", "p99", "max", "records", "p50 to the copy's"),
+    )
+    for kind in ("copy", "sequencer"):
+        row = result[kind]
+        ratio = result["p50_ratio"]
+        judged = f"{_judged(ratio, ratio <= MAX_LATENCY_RATIO)}, target ≤ {MAX_LATENCY_RATIO}"
+        table.add_row(
+            kind,
+            *(f"{row[name]:.0f}" for name in ("p50_ms", "p99_ms", "max_ms")),
+            f"{row['records']:,}",
+            judged if kind == "sequencer" else "1",
+        )
+    return [table]
+
+
+def _memory(result: Results) -> list[Table]:
+    table = _table(
+        f"Memory of `abcast sequence` while it drains {result['records']:,} records of 100 B in "
+        f"{result['seconds']:.0f} s: MiB",
+        *("at the peak of all", "driver JVM", "Python workers", "driver Python", f"target < {MAX_MEMORY_MIB:,}"),
+    )
+    parts = result["peak_parts_mib"]
+    table.add_row(
+        f"{result['peak_mib']:,.0f}",
+        *(f"{parts.get(part, 0.0):,.0f}" for part in ("jvm", "worker", "driver")),
+        _verdict(result["peak_mib"] < MAX_MEMORY_MIB),
+    )
+    return [table]
+
+
+def _members(result: Results) -> list[Table]:
+    tables = []
+    for kind, title in (
+        ("sending", "sending alone: no sequencer runs, the broker has everything"),
+        ("ordered", "the sequencer runs: all receipts resolved, beside a bare producer that flushes"),
+    ):
+        table = _table(
+            f"Members, {result['records']:,} broadcasts of {result['payload_bytes']} B, {title}",
+            *("", "records/s, median", f"to the bare producer, target ≥ {MIN_MEMBER_TO_BARE}"),
+        )
+        for name, row in result[kind].items():
+            judged = "1" if name == "bare" else _judged(row["to_bare"], row["to_bare"] >= MIN_MEMBER_TO_BARE)
+            table.add_row(name, f"{row['records_per_s']:,.0f}", judged)
+        tables.append(table)
+    return tables
+
+
+def _recovery(result: Results) -> list[Table]:
+    table = _table(
+        f"Recovery at {result['load_records_per_s']:,} records/s: seconds since the kill or the start "
+        f"(a bare Spark session alone takes {result['spark_start_s']:.1f})",
+        *("", "history", "process started", "epoch began", "ready", "next delivery", "target"),
+    )
+    kills = result["kills"]
+    for number, row in enumerate(kills["rounds"], 1):
+        _add_timeline(table, f"kill -9, {number}", row, MAX_KILL_SECONDS)
+    for row in result["lost_checkpoints"]:
+        _add_timeline(table, "checkpoint lost", row, MAX_LOST_CHECKPOINT_SECONDS)
+    return [table]
+
+
+def _add_timeline(table: Table, what: str, row: Results, target: float) -> None:
+    table.add_row(
+        what,
+        f"{row['history']:,}",
+        *(f"{row[name]:.1f}" for name in ("started_s", "epoch_began_s", "ready_s", "next_delivery_s")),
+        f"≤ {target:g}: {_verdict(row['next_delivery_s'] <= target)}",
+    )
+
+
+def _judged(value: float, is_met: bool) -> str:
+    return f"[{'green' if is_met else 'red'}]{value:.2f}[/]"
+
+
+def _verdict(is_met: bool) -> str:
+    return "[green]met[/]" if is_met else "[red]missed[/]"
+
+
+def _table(title: str, first: str, *others: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+_TABLES: dict[str, Callable[[Any], list[Table]]] = {
+    "throughput": _throughput,
+    "state": _state,
+    "latency": _latency,
+    "memory": _memory,
+    "members": _members,
+    "recovery": _recovery,
+}

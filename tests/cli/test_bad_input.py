@@ -1,0 +1,89 @@
+"""Bad input is data: what no client of ours would write goes to the dead letters, and the job goes on."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from kafka import KafkaProducer
+from kafka.structs import TopicPartition
+
+from connectors import Member, codec
+from connectors.data_log import DataLog
+from ordering.names import Topic
+from ordering.records import EPOCH, Data
+from ordering.sequencer import SequencerState
+from tests.cli.conftest import SITE, Pipeline
+from tests.forward_corpus import CORPUS, Case
+from tests.spark.kafka_rows import BAD_ADDRESSES, Row, SinkRow, decide_rows
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
+
+
+def here(text: bytes | None) -> bytes | None:
+    """The corpus is of the site nyc."""
+    return None if text is None else text.replace(b"nyc", SITE.encode())
+
+
+def read(pipeline: Pipeline, topic: str, count: int) -> list[Row]:
+    """The first `count` records of a topic of one partition."""
+    consumer = pipeline.connection.consumer()
+    partition = TopicPartition(topic, 0)
+    consumer.assign([partition])
+    consumer.seek(partition, 0)
+    rows: list[Row] = []
+    deadline = time.monotonic() + 120
+    while len(rows) < count:
+        assert time.monotonic() < deadline, f"{topic} has {len(rows)} of {count} records"
+        for record in consumer.poll(timeout_ms=500).get(partition, ()):
+            rows.append(Row(topic, 0, record.offset, record.key, record.value, record.headers, record.timestamp))
+    consumer.close()
+    return rows
+
+
+def send(producer: KafkaProducer, topic: str, case: Case) -> None:
+    headers = [(name, here(value) or b"") for name, value in case.headers]
+    producer.send(topic, key=here(case.key), value=case.value, headers=headers, partition=0).get(timeout=10)
+
+
+def test_bad_input(pipeline: Pipeline) -> None:
+    """Every bad record of the corpus becomes a dead letter that carries it whole, with the reason and the source; it
+    takes no seqno; messages before, between and behind are ordered as if it were not there."""
+    group = pipeline.new_group()
+    forward, dead = str(Topic(group, "forward", SITE)), str(Topic(group, "dead-letter", SITE))
+    cases = [*CORPUS, *BAD_ADDRESSES]
+    producer = pipeline.connection.producer()
+    with Member(group, f"{SITE}/bob", connection=pipeline.connection) as bob:
+        before = bob.broadcast(b"before").result(timeout=150)
+        for number, case in enumerate(cases):
+            send(producer, forward, case)
+            if number % 20 == 0:
+                bob.broadcast(b"between %d" % number)
+        behind = bob.broadcast(b"behind").result(timeout=150)
+    producer.close(timeout=10)
+    bad = [case.reason for case in cases if case.reason]
+    letters = read(pipeline, dead, len(bad))
+    assert [dict(letter.headers)[codec.H_REASON].decode() for letter in letters] == bad
+    assert before == 1
+
+    # The log itself, decided by the row form: exactly that must stand in the two topics.
+    with DataLog(pipeline.connection, group, SITE) as log:
+        data = [stored.data for stored in log.records(0, log.end()) if stored.data.kind != EPOCH]
+        log_end = log.state()
+    state = SequencerState(group, epoch=data[0].epoch)
+    rows = read(pipeline, forward, log_end.positions[f"{forward}-0"])
+    after, expected = decide_rows(state, rows, SITE)
+    assert [_content(row) for row in letters] == [_content(row) for row in expected if row.topic == dead]
+    assert [record.seqno for record in data] == list(range(1, after.seqno + 1))
+    assert [_content(row) for row in _encoded(data)] == [_content(row) for row in expected if row.topic != dead]
+    assert data[-1].seqno == behind
+    [shown] = pipeline.json_lines("status", "--group", group)
+    assert shown["dead_letters"] == len(bad)
+
+
+def _content(row: Row | SinkRow) -> tuple[object, ...]:
+    return (row.value, [(name, bytes(value)) for name, value in row.headers])
+
+
+def _encoded(data: list[Data]) -> list[SinkRow]:
+    return [SinkRow("", *codec.encode_data(record)) for record in data]

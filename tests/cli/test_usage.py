@@ -1,0 +1,169 @@
+"""What the command line says before any broker is asked: help, mistakes, where a value comes from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from jobs.cli import app
+from tests.cli.process import ABCAST, ROOT, abcast, environment
+
+COMMANDS = [
+    *("run", "demo", "sequence", "ledger", "publish", "deliver", "check", "query", "status"),
+    *("broker start", "broker stop", "broker status", "topics create", "topics list"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(command: str) -> None:
+    """Each command explains itself."""
+    shown = CliRunner().invoke(app, [*command.split(), "--help"])
+    assert shown.exit_code == 0
+    assert "Usage:" in shown.output
+    assert "--help" in shown.output
+
+
+def test_what_is_not_loaded() -> None:
+    """`--help` and `import Member` answer at once because neither loads Spark, Delta or pandas; help not even Kafka."""
+    code = """
+import sys
+import ordering.sequencer, ordering.checker
+from jobs.cli import command
+command()
+print([name for name in ("pyspark", "delta", "deltalake", "pandas", "pyarrow", "kafka") if name in sys.modules])
+from connectors import Member
+print([name for name in ("pyspark", "delta", "deltalake", "pandas", "pyarrow") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
+    )
+    assert done.stdout.split("\n") == ["[]", "[]", ""]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["publish", "--grup", "g"],
+        ["publish", "--member", "a"],  # no group
+        ["deliver", "--group", "g", "--member", "a", "--count", "many"],
+        ["deliver", "--group", "g", "--member", "a", "--from-seqno", "0"],
+        ["nonsense"],
+        [],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
+    """Wrong usage ends with exit code 2 and the usage, not with a stack trace."""
+    done = abcast(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Usage: abcast" in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["publish", "--group", "a b", "--member", "nyc/alice"], "group name 'a b' can't be used"),
+        (["deliver", "--group", "g", "--member", "nyc/al/ice"], "write SITE/NAME"),
+        (["publish", "--group", "g", "--member", "nyc/" + "x" * 129], "up to 32 characters for the site and 128"),
+        (["topics", "create", "--group", "g", "--site", "a.b"], "site name 'a.b' can't be used"),
+        (["sequence", "--site", "a.b"], "site name 'a.b' can't be used"),
+        (["query", "SELECT 1", "--data", "nowhere"], "there is no ledger in nowhere"),
+    ],
+    ids=["group", "member", "long member", "site", "job at a site", "no ledger"],
+)
+def test_bad_names(tmp_path: Path, broker_is_not_asked: dict[str, str], arguments: list[str], said: str) -> None:
+    """A name that can't be used is refused with one sentence and exit code 2."""
+    done = abcast(*arguments, cwd=tmp_path, variables=broker_is_not_asked)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.startswith("abcast: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def broker_is_not_asked() -> dict[str, str]:
+    """A port on which nothing listens."""
+    return {"ABCAST_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+
+
+def data_in_use(cwd: Path, *arguments: str, **variables: str) -> str:
+    """The value of --data that a command works with: `query` names it when no ledger is there."""
+    done = abcast("query", "SELECT 1", *arguments, cwd=cwd, variables=variables)
+    assert done.returncode == 2
+    return done.stderr.partition("there is no ledger in ")[2].partition(":")[0]
+
+
+def test_where_a_value_comes_from(tmp_path: Path) -> None:
+    """The option wins over the environment, that over the file's table, that over its top, that over the default."""
+    assert data_in_use(tmp_path) == "abcast-data"
+    file = tmp_path / "abcast.toml"
+    file.write_text('data = "from-top"\ngroup = "g"\n[topics.create]\npartitions = 3\n')
+    assert data_in_use(tmp_path) == "from-top"
+    file.write_text('data = "from-top"\n[query]\ndata = "from-table"\n')
+    assert data_in_use(tmp_path) == "from-table"
+    assert data_in_use(tmp_path, ABCAST_DATA="from-environment") == "from-environment"
+    assert data_in_use(tmp_path, "--data", "from-option", ABCAST_DATA="from-environment") == "from-option"
+    other = tmp_path / "other.toml"
+    other.write_text('data = "from-other"\n')
+    assert data_in_use(tmp_path, ABCAST_CONFIG=str(other)) == "from-other"
+
+
+def test_unknown_keys(tmp_path: Path) -> None:
+    """A key that no command has is refused, also in a table: a typing error must not be a silent default."""
+    (tmp_path / "abcast.toml").write_text(
+        'bootstrap-servers = "x"\nsite = "nyc"\n[publish]\ncount = 3\n[publsh]\ntimeout = 1\n[topics]\npartitions = 1\n'
+    )
+    done = abcast("status", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "unknown keys: bootstrap-servers, publish.count, publsh, topics.partitions." in done.stderr
+
+
+@pytest.mark.parametrize("text", [b"data = ", b"\xff\xfe"])
+def test_unreadable_configuration(tmp_path: Path, text: bytes) -> None:
+    """A file that is no TOML is named, as is one that is not there."""
+    (tmp_path / "abcast.toml").write_bytes(text)
+    done = abcast("status", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "abcast.toml can't be read" in done.stderr
+    missing = abcast("status", cwd=tmp_path, variables={"ABCAST_CONFIG": "missing.toml"})
+    assert missing.returncode == 2
+    assert "missing.toml can't be read" in missing.stderr
+
+
+@pytest.mark.slow
+def test_unreachable_broker(tmp_path: Path) -> None:
+    """Every command that needs a broker says within its 10 s that none answers, and exits 1."""
+    commands = {
+        "status": [],
+        "run": [],
+        "topics list": [],
+        "check": ["--group", "g"],
+        "publish": ["--group", "g", "--member", "alice"],
+        "deliver": ["--group", "g", "--member", "alice"],
+    }
+    started = {
+        name: subprocess.Popen(
+            [ABCAST, *name.split(), *options, "--bootstrap-servers", "127.0.0.1:1"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env=environment(),
+        )
+        for name, options in commands.items()
+    }
+    try:
+        for name, process in started.items():
+            _, said = process.communicate(timeout=60)
+            assert process.returncode == 1, name
+            assert said.startswith("abcast: no Kafka broker answers at 127.0.0.1:1 (waited 10 s)."), name
+            assert said.count("\n") == 1, name
+    finally:
+        for process in started.values():
+            process.kill()

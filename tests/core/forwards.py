@@ -1,0 +1,76 @@
+"""Random FORWARD logs for the property tests, near enough to what senders write that much of it is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from hypothesis import strategies as st
+
+from ordering.records import Data, Forward, Malformed, Source
+from ordering.sequencer import SequencerState, absorb, begin_batch, seal, step
+
+TOPIC = "abcast.g.forward.s"
+SENDERS = ("s/a", "s/b", "s/c", "no-address", "s/")
+
+Log = list[Forward | Malformed]
+
+
+@st.composite
+def logs(draw: st.DrawFn, max_records: int = 40) -> Log:
+    """A FORWARD log over several partitions (sorted by source): runs, repeats, gaps, restarts, malformed records."""
+    next_local: dict[str, int] = {}
+    incarnation: dict[str, int] = {}
+    offsets: dict[int, int] = {}
+    log: Log = []
+    for _ in range(draw(st.integers(0, max_records))):
+        partition = draw(st.sampled_from((0, 0, 0, 2, 10)))
+        offset = offsets.get(partition, 0) + draw(st.sampled_from((0, 0, 0, 3)))
+        offsets[partition] = offset + 1
+        source = Source(TOPIC, partition, offset)
+        what = draw(st.sampled_from(("next",) * 8 + ("repeat", "gap", "restart", "old life", "any", "malformed")))
+        if what == "malformed":
+            log.append(Malformed(source, "a reason"))
+            continue
+        sender = draw(st.sampled_from(SENDERS))
+        life, local = incarnation.get(sender, 1), next_local.get(sender, 1)
+        if what == "restart":
+            life, local = life + 1, 1
+        elif what == "repeat":
+            local = max(1, local - draw(st.integers(1, 3)))
+        elif what == "gap":
+            local += draw(st.integers(1, 3))
+        elif what == "old life":
+            life = max(1, life - 1)
+        elif what == "any":
+            life, local = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+        if what in ("next", "restart"):
+            incarnation[sender], next_local[sender] = life, local + 1
+        log.append(Forward(sender, life, local, f"{sender} {life} {local}".encode(), source))
+    return sorted(log, key=lambda record: record.source)
+
+
+def opened(epoch: int = 1, state: SequencerState | None = None) -> SequencerState:
+    """A state right after its seal."""
+    return absorb(state or SequencerState("g"), [seal(epoch)])
+
+
+def deliveries(outputs: Sequence[object]) -> list[tuple[int, str]]:
+    """What a member would deliver: (seqno, id)."""
+    return [(record.seqno, str(record.id)) for record in outputs if isinstance(record, Data) and record.seqno]
+
+
+def run(state: SequencerState, batches: Sequence[Log]) -> tuple[SequencerState, list[Data]]:
+    """Decide batch after batch; the DATA written."""
+    written: list[Data] = []
+    for batch in batches:
+        state, opening = begin_batch(state)
+        state, outputs = step(state, batch)
+        written.extend(opening)
+        written.extend(record for record in outputs if isinstance(record, Data))
+    return state, written
+
+
+def cut(log: Log, at: Sequence[int]) -> list[Log]:
+    bounds = [0, *sorted(min(where, len(log)) for where in at), len(log)]
+    return [log[start:end] for start, end in pairwise(bounds)]

@@ -1,0 +1,248 @@
+"""The checker names each broken promise, and nothing where none is broken."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from ordering.checker import (
+    ANOMALIES,
+    CAUSAL_VIOLATION,
+    DIVERGENT,
+    DUPLICATE,
+    FIFO_VIOLATION,
+    GAP,
+    LISTED_SEQNOS,
+    LOST,
+    NONMONOTONIC_DELIVER,
+    Checker,
+)
+from ordering.reader import Reader
+from ordering.records import Data, MessageId
+from ordering.sequencer import SequencerState, seal, snapshot
+
+
+def data(seqno: int, sender: str = "s/a", local: int | None = None, epoch: int = 1, incarnation: int = 1) -> Data:
+    local = seqno if local is None else local
+    return Data("message", epoch, seqno, 0, sender, incarnation, local, f"{sender} {local}".encode())
+
+
+LOG = [seal(1), snapshot(SequencerState("g", epoch=1)), *(data(seqno) for seqno in range(1, 7))]
+
+
+def names(checker: Checker) -> list[str]:
+    return [anomaly.name for anomaly in checker.finish()]
+
+
+def fed(log: Iterable[Data] = LOG, *, causal: bool = False) -> Checker:
+    checker = Checker(causal=causal)
+    for record in log:
+        checker.data("nyc", record)
+    return checker
+
+
+def deliver(checker: Checker, *seqnos: int, member: str = "s/b") -> Checker:
+    for seqno in seqnos:
+        checker.delivery(member, seqno, data(seqno).id, data(seqno).payload)
+    return checker
+
+
+def test_a_clean_run_has_no_anomaly() -> None:
+    """Repeats, what a fenced sequencer left, an interrupted write that was written again: all normal."""
+    checker = Checker(causal=True)
+    log = [
+        seal(1),
+        data(1),
+        data(2),
+        data(1),
+        data(2),
+        data(4),
+        data(3),
+        data(4),
+        seal(2),
+        data(5, "s/z", 1),
+        data(5, epoch=2),
+    ]
+    for record in log:
+        checker.data("nyc", record)
+        checker.data("sfo", record)
+    deliver(checker, 1, 2, 3, 4, 5)
+    deliver(checker, 3, 4, 5, member="s/late")
+    for seqno in (5, 1, 2, 4, 3):
+        checker.ledger(seqno, data(seqno).id, data(seqno).payload)
+    for seqno in range(1, 6):
+        checker.sent(data(seqno).id, after_seqno=seqno - 1)
+    assert checker.finish() == []
+
+
+def test_lost() -> None:
+    checker = fed()
+    for local in range(1, 9):
+        checker.sent(MessageId("s/a", 1, local))
+    checker.sent(MessageId("s/quiet", 3, 1))
+    lost = checker.finish()
+    assert {anomaly.name for anomaly in lost} == {LOST}
+    assert "s/a, incarnation 1" in lost[0].detail
+    assert lost[0].detail.endswith("local seqno 7, 8.")
+    assert "s/quiet, incarnation 3" in lost[1].detail
+
+
+def test_lost_in_a_hole() -> None:
+    checker = fed([data(1), data(2, local=3)])
+    for local in (1, 2, 3):
+        checker.sent(MessageId("s/a", 1, local))
+    assert names(checker) == [LOST, FIFO_VIOLATION]
+
+
+def plant_ledger_row_twice(checker: Checker) -> None:
+    checker.ledger(1, data(1).id)
+    checker.ledger(2, data(2).id)
+    checker.ledger(2, data(2).id)
+
+
+def plant_other_ledger_row(checker: Checker) -> None:
+    checker.ledger(1, data(1).id, b"something else")
+
+
+def plant_other_id(checker: Checker) -> None:
+    checker.ledger(1, data(2).id)
+
+
+def plant_message_twice(checker: Checker) -> None:
+    checker.data("nyc", data(7, local=3))
+
+
+def plant_other_site(checker: Checker) -> None:
+    checker.data("sfo", data(1, "s/b", 1))
+
+
+def plant_other_repeat(checker: Checker) -> None:
+    checker.data("nyc", data(6, "s/b", 1))
+
+
+def plant_ledger_gap(checker: Checker) -> None:
+    for seqno in (1, 2, 5):
+        checker.ledger(seqno, data(seqno).id)
+
+
+def plant_missing_first_rows(checker: Checker) -> None:
+    checker.ledger(3, data(3).id)
+
+
+def plant_data_gap(checker: Checker) -> None:
+    checker.data("nyc", data(9))
+
+
+def plant_wrong_incarnation(checker: Checker) -> None:
+    checker.data("nyc", data(7, local=1, incarnation=2))
+    checker.data("nyc", data(8, local=7, incarnation=1))
+
+
+def plant_overtaking(checker: Checker) -> None:
+    checker.data("nyc", data(7, "s/b", 2))
+    checker.data("nyc", data(8, "s/b", 1))
+
+
+@pytest.mark.parametrize(
+    ("plant", "expected", "seqnos"),
+    [
+        (plant_ledger_row_twice, DUPLICATE, (2,)),
+        (plant_other_ledger_row, DIVERGENT, (1,)),
+        (plant_other_id, DIVERGENT, (1,)),
+        (plant_message_twice, DUPLICATE, (7,)),
+        (plant_other_site, DIVERGENT, (1,)),
+        (plant_other_repeat, DIVERGENT, (6,)),
+        (plant_ledger_gap, GAP, (3, 4)),
+        (plant_missing_first_rows, GAP, (1, 2)),
+        (plant_data_gap, GAP, (7, 8)),
+        (plant_wrong_incarnation, FIFO_VIOLATION, (8,)),
+        (plant_overtaking, FIFO_VIOLATION, (7, 8)),
+        (lambda checker: deliver(checker, 1, 2, 2, 3), DUPLICATE, (2,)),
+        (lambda checker: deliver(checker, 1, 3, 2), NONMONOTONIC_DELIVER, (2,)),
+        (lambda checker: deliver(checker, 3, 5), GAP, (4,)),
+        (lambda checker: checker.delivery("s/b", 4, data(5).id), DIVERGENT, (4,)),
+    ],
+)
+def test_each_anomaly_is_named(plant: Callable[[Checker], None], expected: str, seqnos: tuple[int, ...]) -> None:
+    checker = fed()
+    plant(checker)
+    assert [(anomaly.name, anomaly.seqnos) for anomaly in checker.finish()] == [(expected, seqnos)]
+
+
+def test_causal_violation() -> None:
+    """b sent its message after delivering seqno 3, but the message came before it."""
+    checker = fed([data(1), data(2, "s/b", 1), data(3, "s/a", 2)], causal=True)
+    checker.sent(MessageId("s/b", 1, 1), after_seqno=3)
+    found = checker.finish()
+    assert [(anomaly.name, anomaly.seqnos) for anomaly in found] == [(CAUSAL_VIOLATION, (2,))]
+
+
+def test_a_source_may_come_first_or_last() -> None:
+    """Whoever names a seqno first is the reference; the disagreement is found all the same."""
+    checker = Checker()
+    checker.delivery("s/b", 1, data(1, "s/z").id)
+    checker.data("nyc", data(1))
+    assert names(checker) == [DIVERGENT]
+
+
+def test_a_log_whose_beginning_retention_has_dropped() -> None:
+    checker = Checker()
+    checker.start("nyc", Reader(epoch=2, last_seqno=6))
+    for record in (data(6, epoch=1), data(7, epoch=2), data(8, epoch=2)):
+        checker.data("nyc", record)
+    assert checker.finish() == []
+
+
+def test_what_stood_ahead_when_the_epoch_ended_is_no_gap() -> None:
+    assert names(fed([seal(1), data(1), data(3), seal(2), data(2, epoch=2)])) == []
+
+
+def test_detail_is_bounded() -> None:
+    """A wild number from a foreign writer costs neither memory nor time."""
+    checker = fed([data(1), data(10**17)])
+    (gap,) = checker.finish()
+    assert len(gap.seqnos) == LISTED_SEQNOS
+    assert gap.detail.endswith(f"and {10**17 - 2 - LISTED_SEQNOS} more.")
+    checker = deliver(Checker(), 1, 10**17)
+    assert names(checker) == [GAP]
+
+
+def test_the_names_are_the_designs() -> None:
+    assert ANOMALIES == (
+        "lost",
+        "duplicate",
+        "gap",
+        "divergent",
+        "nonmonotonic-deliver",
+        "fifo-violation",
+        "causal-violation",
+        "view-violation",
+    )
+
+
+def test_memory_is_the_documented_index() -> None:
+    """8 bytes a seqno, and one bit for each ledger and delivery log."""
+    count = 65_535
+    tracemalloc.start()
+    checker = Checker()
+    for seqno in range(1, count + 1):
+        record = data(seqno)
+        checker.data("nyc", record)
+        checker.ledger(seqno, record.id)
+        checker.delivery("s/b", seqno, record.id)
+    used, _peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert checker.finish() == []
+    assert used / count < 9.5
+
+
+def test_any_order_of_ledger_rows() -> None:
+    rows = list(range(1, 200))
+    random.Random(1).shuffle(rows)
+    checker = Checker()
+    for seqno in rows:
+        checker.ledger(seqno, data(seqno).id)
+    assert checker.finish() == []

@@ -1,0 +1,89 @@
+"""The reading rule: one record at a time and whole columns are the same, and a repeat changes nothing."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ordering.errors import ProtocolViolation
+from ordering.reader import Reader, Seal, Verdict, epoch_of
+from ordering.records import EPOCH, MESSAGE
+
+rows = st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 12)), max_size=40)
+mostly_in_turn = st.lists(
+    st.tuples(
+        st.sampled_from([False] * 9 + [True]), st.sampled_from([1] * 9 + [0, 2]), st.sampled_from([1] * 8 + [0, 2, -2])
+    ),
+    max_size=40,
+)
+
+
+def in_turn(steps: list[tuple[bool, int, int]]) -> list[tuple[bool, int, int]]:
+    """Turn steps into seqnos: long regular runs with a break here and there."""
+    seqno, out = 0, []
+    for is_epoch, epoch, step in steps:
+        seqno = max(0, seqno + (0 if is_epoch else step))
+        out.append((is_epoch, epoch, 0 if is_epoch else seqno))
+    return out
+
+
+@given(
+    rows | mostly_in_turn.map(in_turn), st.lists(st.integers(0, 40), max_size=4), st.integers(0, 2), st.integers(0, 3)
+)
+def test_columns_accept_what_rows_accept(
+    log: list[tuple[bool, int, int]], cuts: list[int], epoch: int, last: int
+) -> None:
+    one, many = Reader(epoch, last), Reader(epoch, last)
+    expected = [one.accept(EPOCH if control else MESSAGE, at, seqno) is Verdict.TAKE for control, at, seqno in log]
+    taken: list[bool] = []
+    bounds = [0, *sorted(min(cut, len(log)) for cut in cuts), len(log)]
+    for start, end in pairwise(bounds):
+        chunk = log[start:end]
+        mask = many.accept_columns(
+            np.array([row[0] for row in chunk], dtype=np.bool_),
+            np.array([row[1] for row in chunk], dtype=np.int64),
+            np.array([row[2] for row in chunk], dtype=np.int64),
+        )
+        taken.extend(mask.tolist())
+    assert taken == expected
+    assert many == one
+
+
+@given(rows)
+def test_what_is_taken_is_1_2_3(log: list[tuple[bool, int, int]]) -> None:
+    reader = Reader()
+    taken = [row[2] for row in log if reader.accept(EPOCH if row[0] else MESSAGE, row[1], row[2]) is Verdict.TAKE]
+    assert taken == list(range(1, len(taken) + 1))
+
+
+@pytest.mark.parametrize(
+    ("epoch", "kind", "seqno", "verdict"),
+    [
+        (1, MESSAGE, 6, Verdict.STALE),
+        (1, EPOCH, 0, Verdict.STALE),
+        (2, EPOCH, 0, Verdict.CONTROL),
+        (3, EPOCH, 0, Verdict.CONTROL),
+        (2, MESSAGE, 5, Verdict.DUPLICATE),
+        (2, MESSAGE, 6, Verdict.TAKE),
+        (3, MESSAGE, 6, Verdict.TAKE),
+        (2, MESSAGE, 7, Verdict.AHEAD),
+    ],
+)
+def test_each_verdict(epoch: int, kind: str, seqno: int, verdict: Verdict) -> None:
+    assert Reader(epoch=2, last_seqno=5).accept(kind, epoch, seqno) is verdict
+
+
+def test_the_seal_that_covers_a_seqno() -> None:
+    """Two takeovers without a message in between have the same first seqno: the later one decides."""
+    seals = (Seal(1, 1), Seal(3, 5), Seal(4, 5), Seal(7, 9))
+    assert [epoch_of(seals, seqno) for seqno in (0, 1, 4, 5, 8, 9, 100)] == [0, 1, 1, 4, 4, 7, 7]
+
+
+def test_a_gap_is_a_violation() -> None:
+    Reader(1, 5).expect(5)
+    with pytest.raises(ProtocolViolation, match="gap: DATA ends at seqno 5, but 6 was decided"):
+        Reader(1, 5).expect(6)

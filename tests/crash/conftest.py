@@ -1,0 +1,50 @@
+"""Fixtures of the crash tests, and the ends of all logs in the report of a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors.broker import EmbeddedBroker
+from tests.crash.scenario import Scenario
+
+MakeScenario = Callable[..., Scenario]
+_open: list[Scenario] = []
+
+
+@pytest.fixture
+def make_scenario(tmp_path: Path) -> Iterator[MakeScenario]:
+    """Makes scenarios, and ends what they started."""
+
+    def make(bootstrap_servers: str, **options: Any) -> Scenario:
+        scenario = Scenario(bootstrap_servers, tmp_path / f"scenario-{len(_open)}", **options)
+        _open.append(scenario)
+        return scenario
+
+    yield make
+    scenarios = list(_open)
+    _open.clear()
+    for scenario in scenarios:
+        scenario.close()
+    left = {process.name: process.members() for scenario in scenarios for process in scenario.processes}
+    assert not any(left.values()), f"processes left behind: {left}"
+
+
+@pytest.fixture
+def scenario(broker: EmbeddedBroker, make_scenario: MakeScenario) -> Scenario:
+    """A group at a site of its own on the shared broker."""
+    return make_scenario(broker.bootstrap_servers)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Show what the processes said, when a test has failed."""
+    outcome: Any = yield
+    report = outcome.get_result()
+    if call.when == "call" and report.failed:
+        for scenario in _open:
+            for process in scenario.processes:
+                report.sections.append((f"process {process.name}", process.tail()))

@@ -1,0 +1,174 @@
+"""Real processes: start them, signal them with all their children, see what they said, leave none behind.
+
+Every process leads a session of its own. Whatever it starts (the JVM, Spark's Python daemon, which makes a process
+group for itself) stays in that session, so "the process and everything it started" is a question to /proc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ABCAST = Path(sys.executable).with_name("abcast")
+ROOT = Path(__file__).resolve().parents[2]
+READY_S = 120.0
+TAIL_LINES = 40
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "PYTHONUNBUFFERED": "1",
+    # A process lives for seconds here, so the second compiler costs more than it gives.
+    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
+}
+
+
+def wait_until(condition: Callable[[], object], timeout: float, what: str, pause: float = 0.05) -> None:
+    """Return when `condition` holds; fail, saying `what` was waited for, after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
+        time.sleep(pause)
+
+
+class Process:
+    """One command with its children. `name` tells it from the others in a failure's report."""
+
+    def __init__(self, name: str, arguments: Sequence[object], directory: Path) -> None:
+        """Start it, in `directory`, with pipes as its input and files as its output."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self.name = name
+        self.out = directory / f"{name}.out"
+        self.err = directory / f"{name}.err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.popen = subprocess.Popen(
+                [str(argument) for argument in arguments],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                cwd=directory,
+                env={**os.environ, **ENVIRONMENT},
+                start_new_session=True,
+            )
+        self.pid = self.popen.pid
+        self._first_to_die: list[int] = []
+
+    def members(self, command: str = "") -> list[int]:
+        """The living processes of the session whose command line contains `command`."""
+        return [pid for pid in _session(self.pid) if command in _command_line(pid)]
+
+    def java(self) -> int:
+        """The JVM: Spark's driver proper."""
+        return self.members("java")[0]
+
+    def workers(self) -> list[int]:
+        """Spark's Python daemon and the workers it forked, the workers first."""
+        return sorted(self.members("pyspark.daemon"), reverse=True)
+
+    def running(self) -> bool:
+        return self.popen.poll() is None
+
+    def stderr(self) -> str:
+        return self.err.read_text(encoding="utf-8", errors="replace")
+
+    def stdout(self) -> str:
+        return self.out.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for(self, words: str, timeout: float = READY_S, times: int = 1) -> None:
+        """Wait until it has said `words` on standard error, `times` times."""
+        deadline = time.monotonic() + timeout
+        while self.stderr().count(words) < times:
+            assert self.running(), f"{self.name} ended with {self.popen.returncode} before it said {words!r}"
+            assert time.monotonic() < deadline, f"{self.name} did not say {words!r} within {timeout:g} s"
+            time.sleep(0.02)
+
+    def wait_ready(self) -> None:
+        """Wait until a streaming job works."""
+        self.wait_for("ready;")
+        self._first_to_die = [self.java(), self.pid]
+
+    def wait_exit(self, timeout: float) -> int:
+        """Its exit code. Fails if it does not end in time, or leaves a child process behind."""
+        try:
+            code = self.popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} did not end within {timeout:g} s") from None
+        wait_until(lambda: not self.members(), 30, f"{self.name} leaves no child process behind")
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL to everything at once, the JVM first: it is what writes."""
+        # Two system calls in a row: the Python half shall not see the other die, and tidy up.
+        if self.running():
+            for pid in self._first_to_die:
+                _signal(pid, signal.SIGKILL)
+        self.signal_all(signal.SIGKILL)
+        wait_until(lambda: self.popen.poll() is not None and not self._kill_rest(), 20, f"{self.name} is dead", 0.01)
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """One signal to every process of the session."""
+        for pid in self.members("java") + self.members():
+            _signal(pid, number)
+
+    def _kill_rest(self) -> list[int]:
+        """What was forked in between dies too."""
+        rest = self.members()
+        for pid in rest:
+            _signal(pid, signal.SIGKILL)
+        return rest
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Stop it in order: exit code 0, nothing left behind, and no stack trace on the way."""
+        already_said = len(self.stderr())
+        self.popen.terminate()
+        code = self.wait_exit(timeout)
+        assert code == 0, f"{self.name} ended with {code}"
+        self.assert_no_stack_trace(already_said)
+
+    def assert_no_stack_trace(self, since: int = 0) -> None:
+        """Neither Python's nor Java's, after the first `since` characters of standard error."""
+        said = self.stderr()[since:]
+        for words in ("Traceback", "\tat org.", "\tat java."):
+            assert words not in said, f"{self.name} printed a stack trace"
+
+    def tail(self) -> str:
+        """The end of what it said, for a failure's report."""
+        state = "running" if self.running() else f"ended with {self.popen.returncode}"
+        lines = [f"--- {self.name}: pid {self.pid}, {state}"]
+        for file in (self.out, self.err):
+            if file.exists():
+                last = file.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+                lines += [f"{file.name}: {line[:400]}" for line in last]
+        return "\n".join(lines)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session that are alive: no zombies."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            # pid (name) state parent group session …; the name may hold anything.
+            state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(session) == leader and state not in "ZX":
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        return ""

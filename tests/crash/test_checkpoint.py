@@ -1,0 +1,59 @@
+"""A lost or corrupted checkpoint: the sequencer goes on with the next number, and still knows what it has ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.crash.checkpoint import Checkpoint
+from tests.crash.processes import wait_until
+from tests.crash.scenario import Scenario
+
+pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
+
+WAYS: dict[str, Callable[[Checkpoint], object]] = {
+    "corrupt the newest files": Checkpoint.corrupt_newest_files,
+    "delete the newest commit": Checkpoint.delete_newest_commit,
+    "delete everything": Checkpoint.delete,
+}
+
+
+def test_spoilt_while_stopped(scenario: Scenario) -> None:
+    """Killed, spoilt, started: no number changes, and what is sent again by hand is still a duplicate."""
+    load = scenario.load("alice")
+    observer = scenario.observer("olga")
+    process = scenario.sequencer()
+    observer.wait(30)
+    for way, spoil in WAYS.items():
+        checkpoint = Checkpoint(scenario.data)
+        wait_until(lambda checkpoint=checkpoint: checkpoint.committed() >= 0, 60, "a batch is committed")  # type: ignore[misc]
+        process.kill()
+        before = scenario.effective()
+        assert before
+        spoil(checkpoint)
+        process = scenario.sequencer()
+        for old in (before[0], before[-1]):
+            scenario.write_forward(old.id, old.payload)
+        # What is ordered after the resends shows that they were considered.
+        scenario.probe()
+        after = scenario.effective()
+        assert after[: len(before)] == before, f"{way}: a number was reassigned"
+    sent = [*scenario.probes, *load.finish()]
+    assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
+
+
+def test_spoilt_while_running(scenario: Scenario) -> None:
+    """It goes on, with a new query if need be, without help."""
+    load = scenario.load("alice")
+    observer = scenario.observer("olga")
+    process = scenario.sequencer()
+    observer.wait(30)
+    for way, spoil in WAYS.items():
+        spoil(Checkpoint(scenario.data))
+        took = [scenario.probe() for _ in range(10)]
+        print(f"{way}: ten messages took at most {max(took):.1f} s; epochs {scenario.epochs()}")
+        assert process.running()
+    sent = [*scenario.probes, *load.finish()]
+    assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
+    process.stop()

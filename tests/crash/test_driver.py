@@ -1,0 +1,231 @@
+"""kill -9 of the sequencer, at each place where a batch can be cut; of its Python workers; of half of its driver.
+
+A batch of Spark goes: offset log, compute, write to Kafka, commit log. We watch the checkpoint and DATA, kill, and say
+only afterwards, by what is in the files, where the cut really was.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.codec import decode_forward
+from connectors.data_log import DataLog
+from ordering.records import Forward, MessageId, Source
+from tests.crash.checkpoint import Checkpoint
+from tests.crash.processes import Process, wait_until
+from tests.crash.scenario import Scenario
+
+pytestmark = [pytest.mark.crash, pytest.mark.broker]
+
+BEFORE_OFFSETS = "before the offset log"
+BEFORE_WRITE = "after the offset log, before the Kafka write"
+AMID_WRITE = "amid the Kafka write"
+BEFORE_COMMIT = "after the Kafka write, before the commit log"
+ATTEMPTS = 5
+BURST = 6000
+
+
+@pytest.mark.timeout(300)
+def test_killed_at_each_window(scenario: Scenario) -> None:
+    """Members notice nothing but delay; nothing is lost, doubled or renumbered, wherever the batch was cut."""
+    loads = [scenario.load("alice"), scenario.load("bob", threads=3)]
+    heavy = scenario.load("harry", threads=0)
+    observer = scenario.observer("olga")
+    process = scenario.sequencer()
+    for window in (BEFORE_OFFSETS, BEFORE_WRITE, AMID_WRITE, BEFORE_COMMIT):
+        for attempt in range(ATTEMPTS):
+            observer.wait(len(observer.taken) + 1)
+            hit = kill_at(window, scenario, process, heavy)
+            killed_at = time.monotonic()
+            last = observer.taken[-1].seqno
+            process = scenario.sequencer()
+            observer.wait(last + 1)
+            took = time.monotonic() - killed_at
+            print(f"wanted {window}, attempt {attempt + 1}: hit {hit}; next delivery after {took:.1f} s")
+            if hit == window:
+                break
+        else:
+            pytest.fail(f"never hit {window!r} in {ATTEMPTS} attempts")
+    sent = [message for load in (*loads, heavy) for message in load.finish(90)]
+    highest = scenario.verify(sent, {"olga": observer.wait(len(sent))})
+    assert highest == len(sent)
+
+
+def kill_at(window: str, scenario: Scenario, process: Process, heavy: object) -> str:
+    """Kill it when it seems to be there; return where it really was."""
+    checkpoint = Checkpoint(scenario.data)
+    wait_until(lambda: checkpoint.committed() >= 1, 60, "two batches are committed")
+    with DataLog(scenario.connection, scenario.group, scenario.site) as log:
+        deadline = time.monotonic() + 60
+        if window in (AMID_WRITE, BEFORE_COMMIT):
+            threading.Thread(target=heavy.burst, args=(BURST,), daemon=True).start()  # type: ignore[attr-defined]
+            time.sleep(1.0)
+        begun, committed = checkpoint.begun(), checkpoint.committed()
+        while time.monotonic() < deadline:
+            if window == BEFORE_OFFSETS:
+                if checkpoint.committed() > committed:
+                    break
+            elif checkpoint.begun() > begun:
+                break
+            time.sleep(0.0005)
+        if window in (AMID_WRITE, BEFORE_COMMIT):
+            begun, before = checkpoint.begun(), log.end()
+            want = 1 if window == AMID_WRITE else _records_of(scenario, checkpoint, begun)
+            while log.end() < before + want and checkpoint.committed() < begun and time.monotonic() < deadline:
+                pass
+    process.kill()
+    return classify(scenario, checkpoint)
+
+
+def _records_of(scenario: Scenario, checkpoint: Checkpoint, batch: int) -> int:
+    """How many FORWARD records the batch has."""
+    before = checkpoint.end(batch - 1)
+    return sum(end - before.get(place, 0) for place, end in checkpoint.end(batch).items())
+
+
+def classify(scenario: Scenario, checkpoint: Checkpoint) -> str:
+    """Where the cut was, by the files and by DATA."""
+    batch = checkpoint.begun()
+    if checkpoint.committed() == batch:
+        waiting = scenario.forward_ends() != checkpoint.end(batch)
+        return BEFORE_OFFSETS if waiting else "between batches, nothing to do"
+    begins, ends = checkpoint.end(batch - 1), checkpoint.end(batch)
+    decided = {stored.data.id: stored.data.source for stored in scenario.records() if stored.data.source}
+
+    def in_batch(source: Source) -> bool:
+        place = (source.topic, source.partition)
+        return begins.get(place, 0) <= source.offset < ends[place]
+
+    earlier = {message for message, source in decided.items() if not in_batch(source)}
+    expected = set(_forward_ids(scenario, begins, ends)) - earlier
+    written = expected & decided.keys()
+    print(f"batch {batch}: {len(written)} of {len(expected)} new messages are in DATA")
+    if not written:
+        return BEFORE_WRITE
+    return AMID_WRITE if len(written) < len(expected) else BEFORE_COMMIT
+
+
+def _forward_ids(
+    scenario: Scenario, begins: dict[tuple[str, int], int], ends: dict[tuple[str, int], int]
+) -> set[MessageId]:
+    """The messages of a range of FORWARD."""
+    found: set[MessageId] = set()
+    consumer = scenario.connection.consumer()
+    try:
+        for (topic, number), end in ends.items():
+            partition = TopicPartition(topic, number)
+            consumer.assign([partition])
+            position = begins.get((topic, number), 0)
+            consumer.seek(partition, position)
+            while position < end:
+                for record in consumer.poll(timeout_ms=1000).get(partition, ()):
+                    position = record.offset + 1
+                    forward = decode_forward(
+                        Source(topic, number, record.offset), record.key, record.value, record.headers
+                    )
+                    if position <= end and isinstance(forward, Forward):
+                        found.add(forward.id)
+    finally:
+        consumer.close()
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_unacknowledged_messages_come_first(scenario: Scenario) -> None:
+    """JGroups' SequencerFailover: message 1, unacknowledged at the crash, comes before 2–5 sent during recovery.
+
+    One sender (alice); several threads of one member (bob); several members (carol, dave, erin).
+    """
+    streams = (
+        [("alice", "a")] + [("bob", thread) for thread in "xyz"] + [(name, "m") for name in ("carol", "dave", "erin")]
+    )
+    members = {name: scenario.member(name) for name in dict(streams)}
+    process = scenario.sequencer()
+    receipts = [members[name].broadcast(f"{name} {stream} 0".encode()) for name, stream in streams]
+    for receipt in receipts:
+        receipt.result(timeout=60)
+
+    process.signal_all(signal.SIGSTOP)
+    before = sum(scenario.forward_ends().values())
+    receipts = [members[name].broadcast(f"{name} {stream} 1".encode()) for name, stream in streams]
+    wait_until(lambda: sum(scenario.forward_ends().values()) >= before + len(streams), 10, "every 1 is in FORWARD")
+    process.kill()
+    assert not any(receipt.done for receipt in receipts)
+
+    successor = scenario.sequencer(ready=False)
+    lock = threading.Lock()
+
+    def send_the_rest(name: str, stream: str) -> None:
+        for number in range(2, 6):
+            receipt = members[name].broadcast(f"{name} {stream} {number}".encode())
+            with lock:
+                receipts.append(receipt)
+            time.sleep(0.5)
+
+    threads = [threading.Thread(target=send_the_rest, args=stream) for stream in streams]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    successor.wait_ready()
+    for receipt in receipts:
+        receipt.result(timeout=60)
+
+    total = 6 * len(streams)
+    deliveries = scenario.deliveries("olga", total)
+    payloads = [delivery.payload.decode() for delivery in deliveries]
+    for name, stream in streams:
+        assert [text for text in payloads if text.startswith(f"{name} {stream} ")] == [
+            f"{name} {stream} {number}" for number in range(6)
+        ]
+    numbers = [int(text.split()[2]) for text in payloads]
+    assert sorted(numbers[: 2 * len(streams)]) == [0] * len(streams) + [1] * len(streams)
+    sent = [MessageId(d.sender, d.incarnation, d.local_seqno) for d in deliveries]
+    assert scenario.verify(sent, {"olga": deliveries}) == total
+
+
+@pytest.mark.timeout(300)
+def test_killed_workers(scenario: Scenario) -> None:
+    """The Python workers, then their daemon too: the same process recovers by itself."""
+    loads = [scenario.load("alice"), scenario.load("bob", threads=2)]
+    observer = scenario.observer("olga")
+    process = scenario.sequencer()
+    observer.wait(30)
+    for how_many in ("workers", "workers and daemon"):
+        wait_until(lambda: len(process.workers()) >= 2, 60, "there are a daemon and a worker")
+        daemon_and_workers = process.workers()
+        for pid in daemon_and_workers[:-1] if how_many == "workers" else daemon_and_workers:
+            os.kill(pid, signal.SIGKILL)
+        print(f"{how_many} killed: ordering again after {scenario.probe():.1f} s")
+        assert process.running()
+    sent = [*scenario.probes, *(message for load in loads for message in load.finish())]
+    assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
+    assert scenario.epochs()[-1] >= 2, "a failed query is followed by a takeover"
+    process.stop()
+
+
+@pytest.mark.timeout(300)
+def test_half_a_driver(scenario: Scenario) -> None:
+    """The driver is two processes. If either is killed, the other ends by itself, and the next start goes on."""
+    load = scenario.load("alice")
+    observer = scenario.observer("olga")
+    first = scenario.sequencer()
+    observer.wait(20)
+    os.kill(first.pid, signal.SIGKILL)
+    assert first.wait_exit(30) == -signal.SIGKILL
+    second = scenario.sequencer()
+    observer.wait(observer.taken[-1].seqno + 20)
+    os.kill(second.java(), signal.SIGKILL)
+    assert second.wait_exit(60) == 1
+    assert re.search(r"^abcast: ", second.stderr(), re.MULTILINE)
+    second.assert_no_stack_trace()
+    scenario.sequencer()
+    sent = load.finish()
+    assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)

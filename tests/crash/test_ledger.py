@@ -1,0 +1,67 @@
+"""The ledger job: killed between its two commits, without its checkpoint, twice at once; each seqno stands once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.crash.checkpoint import Checkpoint
+from tests.crash.processes import Process, wait_until
+from tests.crash.scenario import Scenario, ledger_seqno
+from tests.tiny_sequencer import TinySequencer
+
+pytestmark = [pytest.mark.crash, pytest.mark.broker]
+
+ATTEMPTS = 4
+
+
+def kill_between_the_commits(scenario: Scenario, process: Process) -> bool:
+    """Kill it as soon as Delta has a new version; whether the batch was in Delta and not in the commit log."""
+    ledger = scenario.data / "ledger"
+    wait_until(lambda: ledger_seqno(ledger, scenario.group) > 0, 60, "the ledger has rows")
+    checkpoint = Checkpoint(scenario.data, "ledger")
+    log = ledger / "_delta_log"
+    wait_until(lambda: checkpoint.committed() == checkpoint.begun() >= 0, 30, "no batch is in hand", 0.001)
+    before, held = versions(log), ledger_seqno(ledger, scenario.group)
+    deadline = time.monotonic() + 30
+    while versions(log) == before and time.monotonic() < deadline:
+        time.sleep(0.0005)
+    process.kill()
+    grew = ledger_seqno(ledger, scenario.group) > held
+    print(f"seqno {held} grew: {grew}; begun {checkpoint.begun()}, committed {checkpoint.committed()}")
+    return grew and checkpoint.committed() < checkpoint.begun()
+
+
+def versions(log: Path) -> int:
+    return len(list(log.glob("[0-9]*.json")))
+
+
+@pytest.mark.timeout(300)
+def test_each_seqno_once(scenario: Scenario) -> None:
+    """Killed between the Delta commit and the checkpoint's; then its checkpoint deleted; then two at once."""
+    ledger = scenario.data / "ledger"
+    with TinySequencer(scenario.connection, scenario.group, scenario.site):
+        load = scenario.load("alice")
+        for _ in range(ATTEMPTS):
+            process = scenario.job("ledger")
+            if kill_between_the_commits(scenario, process):
+                break
+        else:
+            pytest.fail(f"not once between the commits in {ATTEMPTS} attempts")
+        Checkpoint(scenario.data, "ledger").delete()
+        rivals = [scenario.job("ledger", ready=False) for _ in range(2)]
+        for rival in rivals:
+            rival.wait_ready()
+        before = ledger_seqno(ledger, scenario.group)
+        wait_until(lambda: ledger_seqno(ledger, scenario.group) > before + 100, 60, "two of them at work")
+        time.sleep(5)
+        assert all(rival.running() for rival in rivals)
+        rivals[0].kill()
+        sent = load.finish()
+        assert scenario.verify(sent, ledger=ledger) == len(sent)
+    seqnos = DeltaTable(ledger).to_pyarrow_table(columns=["seqno"])["seqno"].to_pylist()
+    assert sorted(seqnos) == list(range(1, len(sent) + 1))
+    rivals[1].stop()

@@ -1,0 +1,39 @@
+"""Two sequencers of one group: readers never diverge, and the older one stops with an error that says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.crash.processes import Process
+from tests.crash.scenario import Scenario
+
+pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
+
+
+def assert_fenced(process: Process, own_epoch: int, newer_epoch: int) -> None:
+    """It ends by itself with 1 and one sentence that names both epochs."""
+    assert process.wait_exit(60) == 1
+    last = process.stderr().splitlines()[-1]
+    assert f"a newer sequencer took over with epoch {newer_epoch}" in last
+    assert f"(epoch {own_epoch}) stops" in last
+    process.assert_no_stack_trace()
+
+
+def test_the_older_of_two_stops(scenario: Scenario) -> None:
+    """First two with the same --data (so, the same checkpoint directory), then two with different ones."""
+    loads = [scenario.load("alice"), scenario.load("bob", threads=3)]
+    observer = scenario.observer("olga")
+    first = scenario.sequencer()
+    observer.wait(50)
+    second = scenario.sequencer(ready=False)
+    assert_fenced(first, 1, 2)
+    second.wait_ready()
+    observer.wait(observer.taken[-1].seqno + 50)
+    third = scenario.sequencer(scenario.directory / "other-data", ready=False)
+    assert_fenced(second, 2, 3)
+    third.wait_ready()
+    sent = [message for load in loads for message in load.finish()]
+    highest = scenario.verify(sent, {"olga": observer.wait(len(sent))})
+    assert highest == len(sent)
+    assert third.running()
+    third.stop()

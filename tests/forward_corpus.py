@@ -1,0 +1,120 @@
+"""FORWARD records as any producer may write them, and what becomes of them: `(name, key, value, headers, reason)`.
+
+`reason` is the dead letter's, None for a good record. Both codecs, rows and Spark columns, run this one corpus. The
+topic is `abcast.orders.forward.nyc`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from connectors import codec
+from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES
+
+TOPIC = "abcast.orders.forward.nyc"
+
+RawHeaders = Sequence[tuple[str, bytes]]
+
+
+class Case(NamedTuple):
+    """One record, and why it is a dead letter (or None)."""
+
+    name: str
+    key: bytes | None
+    value: bytes | None
+    headers: RawHeaders
+    reason: str | None
+
+
+ALICE = b"nyc/alice"
+GOOD: RawHeaders = (
+    ("abcast-version", b"1"),
+    ("abcast-kind", b"message"),
+    ("abcast-sender", ALICE),
+    ("abcast-incarnation", b"1"),
+    ("abcast-local-seqno", b"1"),
+)
+
+
+def _with(name: str, value: bytes) -> RawHeaders:
+    return [(known, value if known == name else old) for known, old in GOOD]
+
+
+def _without(name: str) -> RawHeaders:
+    return [header for header in GOOD if header[0] != name]
+
+
+def _number_cases(header: str, reason: str) -> list[Case]:
+    wrong = {
+        "is missing": _without(header),
+        "is empty": _with(header, b""),
+        "is 0": _with(header, b"0"),
+        "is negative": _with(header, b"-1"),
+        "has a plus": _with(header, b"+1"),
+        "has a leading zero": _with(header, b"01"),
+        "has a blank before it": _with(header, b" 1"),
+        "has a line end behind it": _with(header, b"1\n"),
+        "has an underscore": _with(header, b"1_0"),
+        "is a fraction": _with(header, b"1.0"),
+        "is hexadecimal": _with(header, b"0x1"),
+        "has an exponent": _with(header, b"1e3"),
+        "is a word": _with(header, b"one"),
+        "has digits that are not ASCII": _with(header, "\N{ARABIC-INDIC DIGIT ONE}".encode()),
+        "is not UTF-8": _with(header, b"\xff"),
+        "has 19 digits": _with(header, b"1" + b"0" * 18),
+        "overflows 64 bits": _with(header, b"9" * 40),
+    }
+    return [Case(f"{header} {what}", ALICE, b"x", headers, reason) for what, headers in wrong.items()]
+
+
+CORPUS: tuple[Case, ...] = (
+    Case("good", ALICE, b"buy 100", GOOD, None),
+    Case("empty payload", ALICE, b"", GOOD, None),
+    Case("payload of zero bytes and wild bytes", ALICE, b"\0\xff\n\r", GOOD, None),
+    Case("largest payload", ALICE, b"x" * MAX_PAYLOAD_BYTES, GOOD, None),
+    Case("headers in another order", ALICE, b"x", tuple(reversed(GOOD)), None),
+    Case("largest numbers", ALICE, b"x", [*GOOD[:3], (GOOD[3][0], b"9" * 18), (GOOD[4][0], b"9" * 18)], None),
+    Case("application headers", ALICE, b"x", [*GOOD, ("trace", b"\xff\0"), ("trace", b"2"), ("", b"")], None),
+    Case(
+        "application headers between ours", ALICE, b"x", [GOOD[0], ("a", b"1"), *GOOD[1:4], ("b", b"2"), GOOD[4]], None
+    ),
+    Case("application header like ours in capitals", ALICE, b"x", [*GOOD, ("Abcast-Version", b"9")], None),
+    Case("longest address", b"nyc/" + b"n" * 128, b"x", _with("abcast-sender", b"nyc/" + b"n" * 128), None),
+    Case("a header of ours twice, the same", ALICE, b"x", [*GOOD, GOOD[4]], codec.REPEATED_HEADER),
+    Case("a header of ours twice, another", ALICE, b"x", [*GOOD, ("abcast-local-seqno", b"2")], codec.REPEATED_HEADER),
+    Case("a header of DATA", ALICE, b"x", [*GOOD, ("abcast-seqno", b"7")], codec.RESERVED_HEADER),
+    Case("a header nobody knows", ALICE, b"x", [*GOOD, ("abcast-colour", b"red")], codec.RESERVED_HEADER),
+    Case("the bare prefix as a header", ALICE, b"x", [*GOOD, ("abcast-", b"")], codec.RESERVED_HEADER),
+    Case("largest headers", ALICE, b"x", [*GOOD, ("h", b"x" * (MAX_HEADERS_BYTES - 1))], None),
+    Case("headers too large", ALICE, b"x", [*GOOD, ("h", b"x" * MAX_HEADERS_BYTES)], codec.HEADERS_TOO_LARGE),
+    Case("no headers", ALICE, b"x", (), codec.WRONG_VERSION),
+    Case("no version", ALICE, b"x", _without("abcast-version"), codec.WRONG_VERSION),
+    Case("another version", ALICE, b"x", _with("abcast-version", b"2"), codec.WRONG_VERSION),
+    Case("a version with a blank", ALICE, b"x", _with("abcast-version", b"1 "), codec.WRONG_VERSION),
+    Case("a version that is not UTF-8", ALICE, b"x", _with("abcast-version", b"\xff"), codec.WRONG_VERSION),
+    Case("no kind", ALICE, b"x", _without("abcast-kind"), codec.WRONG_KIND),
+    Case("an unknown kind", ALICE, b"x", _with("abcast-kind", b"gossip"), codec.WRONG_KIND),
+    Case("the sequencer's kind", ALICE, b"x", _with("abcast-kind", b"epoch"), codec.WRONG_KIND),
+    Case("a kind in capitals", ALICE, b"x", _with("abcast-kind", b"Message"), codec.WRONG_KIND),
+    Case("no sender", ALICE, b"x", _without("abcast-sender"), codec.NO_SENDER),
+    Case("an empty sender", b"", b"x", _with("abcast-sender", b""), codec.NO_SENDER),
+    Case("a sender in UTF-8", "nyc/zoë".encode(), b"x", _with("abcast-sender", "nyc/zoë".encode()), codec.NO_SENDER),
+    Case("a sender that is not UTF-8", b"nyc/\xff", b"x", _with("abcast-sender", b"nyc/\xff"), codec.NO_SENDER),
+    Case("no key", None, b"x", GOOD, codec.KEY_IS_NOT_SENDER),
+    Case("an empty key", b"", b"x", GOOD, codec.KEY_IS_NOT_SENDER),
+    Case("another key", b"nyc/bob", b"x", GOOD, codec.KEY_IS_NOT_SENDER),
+    Case("a key that is not UTF-8", b"\xff", b"x", GOOD, codec.KEY_IS_NOT_SENDER),
+    *_number_cases("abcast-incarnation", codec.WRONG_INCARNATION),
+    *_number_cases("abcast-local-seqno", codec.WRONG_LOCAL_SEQNO),
+    Case("another site", b"sfo/bob", b"x", _with("abcast-sender", b"sfo/bob"), codec.WRONG_SITE),
+    Case("a site that begins like ours", b"nyc2/bob", b"x", _with("abcast-sender", b"nyc2/bob"), codec.WRONG_SITE),
+    Case("no site", b"alice", b"x", _with("abcast-sender", b"alice"), codec.WRONG_SITE),
+    Case("null payload", ALICE, None, GOOD, codec.NO_PAYLOAD),
+    Case("payload too large", ALICE, b"x" * (MAX_PAYLOAD_BYTES + 1), GOOD, codec.PAYLOAD_TOO_LARGE),
+    Case(
+        "two reasons: the first in the list counts", b"nyc/bob", None, _without("abcast-version"), codec.WRONG_VERSION
+    ),
+)
+"""An address that only `ordering.sequencer` refuses (`nyc/`, `nyc/a/b`) would be good here: it is a dead letter one
+step later."""

@@ -1,0 +1,113 @@
+"""The broker: forward partitions, DATA and EPOCH, in memory. Appends are atomic, nothing else is.
+
+`SimulatedLog` is the real `connectors.data_log.DataLog` on top of it: `state` and `after` are its own code. Each state
+that it rebuilds is compared with what the reading rule alone makes of the log from its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from connectors.data_log import Claim, DataLog, Stored
+from ordering.names import Topic
+from ordering.reader import Reader, Seal, Verdict
+from ordering.records import Data, Forward, Malformed, Source
+from ordering.sequencer import Accepted, SequencerState
+
+GROUP = "g"
+SITE = "s"
+FORWARD_TOPIC = str(Topic(GROUP, "forward", SITE))
+
+
+class Known(NamedTuple):
+    """What a prefix of DATA tells, read record by record from its beginning, without a look at any snapshot."""
+
+    epoch: int
+    seqno: int
+    received: Mapping[str, Accepted]
+    seals: tuple[Seal, ...]
+
+    @classmethod
+    def of(cls, state: SequencerState) -> Known:
+        return cls(state.epoch, state.seqno, state.received, state.seals)
+
+
+class Broker:
+    """What is durable. Nothing here ever crashes; whoever uses it does."""
+
+    def __init__(self, partitions: int) -> None:
+        self.forward: list[list[Forward | Malformed]] = [[] for _ in range(partitions)]
+        self.data: list[Data] = []
+        self.beginning = 0
+        """Retention has dropped the DATA below."""
+        self.claims: list[Claim] = []
+        self.known: list[Known] = [Known(0, 0, {}, ())]
+        """By the end of the prefix."""
+        self.wrong_states: list[str] = []
+        """States that `DataLog.state` made of a prefix and that are not `known`."""
+
+    def next_source(self, partition: int) -> Source:
+        return Source(FORWARD_TOPIC, partition, len(self.forward[partition]))
+
+    def append_message(self, partition: int, sender: str, incarnation: int, local_seqno: int, payload: bytes) -> Source:
+        source = self.next_source(partition)
+        self.forward[partition].append(Forward(sender, incarnation, local_seqno, payload, source))
+        return source
+
+    def append_malformed(self, partition: int, reason: str) -> Source:
+        source = self.next_source(partition)
+        self.forward[partition].append(Malformed(source, reason))
+        return source
+
+    def append_data(self, record: Data) -> int:
+        """Append to DATA; return the offset."""
+        epoch, seqno, received, seals = self.known[-1]
+        verdict = Reader(epoch, seqno).accept(record.kind, record.epoch, record.seqno)
+        if verdict is Verdict.CONTROL and record.epoch > epoch:
+            seals = (*seals, Seal(record.epoch, seqno + 1))
+        elif verdict is Verdict.TAKE:
+            seqno = record.seqno
+            received = {**received, record.sender: Accepted(record.incarnation, record.local_seqno)}
+        self.known.append(Known(max(epoch, record.epoch), seqno, received, seals))
+        self.data.append(record)
+        return len(self.data) - 1
+
+    def append_claim(self, floor: int) -> int:
+        """Append to EPOCH; return the epoch claimed."""
+        self.claims.append(Claim(len(self.claims) + 1, floor))
+        return len(self.claims)
+
+
+class SimulatedLog(DataLog):
+    """The real reading code of the DATA log, on the simulated broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.topic = Topic(GROUP, "data", SITE)
+        self.stale_claims: list[Claim] | None = None
+        """What it takes for the claims, if somebody breaks the rule that they are read after the end."""
+
+    def beginning(self) -> int:
+        return self.broker.beginning
+
+    def end(self) -> int:
+        return len(self.broker.data)
+
+    def records(self, start: int, end: int) -> Iterator[Stored]:
+        for offset in range(max(start, self.beginning()), min(end, len(self.broker.data))):
+            yield Stored(offset, offset, self.broker.data[offset])
+
+    def claims(self) -> list[Claim]:
+        return list(self.broker.claims) if self.stale_claims is None else self.stale_claims
+
+    def newest_epoch(self) -> int:
+        return max((claim.epoch for claim in self.broker.claims), default=0)
+
+    def state(self, end: int | None = None) -> SequencerState:
+        end = self.end() if end is None else end
+        state = super().state(end)
+        known = self.broker.known[end]
+        if Known.of(state) != known:
+            self.broker.wrong_states.append(f"the state below offset {end} is {Known.of(state)}, and not {known}.")
+        return state

@@ -1,0 +1,64 @@
+"""The row form's input and output, by way of `step_columns`: so that both forms can stand in for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ordering.columns import ForwardColumns, step_columns
+from ordering.records import Data, DeadLetter, Forward, Malformed
+from ordering.sequencer import BAD_ADDRESS, SequencerState, Step
+
+
+def to_columns(records: Sequence[Forward | Malformed]) -> ForwardColumns:
+    """A sorted batch as columns, the way the Spark adapter makes them."""
+    place_names: list[str] = []
+    place: list[int] = []
+    senders: dict[str, int] = {}
+    for record in records:
+        name = f"{record.source.topic}-{record.source.partition}"
+        if not place_names or place_names[-1] != name:
+            place_names.append(name)
+        place.append(len(place_names) - 1)
+        senders.setdefault(record.sender if isinstance(record, Forward) else "", len(senders))
+    messages = [record if isinstance(record, Forward) else None for record in records]
+    return ForwardColumns(
+        places=place_names,
+        place=np.array(place, dtype=np.int64),
+        offset=np.array([record.source.offset for record in records], dtype=np.int64),
+        senders=list(senders),
+        sender=np.array([senders[message.sender if message else ""] for message in messages], dtype=np.int64),
+        incarnation=np.array([message.incarnation if message else 0 for message in messages], dtype=np.int64),
+        local_seqno=np.array([message.local_seqno if message else 0 for message in messages], dtype=np.int64),
+        well_formed=np.array([message is not None for message in messages], dtype=np.bool_),
+    )
+
+
+def step_by_columns(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
+    """`step`, decided by `step_columns`."""
+    decisions = step_columns(state, to_columns(records))
+    outputs: list[Data | DeadLetter] = []
+    rows = zip(records, decisions.seqno.tolist(), decisions.bad_address.tolist(), strict=True)
+    for record, seqno, bad_address in rows:
+        if isinstance(record, Malformed):
+            outputs.append(DeadLetter(record.source, record.reason))
+        elif bad_address:
+            outputs.append(DeadLetter(record.source, BAD_ADDRESS))
+        elif seqno:
+            outputs.append(
+                Data(
+                    kind=record.kind,
+                    epoch=state.epoch,
+                    seqno=seqno,
+                    view=state.view,
+                    sender=record.sender,
+                    incarnation=record.incarnation,
+                    local_seqno=record.local_seqno,
+                    payload=record.payload,
+                    source=record.source,
+                    headers=record.headers,
+                    forwarded_at_ms=record.timestamp_ms,
+                )
+            )
+    return Step(decisions.state, tuple(outputs))

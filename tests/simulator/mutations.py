@@ -1,0 +1,172 @@
+"""Each rule of the design, broken on purpose: the simulator must then name what is broken.
+
+A mutation switches a rule of the actors off, or replaces a piece of the core, for the time of a run. None of it can be
+reached from the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from connectors.data_log import Claim, Stored
+from ordering.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
+from ordering.reader import Reader, Verdict
+from ordering.records import EPOCH
+from ordering.sequencer import Accepted
+from tests.simulator.rules import Rules
+from tests.simulator.world import WRONG_STATE
+
+
+class Mutation(NamedTuple):
+    """A broken rule: what is wrong about it, the anomaly it must show, and how it is broken."""
+
+    name: str
+    why: str
+    expected: str
+    rules: Rules = Rules()
+    patches: tuple[tuple[str, Callable[..., Any]], ...] = ()
+    from_seed: int = 0
+    """Where the tests begin to look: a mutation that takes a rare coincidence begins near one."""
+
+
+NONE = Mutation("none", "all rules hold", "")
+
+
+class EpochBlindReader(Reader):
+    """Takes what a fenced sequencer left behind the seal."""
+
+    def accept(self, kind: str, epoch: int, seqno: int) -> Verdict:
+        return super().accept(kind, max(epoch, self.epoch), seqno)
+
+
+class GreedyReader(Reader):
+    """Takes a record ahead of its turn."""
+
+    def accept(self, kind: str, epoch: int, seqno: int) -> Verdict:
+        verdict = super().accept(kind, epoch, seqno)
+        if verdict is Verdict.AHEAD:
+            self.last_seqno = seqno
+            return Verdict.TAKE
+        return verdict
+
+
+class RepeatingReader(Reader):
+    """Takes what it has taken before."""
+
+    def accept(self, kind: str, epoch: int, seqno: int) -> Verdict:
+        verdict = super().accept(kind, epoch, seqno)
+        return Verdict.TAKE if verdict is Verdict.DUPLICATE else verdict
+
+
+def epoch_0(_right: int) -> int:
+    """Resume in mid-log as if no epoch had been sealed yet."""
+    return 0
+
+
+def not_lower(accepted: Accepted, incarnation: int, local_seqno: int) -> Accepted | None:
+    """The SEQUENCER seed's rule: 'discard if not higher' (JGRP-1461: message 1 is lost if 2 overtakes it)."""
+    return Accepted(incarnation, local_seqno) if (incarnation, local_seqno) > accepted else None
+
+
+def any_incarnation(accepted: Accepted, incarnation: int, local_seqno: int) -> Accepted | None:
+    """Go-back-N that takes all lives of a member for one."""
+    return Accepted(incarnation, local_seqno) if local_seqno == accepted.local_seqno + 1 else None
+
+
+def higher_incarnation_anywhere(accepted: Accepted, incarnation: int, local_seqno: int) -> Accepted | None:
+    """A new life may begin with any local seqno, so its first message can be overtaken by its second."""
+    if incarnation > accepted.incarnation:
+        return Accepted(incarnation, local_seqno)
+    if incarnation == accepted.incarnation and local_seqno == accepted.local_seqno + 1:
+        return Accepted(incarnation, local_seqno)
+    return None
+
+
+def any_snapshot(stored: Stored, _claims: Sequence[Claim]) -> bool:
+    """Every snapshot is taken for one in force, also one behind a higher seal."""
+    return stored.data.kind == EPOCH and bool(stored.data.payload)
+
+
+_IN_FORCE = "connectors.data_log._is_snapshot_in_force"
+_NEXT_ACCEPTED = "ordering.sequencer.next_accepted"
+MUTATIONS = (
+    Mutation("epoch-ignored", "readers take what a fenced sequencer writes", DIVERGENT, Rules(reader=EpochBlindReader)),
+    Mutation(
+        "not-lower",
+        "'not lower' in the place of go-back-N",
+        FIFO_VIOLATION,
+        Rules(columns=False),
+        ((_NEXT_ACCEPTED, not_lower),),
+    ),
+    Mutation(
+        "not-lower-loses", "the same, as the sender sees it", LOST, Rules(columns=False), ((_NEXT_ACCEPTED, not_lower),)
+    ),
+    Mutation("no-seal", "a new sequencer does not end the old one's epoch first", DIVERGENT, Rules(seal_first=False)),
+    Mutation("no-read-back", "what was written before the seal is not read", DIVERGENT, Rules(read_back=False)),
+    Mutation(
+        "claims-not-unique",
+        "two that claim one epoch both go on",
+        DIVERGENT,
+        Rules(unique_claims=False, yield_to_others=False),
+        from_seed=60,
+    ),
+    Mutation(
+        "floor-after-claim", "the floor is noted after the claim", DIVERGENT, Rules(floor_first=False), from_seed=150
+    ),
+    Mutation(
+        "claims-before-end", "the claims are read before the end of DATA", DIVERGENT, Rules(claims_after_end=False)
+    ),
+    Mutation(
+        "any-snapshot", "a snapshot is believed wherever it stands", DIVERGENT, Rules(), ((_IN_FORCE, any_snapshot),)
+    ),
+    Mutation(
+        "snapshot-in-the-middle",
+        "a snapshot is written in the middle of a batch",
+        DIVERGENT,
+        Rules(snapshot_first=False),
+    ),
+    Mutation(
+        "retry-inside-the-epoch",
+        "a task is run again inside its epoch",
+        DIVERGENT,
+        Rules(one_attempt=False),
+        from_seed=40,
+    ),
+    Mutation("late-out-of-order", "the producer writes out of order", WRONG_STATE, Rules(writes_in_order=False)),
+    Mutation(
+        "arrival-order",
+        "numbers depend on the order in which Spark hands rows over",
+        LOST,
+        Rules(sort_rows=False, columns=False),
+    ),
+    Mutation("no-dedupe", "readers take repeats", DUPLICATE, Rules(reader=RepeatingReader, columns=False)),
+    Mutation("ahead", "readers take records ahead of their turn", GAP, Rules(reader=GreedyReader, columns=False)),
+    Mutation("epoch-0", "a reader resumes in mid-log with epoch 0", DIVERGENT, Rules(resume_epoch=epoch_0)),
+    Mutation(
+        "one-life", "incarnations are not compared", LOST, Rules(columns=False), ((_NEXT_ACCEPTED, any_incarnation),)
+    ),
+    Mutation(
+        "life-from-anywhere",
+        "an incarnation need not begin at 1",
+        FIFO_VIOLATION,
+        Rules(columns=False),
+        ((_NEXT_ACCEPTED, higher_incarnation_anywhere),),
+    ),
+    Mutation(
+        "resend-backwards", "the forward table is sent again in decreasing order", LOST, Rules(resend_in_order=False)
+    ),
+    Mutation("no-forward-table", "a member forgets what it has sent", LOST, Rules(keep_forward_table=False)),
+    Mutation(
+        "no-compare-and-set",
+        "a ledger commit does not name the version it was made from",
+        DUPLICATE,
+        Rules(compare_and_set=False),
+    ),
+)
+"""`not-lower-loses` and `not-lower` are one fault with two faces."""
+
+
+def by_name(name: str) -> Mutation:
+    """The mutation of that name. Raises KeyError."""
+    return {mutation.name: mutation for mutation in (NONE, *MUTATIONS)}[name]

@@ -1,0 +1,105 @@
+"""A seed's history: its actions, how to run them, and how to shrink them when they break a promise."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+from unittest.mock import patch
+
+from ordering.checker import Anomaly
+from tests.simulator.mutations import NONE, Mutation
+from tests.simulator.world import Action, Shape, World
+
+WEIGHTS = {
+    "broadcast": 14,
+    "network": 22,
+    "resend": 6,
+    "member_read": 10,
+    "member_crash": 1,
+    "poison": 1,
+    "add_partition": 1,
+    "start": 4,
+    "race": 2,
+    "sequence": 36,
+    "sequencer_crash": 3,
+    "task_failure": 4,
+    "leftover": 4,
+    "broken_write": 2,
+    "deliver": 7,
+    "deliverer_crash": 3,
+    "ledger": 6,
+    "ledger_commit": 2,
+    "ledger_crash": 1,
+}
+ACTIONS = 160
+WORK = ("broadcast", "network", "resend", "member_read", "sequence", "deliver", "ledger")
+"""What is no fault: it happens in every run."""
+
+
+class History(NamedTuple):
+    """All that a seed stands for."""
+
+    shape: Shape
+    snapshot_every: int
+    window: int
+    actions: tuple[Action, ...]
+
+
+def history(seed: int) -> History:
+    """The history of a seed; the same on every machine."""
+    rng = random.Random(seed)
+    shape = Shape(
+        members=rng.randint(1, 3),
+        partitions=rng.randint(1, 3),
+        deliverers=rng.randint(1, 3),
+        outboxes=rng.randrange(8),
+        batch_rows=rng.choice((3, 8, 30)),
+        bad_network=rng.choice((0, 3, 12)),
+        steps=rng.choice((2, 5, 10)),
+    )
+    # A fault is absent, rare or common in a whole run: what needs one fault often and another never happens, too.
+    weights = [weight if kind in WORK else weight * rng.choice((0, 1, 1, 4)) for kind, weight in WEIGHTS.items()]
+    kinds = rng.choices(list(WEIGHTS), weights, k=ACTIONS)
+    # In most runs one sequencer does the work; the others come, pause and go.
+    who = rng.choice(((0, 0, 0, 0, 1, 2), (0, 0, 0, 1, 1, 2), (0, 1, 2)))
+    actions = [Action(kind, rng.choice(who), rng.getrandbits(48)) for kind in kinds]
+    snapshot_every, window = rng.choice((3, 8, 30, 1000)), rng.choice((1, 5, 2048))
+    return History(shape, snapshot_every, window, (Action("start"), *actions))
+
+
+def run(what: History, mutation: Mutation = NONE) -> list[Anomaly]:
+    """Run it in a fresh world; return what was broken."""
+    with ExitStack() as stack:
+        stack.enter_context(patch("ordering.sequencer.SNAPSHOT_EVERY_RECORDS", what.snapshot_every))
+        stack.enter_context(patch("ordering.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 1))
+        stack.enter_context(patch("connectors.data_log._FIRST_WINDOW", what.window))
+        for target, replacement in mutation.patches:
+            stack.enter_context(patch(target, replacement))
+        world = World(what.shape, mutation.rules)
+        for action in what.actions:
+            world.apply(action)
+        world.heal()
+        return world.anomalies()
+
+
+def shrink(what: History, name: str, mutation: Mutation = NONE) -> History:
+    """Drop as many actions as can be dropped while the anomaly `name` stays."""
+
+    def fails(actions: Sequence[Action]) -> bool:
+        return any(found.name == name for found in run(what._replace(actions=tuple(actions)), mutation))
+
+    actions = list(what.actions)
+    size = max(1, len(actions) // 2)
+    while True:
+        index, before = 0, len(actions)
+        while index < len(actions):
+            shorter = actions[:index] + actions[index + size :]
+            if fails(shorter):
+                actions = shorter
+            else:
+                index += size
+        if size == 1 and len(actions) == before:
+            return what._replace(actions=tuple(actions))
+        size = max(1, size // 2)

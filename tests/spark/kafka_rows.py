@@ -1,0 +1,145 @@
+"""Rows as Spark's Kafka source and sink have them, from plain values and from the row form of the codec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+
+from connectors import codec
+from ordering.names import Topic
+from ordering.records import Data, DeadLetter, Headers, Source
+from ordering.sequencer import BAD_ADDRESS, SequencerState, begin_batch, step
+from tests.forward_corpus import Case
+
+SITE = "local"
+HEADERS = "headers array<struct<key:string,value:binary>>"
+SOURCE_SCHEMA = (
+    "key binary, value binary, topic string, partition int, offset long, "
+    f"timestamp timestamp, timestampType int, {HEADERS}"
+)
+SINK_SCHEMA = f"topic string, key binary, value binary, {HEADERS}"
+TIMESTAMP_MS = 1_700_000_000_123
+
+
+class Row(NamedTuple):
+    """A record of a topic, as the broker stored it."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+    timestamp_ms: int = TIMESTAMP_MS
+
+    @property
+    def source(self) -> Source:
+        return Source(self.topic, self.partition, self.offset)
+
+
+class SinkRow(NamedTuple):
+    """A record that is to be written."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+
+
+def forward(
+    sender: str,
+    local_seqno: int,
+    offset: int,
+    *,
+    group: str = "g",
+    partition: int = 0,
+    incarnation: int = 1,
+    payload: bytes = b"payload",
+    application: Headers = (),
+) -> Row:
+    """A well-formed FORWARD record, as our own client writes it."""
+    return Row(
+        str(Topic(group, "forward", SITE)),
+        partition,
+        offset,
+        sender.encode(),
+        payload,
+        codec.forward_headers(sender, incarnation, local_seqno, application),
+        TIMESTAMP_MS + offset,
+    )
+
+
+BAD_ADDRESSES = [
+    Case(
+        f"address {sender}",
+        sender.encode(),
+        b"x",
+        codec.forward_headers(sender, 1, 1, application),
+        BAD_ADDRESS,
+    )
+    for sender, application in (
+        ("nyc/" + "n" * 129, ()),
+        ("nyc/", (("trace", b"\xff"),)),
+        ("nyc/a b", ()),
+        ("nyc/a/b", ()),
+        ("nyc/a\0b", ()),
+    )
+]
+"""What only `ordering.sequencer` refuses; the rest of the bad input is in `tests.forward_corpus`."""
+
+
+def data(record: Data, offset: int, *, group: str = "g", site: str = SITE) -> Row:
+    """A DATA record at this offset of the group's topic."""
+    key, value, headers = codec.encode_data(record)
+    return Row(str(Topic(group, "data", site)), 0, offset, key, value, headers, TIMESTAMP_MS + offset)
+
+
+def source_frame(spark: SparkSession, rows: Iterable[Row]) -> DataFrame:
+    """The rows as Spark's Kafka source gives them. It has no array where a record has no headers."""
+    return spark.createDataFrame(
+        [
+            (
+                row.key,
+                row.value,
+                row.topic,
+                row.partition,
+                row.offset,
+                datetime.fromtimestamp(row.timestamp_ms / 1000, tz=timezone.utc),
+                1,
+                list(row.headers) or None,
+            )
+            for row in rows
+        ],
+        SOURCE_SCHEMA,
+    )
+
+
+def sink_frame(spark: SparkSession, rows: Iterable[SinkRow]) -> DataFrame:
+    """The rows as Spark's Kafka sink takes them."""
+    return spark.createDataFrame([(*row[:3], list(row.headers)) for row in rows], SINK_SCHEMA)
+
+
+def decide_rows(state: SequencerState, rows: Iterable[Row], site: str = SITE) -> tuple[SequencerState, list[SinkRow]]:
+    """What the row form (`connectors.codec`, `ordering.sequencer.step`) makes of a batch of one group's records."""
+    by_source = {row.source: row for row in rows}
+    state, snapshots = begin_batch(state)
+    after, outputs = step(
+        state,
+        [
+            codec.decode_forward(source, row.key, row.value, row.headers, row.timestamp_ms)
+            for source, row in sorted(by_source.items())
+        ],
+    )
+    return after, [_sink_row(state.group, site, output, by_source) for output in (*snapshots, *outputs)]
+
+
+def _sink_row(group: str, site: str, output: Data | DeadLetter, rows: dict[Source, Row]) -> SinkRow:
+    if isinstance(output, Data):
+        key, value, headers = codec.encode_data(output)
+        return SinkRow(str(Topic(group, "data", site)), key, value, headers)
+    row = rows[output.source]
+    topic = str(Topic(group, "dead-letter", site))
+    return SinkRow(topic, row.key, row.value, codec.dead_letter_headers(output, row.headers))

@@ -1,0 +1,190 @@
+"""The ledger: its rows with chispa, and its writer on a real Delta table, read back by two implementations."""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from chispa import assert_df_equality
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from connectors.ledger import (
+    LEDGER_SCHEMA,
+    LedgerWriter,
+    TableState,
+    create_tables,
+    ledger_rows,
+    read_table_state,
+)
+from ordering.reader import Reader
+from ordering.records import Data, Headers, Source
+from ordering.sequencer import SequencerState, seal, snapshot
+from tests.spark.kafka_rows import TIMESTAMP_MS, Row, data, source_frame
+
+pytestmark = pytest.mark.spark
+
+
+def message(seqno: int, *, epoch: int = 1, payload: bytes | None = None, headers: Headers = ()) -> Data:
+    """Message `seqno` of nyc/alice, who is alone in her group."""
+    return Data(
+        kind="message",
+        epoch=epoch,
+        seqno=seqno,
+        view=2,
+        sender="nyc/alice",
+        incarnation=9,
+        local_seqno=seqno,
+        payload=b"m%d" % seqno if payload is None else payload,
+        source=Source("abcast.g-1.forward.nyc", 3, 100 + seqno),
+        headers=headers,
+        forwarded_at_ms=TIMESTAMP_MS,
+    )
+
+
+def log_of(*records: Data, group: str = "g", first_offset: int = 0) -> list[Row]:
+    """The records as they stand in the DATA topic, one after the other."""
+    return [data(record, first_offset + place, group=group) for place, record in enumerate(records)]
+
+
+@pytest.fixture(scope="module")
+def table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty ledger. Making one takes Spark a while, so the tests share it: each has a group of its own in it."""
+    directory = tmp_path_factory.mktemp("ledger")
+    create_tables(spark, directory)
+    assert read_table_state(directory / "ledger") == TableState()
+    create_tables(spark, directory)  # twice does no harm
+    assert DeltaTable(str(directory / "views")).to_pyarrow_table().num_rows == 0
+    return directory / "ledger"
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> str:
+    """A group of the test's own."""
+    return str(request.node.name)
+
+
+def rows_of(spark: SparkSession, table: Path, group: str) -> list[tuple[int, bytes]]:
+    """(seqno, payload) of the group's rows by seqno, of which Spark and delta-rs must have the same opinion."""
+    by_spark = spark.read.format("delta").load(str(table)).where(f"`group` = '{group}'").orderBy("seqno", "payload")
+    rows = [(row["seqno"], bytes(row["payload"])) for row in by_spark.collect()]
+    arrow = DeltaTable(str(table)).to_pyarrow_table(columns=["seqno", "payload"], filters=[("group", "=", group)])
+    assert sorted((row["seqno"], row["payload"]) for row in arrow.to_pylist()) == rows
+    return rows
+
+
+def expected(*seqnos: int) -> list[tuple[int, bytes]]:
+    return [(seqno, b"m%d" % seqno) for seqno in seqnos]
+
+
+def test_ledger_rows(spark: SparkSession) -> None:
+    """Every column of the ledger comes from DATA; an epoch record has no more than its epoch and kind."""
+    rows = log_of(
+        message(1, headers=(("trace", b"\xff"), ("empty", b""))), seal(7), message(2, epoch=7, payload=b""), group="g-1"
+    )
+    at = [datetime.fromtimestamp((TIMESTAMP_MS + offset) / 1000, tz=timezone.utc) for offset in range(3)]
+    alice = ("nyc", "nyc/alice", 9)
+    schema = f"{LEDGER_SCHEMA}, topic string, offset long"
+    topic = "abcast.g-1.data.local"
+    wanted = spark.createDataFrame(
+        [
+            (
+                "g-1",
+                1,
+                1,
+                2,
+                *alice,
+                1,
+                "message",
+                b"m1",
+                [("trace", b"\xff"), ("empty", b"")],
+                3,
+                101,
+                at[0],
+                at[0],
+                topic,
+                0,
+            ),
+            ("g-1", None, 7, None, None, None, None, None, "epoch", b"", [], None, None, None, at[1], topic, 1),
+            ("g-1", 2, 7, 2, *alice, 2, "message", b"", [], 3, 102, at[0], at[2], topic, 2),
+        ],
+        schema,
+    )
+    assert_df_equality(ledger_rows(source_frame(spark, rows)), wanted, ignore_nullable=True)
+
+
+def test_each_seqno_once(spark: SparkSession, table: Path, group: str) -> None:
+    """Repeats within a batch and between batches, what runs ahead, and what a fenced sequencer left are not written."""
+    writer = LedgerWriter(table, {group: Reader()})
+    first = log_of(seal(1), message(1), message(2), message(2), message(1), message(4), message(3), group=group)
+    writer.write(source_frame(spark, first), 0)
+    assert rows_of(spark, table, group) == expected(1, 2, 3)
+    second = log_of(
+        message(3),
+        message(4),
+        seal(2),
+        message(5, payload=b"stale"),
+        snapshot(SequencerState(group, epoch=2, seqno=4)),
+        message(5, epoch=2),
+        message(6, payload=b"stale"),
+        group=group,
+        first_offset=len(first),
+    )
+    writer.write(source_frame(spark, second).repartition(2), 1)
+    assert rows_of(spark, table, group) == expected(1, 2, 3, 4, 5)
+    assert read_table_state(table).last_seqno[group] == 5
+
+
+def test_a_batch_again(spark: SparkSession, table: Path, group: str) -> None:
+    """A writer that starts again after its commit, from the log's beginning or its own, writes nothing twice."""
+    log = log_of(seal(1), message(1), message(2), message(3), message(4), group=group)
+    LedgerWriter(table, {group: Reader()}).write(source_frame(spark, log[:3]), 0)
+    LedgerWriter(table, {group: Reader()}).write(source_frame(spark, log[:4]), 0)
+    resumed = LedgerWriter(table, {group: Reader(1, read_table_state(table).last_seqno[group])})
+    resumed.write(source_frame(spark, log[2:]), 0)
+    assert rows_of(spark, table, group) == expected(1, 2, 3, 4)
+
+
+def test_compare_and_set(spark: SparkSession, table: Path, group: str) -> None:
+    """Of two writers that read the same version of the table, the later finds out, and adds what is missing."""
+    log = log_of(seal(1), *map(message, range(1, 6)), group=group)
+    one, two = (LedgerWriter(table, {group: Reader()}) for _ in range(2))
+    one.write(source_frame(spark, log[:4]), 0)
+    two.write(source_frame(spark, log), 0)
+    one.write(source_frame(spark, log[4:]), 1)
+    assert rows_of(spark, table, group) == expected(1, 2, 3, 4, 5)
+
+
+def test_two_writers_at_once(spark: SparkSession, table: Path, group: str) -> None:
+    """Two ledger jobs that race through the same log, batch by batch, leave each seqno once."""
+    count = 6
+    log = log_of(*map(message, range(1, count + 1)), group=group)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            writer = LedgerWriter(table, {group: Reader()})
+            for number in range(0, count, 2):
+                writer.write(source_frame(spark, log[number : number + 2]), number)
+        except BaseException as error:  # noqa: BLE001 - shown by the assertion below
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=100)
+    assert failures == []
+    assert rows_of(spark, table, group) == expected(*range(1, count + 1))
+
+
+def test_groups_share_a_table(spark: SparkSession, table: Path, group: str) -> None:
+    """Each group counts for itself, also in one batch."""
+    other = f"{group}.other"
+    writer = LedgerWriter(table, {group: Reader(), other: Reader()})
+    mixed = log_of(message(1), message(2), group=group) + log_of(message(1), group=other)
+    writer.write(source_frame(spark, mixed), 0)
+    writer.write(source_frame(spark, log_of(message(2), group=other, first_offset=1)), 1)
+    assert rows_of(spark, table, group) == rows_of(spark, table, other) == expected(1, 2)

@@ -1,0 +1,193 @@
+"""The sequencing transformation on static DataFrames: FORWARD rows in, DATA and dead letters out, equal to the core."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.sql import DataFrame, SparkSession
+
+from connectors import codec
+from connectors.codec import decode_data
+from connectors.sequencing import decode_forward, encode_decided, sequence
+from ordering.records import EPOCH
+from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, Accepted, SequencerState
+from tests.spark.kafka_rows import SITE, SOURCE_SCHEMA, Row, SinkRow, decide_rows, forward, sink_frame, source_frame
+from tests.spark.static import decide
+
+pytestmark = pytest.mark.spark
+
+START = SequencerState("g", epoch=3, seqno=41, view=2, received={"local/old": Accepted(7, 5)})
+
+
+def of_senders(lengths: Mapping[str, int], *, partitions: int = 1, group: str = "g") -> list[Row]:
+    """Messages 1 … n of each sender, taking turns; a sender stays in one partition."""
+    rows, ends = [], [0] * partitions
+    for local_seqno in range(1, max(lengths.values()) + 1):
+        for index, (sender, length) in enumerate(lengths.items()):
+            if local_seqno <= length:
+                partition = index % partitions
+                payload = f"{sender} says {local_seqno}".encode()
+                rows.append(
+                    forward(sender, local_seqno, ends[partition], partition=partition, payload=payload, group=group)
+                )
+                ends[partition] += 1
+    return rows
+
+
+def assert_decided(spark: SparkSession, frame: DataFrame, expected: Iterable[SinkRow]) -> None:
+    """Expect these records in this order."""
+    assert_df_equality(frame, sink_frame(spark, expected), ignore_nullable=True)
+
+
+def test_data_rows(spark: SparkSession) -> None:
+    """Each next message of a sender gets the next number, with everything that a reader needs in the headers."""
+    rows = [
+        forward("local/alice", 1, 10, payload=b"one"),
+        forward("local/bob", 1, 11, payload=b"", application=(("trace", b"\x00\xff"), ("trace", b"2"))),
+    ]
+    common = [(codec.H_VERSION, b"1"), (codec.H_KIND, b"message")]
+    decided = [(codec.H_EPOCH, b"3"), (codec.H_VIEW, b"2")]
+    expected = [
+        SinkRow(
+            "abcast.g.data.local",
+            b"local/alice",
+            b"one",
+            [
+                *common,
+                (codec.H_SENDER, b"local/alice"),
+                (codec.H_INCARNATION, b"1"),
+                (codec.H_LOCAL_SEQNO, b"1"),
+                (codec.H_SEQNO, b"42"),
+                *decided,
+                (codec.H_SOURCE, b"abcast.g.forward.local-0:10"),
+                (codec.H_FORWARDED_AT, b"1700000000133"),
+            ],
+        ),
+        SinkRow(
+            "abcast.g.data.local",
+            b"local/bob",
+            b"",
+            [
+                *common,
+                (codec.H_SENDER, b"local/bob"),
+                (codec.H_INCARNATION, b"1"),
+                (codec.H_LOCAL_SEQNO, b"1"),
+                (codec.H_SEQNO, b"43"),
+                *decided,
+                (codec.H_SOURCE, b"abcast.g.forward.local-0:11"),
+                (codec.H_FORWARDED_AT, b"1700000000134"),
+                ("trace", b"\x00\xff"),
+                ("trace", b"2"),
+            ],
+        ),
+    ]
+    assert_decided(spark, decide(source_frame(spark, rows), START), expected)
+
+
+def test_go_back_n_and_incarnations(spark: SparkSession) -> None:
+    """Duplicates, what follows a gap, and late incarnations take no number; a new incarnation starts at 1."""
+    rows = [
+        forward("local/old", 5, 0, incarnation=7),  # already accepted
+        forward("local/old", 6, 1, incarnation=7),
+        forward("local/old", 6, 2, incarnation=7),  # a resend
+        forward("local/old", 8, 3, incarnation=7),  # 7 is missing
+        forward("local/old", 7, 4, incarnation=7),
+        forward("local/old", 8, 5, incarnation=7),
+        forward("local/old", 1, 6, incarnation=9),
+        forward("local/old", 9, 7, incarnation=7),  # late
+        forward("local/new", 2, 8),  # 1 is missing
+        forward("local/new", 1, 9),
+    ]
+    _, expected = decide_rows(START, rows)
+    assert [row.headers[8][1].decode().rpartition(":")[2] for row in expected] == ["1", "4", "5", "6", "9"]
+    assert_decided(spark, decide(source_frame(spark, rows), START), expected)
+
+
+@pytest.mark.parametrize(("seed", "chunk_rows"), [(1, 2), (2, 5), (3, 10_000)])
+def test_rows_in_any_order(spark: SparkSession, seed: int, chunk_rows: int) -> None:
+    """However Spark deals the rows out, in whatever pieces, the numbers are the log's."""
+    rows = of_senders({"local/a": 9, "local/b": 4, "local/c": 7}, partitions=2)
+    _, expected = decide_rows(START, rows)
+    shuffled = random.Random(seed).sample(rows, len(rows))
+    assert_decided(spark, decide(source_frame(spark, shuffled).repartition(3), START, chunk_rows=chunk_rows), expected)
+
+
+def test_many_groups_in_one_batch(spark: SparkSession) -> None:
+    """Each group has its own state and its own numbers, also a group whose name has dots and dashes."""
+    states = [SequencerState(name, epoch=index, seqno=10 * index) for index, name in enumerate(["g", "a.b-c.d", "z"])]
+    rows, expected = [], []
+    for state in states:
+        own = of_senders({"local/a": 3, "local/b": 2}, group=state.group)
+        rows += own
+        expected += decide_rows(state, own)[1]
+    random.Random(7).shuffle(rows)
+    frame = decide(source_frame(spark, rows).repartition(2), *states)
+    assert_df_equality(frame, sink_frame(spark, expected), ignore_nullable=True, ignore_row_order=True)
+
+
+def test_streaming(spark: SparkSession, tmp_path: Path) -> None:
+    """The log cut into micro-batches gives the same numbers: Spark's state carries on from one to the next."""
+    rows = [*of_senders({"local/a": 4, "local/b": 3}), *of_senders({"local/a": 2}, group="h")]
+    states = {"g": START, "h": SequencerState("h", epoch=8)}
+    expected = {
+        group: decide_rows(state, [row for row in rows if f".{group}." in row.topic])[1]
+        for group, state in states.items()
+    }
+    for number, part in enumerate([rows[:2], rows[2:8], rows[8:]]):
+        directory = tmp_path / f"part-{number}"
+        source_frame(spark, part).coalesce(1).write.parquet(str(directory))
+        (file,) = directory.glob("*.parquet")
+        os.utime(file, (number, number))  # the file source takes the oldest first
+    batches: list[list[SinkRow]] = []
+
+    def collect(batch: DataFrame, _number: int) -> None:
+        batches.append(
+            [
+                SinkRow(row["topic"], row["key"], row["value"], [(h["key"], h["value"]) for h in row["headers"]])
+                for row in batch.collect()
+            ]
+        )
+
+    stream = spark.readStream.schema(SOURCE_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "part-*"))
+    query = (
+        encode_decided(sequence(decode_forward(stream), states), SITE)
+        .writeStream.foreachBatch(collect)
+        .trigger(availableNow=True)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    try:
+        assert query.awaitTermination(60)
+    finally:
+        query.stop()
+    assert [len(batch) for batch in batches] == [2, 6, 1]
+    for group in states:
+        written = [row for batch in batches for row in batch if f".{group}." in row.topic]
+        assert written == expected[group]
+
+
+def test_a_snapshot_comes_first(spark: SparkSession) -> None:
+    """When one is due, the batch begins with an epoch record: the state before the batch, no key and no seqno."""
+    due = SequencerState("g", epoch=5, seqno=100, unsnapped=SNAPSHOT_EVERY_RECORDS)
+    rows = of_senders({"local/a": 2})
+    _, expected = decide_rows(due, rows)
+    written = decide(source_frame(spark, rows), due).collect()
+    assert [row["key"] for row in written] == [None, b"local/a", b"local/a"]
+    headers = [(header["key"], bytes(header["value"])) for header in written[0]["headers"]]
+    assert headers == [(codec.H_VERSION, b"1"), (codec.H_KIND, b"epoch"), (codec.H_EPOCH, b"5")]
+    record = decode_data(bytes(written[0]["value"]), headers)
+    assert record.kind == EPOCH
+    assert SequencerState.from_bytes(record.payload) == replace(due, unsnapped=0)
+    assert_decided(spark, decide(source_frame(spark, rows), due), expected)
+
+
+def test_nothing_to_write(spark: SparkSession) -> None:
+    """A batch of duplicates writes nothing."""
+    rows = [forward("local/old", local, local, incarnation=7) for local in (3, 4, 5)]
+    assert_decided(spark, decide(source_frame(spark, rows), START), [])

@@ -1,0 +1,66 @@
+"""The forward table: never a hole, never over its bounds; checked against a plain list."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ordering.errors import ProtocolViolation
+from ordering.forward_table import ForwardTable, Pending, message_bytes
+
+payloads = st.binary(max_size=6)
+headers = st.lists(st.tuples(st.text("hk", max_size=2), st.binary(max_size=3)), max_size=2).map(tuple)
+operations = st.lists(st.one_of(st.tuples(payloads, headers), st.integers(0, 30)), max_size=40)
+
+
+@given(operations, st.integers(1, 5), st.integers(1, 20), st.integers(0, 3))
+def test_equals_a_list(script: list[object], max_records: int, max_bytes: int, last: int) -> None:
+    """Broadcasts and acknowledgements in any order: the table is always what a list of the pending ones would be."""
+    table = ForwardTable(max_records, max_bytes, last)
+    model: list[Pending] = []
+    given_out = last
+    for operation in script:
+        if isinstance(operation, tuple):
+            payload, application = operation
+            held = sum(message_bytes(entry.payload, entry.headers) for entry in model)
+            size = message_bytes(payload, application)
+            fits = not model or (len(model) < max_records and held + size <= max_bytes)
+            assert fits == table.has_room(size)
+            if fits:
+                given_out += 1
+                model.append(Pending(given_out, payload, application))
+                assert model[-1] == table.append(payload, application)
+        elif isinstance(operation, int) and operation <= given_out:
+            before = len(model)
+            model = [entry for entry in model if entry.local_seqno > operation]
+            assert before - len(model) == table.acknowledge(operation)
+        assert model == list(table.pending())
+        assert len(model) == len(table)
+        assert given_out - len(model) == table.acknowledged
+
+
+def test_pending_is_in_increasing_order() -> None:
+    """SEQUENCER.txt, "Reliability on failover": sent again in increasing order of local seqnos."""
+    table = ForwardTable(10, 100)
+    for payload in (b"a", b"b", b"c"):
+        table.append(payload, ())
+    table.acknowledge(1)
+    assert [Pending(2, b"b", ()), Pending(3, b"c", ())] == list(table.pending())
+
+
+def test_data_of_a_message_never_sent_is_a_violation() -> None:
+    """It says that someone else sends under the same name and incarnation. The table is unchanged."""
+    table = ForwardTable(10, 100)
+    table.append(b"a", ())
+    with pytest.raises(ProtocolViolation, match="local seqno 2"):
+        table.acknowledge(2)
+    assert len(table) == 1
+
+
+def test_an_empty_table_takes_any_message() -> None:
+    """Or a message larger than the bound could never be sent."""
+    table = ForwardTable(1, 1)
+    assert table.has_room(1000)
+    table.append(b"x" * 1000, ())
+    assert not table.has_room(0)

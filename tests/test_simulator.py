@@ -1,0 +1,46 @@
+"""The simulator in the suite: a fixed number of seeds keeps every promise, and every broken rule is found out."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulator.__main__ import describe
+from tests.simulator.mutations import MUTATIONS, Mutation
+from tests.simulator.schedule import history, run, shrink
+
+SEEDS = 2000
+SEEDS_FOR_A_MUTATION = 400
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, SEEDS, 250))
+def test_every_promise_holds(first: int) -> None:
+    """Whatever crashes, repeats, comes late or comes twice."""
+    for seed in range(first, first + 250):
+        anomalies = run(history(seed))
+        if anomalies:
+            shrunk = describe(shrink(history(seed), anomalies[0].name), anomalies[0].name)
+            pytest.fail(f"python -m tests.simulator --seed {seed}\n{anomalies}\n{shrunk}")
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_broken_rule_is_found_out(mutation: Mutation) -> None:
+    """The simulator can fail: each rule is needed, and what breaks without it has its name."""
+    for seed in range(mutation.from_seed, mutation.from_seed + SEEDS_FOR_A_MUTATION):
+        if mutation.expected in {anomaly.name for anomaly in run(history(seed), mutation)}:
+            return
+    pytest.fail(f"{SEEDS_FOR_A_MUTATION} seeds without {mutation.expected!r}")
+
+
+def test_a_seed_is_a_history() -> None:
+    """The same seed gives the same run, down to the last anomaly; so a failure can be looked at again."""
+    mutation = next(mutation for mutation in MUTATIONS if mutation.name == "not-lower")
+    assert run(history(3), mutation) == run(history(3), mutation)
+    assert history(3) == history(3)
+
+
+def test_shrinking_keeps_the_anomaly_and_drops_the_rest() -> None:
+    mutation = next(mutation for mutation in MUTATIONS if mutation.name == "not-lower")
+    shrunk = shrink(history(0), mutation.expected, mutation)
+    assert mutation.expected in {anomaly.name for anomaly in run(shrunk, mutation)}
+    assert len(shrunk.actions) <= 12

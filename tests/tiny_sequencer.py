@@ -1,0 +1,94 @@
+"""A sequencer of a hundred lines for the member's tests: the real core, codec and broker, but no Spark."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+
+from kafka.structs import TopicPartition
+
+from connectors.codec import decode_forward, encode_data
+from connectors.connection import Connection
+from connectors.takeover import take_over
+from ordering.names import Topic
+from ordering.records import Data, Forward, Malformed, Source
+from ordering.sequencer import SequencerState, begin_batch, step
+
+Seen = Callable[[Forward], bool]
+
+
+class TinySequencer:
+    """Orders one group at one site in a thread of this process.
+
+    `drop` may return True for a FORWARD record that is to be lost, as if it had never reached Kafka; `repeat` writes
+    every batch of DATA twice, as Spark's sink does after a retry.
+    """
+
+    def __init__(
+        self, connection: Connection, group: str, site: str = "nyc", *, drop: Seen | None = None, repeat: bool = False
+    ) -> None:
+        self.connection = connection
+        self.group = group
+        self.site = site
+        self.drop = drop or (lambda _: False)
+        self.repeat = repeat
+        self.data_topic = str(Topic(group, "data", site))
+        self.state = SequencerState(group)
+        self.problem: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> TinySequencer:
+        """Take over as a real one does: seal, learn the state from DATA, go on."""
+        self._producer = self.connection.producer()
+        self.state = take_over(self.connection, self.group, self.site)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(15)
+        self._producer.close(timeout=5)
+        if self.problem is not None:
+            raise self.problem
+
+    def write(self, records: Iterable[Data]) -> None:
+        """Write DATA records; returns when Kafka has them."""
+        for record in records:
+            key, value, headers = encode_data(record)
+            self._producer.send(self.data_topic, key=key, value=value, headers=headers)
+        self._producer.flush(timeout=10)
+
+    def _run(self) -> None:
+        try:
+            consumer = self.connection.consumer()
+            topic = str(Topic(self.group, "forward", self.site))
+            partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
+            consumer.assign(partitions)
+            for partition in partitions:
+                consumer.seek(partition, self.state.positions.get(f"{topic}-{partition.partition}", 0))
+            while not self._stop.is_set():
+                polled = consumer.poll(timeout_ms=50)
+                batch: list[Forward | Malformed] = []
+                for partition in sorted(polled):
+                    for record in polled[partition]:
+                        source = Source(topic, partition.partition, record.offset)
+                        forward = decode_forward(source, record.key, record.value, record.headers)
+                        if not (isinstance(forward, Forward) and self.drop(forward)):
+                            batch.append(forward)
+                if batch:
+                    self._decide(batch)
+            consumer.close()
+        except BaseException as error:  # noqa: BLE001 - raised by __exit__
+            self.problem = error
+
+    def _decide(self, batch: list[Forward | Malformed]) -> None:
+        self.state, opening = begin_batch(self.state)
+        self.state, outputs = step(self.state, batch)
+        data = [*opening, *(output for output in outputs if isinstance(output, Data))]
+        self.write(data)
+        if self.repeat:
+            self.write(data)
