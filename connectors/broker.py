@@ -401,7 +401,8 @@ class EmbeddedBroker:
         for node in nodes:
             command = [str(java), "-XX:TieredStopAtLevel=1", *_logging_options(self._log(node)), "-cp", class_path]
             command += ["kafka.tools.StorageTool", "format", "-c", str(self._properties(node))]
-            command += ["-t", self._cluster.cluster_id]
+            # In one word: an id that begins with a hyphen (one in 64) would be taken for an option.
+            command += [f"--cluster-id={self._cluster.cluster_id}"]
             with (self._node_directory(node) / "console.log").open("wb") as console:
                 running[node] = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True
@@ -520,7 +521,7 @@ def broker_process_ids(directory: Path) -> dict[int, int]:
 def failure_reason(log: str) -> str:
     """The line of a broker's log that says best why it stopped: the last error or exception, or else the last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    telling = [line for line in lines if re.search(r" (ERROR|FATAL) |Exception|^Caused by|^Error", line)]
+    telling = [line for line in lines if re.search(r" (ERROR|FATAL) |Exception|^Caused by|^[Ee]rror|: error: ", line)]
     told = (telling or lines or ["nothing was logged."])[-1]
     return told if told.endswith(".") else f"{told}."
 

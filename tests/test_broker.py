@@ -164,6 +164,15 @@ def test_a_detached_broker_outlives_the_process_that_started_it(tmp_path: Path) 
 
 
 @pytest.mark.broker
+def test_a_cluster_id_may_begin_with_a_hyphen(own_broker: EmbeddedBroker) -> None:
+    own_broker.directory.mkdir()
+    (own_broker.directory / "cluster.json").write_text(
+        '{"cluster_id": "-JmN9xQnSlWSyZ5nTZ4Fqg", "ports": []}', encoding="ascii"
+    )
+    assert own_broker.start()
+
+
+@pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_three_nodes_take_a_rolling_restart_and_lose_nothing(tmp_path: Path) -> None:
