@@ -9,10 +9,10 @@ is data. DATA is written by sequencers only, so a broken DATA record raises `Pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ordering.errors import ProtocolViolation, UsageError
-from ordering.names import Topic
+from ordering.names import Topic, is_site
 from ordering.records import (
     EPOCH,
     MAX_HEADERS_BYTES,
@@ -40,9 +40,14 @@ H_VIEW = "abcast-view"
 H_SOURCE = "abcast-source"
 H_FORWARDED_AT = "abcast-forwarded-at"
 H_REASON = "abcast-reason"
+H_VISITED = "abcast-visited"
+H_RELAYED_FROM = "abcast-relayed-from"
 
 FORWARD_HEADERS = (H_VERSION, H_KIND, H_SENDER, H_INCARNATION, H_LOCAL_SEQNO)
 """In the order in which our own client writes them (any order is accepted)."""
+RELAYED_HEADERS = (H_VISITED, H_RELAYED_FROM)
+"""What a relay adds to a FORWARD record: the sites that have it or get it from the last relay too, the sender's first,
+and the record (`topic-partition:offset`) at the neighbouring site that it was made from."""
 DATA_HEADERS = (*FORWARD_HEADERS, H_SEQNO, H_EPOCH, H_VIEW, H_SOURCE, H_FORWARDED_AT)
 FORWARD_KINDS = (MESSAGE,)
 
@@ -55,7 +60,10 @@ NO_SENDER = "abcast-sender is missing or not ASCII"
 KEY_IS_NOT_SENDER = "the key differs from abcast-sender"
 WRONG_INCARNATION = "abcast-incarnation is missing or not a number from 1"
 WRONG_LOCAL_SEQNO = "abcast-local-seqno is missing or not a number from 1"
-WRONG_SITE = "the sender is of another site than the topic"
+NOT_RELAYED = "a header of relays on a record that no relay brought"
+FORGED_VISITED = "abcast-visited is not a list of sites by which it can have come here"
+UNKNOWN_SITE = "abcast-visited names a site that is not configured"
+WRONG_SITE = "the sender is of another site than the record comes from"
 HEADERS_TOO_LARGE = f"the application's headers are over {MAX_HEADERS_BYTES} bytes"
 NO_PAYLOAD = "the payload is null"
 PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
@@ -97,18 +105,22 @@ def decode_forward(
     value: bytes | None,
     headers: Sequence[tuple[str, bytes]],
     timestamp_ms: int = 0,
+    sites: Collection[str] | None = None,
 ) -> Forward | Malformed:
-    """One record of a forward topic. `source.topic` must be a forward topic."""
+    """One record of a forward topic, or of one that a relay fills. `sites`: those configured; None if nobody knows."""
     own, application = _split(headers)
     topic = Topic.parse(source.topic)
     if topic is None:
         raise ProtocolViolation(f"{source.topic} is not one of abcast's topics.")
+    visited = own.get(H_VISITED, b"").decode("latin-1").split(",")
+    by_relay = topic.role == "relayed"
     incarnation = _number(own.get(H_INCARNATION))
     local_seqno = _number(own.get(H_LOCAL_SEQNO))
     sender = own.get(H_SENDER) or b""
     checks = (
         (len(own) + len(application) != len(headers), REPEATED_HEADER),
-        (any(name not in FORWARD_HEADERS for name in own), RESERVED_HEADER),
+        (any(name not in (*FORWARD_HEADERS, *RELAYED_HEADERS) for name in own), RESERVED_HEADER),
+        (not by_relay and any(name in own for name in RELAYED_HEADERS), NOT_RELAYED),
         (_size(application) > MAX_HEADERS_BYTES, HEADERS_TOO_LARGE),
         (own.get(H_VERSION) != VERSION.encode(), WRONG_VERSION),
         (own.get(H_KIND) not in [kind.encode() for kind in FORWARD_KINDS], WRONG_KIND),
@@ -116,7 +128,9 @@ def decode_forward(
         (key != sender, KEY_IS_NOT_SENDER),
         (incarnation is None, WRONG_INCARNATION),
         (local_seqno is None, WRONG_LOCAL_SEQNO),
-        (not sender.startswith(f"{topic.site}/".encode()), WRONG_SITE),
+        (by_relay and not _is_way(visited, topic), FORGED_VISITED),
+        (by_relay and sites is not None and not set(visited) <= set(sites), UNKNOWN_SITE),
+        (not sender.startswith(f"{visited[0] if by_relay else topic.site}/".encode("latin-1")), WRONG_SITE),
         (value is None, NO_PAYLOAD),
         (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),
     )
@@ -126,8 +140,9 @@ def decode_forward(
     assert incarnation is not None
     assert local_seqno is not None
     assert value is not None
+    travelling = tuple(header for header in headers if header[0] == H_VISITED or not header[0].startswith(PREFIX))
     return Forward(
-        sender.decode("ascii"), incarnation, local_seqno, value, source, application, timestamp_ms=timestamp_ms
+        sender.decode("ascii"), incarnation, local_seqno, value, source, travelling, timestamp_ms=timestamp_ms
     )
 
 
@@ -194,6 +209,16 @@ def _split(headers: Sequence[tuple[str, bytes]]) -> tuple[dict[str, bytes], Head
         else:
             application.append((name, value))
     return own, tuple(application)
+
+
+def _is_way(visited: Sequence[str], topic: Topic) -> bool:
+    """Whether a record with this list can have come to the relayed topic: by its neighbour, never here before."""
+    return (
+        all(map(is_site, visited))
+        and len(set(visited)) == len(visited)
+        and topic.neighbour in visited
+        and topic.site not in visited
+    )
 
 
 def _number(raw: bytes | None) -> int | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from connectors.security import Security
 from ordering.errors import BrokerUnreachable
 
 DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
@@ -24,17 +25,19 @@ class Connection:
 
     bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS
     timeout: float = 10.0
+    security: Security = field(default_factory=Security)
 
     def _client(self) -> dict[str, Any]:
         return {
             "bootstrap_servers": self.bootstrap_servers.split(","),
             "bootstrap_timeout_ms": int(self.timeout * 1000),
             "reconnect_backoff_max_ms": 1000,
+            **self.security.for_python(),
         }
 
     def spark_options(self) -> dict[str, str]:
         """Options of Spark's Kafka source and sink."""
-        return {"kafka.bootstrap.servers": self.bootstrap_servers}
+        return {"kafka.bootstrap.servers": self.bootstrap_servers, **self.security.for_spark()}
 
     @contextmanager
     def reachable(self) -> Iterator[None]:

@@ -11,6 +11,11 @@ That is how a snapshot is known to be in force without reading the log from its 
 offset o is in force if the floor of every claim of a higher epoch is above o. A snapshot in force is the state where
 it stands (`ordering.sequencer`, invariant 5). So everything here starts from the last one, and its cost does not
 grow with history.
+
+Where the topic is the copy of another site's, which a relay fills, nobody claims, and no snapshot is in force. There
+EPOCH has *bases*: states of the copied log, each posted after everything that it counts was in the copy. A base says
+something of a log that only grows, so it stays true whoever posted it, and however often the relay repeats records:
+seqno n + 1 stands at offset n or later, so reading on from there finds everything that the base does not count.
 """
 
 from __future__ import annotations
@@ -117,14 +122,25 @@ class DataLog:
 
     def claims(self) -> list[Claim]:
         """Every claim so far, in the order of epochs."""
-        with self.connection.reachable():
-            end = self._consumer.end_offsets([self._claims])[self._claims]
-        return [Claim(record.offset + 1, int(record.value)) for record in self._read(self._claims, 0, end)]
+        entries = self._read(self._claims, 0, self.newest_epoch())
+        return [Claim(record.offset + 1, int(record.value)) for record in entries if not record.headers]
+
+    def base(self) -> SequencerState | None:
+        """The newest base, if the topic is a copy and has one."""
+        end = self.newest_epoch()
+        for record in self._read(self._claims, max(0, end - 1), end):
+            if record.headers:
+                return SequencerState.from_bytes(record.value)
+        return None
 
     def newest_epoch(self) -> int:
         """The highest epoch claimed so far; 0 if there is none."""
         with self.connection.reachable():
             return int(self._consumer.end_offsets([self._claims])[self._claims])
+
+    def is_copy(self) -> bool:
+        """Whether a relay fills the topic: then nobody has claimed it."""
+        return self.end() > 0 and not self.claims()
 
     def state(self, end: int | None = None) -> SequencerState:
         """The sequencer's state after all records below `end` (default: now), as DATA tells it.
@@ -133,6 +149,9 @@ class DataLog:
         """
         if end is None:
             end = self.end()
+        base = self.base()
+        if base is not None:
+            return absorb(base, (stored.data for stored in self.records(max(base.seqno, self.beginning()), end)))
         claims, beginning = self.claims(), self.beginning()  # after `end`: no seal below it is without its claim
         tail: list[Stored] = []
         window, start = _FIRST_WINDOW, end
@@ -182,6 +201,6 @@ class DataLog:
 
 def _is_snapshot_in_force(stored: Stored, claims: Sequence[Claim]) -> bool:
     data = stored.data
-    if data.kind != EPOCH or not data.payload:
+    if data.kind != EPOCH or not data.payload or not claims:
         return False
     return all(claim.floor > stored.offset for claim in claims if claim.epoch > data.epoch)

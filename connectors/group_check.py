@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from connectors.connection import Connection
 from connectors.data_log import DataLog
@@ -26,6 +27,39 @@ def check_data(checker: Checker, connection: Connection, group: str, site: str) 
             checker.data(site, stored.data)
             highest = max(highest, stored.data.seqno)
         return highest
+
+
+class Lack(NamedTuple):
+    """What a site has not got (yet): `count` messages of a sender that other sites have, after `local_seqno`."""
+
+    site: str
+    sender: str
+    incarnation: int
+    local_seqno: int
+    missing: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.site} lacks {self.missing} messages of {self.sender}, incarnation {self.incarnation}, "
+            f"after local seqno {self.local_seqno}"
+        )
+
+
+def lacking(ordered: Mapping[str, Mapping[tuple[str, int], int]]) -> list[Lack]:
+    """By what each site is behind the others. `ordered`: by site, the highest local seqno of each incarnation.
+
+    A hole in what a site has is no lag but an anomaly of its own, which the checker names.
+    """
+    furthest: dict[tuple[str, int], int] = {}
+    for lives in ordered.values():
+        for life, local_seqno in lives.items():
+            furthest[life] = max(furthest.get(life, 0), local_seqno)
+    return [
+        Lack(site, *life, has, most - has)
+        for site, lives in ordered.items()
+        for life, most in sorted(furthest.items())
+        if (has := lives.get(life, 0)) < most
+    ]
 
 
 def _reader_at(data: DataLog, beginning: int, end: int) -> Reader:

@@ -101,7 +101,7 @@ def ledger_rows(kafka_rows: DataFrame) -> DataFrame:
         )
     }
     return extracted.select(
-        spark_codec.group_of(F.col("topic"), "data").alias("group"),
+        spark_codec.group_of(F.col("topic")).alias("group"),
         number["seqno"].alias("seqno"),
         number["epoch"].alias("epoch"),
         number["view_id"].alias("view_id"),

@@ -15,10 +15,14 @@ MAX_CHUNK_ROWS = 20_000
 CHUNK_BYTES = 16 * 1024 * 1024
 """A chunk starts small and then aims at so many bytes: payloads may have a few bytes each, or a million."""
 
-_COLUMNS = ["seqno", "kind", "sender", "incarnation", "local_seqno", "payload", "headers", "view_id", "epoch"]
-
 
 def read_ledger(directory: Path, group: str, from_seqno: int) -> Iterator[list[Place]]:
+    """The ledger's messages of the group from `from_seqno` on: `read_rows` as places in the order."""
+    for rows in read_rows(directory, group, from_seqno):
+        yield [_place(row) for row in rows]
+
+
+def read_rows(directory: Path, group: str, from_seqno: int) -> Iterator[list[dict[str, Any]]]:
     """The ledger's rows of the group from `from_seqno` on, in order and without a gap, chunk by chunk.
 
     The table is read as it is now; what is appended later comes from Kafka. Raises UsageError if there is no table
@@ -37,18 +41,17 @@ def read_ledger(directory: Path, group: str, from_seqno: int) -> Iterator[list[P
     count, next_seqno = FIRST_CHUNK_ROWS, from_seqno
     while True:
         chunk = table.to_pyarrow_table(
-            columns=_COLUMNS,
             filters=[("group", "=", group), ("seqno", ">=", next_seqno), ("seqno", "<", next_seqno + count)],
         ).sort_by("seqno")
-        places = [_place(row) for row in chunk.to_pylist()]
-        if [place.seqno for place in places] != list(range(next_seqno, next_seqno + len(places))):
+        rows = chunk.to_pylist()
+        if [row["seqno"] for row in rows] != list(range(next_seqno, next_seqno + len(rows))):
             raise ProtocolViolation(
                 f"gap or duplicate: the ledger {directory} of group {group} does not have each of the seqnos "
                 f"{next_seqno} to {next_seqno + count - 1} once. `abcast check` tells more."
             )
-        if places:
-            yield places
-        if len(places) < count:
+        if rows:
+            yield rows
+        if len(rows) < count:
             return
         next_seqno += count
         count = max(1, min(MAX_CHUNK_ROWS, 2 * count, count * CHUNK_BYTES // max(1, chunk.nbytes)))

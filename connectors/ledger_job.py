@@ -46,7 +46,7 @@ class LedgerJob(StreamingJob):
             self.spark.readStream.format("kafka")
             .options(**source)
             .load()
-            .writeStream.queryName(self.name)
+            .writeStream.queryName(f"{self.name}-{self.options.site}")
             .foreachBatch(LedgerWriter(path, readers, self._query_ends.is_set).write)
             .trigger(processingTime=f"{TRIGGER_SECONDS} seconds")
             .option("checkpointLocation", str(checkpoint))

@@ -29,11 +29,11 @@ class SequencerJob(StreamingJob):
         self._logs: list[DataLog] = []
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
-        """The forward topics, of all sites, of every group that has a DATA topic at this site."""
-        ours = {topic.group for topic in topics if topic.role == "data" and topic.site == self.options.site}
+        """The site's forward topics, and those that relays fill, of every group that has a DATA topic at this site."""
+        ours = [topic for topic in topics if topic.site == self.options.site]
         return {
-            group: [str(topic) for topic in topics if topic.role == "forward" and topic.group == group]
-            for group in sorted(ours)
+            group: [str(topic) for topic in ours if topic.role in ("forward", "relayed") and topic.group == group]
+            for group in sorted(topic.group for topic in ours if topic.role == "data")
         }
 
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
@@ -58,11 +58,13 @@ class SequencerJob(StreamingJob):
         names = [name for group in topics.values() for name in group]
         source = self.kafka_source(names, self.kafka_offsets(names, positions))
         forward = self.spark.readStream.format("kafka").options(**source).load()
-        decided = sequence(decode_forward(forward), states, self.options.parallelism)
+        relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
+        decoded = decode_forward(forward, relayed=relayed, sites=self.options.known_sites)
+        decided = sequence(decoded, states, self.options.parallelism)
         return (
             encode_decided(decided, site)
             .writeStream.format("kafka")
-            .queryName(self.name)
+            .queryName(f"{self.name}-{site}")
             .options(**connection.spark_options(), **SINK_OPTIONS)
             .option("checkpointLocation", str(checkpoint))
             .start()

@@ -14,7 +14,7 @@ bounded by `maxOffsetsPerTrigger`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,12 @@ from connectors import codec, spark_codec
 from connectors.connection import MAX_RECORD_BYTES
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
-from ordering.names import DEFAULT_SITE, Topic
 from ordering.records import EPOCH, MESSAGE, Data
 from ordering.sequencer import BAD_ADDRESS, SequencerState, begin_batch
 
 _RUN = (
-    "kind string, topic string, partition int, first_offset long, first_seqno long, epoch long, view long, size int, "
-    "senders array<string>, incarnations array<long>, sender array<int>, "
+    "group string, kind string, topic string, partition int, first_offset long, first_seqno long, epoch long, "
+    "view long, size int, senders array<string>, incarnations array<long>, sender array<int>, "
     "local_seqno array<long>, forwarded_at_ms array<long>, value array<binary>, packed_headers array<string>, "
     "error array<string>"
 )
@@ -45,15 +44,24 @@ _BY_ROW = ["local_seqno", "forwarded_at_ms", "value", "packed_headers", "error"]
 _SOURCE = ["topic", "partition", "offset"]
 
 
-def decode_forward(kafka_rows: DataFrame) -> DataFrame:
-    """Rows of Spark's Kafka source (with headers) → the columns the sequencer works on, errors named."""
+def decode_forward(kafka_rows: DataFrame, *, relayed: bool = False, sites: Collection[str] | None = None) -> DataFrame:
+    """Rows of Spark's Kafka source (with headers) → the columns the sequencer works on, errors named.
+
+    `relayed`: whether there may be rows of topics that a relay fills. `sites`: those configured; None if nobody knows.
+    """
     extracted = spark_codec.extract(kafka_rows, codec.FORWARD_HEADERS)
+    visited = spark_codec.header(codec.H_VISITED, len(codec.FORWARD_HEADERS)).cast("string")
     numbered = extracted.withColumns(
-        {"incarnation": spark_codec.number(codec.H_INCARNATION), "local_seqno": spark_codec.number(codec.H_LOCAL_SEQNO)}
+        {
+            "incarnation": spark_codec.number(codec.H_INCARNATION),
+            "local_seqno": spark_codec.number(codec.H_LOCAL_SEQNO),
+            "neighbour": spark_codec.neighbour_of(F.col("topic")) if relayed else F.lit(""),
+            codec.H_VISITED: visited if relayed else F.lit(""),
+        }
     )
-    judged = numbered.withColumn("error", spark_codec.forward_error())
+    judged = numbered.withColumn("error", spark_codec.forward_error(sites))
     return judged.select(
-        spark_codec.group_of(F.col("topic"), "forward").alias("group"),
+        spark_codec.group_of(F.col("topic")).alias("group"),
         "topic",
         "partition",
         "offset",
@@ -75,26 +83,37 @@ def sequence(forward: DataFrame, initial: Mapping[str, SequencerState], parallel
     (the number of shuffle partitions, which must be the session's setting if it is not 1).
     """
     placed = forward.coalesce(1) if parallelism == 1 else forward.repartition(parallelism, "group")
-    return placed.groupBy("group").applyInPandasWithState(
-        decider({group: state.to_bytes() for group, state in initial.items()}),
-        outputStructType=_RUN,
-        stateStructType=_STATE,
-        outputMode="append",
-        timeoutConf=GroupStateTimeout.NoTimeout,
+    return (
+        placed.sortWithinPartitions("group", *_SOURCE)
+        .groupBy("group")
+        .applyInPandasWithState(
+            decider({group: state.to_bytes() for group, state in initial.items()}),
+            outputStructType=_RUN,
+            stateStructType=_STATE,
+            outputMode="append",
+            timeoutConf=GroupStateTimeout.NoTimeout,
+        )
     )
 
 
 def unpack_runs(runs: DataFrame, *kept: str) -> DataFrame:
-    """Runs → one row a record, in the JVM. `kept`: further columns of the run to keep."""
+    """Runs → one row a record, in the JVM, with headers as text. `kept`: further columns of the run to keep."""
+    # What is the same for all rows of a run, or for all of a sender's, is put into words before the rows are made.
+    worded = runs.withColumns(
+        {
+            "place": F.concat(F.concat_ws("-", "topic", "partition"), F.lit(":")),
+            "epoch": F.col("epoch").cast("string"),
+            "view": F.col("view").cast("string"),
+            "incarnations": F.col("incarnations").cast("array<string>"),
+        }
+    )
     row = F.col("row")
-    records = runs.select("*", F.explode(F.sequence(F.lit(0), F.col("size") - 1)).alias("row"))
+    records = worded.select("*", F.explode(F.sequence(F.lit(0), F.col("size") - 1)).alias("row"))
     sender = F.get("sender", row)
     return records.select(
         *kept,
         "kind",
-        "topic",
-        "partition",
-        (F.col("first_offset") + row).alias("offset"),
+        F.concat("place", F.col("first_offset") + row).alias("source"),
         (F.col("first_seqno") + row).alias("seqno"),
         "epoch",
         "view",
@@ -106,9 +125,8 @@ def unpack_runs(runs: DataFrame, *kept: str) -> DataFrame:
 
 def encode_decided(runs: DataFrame, site: str) -> DataFrame:
     """Runs → the rows of Spark's Kafka sink (topic, key, value, headers)."""
-    group = spark_codec.group_of(F.col("topic"), "forward")
-    data_topic = F.concat(F.lit("abcast."), group, F.lit(f".data.{site}"))
-    dead_topic = F.concat(F.lit("abcast."), group, F.lit(".dead-letter."), spark_codec.site_of(F.col("topic")))
+    data_topic = F.concat(F.lit("abcast."), F.col("group"), F.lit(f".data.{site}"))
+    dead_topic = F.concat(F.lit("abcast."), F.col("group"), F.lit(f".dead-letter.{site}"))
     is_dead = F.col("error").isNotNull()
     written_to = runs.withColumn("written_to", F.when(is_dead, dead_topic).otherwise(data_topic))
     records = unpack_runs(written_to, "written_to")
@@ -137,7 +155,7 @@ def decider(initial: Mapping[str, bytes]) -> Decide:
         state, opening = begin_batch(SequencerState.from_bytes(stored.get[0] if stored.exists else initial[key[0]]))
         for record in opening:
             yield _snapshot_run(state.group, record)
-        for chunk in in_log_order(list(chunks)):
+        for chunk in chunks:
             state, decided = decide_chunk(state, chunk)
             yield from decided
         stored.update((state.to_bytes(),))
@@ -174,6 +192,7 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
         run = chunk.iloc[first:end]
         runs.append(
             {
+                "group": state.group,
                 "kind": MESSAGE,
                 "topic": topic,
                 "partition": partition,
@@ -209,9 +228,8 @@ def assert_first_attempt() -> None:
 
 
 def _snapshot_run(group: str, record: Data) -> pd.DataFrame:
-    """The run of one record that is a snapshot. Its topic is only there to name the group."""
-    topic = str(Topic(group, "forward", DEFAULT_SITE))
-    return _frame([{"kind": record.kind, "topic": topic, "epoch": record.epoch, "size": 1, "value": [record.payload]}])
+    """The run of one record that is a snapshot."""
+    return _frame([{"group": group, "kind": record.kind, "epoch": record.epoch, "size": 1, "value": [record.payload]}])
 
 
 def _frame(runs: list[dict[str, Any]]) -> pd.DataFrame:
@@ -240,29 +258,6 @@ def _runs(
     for first, end in itertools.pairwise(edges):
         if kind[first]:
             yield first, end
-
-
-def in_log_order(chunks: list[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """A group's rows of one batch, sorted by their source (topic, partition, offset), in pieces of any size.
-
-    The one place that sorts. The list is emptied on the way, so that rows already decided are not held.
-    """
-    ends = [tuple(chunk[_SOURCE].iloc[row]) for chunk in chunks for row in (0, -1)]
-    if ends != sorted(ends) or any(not _is_sorted(chunk) for chunk in chunks):
-        chunks = [pd.concat(chunks, ignore_index=True).sort_values(_SOURCE, ignore_index=True)]
-    chunks.reverse()
-    while chunks:
-        yield chunks.pop()
-
-
-def _is_sorted(chunk: pd.DataFrame) -> bool:
-    topic, partition, offset = (chunk[name].to_numpy() for name in _SOURCE)
-    same_place = (topic[1:] == topic[:-1]) & (partition[1:] == partition[:-1])
-    grows = offset[1:] > offset[:-1]
-    if bool(np.all(same_place)):
-        return bool(np.all(grows))
-    places = list(zip(topic[np.append(True, ~same_place)], partition[np.append(True, ~same_place)], strict=True))
-    return places == sorted(set(places)) and bool(np.all(grows | ~same_place))
 
 
 def _places(chunk: pd.DataFrame) -> tuple[list[tuple[str, int]], np.ndarray[Any, np.dtype[np.int64]]]:

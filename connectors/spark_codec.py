@@ -6,21 +6,23 @@ clients take the general way: a look-up by name. Both give the same columns; onl
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from connectors import codec
-from ordering.names import Role
+from ordering.names import MAX_SITE_LENGTH, SITE_PATTERN
 from ordering.records import MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES
 from ordering.sequencer import BAD_ADDRESS
 
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 
 
-def group_of(topic: Column, role: Role) -> Column:
+def group_of(topic: Column) -> Column:
     """The group in `abcast.<group>.<role>.<site>` (cheaper than a regular expression, and it is once a record)."""
-    tail = F.length(site_of(topic)) + len(f".{role}.")
-    return F.substring(topic, F.lit(len("abcast.") + 1), F.length(topic) - len("abcast.") - tail)
+    role_and_site = F.substring_index(topic, ".", -2)
+    return F.substring(topic, F.lit(len("abcast.") + 1), F.length(topic) - len("abcast.") - F.length(role_and_site) - 1)
 
 
 def site_of(topic: Column) -> Column:
@@ -56,14 +58,26 @@ def number(name: str) -> Column:
     return F.when((value.cast("string") == text) & value.between(1, MAX_NUMBER), value)
 
 
-def forward_error() -> Column:
+def neighbour_of(topic: Column) -> Column:
+    """The neighbouring site in `abcast.<group>.relayed-<neighbour>.<site>`; empty in other topics."""
+    role = F.substring_index(F.substring_index(topic, ".", -2), ".", 1)
+    return F.when(role.startswith("relayed-"), F.substring(role, len("relayed-") + 1, MAX_SITE_LENGTH)).otherwise("")
+
+
+def forward_error(sites: Collection[str] | None = None) -> Column:
     """The reason why an extracted FORWARD row is a dead letter, or null. The same order as in `connectors.codec`."""
     sender, key, value, topic = F.col(codec.H_SENDER), F.col("key"), F.col("value"), F.col("topic")
     own = F.filter(F.col("headers"), lambda h: h["key"].startswith(codec.PREFIX))
     own_names = F.transform(own, lambda h: h["key"])
     allowed = F.array(*map(F.lit, codec.FORWARD_HEADERS))
-    odd_headers = F.when(F.size(F.array_distinct(own_names)) != F.size(own_names), codec.REPEATED_HEADER).when(
-        F.size(F.array_except(own_names, allowed)) > 0, codec.RESERVED_HEADER
+    relays = F.array(*map(F.lit, codec.RELAYED_HEADERS))
+    by_relay = F.col("neighbour") != ""
+    visited = F.split(F.coalesce(codec.H_VISITED, F.lit("")), ",")
+    came_from = F.when(by_relay, F.get(visited, F.lit(0))).otherwise(site_of(topic))
+    odd_headers = (
+        F.when(F.size(F.array_distinct(own_names)) != F.size(own_names), codec.REPEATED_HEADER)
+        .when(F.size(F.array_except(own_names, F.array_union(allowed, relays))) > 0, codec.RESERVED_HEADER)
+        .when(~by_relay & F.arrays_overlap(own_names, relays), codec.NOT_RELAYED)
     )
     too_large = F.when(_size(application_headers()) > MAX_HEADERS_BYTES, codec.HEADERS_TOO_LARGE)
     rest = (
@@ -73,11 +87,30 @@ def forward_error() -> Column:
         .when(~key.eqNullSafe(sender.cast("binary")), codec.KEY_IS_NOT_SENDER)
         .when(F.col("incarnation").isNull(), codec.WRONG_INCARNATION)
         .when(F.col("local_seqno").isNull(), codec.WRONG_LOCAL_SEQNO)
-        .when(~sender.startswith(F.concat(site_of(topic), F.lit("/"))), codec.WRONG_SITE)
+        .when(by_relay & ~_is_way(visited, topic), codec.FORGED_VISITED)
+        .when(by_relay & _names_others(visited, sites), codec.UNKNOWN_SITE)
+        .when(~sender.startswith(F.concat(came_from, F.lit("/"))), codec.WRONG_SITE)
         .when(value.isNull(), codec.NO_PAYLOAD)
         .when(F.octet_length(value) > MAX_PAYLOAD_BYTES, codec.PAYLOAD_TOO_LARGE)
     )
     return F.coalesce(F.when(~F.col("bare"), F.coalesce(odd_headers, too_large)), rest)
+
+
+def _is_way(visited: Column, topic: Column) -> Column:
+    """Whether a record with this list can have come to the relayed topic: by its neighbour, never here before."""
+    return (
+        F.forall(visited, lambda site: site.rlike(f"^(?:{SITE_PATTERN})$") & ~site.contains("\n"))
+        & (F.size(F.array_distinct(visited)) == F.size(visited))
+        & F.array_contains(visited, F.col("neighbour"))
+        & ~F.array_contains(visited, site_of(topic))
+    )
+
+
+def _names_others(visited: Column, sites: Collection[str] | None) -> Column:
+    """Whether the list has a site that is not configured."""
+    if sites is None:
+        return F.lit(False)
+    return F.size(F.array_except(visited, F.array(*map(F.lit, sorted(sites))))) > 0
 
 
 def _is_ascii(text: Column) -> Column:
@@ -86,10 +119,11 @@ def _is_ascii(text: Column) -> Column:
 
 
 def pack_headers() -> Column:
-    """What must travel on: the application's headers as JSON, null if there are none; of a dead letter, all."""
-    headers, application = F.col("headers"), application_headers()
+    """What must travel on: the application's headers and the relay's list, as JSON, or null; of a dead letter, all."""
+    headers = F.col("headers")
+    travelling = F.filter(headers, lambda h: (h["key"] == codec.H_VISITED) | ~h["key"].startswith(codec.PREFIX))
     return F.when(F.col("error").isNotNull(), F.when(F.size(headers) > 0, F.to_json(headers))).when(
-        ~F.col("bare"), F.when(F.size(application) > 0, F.to_json(application))
+        ~F.col("bare"), F.when(F.size(travelling) > 0, F.to_json(travelling))
     )
 
 
@@ -103,10 +137,6 @@ def _ascii(name: str, value: Column) -> Column:
     return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
 
 
-def _source() -> Column:
-    return F.concat_ws(":", F.concat_ws("-", F.col("topic"), F.col("partition")), F.col("offset"))
-
-
 def own_data_headers() -> Column:
     """The own headers of a DATA row, from the sequencer's output columns."""
     return F.array(
@@ -118,7 +148,7 @@ def own_data_headers() -> Column:
         _ascii(codec.H_SEQNO, F.col("seqno")),
         _ascii(codec.H_EPOCH, F.col("epoch")),
         _ascii(codec.H_VIEW, F.col("view")),
-        _ascii(codec.H_SOURCE, _source()),
+        _ascii(codec.H_SOURCE, F.col("source")),
         _ascii(codec.H_FORWARDED_AT, F.col("forwarded_at_ms")),
     )
 
@@ -145,7 +175,7 @@ def dead_letter_headers() -> Column:
     return F.concat(
         F.when(F.col("error") == BAD_ADDRESS, own).otherwise(F.array().cast(HEADERS_TYPE)),
         unpack_headers(F.col("packed_headers")),
-        F.array(_ascii(codec.H_REASON, F.col("error")), _ascii(codec.H_SOURCE, _source())),
+        F.array(_ascii(codec.H_REASON, F.col("error")), _ascii(codec.H_SOURCE, F.col("source"))),
     )
 
 

@@ -50,6 +50,7 @@ class JobOptions:
     `site`: the site whose groups it serves. `data`: the directory for `checkpoints/` and the Delta tables.
     `max_batch_records`: records a micro-batch takes at most, for all groups together (bounds the memory).
     `parallelism`: groups that the sequencer decides at the same time.
+    `known_sites`: the sites that a relay may bring records from; None if any.
     """
 
     connection: Connection
@@ -57,6 +58,7 @@ class JobOptions:
     data: Path
     max_batch_records: int = 200_000
     parallelism: int = 1
+    known_sites: tuple[str, ...] | None = None
 
 
 class QueryFailed(AbcastError):

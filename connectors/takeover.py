@@ -29,7 +29,7 @@ from kafka.errors import KafkaError
 from connectors.codec import encode_data
 from connectors.connection import Connection
 from connectors.data_log import Claim, DataLog
-from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation
+from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation, UsageError
 from ordering.reader import Reader, Seal, Verdict
 from ordering.records import EPOCH, Data
 from ordering.sequencer import SequencerState, absorb, seal, snapshot
@@ -54,6 +54,10 @@ def take_over(
         with DataLog(connection, group, site) as data:
             if own is not None and group in own:
                 check_not_fenced(data, own[group])
+            if data.is_copy():
+                raise UsageError(
+                    f"{data.topic} is the copy of another site's: run the sequencer of group {group} at its home."
+                )
             epoch = 1 + _append(data, producer, data.claims_topic, None, b"%d" % data.end(), [])
             if own is not None:
                 own[group] = epoch

@@ -37,9 +37,6 @@ def create_topics(
     """
     check_group(group)
     checked_sites = [check_site(site) for site in sites]
-    settings = dict(_SETTINGS)
-    if replication_factor > 2:
-        settings["min.insync.replicas"] = "2"
     created = []
     with connection.admin() as admin:
         for site in checked_sites:
@@ -49,21 +46,40 @@ def create_topics(
                 (Topic(group, "epoch", site), 1),
                 (Topic(group, "dead-letter", site), 1),
             ):
-                limit = _MAX_FORWARD_RECORD_BYTES if topic.role == "forward" else MAX_RECORD_BYTES
-                new = NewTopic(
-                    str(topic),
-                    num_partitions=count,
-                    replication_factor=replication_factor,
-                    topic_configs={**settings, "max.message.bytes": str(limit)},
-                )
                 try:
-                    admin.create_topics([new])
+                    admin.create_topics([_new_topic(topic, count, replication_factor)])
                 except TopicAlreadyExistsError:
                     continue
                 created.append(str(topic))
         if created:
             admin.wait_for_topics(created)
     return created
+
+
+def _new_topic(topic: Topic, partitions: int, replication_factor: int) -> NewTopic:
+    settings = dict(_SETTINGS)
+    if replication_factor > 2:
+        settings["min.insync.replicas"] = "2"
+    limit = _MAX_FORWARD_RECORD_BYTES if topic.role == "forward" else MAX_RECORD_BYTES
+    settings["max.message.bytes"] = str(limit)
+    return NewTopic(
+        str(topic), num_partitions=partitions, replication_factor=replication_factor, topic_configs=settings
+    )
+
+
+def ensure_relayed_topic(connection: Connection, name: str, partitions: int) -> None:
+    """Create the topic that a relay fills, or give it more partitions, so that it has at least so many."""
+    topic = Topic.parse(name)
+    assert topic is not None
+    data = str(Topic(topic.group, "data", topic.site))
+    with connection.admin() as admin:
+        known = {each["name"]: each["partitions"] for each in admin.describe_topics() if each["name"] in (name, data)}
+        if name not in known:
+            copies = len(known[data][0]["replica_nodes"]) if data in known else 1
+            admin.create_topics([_new_topic(topic, partitions, copies)])
+            admin.wait_for_topics([name])
+        elif len(known[name]) < partitions:
+            admin.create_partitions({name: partitions})
 
 
 def find_topics(connection: Connection) -> list[Topic]:

@@ -18,6 +18,7 @@ from jobs.options import (
     Group,
     run_script,
 )
+from jobs.sites import SitesFile, optional_sites
 from ordering.errors import UsageError
 from ordering.names import DEFAULT_SITE
 
@@ -32,36 +33,58 @@ def check(
     deliveries: Annotated[
         list[Path] | None, typer.Option(help="What `abcast deliver --json` of a member printed; repeat for more.")
     ] = None,
+    sites: SitesFile = None,
+    settled: Annotated[
+        bool, typer.Option("--settled", help="Nothing is under way between sites: what one lacks is lost.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read the DATA topics, the ledger (if --data has one) and delivery logs; name every anomaly. Exit code 3 if any.
 
     Names: lost, duplicate, gap, divergent, nonmonotonic-deliver, fifo-violation, causal-violation, view-violation.
+
+    With --sites, reads the DATA of all of them (or of those chosen by --site). With a home, all must have the same
+    order, and the ledger and delivery logs may be any site's. In a mesh each site has its own: there, give --data and
+    --deliveries of one site only, together with its --site.
     """
     from connectors.connection import Connection
-    from connectors.group_check import check_data, check_deliveries, check_ledger
-    from ordering.checker import Checker
+    from connectors.group_check import check_data, check_deliveries, check_ledger, lacking
+    from ordering.checker import LOST, Anomaly, Checker
 
-    connection = Connection(bootstrap_servers)
+    known = optional_sites(sites)
+    chosen = site or (list(known.connections) if known else [DEFAULT_SITE])
+    one_order = known is None or known.home is not None or len(chosen) == 1
     checker = Checker()
+    checkers = {name: checker if one_order else Checker() for name in chosen}
     read: dict[str, int] = {}
-    for name in site or [DEFAULT_SITE]:
-        read[f"DATA of {name}"] = check_data(checker, connection, group, name)
-    if (data / "ledger" / "_delta_log").is_dir():
+    for name in chosen:
+        connection = known.connection(name) if known else Connection(bootstrap_servers)
+        read[f"DATA of {name}"] = check_data(checkers[name], connection, group, name)
+    if one_order and (data / "ledger" / "_delta_log").is_dir():
         read["ledger"] = check_ledger(checker, data / "ledger", group)
+    if deliveries and not one_order:
+        raise UsageError("in a mesh each site has its own order: check delivery logs with --site of their site.")
     for file in deliveries or []:
         try:
             with file.open(encoding="utf-8") as lines:
                 read[f"deliveries of {file.name}"] = check_deliveries(checker, file.name, lines)
         except OSError as error:
             raise UsageError(f"{file} can't be read: {error.strerror}.") from error
-    anomalies = checker.finish()
+    anomalies = [anomaly for each in dict.fromkeys([checker, *checkers.values()]) for anomaly in each.finish()]
+    lacks = lacking({name: checkers[name].ordered(name) for name in chosen})
+    if settled:
+        anomalies += [Anomaly(LOST, f"{lack}.", ()) for lack in lacks]
     if as_json:
         found = [{"anomaly": a.name, "detail": a.detail, "seqnos": list(a.seqnos)} for a in anomalies]
-        typer.echo(json.dumps({"group": group, "ok": not anomalies, "read": read, "anomalies": found}))
+        behind = [lack._asdict() for lack in lacks]
+        typer.echo(
+            json.dumps({"group": group, "ok": not anomalies, "read": read, "anomalies": found, "lacking": behind})
+        )
     else:
         for what, count in read.items():
             typer.echo(f"{what}: {count} messages")
+        for lack in () if settled else lacks:
+            typer.echo(f"under way: {lack}")
         for anomaly in anomalies:
             typer.echo(f"{anomaly.name}: {anomaly.detail}; seqnos {', '.join(map(str, anomaly.seqnos)) or '-'}")
         typer.echo("every promise holds" if not anomalies else f"{len(anomalies)} anomalies")

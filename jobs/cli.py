@@ -13,8 +13,10 @@ from jobs.ledger import ledger
 from jobs.options import run_command
 from jobs.publish import publish
 from jobs.query import query
+from jobs.relay import relay
 from jobs.run import run
 from jobs.sequence import sequence
+from jobs.site import app as site
 from jobs.status import status
 from jobs.topics import app as topics
 
@@ -35,6 +37,8 @@ app.add_typer(broker, name="broker")
 app.add_typer(topics, name="topics")
 app.command()(sequence)
 app.command()(ledger)
+app.command()(relay)
+app.add_typer(site, name="site")
 app.command()(publish)
 app.command()(deliver)
 app.command()(check)

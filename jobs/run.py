@@ -12,7 +12,8 @@ from jobs.options import (
     Site,
     run_script,
 )
-from jobs.streaming import run_jobs
+from jobs.sites import SitesFile, optional_sites
+from jobs.streaming import Relays, job_options, run_jobs
 from ordering.names import DEFAULT_SITE
 
 
@@ -22,12 +23,18 @@ def run(
     data: Data = DEFAULT_DATA,
     max_batch_records: MaxBatchRecords = 200_000,
     parallelism: Parallelism = 1,
+    sites: SitesFile = None,
 ) -> None:
     """Run the sequencer and the ledger in one Spark application: what most people start.
 
-    Serves every group of the site; new groups are found while it runs.
+    Serves every group of the site; new groups are found while it runs. With --sites, the relay of the site runs too,
+    which carries what stands here to the neighbouring sites; and a site that follows a home has no sequencer.
     """
-    run_jobs(["sequence", "ledger"], bootstrap_servers, site, data, max_batch_records, parallelism)
+    known = optional_sites(sites)
+    options = job_options(bootstrap_servers, site, data, max_batch_records, parallelism, known)
+    names = ["sequence", "ledger"] if known is None or known.sequences(site) else ["ledger"]
+    relays = Relays(known, [way for way in known.directions() if way.source == site]) if known else None
+    run_jobs(names, options, relays)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from jobs.options import (
     Site,
     run_script,
 )
-from jobs.streaming import run_jobs
+from jobs.sites import SitesFile, check_sequences, optional_sites
+from jobs.streaming import job_options, run_jobs
 from ordering.names import DEFAULT_SITE
 
 
@@ -22,13 +23,16 @@ def sequence(
     data: Data = DEFAULT_DATA,
     max_batch_records: MaxBatchRecords = 200_000,
     parallelism: Parallelism = 1,
+    sites: SitesFile = None,
 ) -> None:
     """Run the sequencer: FORWARD in, DATA with seqnos out.
 
     Serves every group that has a DATA topic at the site; new groups are found while it runs. Starting one takes over:
     an older sequencer of the same groups is fenced and stops.
     """
-    run_jobs(["sequence"], bootstrap_servers, site, data, max_batch_records, parallelism)
+    known = optional_sites(sites)
+    check_sequences(known, site)
+    run_jobs(["sequence"], job_options(bootstrap_servers, site, data, max_batch_records, parallelism, known))
 
 
 if __name__ == "__main__":

@@ -2,43 +2,71 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
+from ordering.names import check_site
+
 if TYPE_CHECKING:
-    from connectors.streaming_job import StreamingJob
+    from pathlib import Path
 
-    JobClass = type[StreamingJob]
+    from pyspark.sql import SparkSession
+
+    from connectors.sites import Direction, Sites
+    from connectors.streaming_job import JobOptions, StreamingJob
+
+    MakeJob = Callable[[SparkSession, JobOptions], StreamingJob]
 
 
-def run_jobs(
-    names: Sequence[str], bootstrap_servers: str, site: str, data: Path, max_batch_records: int, parallelism: int = 1
-) -> None:
-    """Run the named jobs (`sequence`, `ledger`) in one Spark application until SIGTERM or Ctrl-C."""
+REAL_TIME_SLOTS = 64
+"""Partitions that one relay can read in real time: threads, not cores."""
+
+
+class Relays(NamedTuple):
+    """Which directions to run, of which sites."""
+
+    sites: Sites
+    ways: Sequence[Direction]
+
+
+def job_options(
+    bootstrap_servers: str,
+    site: str,
+    data: Path,
+    max_batch_records: int,
+    parallelism: int = 1,
+    sites: Sites | None = None,
+) -> JobOptions:
+    """What the command line told, as the jobs take it. Raises UsageError, BrokerUnreachable."""
     from connectors.connection import Connection
     from connectors.streaming_job import JobOptions
     from connectors.topics import find_topics
-    from ordering.names import check_site
 
     check_site(site)
-    connection = Connection(bootstrap_servers)
+    connection = sites.connection(site) if sites else Connection(bootstrap_servers)
     find_topics(connection)  # an unreachable broker should be said before Spark's five seconds
-    options = JobOptions(connection, site, data.absolute(), max_batch_records, parallelism)
-    typer.echo(f"starting Spark for {' and '.join(names)} at site {site} (about 5 s) …", err=True)
+    known = tuple(sites.connections) if sites else None
+    return JobOptions(connection, site, data.absolute(), max_batch_records, parallelism, known)
+
+
+def run_jobs(names: Sequence[str], options: JobOptions, relays: Relays | None = None) -> None:
+    """Run the named jobs (`sequence`, `ledger`) and relays in one Spark application until SIGTERM or Ctrl-C."""
+    what = [*names, *(f"relay {way}" for way in (relays.ways if relays else ()))]
+    typer.echo(f"starting Spark for {' and '.join(what)} (about 5 s) …", err=True)
     from connectors.spark import build_session, hand_on_signals
 
     # Interrupted while it launches the JVM, pyspark would leave that behind: wait until there is something to stop.
     asked_to_stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked_to_stop.set())
-    spark = build_session(f"abcast {' '.join(names)}", parallelism=parallelism)
-    with running(job_classes(names), spark, options) as jobs:
+    spark = build_session(f"abcast {' '.join(what)}", cores=task_slots(relays), parallelism=options.parallelism)
+    with running([*job_classes(names), *relay_makers(relays)], spark, options) as jobs:
         stop_on_signals(jobs)
         if asked_to_stop.is_set():
             stop_all(jobs)
@@ -54,12 +82,28 @@ def run_jobs(
     spark.stop()
 
 
-def job_classes(names: Sequence[str]) -> list[JobClass]:
-    """The classes of the named jobs."""
+def relay_makers(relays: Relays | None) -> list[MakeJob]:
+    """What makes each relay's job."""
+    if relays is None:
+        return []
+    from connectors.relay_job import RelayJob
+
+    return [functools.partial(RelayJob, sites=relays.sites, way=way) for way in relays.ways]
+
+
+def task_slots(relays: Relays | None) -> int | None:
+    """Spark's local threads: the default, but in real time a relay holds one for every partition it reads."""
+    if relays is None or relays.sites.trigger != "real-time":
+        return None
+    return REAL_TIME_SLOTS * len(relays.ways) + 2
+
+
+def job_classes(names: Sequence[str]) -> list[MakeJob]:
+    """The named jobs."""
     from connectors.ledger_job import LedgerJob
     from connectors.sequencer_job import SequencerJob
 
-    known: dict[str, JobClass] = {job.name: job for job in (SequencerJob, LedgerJob)}
+    known: dict[str, MakeJob] = {job.name: job for job in (SequencerJob, LedgerJob)}
     return [known[name] for name in names]
 
 
@@ -94,9 +138,9 @@ class JobThread:
 
 
 @contextmanager
-def running(classes: Sequence[JobClass], spark: object, options: object) -> Iterator[list[JobThread]]:
+def running(makers: Sequence[MakeJob], spark: SparkSession, options: JobOptions) -> Iterator[list[JobThread]]:
     """Run the jobs in threads; stop them all at the end, whatever the end is."""
-    jobs = [JobThread(job(spark, options)) for job in classes]  # type: ignore[arg-type]
+    jobs = [JobThread(make(spark, options)) for make in makers]
     try:
         yield jobs
     finally:

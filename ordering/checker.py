@@ -19,7 +19,7 @@ if 64 bits of their digest agree (32 where one source tells the id only).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
@@ -150,6 +150,11 @@ class Checker:
                 sent.after.append(after_seqno or 0)
         else:
             sent.others[message.local_seqno] = after_seqno or 0
+
+    def ordered(self, site: str) -> Mapping[tuple[str, int], int]:
+        """How far each incarnation of each sender is ordered in the DATA log of `site`: its highest local seqno."""
+        log = self._logs.get(site)
+        return {life_id: life.highest for life_id, life in log.senders.lives.items()} if log else {}
 
     def finish(self) -> list[Anomaly]:
         """Everything that was found, in the order of `ANOMALIES`, then of the sources."""

@@ -17,11 +17,12 @@ MAX_SITE_LENGTH = 32
 MAX_MEMBER_NAME_LENGTH = 128
 DEFAULT_SITE = "local"
 
-Role = Literal["forward", "data", "epoch", "dead-letter", "inbox"]
-ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox")
+Role = Literal["forward", "data", "epoch", "dead-letter", "inbox", "relayed"]
+ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "relayed")
 
 _GROUP = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_GROUP_LENGTH - 1}}}")
-_SITE = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_SITE_LENGTH}}}")
+SITE_PATTERN = rf"[A-Za-z0-9_-]{{1,{MAX_SITE_LENGTH}}}"
+_SITE = re.compile(SITE_PATTERN)
 _MEMBER_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_MEMBER_NAME_LENGTH}}}")
 _LETTERS = "letters, digits, '_' and '-'"
 
@@ -40,6 +41,11 @@ def check_site(site: str) -> str:
     if not _SITE.fullmatch(site):
         raise UsageError(f"site name {site!r} can't be used: take 1 to {MAX_SITE_LENGTH} {_LETTERS}.")
     return site
+
+
+def is_site(text: str) -> bool:
+    """Whether `text` can be a site's name."""
+    return bool(_SITE.fullmatch(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +80,19 @@ def is_address(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One of a group's topics at a site: `abcast.<group>.<role>.<site>`."""
+    """One of a group's topics at a site: `abcast.<group>.<role>.<site>`.
+
+    What a relay brings from a neighbouring site has a topic of its own, `abcast.<group>.relayed-<neighbour>.<site>`.
+    """
 
     group: str
     role: Role
     site: str
+    neighbour: str = ""
 
     def __str__(self) -> str:
-        return f"abcast.{self.group}.{self.role}.{self.site}"
+        role = f"{self.role}-{self.neighbour}" if self.neighbour else self.role
+        return f"abcast.{self.group}.{role}.{self.site}"
 
     @classmethod
     def parse(cls, text: str) -> Topic | None:
@@ -89,8 +100,12 @@ class Topic:
         parts = text.rsplit(".", 2)
         if len(parts) != 3 or not parts[0].startswith("abcast."):
             return None
-        group, role, site = parts[0].removeprefix("abcast."), parts[1], parts[2]
+        group, role, site, neighbour = parts[0].removeprefix("abcast."), parts[1], parts[2], ""
+        if role.startswith("relayed-"):
+            role, _, neighbour = role.partition("-")
+        if bool(neighbour) != (role == "relayed") or (neighbour and not _SITE.fullmatch(neighbour)):
+            return None
         for known in ROLES:
             if role == known and _GROUP.fullmatch(group) and _SITE.fullmatch(site):
-                return cls(group, known, site)
+                return cls(group, known, site, neighbour)
         return None

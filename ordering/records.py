@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 Headers = tuple[tuple[str, bytes], ...]
-"""Application headers, in the order they were given."""
+"""Headers that travel with a message, in the order they were given: the application's, and where a relay brought the
+message, its list of sites."""
 
 MESSAGE = "message"
 EPOCH = "epoch"

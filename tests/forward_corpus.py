@@ -1,7 +1,7 @@
 """FORWARD records as any producer may write them, and what becomes of them: `(name, key, value, headers, reason)`.
 
 `reason` is the dead letter's, None for a good record. Both codecs, rows and Spark columns, run this one corpus. The
-topic is `abcast.orders.forward.nyc`.
+topic is `abcast.orders.forward.nyc`, or what the relay from sfo fills there; the sites are nyc, sfo and lax.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from connectors import codec
 from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES
 
 TOPIC = "abcast.orders.forward.nyc"
+RELAYED = "abcast.orders.relayed-sfo.nyc"
+SITES = ("nyc", "sfo", "lax")
 
 RawHeaders = Sequence[tuple[str, bytes]]
 
@@ -25,6 +27,7 @@ class Case(NamedTuple):
     value: bytes | None
     headers: RawHeaders
     reason: str | None
+    topic: str = TOPIC
 
 
 ALICE = b"nyc/alice"
@@ -66,6 +69,19 @@ def _number_cases(header: str, reason: str) -> list[Case]:
         "overflows 64 bits": _with(header, b"9" * 40),
     }
     return [Case(f"{header} {what}", ALICE, b"x", headers, reason) for what, headers in wrong.items()]
+
+
+BOB = b"sfo/bob"
+MARK = ("abcast-relayed-from", b"sfo/abcast.orders.data.sfo-0:7")
+
+
+def _relayed(
+    name: str, visited: bytes | None, reason: str | None, sender: bytes = BOB, *more: tuple[str, bytes]
+) -> Case:
+    headers = [*_with("abcast-sender", sender), MARK, *more]
+    if visited is not None:
+        headers.insert(5, ("abcast-visited", visited))
+    return Case(f"relayed, {name}", sender, b"x", headers, reason, RELAYED)
 
 
 CORPUS: tuple[Case, ...] = (
@@ -110,6 +126,25 @@ CORPUS: tuple[Case, ...] = (
     Case("another site", b"sfo/bob", b"x", _with("abcast-sender", b"sfo/bob"), codec.WRONG_SITE),
     Case("a site that begins like ours", b"nyc2/bob", b"x", _with("abcast-sender", b"nyc2/bob"), codec.WRONG_SITE),
     Case("no site", b"alice", b"x", _with("abcast-sender", b"alice"), codec.WRONG_SITE),
+    _relayed("from the neighbour", b"sfo", None),
+    _relayed("with an application header", b"sfo", None, BOB, ("trace", b"1")),
+    _relayed("by the neighbour, from afar", b"lax,sfo", None, b"lax/carol"),
+    _relayed("and sent to others too", b"sfo,lax", None),
+    _relayed("no list", None, codec.FORGED_VISITED),
+    _relayed("an empty list", b"", codec.FORGED_VISITED),
+    _relayed("an empty name in the list", b"sfo,", codec.FORGED_VISITED),
+    _relayed("a name that no site can have", b"sfo,n yc", codec.FORGED_VISITED),
+    _relayed("a line end in the list", b"sfo\n", codec.FORGED_VISITED),
+    _relayed("a list that is not UTF-8", b"sfo,\xff", codec.FORGED_VISITED),
+    _relayed("a site twice", b"sfo,sfo", codec.FORGED_VISITED),
+    _relayed("not by the neighbour", b"lax", codec.FORGED_VISITED, b"lax/carol"),
+    _relayed("here before", b"sfo,nyc", codec.FORGED_VISITED),
+    _relayed("a site that is not configured", b"sfo,fra", codec.UNKNOWN_SITE),
+    _relayed("a sender of another site than the first", b"sfo", codec.WRONG_SITE, b"lax/carol"),
+    _relayed("a sender of this site", b"sfo", codec.WRONG_SITE, ALICE),
+    _relayed("the list twice", b"sfo", codec.REPEATED_HEADER, BOB, ("abcast-visited", b"sfo")),
+    Case("a list of sites from a member", ALICE, b"x", [*GOOD, ("abcast-visited", b"sfo")], codec.NOT_RELAYED),
+    Case("a relay's mark from a member", ALICE, b"x", [*GOOD, MARK], codec.NOT_RELAYED),
     Case("null payload", ALICE, None, GOOD, codec.NO_PAYLOAD),
     Case("payload too large", ALICE, b"x" * (MAX_PAYLOAD_BYTES + 1), GOOD, codec.PAYLOAD_TOO_LARGE),
     Case(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from connectors import codec
 from ordering.errors import ProtocolViolation, UsageError
 from ordering.records import EPOCH, MAX_NUMBER, Data, DeadLetter, Forward, Headers, Malformed, Source
-from tests.forward_corpus import CORPUS, GOOD, TOPIC, Case
+from tests.forward_corpus import CORPUS, GOOD, SITES, TOPIC, Case
 
 SOURCE = Source(TOPIC, 3, 17)
 
@@ -35,13 +35,14 @@ data_records = st.builds(
 
 @pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
 def test_a_record_of_the_corpus(case: Case) -> None:
-    decoded = codec.decode_forward(SOURCE, case.key, case.value, case.headers)
+    source = SOURCE._replace(topic=case.topic)
+    decoded = codec.decode_forward(source, case.key, case.value, case.headers, sites=SITES)
     if case.reason is not None:
-        assert decoded == Malformed(SOURCE, case.reason)
+        assert decoded == Malformed(source, case.reason)
     else:
         assert isinstance(decoded, Forward)
-        application = tuple(header for header in case.headers if not header[0].startswith("abcast-"))
-        assert (decoded.payload, decoded.headers) == (case.value, application)
+        travelling = tuple(h for h in case.headers if h[0] == "abcast-visited" or not h[0].startswith("abcast-"))
+        assert (decoded.payload, decoded.headers) == (case.value, travelling)
 
 
 def test_the_corpus_has_every_reason() -> None:

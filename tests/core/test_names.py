@@ -15,7 +15,10 @@ from ordering.records import Source
 groups = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", fullmatch=True)
 sites = st.from_regex(r"[A-Za-z0-9_-]{1,32}", fullmatch=True)
 members = st.from_regex(r"[A-Za-z0-9._-]{1,128}", fullmatch=True)
-topics = st.builds(Topic, groups, st.sampled_from(ROLES), sites)
+own = [role for role in ROLES if role != "relayed"]
+topics = st.builds(Topic, groups, st.sampled_from(own), sites) | st.builds(
+    Topic, groups, st.just("relayed"), sites, sites
+)
 
 
 @given(topics)
@@ -78,7 +81,17 @@ def test_addresses_that_cannot(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["orders", "abcast.g.data", "abcast.g.other.nyc", "abcast..data.nyc", "other.g.data.nyc", "abcast.g.data.n yc"],
+    [
+        "orders",
+        "abcast.g.data",
+        "abcast.g.relayed.nyc",
+        "abcast.g.relayed-.nyc",
+        "abcast.g.data-sfo.nyc",
+        "abcast.g.other.nyc",
+        "abcast..data.nyc",
+        "other.g.data.nyc",
+        "abcast.g.data.n yc",
+    ],
 )
 def test_other_topics_are_not_ours(text: str) -> None:
     assert Topic.parse(text) is None
@@ -91,5 +104,5 @@ def test_what_is_no_source(text: str) -> None:
 
 
 def test_roles_are_the_topics() -> None:
-    kept: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox")
+    kept: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "relayed")
     assert kept == ROLES

@@ -101,6 +101,9 @@ class SimulatedLog(DataLog):
     def claims(self) -> list[Claim]:
         return list(self.broker.claims) if self.stale_claims is None else self.stale_claims
 
+    def base(self) -> None:
+        """No relay fills this log."""
+
     def newest_epoch(self) -> int:
         return max((claim.epoch for claim in self.broker.claims), default=0)
 

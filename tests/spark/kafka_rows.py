@@ -12,7 +12,7 @@ from connectors import codec
 from ordering.names import Topic
 from ordering.records import Data, DeadLetter, Headers, Source
 from ordering.sequencer import BAD_ADDRESS, SequencerState, begin_batch, step
-from tests.forward_corpus import Case
+from tests.forward_corpus import SITES, Case
 
 SITE = "local"
 HEADERS = "headers array<struct<key:string,value:binary>>"
@@ -129,7 +129,7 @@ def decide_rows(state: SequencerState, rows: Iterable[Row], site: str = SITE) ->
     after, outputs = step(
         state,
         [
-            codec.decode_forward(source, row.key, row.value, row.headers, row.timestamp_ms)
+            codec.decode_forward(source, row.key, row.value, row.headers, row.timestamp_ms, SITES)
             for source, row in sorted(by_source.items())
         ],
     )

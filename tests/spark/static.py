@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, GroupedData
 
 from connectors.sequencing import decode_forward, encode_decided, sequence
 from ordering.sequencer import SequencerState
+from tests.forward_corpus import SITES
 
 StatefulFunction = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], Any], Iterator[pd.DataFrame]]
 
@@ -32,7 +33,9 @@ def decide(kafka_rows: DataFrame, *states: SequencerState, site: str = "local", 
         return groups.applyInPandas(_first_batch(function, chunk_rows), outputStructType)
 
     with patch.object(GroupedData, "applyInPandasWithState", instead):
-        decided = sequence(decode_forward(kafka_rows), {state.group: state for state in states})
+        decided = sequence(
+            decode_forward(kafka_rows, relayed=True, sites=SITES), {state.group: state for state in states}
+        )
     return encode_decided(decided, site)
 
 
@@ -50,6 +53,7 @@ class EmptyState:
 
 def _first_batch(function: StatefulFunction, chunk_rows: int) -> Callable[[Any, pd.DataFrame], pd.DataFrame]:
     def first_batch(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
+        rows = rows.sort_values(["topic", "partition", "offset"], ignore_index=True)  # the real operator gets them so
         chunks = [rows.iloc[start : start + chunk_rows] for start in range(0, len(rows), chunk_rows)]
         state = EmptyState()
         decided = list(function(key, iter(chunks), state))

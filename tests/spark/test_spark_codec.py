@@ -9,10 +9,9 @@ from pyspark.sql import SparkSession
 
 from connectors import codec
 from connectors.sequencing import decode_forward
-from ordering.names import Topic
 from ordering.records import Malformed
 from ordering.sequencer import SequencerState
-from tests.forward_corpus import CORPUS, TOPIC
+from tests.forward_corpus import CORPUS, SITES
 from tests.spark.kafka_rows import BAD_ADDRESSES, Row, SinkRow, decide_rows, sink_frame, source_frame
 from tests.spark.static import decide
 
@@ -23,13 +22,13 @@ SITE = "nyc"
 
 def test_decoding_is_the_same(spark: SparkSession) -> None:
     """Each record of the corpus gets the same reason, or the same fields, from both forms."""
-    rows = [Row(TOPIC, 0, offset, case.key, case.value, case.headers) for offset, case in enumerate(CORPUS)]
-    decoded = decode_forward(source_frame(spark, rows)).orderBy("offset").collect()
+    rows = [Row(case.topic, 0, offset, case.key, case.value, case.headers) for offset, case in enumerate(CORPUS)]
+    decoded = decode_forward(source_frame(spark, rows), relayed=True, sites=SITES).orderBy("offset").collect()
     assert {case.name: row["error"] for case, row in zip(CORPUS, decoded, strict=True)} == {
         case.name: case.reason for case in CORPUS
     }
     for case, row, found in zip(CORPUS, rows, decoded, strict=True):
-        wanted = codec.decode_forward(row.source, row.key, row.value, row.headers, row.timestamp_ms)
+        wanted = codec.decode_forward(row.source, row.key, row.value, row.headers, row.timestamp_ms, SITES)
         if not isinstance(wanted, Malformed):
             assert _fields(found) == (
                 wanted.sender,
@@ -50,7 +49,8 @@ def test_the_whole_way_is_the_same(spark: SparkSession) -> None:
     expected: list[SinkRow] = []
     for number, case in enumerate([*CORPUS, *BAD_ADDRESSES]):
         state = SequencerState(f"case-{number}", epoch=1)
-        row = Row(str(Topic(state.group, "forward", SITE)), 0, number, case.key, case.value, case.headers)
+        topic = case.topic.replace("orders", state.group)
+        row = Row(topic, 0, number, case.key, case.value, case.headers)
         rows.append(row)
         states.append(state)
         expected += decide_rows(state, [row], SITE)[1]

@@ -1,0 +1,102 @@
+"""What a relay carries, as Spark columns: rows of one site's topics in, rows for the neighbour's topics out.
+
+Stateless, record by record. Nothing here needs to be exactly-once: whatever arrives twice is known there.
+
+* *Orders* (a hub's home to another site): DATA as it stands, epoch records and leftovers of fenced sequencers
+  included. The copy is the home's log with runs of it repeated, and the reading rule takes the same records from it.
+* *Requests* (a hub's other site to its home): FORWARD, partition by partition, into the home's relayed topic.
+* *News* (between the sites of a mesh): the messages of DATA, in DATA's order, into the neighbour's relayed topic as
+  FORWARD of their original senders. So what a sender had delivered before it sent is there first. The list of sites
+  in `abcast-visited` keeps a message from coming back, and from coming twice where every site has a link to every
+  other: it names the sites that have the message or are being sent it.
+
+`abcast-relayed-from` says which record a copy was made from; a relay that starts goes on after the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from connectors import codec, spark_codec
+from connectors.connection import MAX_RECORD_BYTES
+from connectors.sites import Direction
+from ordering.records import MESSAGE
+
+_OWN = len(codec.FORWARD_HEADERS)
+_DATA_OWN = len(codec.DATA_HEADERS)
+
+
+def relay_orders(rows: DataFrame, way: Direction) -> DataFrame:
+    """DATA of the home → the same DATA at another site."""
+    return rows.select(
+        F.concat(F.lit("abcast."), spark_codec.group_of(F.col("topic")), F.lit(f".data.{way.target}")).alias("topic"),
+        "partition",
+        "key",
+        "value",
+        "headers",
+    )
+
+
+def relay_requests(rows: DataFrame, way: Direction) -> DataFrame:
+    """FORWARD of another site → FORWARD at the home."""
+    headers = F.coalesce("headers", F.array().cast(spark_codec.HEADERS_TYPE))
+    marks = _marks(F.lit(way.source), way)
+    return rows.select(_relayed(way), "partition", "key", "value", F.concat(headers, marks).alias("headers"))
+
+
+def relay_news(rows: DataFrame, way: Direction, neighbours: Sequence[str]) -> DataFrame:
+    """The messages of one mesh site's DATA → FORWARD at its neighbour. `neighbours`: all that the source has."""
+    headers = F.col("headers")
+    visited = spark_codec.header(codec.H_VISITED, _DATA_OWN).cast("string")
+    messages = rows.filter(spark_codec.header(codec.H_KIND, 1).cast("string") == MESSAGE).withColumn("visited", visited)
+    unvisited = F.col("visited").isNull() | ~F.array_contains(F.split("visited", ","), way.target)
+    others = [site for site in neighbours if site != way.target]
+    # Sent to all neighbours that have it not: they need not send it to each other.
+    so_far = F.split(F.concat_ws(",", "visited", F.lit(way.source)), ",")
+    going = F.array_join(F.array_union(so_far, F.array(*map(F.lit, others)).cast("array<string>")), ",")
+    application = F.when(F.size(headers) > _DATA_OWN, spark_codec.application_headers()).otherwise(
+        F.array().cast(spark_codec.HEADERS_TYPE)
+    )
+    own = F.slice(headers, 1, _OWN)  # our sequencer writes them in this order
+    return messages.filter(unvisited).select(
+        _relayed(way),
+        "partition",
+        "key",
+        "value",
+        F.concat(own, _marks(going, way), application).alias("headers"),
+    )
+
+
+def _relayed(way: Direction) -> Column:
+    group = spark_codec.group_of(F.col("topic"))
+    return F.concat(F.lit("abcast."), group, F.lit(f".relayed-{way.source}.{way.target}")).alias("topic")
+
+
+def _marks(visited: Column, way: Direction) -> Column:
+    """The two headers of a relay."""
+    source = F.concat(
+        F.lit(f"{way.source}/"), F.concat_ws(":", F.concat_ws("-", F.col("topic"), F.col("partition")), F.col("offset"))
+    )
+    return F.array(
+        *(
+            F.struct(F.lit(name).alias("key"), value.cast("binary").alias("value"))
+            for name, value in ((codec.H_VISITED, visited), (codec.H_RELAYED_FROM, source))
+        )
+    )
+
+
+SINK_OPTIONS = {
+    "includeHeaders": "true",
+    "kafka.acks": "all",
+    "kafka.enable.idempotence": "true",
+    "kafka.max.request.size": str(MAX_RECORD_BYTES),
+    "kafka.linger.ms": "0",
+    "kafka.batch.size": "131072",
+    # A record that the producer gave up on, while later ones got through, would be a hole in the copy: it never does.
+    "kafka.delivery.timeout.ms": str(2**31 - 1),
+    "kafka.retries": str(2**31 - 1),
+    "kafka.max.block.ms": "60000",
+}

@@ -1,0 +1,40 @@
+"""`abcast relay`: carry messages between sites."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from jobs.options import DEFAULT_DATA, Data, MaxBatchRecords, run_script
+from jobs.sites import SitesFile, required_sites
+from jobs.streaming import Relays, job_options, run_jobs
+from ordering.errors import UsageError
+
+
+def relay(
+    sites: SitesFile = None,
+    source: Annotated[str | None, typer.Option("--from", help="Only what leaves this site.")] = None,
+    target: Annotated[str | None, typer.Option("--to", help="Only what goes to this site.")] = None,
+    data: Data = DEFAULT_DATA,
+    max_batch_records: MaxBatchRecords = 200_000,
+) -> None:
+    """Carry messages between sites: every direction of every link, or those chosen by --from and --to.
+
+    With a home, other sites' FORWARD goes to the home and the home's DATA to them: one order for the world. Without
+    one, each site orders for itself, and the relay makes its messages FORWARD at the others, each exactly once.
+
+    A relay keeps nothing: it asks the other side what it has, so it can be stopped, killed or started twice.
+    """
+    known = required_sites(sites)
+    for site in filter(None, (source, target)):
+        known.connection(site)
+    ways = [way for way in known.directions() if source in (None, way.source) and target in (None, way.target)]
+    if not ways:
+        raise UsageError(f"there is no link{f' from {source}' if source else ''}{f' to {target}' if target else ''}.")
+    options = job_options("", ways[0].source, data, max_batch_records, 1, known)
+    run_jobs([], options, Relays(known, ways))
+
+
+if __name__ == "__main__":
+    run_script(relay)

@@ -1,0 +1,72 @@
+"""`abcast site`: the sites of a deployment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.options import AsJson, Group
+from jobs.progress import Progress
+from jobs.sites import SitesFile, required_sites
+from ordering.errors import UsageError
+
+app = typer.Typer(no_args_is_help=True, help="List the sites of a deployment, and let a new one join.")
+
+
+@app.command("list")
+def list_(sites: SitesFile = None, as_json: AsJson = False) -> None:
+    """List the sites of the file: where their Kafka is, and whom they relay to."""
+    known = required_sites(sites)
+    for name, connection in known.connections.items():
+        home = known.home == name
+        row = {"site": name, "bootstrap_servers": connection.bootstrap_servers, "home": home}
+        row["neighbours"] = known.neighbours(name)
+        if as_json:
+            typer.echo(json.dumps(row))
+        else:
+            ends = ", ".join(known.neighbours(name)) or "nobody"
+            typer.echo(f"{name}{' (home)' if home else ''}\t{connection.bootstrap_servers}\trelays to {ends}")
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="The new site, which the sites' file describes already.")],
+    group: Group,
+    sites: SitesFile = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="A Delta ledger (DIR/ledger) of the home, or of the site named by --from.")
+    ] = None,
+    source: Annotated[str | None, typer.Option("--from", help="Mesh: the neighbour whose ledger it is.")] = None,
+    partitions: Annotated[int, typer.Option(min=1, max=1000, help="Partitions of the forward topic.")] = 1,
+    replication_factor: Annotated[int, typer.Option(min=1, max=10, help="Copies of each partition.")] = 1,
+) -> None:
+    """Let a site join a group: create its topics, and give it the history.
+
+    What Kafka still holds at the neighbours, the relay brings. --ledger is for what retention has dropped there: its
+    rows are written first, and the relay goes on after them without a seam. A member at the new site can then
+    deliver from seqno 1. Cut off and run again, it goes on where it was. Start the relay afterwards, not before.
+    """
+    from connectors.bootstrap import bootstrap
+    from connectors.sites import Direction
+    from connectors.topics import create_topics
+
+    known = required_sites(sites)
+    connection = known.connection(name)
+    source = source or known.home
+    if source == name:
+        raise UsageError(f"{name} is the home: its order is decided there, not copied.")
+    if source is not None and source not in known.neighbours(name):
+        raise UsageError(f"{name} has no link to {source}: its neighbours are {', '.join(known.neighbours(name))}.")
+    if ledger is not None and source is None:
+        raise UsageError("say with --from whose ledger it is.")
+    for topic in create_topics(connection, group, [name], partitions, replication_factor):
+        typer.echo(f"created {topic}")
+    if ledger is None or source is None:
+        typer.echo(f"{name} has joined {group}; the relay brings the rest")
+        return
+    with Progress("written") as progress:
+        last = bootstrap(known, group, ledger, Direction(source, name), progress.advance)
+    typer.echo(f"{name} has joined {group} with the history up to seqno {last} of {source}; the relay brings the rest")

@@ -1,0 +1,49 @@
+"""Two clusters for a whole test session, and worlds on them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from connectors.broker import EmbeddedBroker
+from connectors.connection import Connection
+from connectors.sites import Mode, Sites
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.sites.world import World
+
+MakeWorld = Callable[..., "World"]
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """The other site's Kafka."""
+    with EmbeddedBroker(tmp_path_factory.mktemp("second-broker"), port=0) as running:
+        yield running
+
+
+@pytest.fixture
+def make_world(spark: SparkSession, broker: EmbeddedBroker, second_broker: EmbeddedBroker, tmp_path: Path) -> MakeWorld:
+    """Makes a world of sites in turn on the two clusters; the first is the home of a hub."""
+    from tests.sites.world import World
+
+    def make(mode: Mode, *names: str, links: list[tuple[str, str]] | None = None) -> World:
+        number = next(_numbers)
+        sites = [f"{name}{number}" for name in names]
+        brokers = itertools.cycle((broker, second_broker))
+        connections = {site: Connection(next(brokers).bootstrap_servers) for site in sites}
+        if mode == "hub":
+            pairs = [(sites[0], other) for other in sites[1:]]
+        else:
+            pairs = [(f"{a}{number}", f"{b}{number}") for a, b in links or itertools.combinations(names, 2)]
+        home = sites[0] if mode == "hub" else None
+        return World(spark, Sites(mode, home, "micro-batch", connections, frozenset(map(frozenset, pairs))), tmp_path)
+
+    return make

@@ -1,0 +1,70 @@
+"""Two and three sites on two real clusters: one order for the world, or one a site, and a bridge that is cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sites.conftest import MakeWorld
+from tests.sites.world import fifo
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+
+def messages(name: str, count: int) -> list[bytes]:
+    return [f"{name} {number}".encode() for number in range(count)]
+
+
+def test_hub_one_order_for_the_world(make_world: MakeWorld) -> None:
+    """Members at both sites broadcast and deliver the same seqnos, epoch records included in the copy."""
+    world = make_world("hub", "nyc", "sfo")
+    nyc, sfo = world.sites.connections
+    with world.running([world.sequencer(nyc), *world.relays()]):
+        world.broadcast(nyc, "alice", messages("a", 50))
+        world.broadcast(sfo, "bob", messages("b", 50))
+        at_home, away = world.deliveries(nyc, 100), world.deliveries(sfo, 100)
+    assert at_home == away
+    assert [d.seqno for d in at_home] == list(range(1, 101))
+    assert fifo(away) == {f"{nyc}/alice": messages("a", 50), f"{sfo}/bob": messages("b", 50)}
+    original, copy = ([s.data for s in world.records(site)] for site in (nyc, sfo))
+    assert copy == original
+
+
+def test_mesh_each_site_orders_all(make_world: MakeWorld) -> None:
+    world = make_world("mesh", "nyc", "sfo")
+    nyc, sfo = world.sites.connections
+    with world.running([world.sequencer(nyc), world.sequencer(sfo), *world.relays()]):
+        world.broadcast(nyc, "alice", messages("a", 50))
+        world.broadcast(sfo, "bob", messages("b", 50))
+        for site in (nyc, sfo):
+            found = world.deliveries(site, 100)
+            assert [d.seqno for d in found] == list(range(1, 101))
+            assert fifo(found) == {f"{nyc}/alice": messages("a", 50), f"{sfo}/bob": messages("b", 50)}
+
+
+def test_a_cut_bridge_loses_nothing(make_world: MakeWorld) -> None:
+    """Without relays both sites accept broadcasts; with them, all of it arrives."""
+    world = make_world("hub", "nyc", "sfo")
+    nyc, sfo = world.sites.connections
+    with world.running([world.sequencer(nyc)]), world.member(sfo, "bob") as bob:
+        waiting = [bob.broadcast(payload) for payload in messages("b", 20)]
+        world.broadcast(nyc, "alice", messages("a", 20))
+        assert not any(receipt.done for receipt in waiting)
+        with world.running(world.relays()):
+            assert bob.wait_ordered(60) == 40
+            assert world.deliveries(sfo, 40) == world.deliveries(nyc, 40)
+
+
+@pytest.mark.parametrize("links", [None, [("nyc", "sfo"), ("sfo", "lax")]], ids=["full mesh", "chain"])
+def test_three_sites_get_one_copy_each(make_world: MakeWorld, links: list[tuple[str, str]] | None) -> None:
+    world = make_world("mesh", "nyc", "sfo", "lax", links=links)
+    with world.running([*map(world.sequencer, world.sites.connections), *world.relays()]):
+        sent = {}
+        for site in world.sites.connections:
+            sent[f"{site}/m"] = messages(site, 20)
+            world.broadcast(site, "m", sent[f"{site}/m"])
+        for site in world.sites.connections:
+            found = world.deliveries(site, 60)
+            assert fifo(found) == sent
+            ids = [(d.sender, d.incarnation, d.local_seqno) for d in found]
+            assert len(set(ids)) == len(ids) == 60
+            assert world.relayed_to(site) == 40

@@ -1,0 +1,119 @@
+"""Sites on two real Kafka clusters, the jobs that serve them, members at each, and the verdict over all."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kafka.structs import TopicPartition
+from pyspark.sql import SparkSession
+
+from connectors import Delivery, Member
+from connectors.connection import Connection
+from connectors.data_log import DataLog, Stored
+from connectors.ledger_job import LedgerJob
+from connectors.relay_job import RelayJob
+from connectors.sequencer_job import SequencerJob
+from connectors.sites import Direction, Sites
+from connectors.streaming_job import JobOptions, StreamingJob
+from connectors.topics import create_topics, find_topics
+from jobs.streaming import JobThread, running
+
+MakeJob = Callable[[SparkSession, JobOptions], StreamingJob]
+_numbers = itertools.count(1)
+PATIENCE_S = 60.0
+
+
+class World:
+    """One group at some sites; every test's have names of their own, so that tests share the clusters."""
+
+    def __init__(self, spark: SparkSession, sites: Sites, directory: Path) -> None:
+        self.spark = spark
+        self.sites = sites
+        self.group = f"world{next(_numbers)}"
+        self.directory = directory
+        for site, connection in sites.connections.items():
+            create_topics(connection, self.group, [site])
+
+    def sequencer(self, site: str) -> MakeJob:
+        """What makes the site's sequencer."""
+        return lambda spark, options: SequencerJob(spark, self._at(site, options))
+
+    def ledger(self, site: str) -> MakeJob:
+        """What makes the site's ledger job."""
+        return lambda spark, options: LedgerJob(spark, self._at(site, options))
+
+    def relay(self, source: str, target: str, **changed: object) -> MakeJob:
+        """What makes the relay of one direction."""
+        sites = replace(self.sites, **changed)  # type: ignore[arg-type]
+        return functools.partial(RelayJob, sites=sites, way=Direction(source, target))
+
+    def relays(self) -> list[MakeJob]:
+        """All directions."""
+        return [self.relay(*way) for way in self.sites.directions()]
+
+    @contextlib.contextmanager
+    def running(self, makers: Sequence[MakeJob]) -> Iterator[list[JobThread]]:
+        """Run the jobs until the block ends."""
+        options = JobOptions(Connection(), "-", self.directory)
+        with running(makers, self.spark, options) as jobs:
+            for job in jobs:
+                while not job.ready.wait(0.2):
+                    job.raise_failure()
+            yield jobs
+
+    def _at(self, site: str, options: JobOptions) -> JobOptions:
+        return replace(
+            options,
+            connection=self.sites.connection(site),
+            site=site,
+            data=self.directory / site,
+            known_sites=tuple(self.sites.connections),
+        )
+
+    def member(self, site: str, name: str) -> Member:
+        """A member at the site."""
+        return Member(self.group, f"{site}/{name}", connection=self.sites.connection(site))
+
+    def broadcast(self, site: str, name: str, payloads: Iterable[bytes]) -> None:
+        """Broadcast and wait until all is ordered at the site."""
+        with self.member(site, name) as member:
+            for payload in payloads:
+                member.broadcast(payload)
+            member.wait_ordered(PATIENCE_S)
+
+    def deliveries(self, site: str, count: int) -> list[Delivery]:
+        """The first `count` messages of the group's order at the site, or as many as come."""
+        with self.member(site, f"reader{next(_numbers)}") as member:
+            return list(itertools.islice(member.deliveries(from_seqno=1, timeout=PATIENCE_S), count))
+
+    def records(self, site: str) -> list[Stored]:
+        """The site's DATA as it stands."""
+        with DataLog(self.sites.connection(site), self.group, site) as log:
+            return list(log.records(log.beginning(), log.end()))
+
+    def relayed_to(self, site: str) -> int:
+        """How many records relays have written for the site's sequencer."""
+        connection = self.sites.connection(site)
+        consumer = connection.consumer()
+        places = [
+            TopicPartition(str(topic), partition)
+            for topic in find_topics(connection)
+            if (topic.group, topic.role, topic.site) == (self.group, "relayed", site)
+            for partition in consumer.partitions_for_topic(str(topic)) or ()
+        ]
+        ends = consumer.end_offsets(places)
+        consumer.close()
+        return sum(ends.values())
+
+
+def fifo(deliveries: Iterable[Delivery]) -> dict[str, list[bytes]]:
+    """What was delivered of each sender, in order."""
+    of_sender: dict[str, list[bytes]] = {}
+    for delivery in deliveries:
+        of_sender.setdefault(delivery.sender, []).append(delivery.payload)
+    return of_sender
