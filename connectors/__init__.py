@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from connectors.delivery import Delivery
+    from connectors.letter import Letter
     from connectors.member import Member
     from connectors.receipt import Receipt
 
-__all__ = ["Delivery", "Member", "Receipt"]
+__all__ = ["Delivery", "Letter", "Member", "Receipt"]
 
 
 def __getattr__(name: str) -> object:

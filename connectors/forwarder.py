@@ -95,6 +95,7 @@ class Forwarder:
         self.group = group
         self.address = address
         self.limits = limits
+        self.is_continued = False  # whether the incarnation is that of an earlier start, from the outbox
         self._outbox = outbox
         self._sender = str(address).encode("ascii")
         self._topic = str(Topic(group, "forward", address.site))
@@ -147,11 +148,10 @@ class Forwarder:
                         f"the outbox {outbox.path} lacks local seqno {table.last}: it was changed from outside."
                     )
                 self._receipts.append(None)
+            self.is_continued = True
             return outbox.incarnation, table
-        # Higher than every earlier start: those remembered, those ordered, and (for a name long forgotten by both)
-        # those before in time.
-        incarnation = max(time.time_ns() // 1_000_000, self._memory.incarnation() + 1, ordered.incarnation + 1)
-        self._memory.remember_incarnation(incarnation)
+        # Higher than every earlier start: those remembered, and those ordered.
+        incarnation = self._memory.claim_incarnation(above=ordered.incarnation)
         if outbox is not None:
             outbox.begin(incarnation)
         return incarnation, ForwardTable(limits.max_pending_records, limits.max_pending_bytes)

@@ -13,6 +13,7 @@ position. A `Member` here has not joined the group; it changes no view.
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,20 +25,23 @@ from connectors.connection import DEFAULT_BOOTSTRAP_SERVERS, Connection
 from connectors.deliveries import Deliveries
 from connectors.delivery import Delivery
 from connectors.forwarder import Forwarder, SendingLimits
+from connectors.inbox import Inbox
+from connectors.letter import Letter, LetterReceipt
+from connectors.letter_sender import LetterSender
 from connectors.member_memory import MemberMemory
 from connectors.outbox import Outbox
 from connectors.receipt import Receipt
-from ordering.errors import AbcastError, NotOrderedInTime, UsageError
+from ordering.errors import AbcastError, NotOrderedInTime, NotWrittenInTime, UsageError
 from ordering.names import DEFAULT_SITE, Address, check_group
-from ordering.records import MAX_PAYLOAD_BYTES
+from ordering.records import MAX_PAYLOAD_BYTES, Headers
 
 CLOSE_TIMEOUT_S = 10.0
 
 
 class Member:
-    """One member of one group. Thread-safe, except that each `deliveries` is for one thread. Close it after use.
+    """One member of one group. Thread-safe, except that each `deliveries` and `inbox` is for one thread.
 
-    A name belongs to one sending process at a time: a later one supersedes an earlier one.
+    Close it after use. A name belongs to one sending process at a time: a later one supersedes an earlier one.
     """
 
     def __init__(
@@ -67,7 +71,8 @@ class Member:
             outbox: a file that keeps what was broadcast until it is ordered. With it, a member killed at any moment
                 and started again sends what is missing, exactly once. One file per member.
             ledger: the directory of the group's ledger, to deliver from what Kafka's retention has dropped.
-            max_pending_records: how many messages may wait to be ordered; `broadcast` blocks at that limit.
+            max_pending_records: how many messages may wait to be ordered; `broadcast` blocks at that limit. As many
+                letters may wait to be written; `send` blocks at that limit.
             max_pending_bytes: the same in bytes of payloads and headers.
             resend_after: after so many seconds in which none of the waiting messages was ordered, all are sent
                 again; each time in vain doubles it, up to 30 s.
@@ -81,6 +86,7 @@ class Member:
         """
         self.group = check_group(group)
         self.address = Address.parse(member, default_site)
+        self._default_site = default_site
         self.limits = SendingLimits(max_pending_records, max_pending_bytes, resend_after)
         self.limits.validate()
         if connect_timeout <= 0:
@@ -90,7 +96,8 @@ class Member:
         self._lock = threading.Lock()
         self._closed = False
         self._forwarder: Forwarder | None = None
-        self._runs: WeakKeyDictionary[Iterator[Delivery], Deliveries] = WeakKeyDictionary()
+        self._letters: LetterSender | None = None
+        self._runs: WeakKeyDictionary[Iterator[object], Deliveries | Inbox] = WeakKeyDictionary()
         self._outbox: Outbox | None = None
         if outbox is None:
             MemberMemory(self.connection, self.group, self.address).close()  # a wrong address shows now, not later
@@ -125,13 +132,58 @@ class Member:
             Superseded: another process has started under this name.
             EnvironmentProblem: the outbox can't be written.
         """
-        if not isinstance(payload, bytes):
-            raise UsageError(f"a payload is a bytes object, not {type(payload).__name__}: encode it first.")
-        if len(payload) > MAX_PAYLOAD_BYTES:
-            raise UsageError(f"the payload has {len(payload)} bytes, over the limit of {MAX_PAYLOAD_BYTES}: split it.")
-        checked = check_application_headers(headers) if headers else ()
+        checked = _check_message(payload, headers)
         forwarder = self._forwarder or self._start_sending()
         return forwarder.broadcast(payload, checked, timeout)
+
+    def send(
+        self,
+        address: str | Address,
+        payload: bytes,
+        headers: Iterable[tuple[str, bytes]] = (),
+        timeout: float | None = 30.0,
+    ) -> LetterReceipt:
+        """Send a letter to one member of any site, such as a delivery's `sender`; returns as soon as it is numbered.
+
+        Letters from one member to another arrive in the order of their sending, each once, also if the receiver does
+        not run now; `receipt.result()` returns when the letter is durable in Kafka. No sequencer is needed, and they
+        have no place in the total order. An outbox does not keep them. The first call takes an incarnation, as
+        `broadcast` does (with an outbox that is continued, one of the letters' own). While as many letters wait for
+        Kafka as the member's limits allow, it waits up to `timeout` seconds (None: as long as it takes).
+
+        Raises:
+            UsageError: a bad address, payload or header; the member is closed.
+            TopicMissing: this Kafka has no inbox topic of the receiver's site.
+            LetterTableFull: nothing was sent; try again later.
+            Superseded: the outbox belongs to an incarnation that another process has superseded.
+        """
+        receiver = Address.parse(str(address), self._default_site)
+        checked = _check_message(payload, headers)
+        letters = self._letters or self._start_letters()
+        return letters.send(receiver, payload, checked, timeout)
+
+    def inbox(self, timeout: float | None = None) -> Iterator[Letter]:
+        """The letters to this member, each sender's in order, as they come. A generator, for one thread.
+
+        It goes on after the last letter that this member's name took; *taken* means what it does in `deliveries`, so
+        after kill -9 an application may see the last half second's letters again: their (sender, incarnation,
+        local_seqno) tell. One generator at a time. A start reads the inbox's partition from its beginning.
+
+        Args:
+            timeout: end after so many seconds without a letter (None: never; `close` ends it). What was written
+                before the start is given in any case.
+
+        Raises (when iterated):
+            BrokerUnreachable: no broker answers at the start. Later, it waits until one does.
+            TopicMissing: the site has no inbox topic.
+            HistoryUnavailable: the beginning of the inbox topic was dropped.
+        """
+        run = Inbox(self.connection, self.group, self.address, timeout)
+        with self._lock:
+            self._check_open()
+            generator = run.run()
+            self._runs[generator] = run
+        return generator
 
     def wait_ordered(self, timeout: float | None = None) -> int | None:
         """Wait until everything broadcast so far is ordered; the seqno of the last.
@@ -167,10 +219,12 @@ class Member:
         return generator
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Wait up to `timeout` seconds until everything broadcast is ordered, end all deliveries, disconnect.
+        """Wait up to `timeout` seconds until all letters are written and all broadcasts ordered, end all deliveries and
+        inboxes, disconnect.
 
-        Without an outbox, raises NotOrderedInTime (after it has closed) if something was not ordered: nobody will
-        send it again. With an outbox the next start does. May be called twice.
+        Raises (after it has closed) NotWrittenInTime if a letter was not written and, without an outbox,
+        NotOrderedInTime if something was not ordered: nobody will send it again. With an outbox the next start sends
+        its broadcasts. May be called twice.
         """
         with self._lock:
             if self._closed:
@@ -179,17 +233,29 @@ class Member:
             runs = list(self._runs.items())
         for _, run in runs:
             run.stop()
+        deadline = time.monotonic() + timeout
+        not_written: NotWrittenInTime | None = None
         not_ordered: NotOrderedInTime | None = None
         try:
+            if self._letters is not None:
+                try:
+                    self._letters.wait_written(timeout)
+                except NotWrittenInTime as error:
+                    not_written = error
+                timeout = max(0.0, deadline - time.monotonic())
             self.wait_ordered(timeout)
         except NotOrderedInTime as error:
             not_ordered = error
         finally:
             self._disconnect(runs)
+        if not_written is not None:
+            raise not_written
         if not_ordered is not None and self._outbox is None:
             raise not_ordered
 
-    def _disconnect(self, runs: list[tuple[Iterator[Delivery], Deliveries]]) -> None:
+    def _disconnect(self, runs: list[tuple[Iterator[object], Deliveries | Inbox]]) -> None:
+        if self._letters is not None:
+            self._letters.close()
         if self._forwarder is not None:
             self._forwarder.close()
         if self._outbox is not None:
@@ -229,3 +295,28 @@ class Member:
             if self._forwarder is None:
                 self._forwarder = self._new_forwarder()
             return self._forwarder
+
+    def _start_letters(self) -> LetterSender:
+        forwarder = self._forwarder or self._start_sending()
+        with self._lock:
+            self._check_open()
+            if self._letters is None:
+                incarnation = forwarder.incarnation
+                if forwarder.is_continued:
+                    # The outbox does not know how far the letters of its incarnation had been numbered.
+                    memory = MemberMemory(self.connection, self.group, self.address)
+                    try:
+                        incarnation = memory.claim_incarnation(above=incarnation)
+                    finally:
+                        memory.close()
+                self._letters = LetterSender(self.connection, self.group, self.address, incarnation, self.limits)
+            return self._letters
+
+
+def _check_message(payload: bytes, headers: Iterable[tuple[str, bytes]]) -> Headers:
+    """The application's headers. Raises UsageError if it can't send that."""
+    if not isinstance(payload, bytes):
+        raise UsageError(f"a payload is a bytes object, not {type(payload).__name__}: encode it first.")
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise UsageError(f"the payload has {len(payload)} bytes, over the limit of {MAX_PAYLOAD_BYTES}: split it.")
+    return check_application_headers(headers) if headers else ()

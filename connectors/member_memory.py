@@ -1,12 +1,16 @@
-"""What Kafka remembers of a member's name between two runs of it: its incarnation, and how far it has delivered.
+"""What Kafka remembers of a member's name between two runs of it: its incarnation, how far it has delivered, and how
+far it has taken its letters.
 
-Both are committed offsets of the consumer group `abcast.member.<group>.<site>.<name>`, with the number in the commit's
-metadata: `incarnation=N` on partition 0 of the FORWARD topic, `seqno=N` on the DATA topic. Kafka forgets them when
+All are committed offsets of the consumer group `abcast.member.<group>.<site>.<name>`. Two have their number in the
+commit's metadata: `incarnation=N` on partition 0 of the FORWARD topic, `seqno=N` on the DATA topic. The third, on the
+member's partition of the INBOX topic, is the offset itself. Kafka forgets them when
 nothing was committed for `offsets.retention.minutes` (7 days unless the broker says otherwise). The incarnation does
 not depend on that alone: what was ever ordered is found in DATA too.
 """
 
 from __future__ import annotations
+
+import time
 
 from kafka import KafkaConsumer
 from kafka.structs import OffsetAndMetadata, TopicPartition
@@ -56,6 +60,15 @@ class MemberMemory:
         """Must return before the first message of the incarnation is sent. Raises BrokerUnreachable."""
         self._remember(self.forward, 0, f"{_INCARNATION}{incarnation}", self._timeout_ms)
 
+    def claim_incarnation(self, above: int) -> int:
+        """A new incarnation, remembered: higher than all claimed before and than `above`. Raises BrokerUnreachable.
+
+        For a name that Kafka has long forgotten, it is higher than those before in time.
+        """
+        incarnation = max(time.time_ns() // 1_000_000, self.incarnation() + 1, above + 1)
+        self.remember_incarnation(incarnation)
+        return incarnation
+
     def taken(self) -> int:
         """The last seqno that the application took, 0 if none is remembered. Raises BrokerUnreachable."""
         return self._recall(self.data, _SEQNO)
@@ -63,6 +76,16 @@ class MemberMemory:
     def remember_taken(self, seqno: int, offset: int) -> None:
         """`offset`: where to read on, shown as the lag by Kafka's own tools. Raises BrokerUnreachable (after 2 s)."""
         self._remember(self.data, offset, f"{_SEQNO}{seqno}", _TAKEN_TIMEOUT_MS)
+
+    def letters_taken(self, inbox: TopicPartition) -> int:
+        """The offset up to which the application took its letters, 0 if unknown. Raises BrokerUnreachable."""
+        with self.connection.reachable():
+            committed = self.consumer.committed(inbox, timeout_ms=self._timeout_ms)
+        return int(committed or 0)
+
+    def remember_letters_taken(self, inbox: TopicPartition, offset: int) -> None:
+        """`offset`: the first whose record the application has not taken. Raises BrokerUnreachable (after 2 s)."""
+        self._remember(inbox, offset, "", _TAKEN_TIMEOUT_MS)
 
     def _recall(self, partition: TopicPartition, prefix: str) -> int:
         with self.connection.reachable():

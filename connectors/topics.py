@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kafka import KafkaConsumer
 from kafka.admin import NewTopic
 from kafka.errors import TopicAlreadyExistsError
+from kafka.structs import TopicPartition
 
 from connectors.connection import MAX_RECORD_BYTES, Connection
+from ordering.errors import TopicMissing
 from ordering.names import Topic, check_group, check_site
 
 _MAX_FORWARD_RECORD_BYTES = MAX_RECORD_BYTES // 2
@@ -32,7 +35,8 @@ def create_topics(
 ) -> list[str]:
     """Create what is missing of the group's topics at the sites; return the names created.
 
-    `partitions` is for the forward topics; a data topic has one, since its log is what seals and orders.
+    `partitions` is for the forward and the inbox topics (an inbox topic keeps that number for good); a data topic has
+    one, since its log is what seals and orders.
     With replication 3 a write needs two in-sync replicas. Raises UsageError, BrokerUnreachable.
     """
     check_group(group)
@@ -45,6 +49,7 @@ def create_topics(
                 (Topic(group, "data", site), 1),
                 (Topic(group, "epoch", site), 1),
                 (Topic(group, "dead-letter", site), 1),
+                (Topic(group, "inbox", site), partitions),
             ):
                 try:
                     admin.create_topics([_new_topic(topic, count, replication_factor)])
@@ -92,3 +97,16 @@ def find_topics(connection: Connection) -> list[Topic]:
 def find_groups(connection: Connection, site: str) -> list[str]:
     """The groups that have a DATA topic at the site, sorted."""
     return [topic.group for topic in find_topics(connection) if topic.role == "data" and topic.site == site]
+
+
+def inbox_partitions(connection: Connection, consumer: KafkaConsumer, group: str, site: str) -> list[TopicPartition]:
+    """The partitions of a site's inbox topic in this Kafka, sorted. Raises TopicMissing, BrokerUnreachable."""
+    topic = str(Topic(group, "inbox", site))
+    with connection.reachable():
+        found = consumer.partitions_for_topic(topic)
+    if not found:
+        raise TopicMissing(
+            f"topic {topic} does not exist in the Kafka at {connection.bootstrap_servers}: is {site} a site of the "
+            f"group? Then create it there with `abcast topics create --group {group} --site {site}`."
+        )
+    return [TopicPartition(topic, number) for number in sorted(found)]

@@ -45,6 +45,18 @@ class NotOrderedInTime(AbcastError):
     retriable = True
 
 
+class LetterTableFull(AbcastError):
+    """The table of letters that Kafka has not acknowledged stayed full for the whole timeout."""
+
+    retriable = True
+
+
+class NotWrittenInTime(AbcastError):
+    """A letter was accepted, but Kafka did not acknowledge it within the timeout. It may still be written."""
+
+    retriable = True
+
+
 class Superseded(AbcastError):
     """Another process has started under this member's name with a higher incarnation."""
 

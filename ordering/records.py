@@ -14,6 +14,7 @@ message, its list of sites."""
 
 MESSAGE = "message"
 EPOCH = "epoch"
+LETTER = "letter"
 
 MAX_PAYLOAD_BYTES = 1_000_000
 """Largest payload of a message, in bytes. A larger one is refused by the client and dead-lettered by the sequencer."""

@@ -1,0 +1,189 @@
+"""The receiving half of unicast: the letters to one member, in the order of its inbox log.
+
+All letters to a member stand in one partition of its site's inbox topic, the one that Kafka's usual partitioner gives
+the member's address. What is taken is a pure function of that partition (`ordering.inbox`), so the number of
+partitions must stay what it was at the first letter, and nothing may be dropped from the log's beginning.
+
+Invariant. What the application was given are the letters that the rule takes, each once, as long as this run lasts. The
+offset up to which they were *taken* is committed every COMMIT_EVERY_S seconds and at the end, never ahead of the
+application. After kill -9 a run reads the partition from its beginning, makes the received table again, and gives what
+stands at the committed offset or behind it: nothing is lost, and at most the letters of the last half second are given
+again (their numbers tell).
+
+The cost: a start reads the partition's whole history, payloads of other receivers included (Kafka sends no headers
+alone); memory is one row a sender.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kafka import KafkaConsumer
+from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from kafka.partitioner.default import murmur2
+from kafka.structs import TopicPartition
+
+from connectors.connection import Connection
+from connectors.data_cursor import RETRY_PAUSE_S
+from connectors.deliveries import COMMIT_EVERY_S, POLL_S, REFRESH_EVERY_S
+from connectors.letter import Letter
+from connectors.letter_codec import H_RECEIVER, decode_letter
+from connectors.member_memory import MemberMemory
+from connectors.topics import inbox_partitions
+from ordering.errors import AbcastError, HistoryUnavailable, UsageError
+from ordering.inbox import InboxReader
+from ordering.names import Address
+
+_logger = logging.getLogger(__name__)
+
+
+class Inbox:
+    """One run through a member's letters. `run` once; `stop` from any thread ends it within about 0.1 s.
+
+    A letter counts as *taken* when the application asks for the next one or closes the run.
+    """
+
+    def __init__(self, connection: Connection, group: str, address: Address, timeout: float | None) -> None:
+        """Raises UsageError."""
+        if timeout is not None and timeout < 0:
+            raise UsageError(f"timeout is {timeout}: give seconds, or None to wait for ever.")
+        self.connection = connection
+        self.group = group
+        self.address = address
+        self.timeout = timeout
+        self.finished = threading.Event()
+        self._key = str(address).encode("ascii")
+        self._stopping = threading.Event()
+        self._reader = InboxReader()
+        self._failing = False
+        self._taken = self._committed = 0
+        self._committed_at = time.monotonic()
+
+    def stop(self) -> None:
+        """End the run: the application's loop ends as if there were no more letters."""
+        self._stopping.set()
+
+    def run(self) -> Iterator[Letter]:
+        """The letters. Raises BrokerUnreachable (at the start), TopicMissing, HistoryUnavailable."""
+        try:
+            memory = MemberMemory(self.connection, self.group, self.address)
+            try:
+                partition = self._partition(memory.consumer)
+                try:
+                    yield from self._receive(memory, partition)
+                finally:
+                    # While the interpreter shuts down there are no threads left to talk to Kafka with.
+                    if not sys.is_finalizing():
+                        self._commit(memory, partition)
+            finally:
+                if not sys.is_finalizing():
+                    memory.close()
+        finally:
+            self.finished.set()
+
+    def _partition(self, consumer: KafkaConsumer) -> TopicPartition:
+        """Where the letters to this member are: the partition in which a producer puts its address as the key."""
+        partitions = inbox_partitions(self.connection, consumer, self.group, self.address.site)
+        return partitions[(murmur2(self._key) & 0x7FFFFFFF) % len(partitions)]
+
+    def _receive(self, memory: MemberMemory, partition: TopicPartition) -> Iterator[Letter]:
+        first = self._taken = self._committed = memory.letters_taken(partition)
+        end_at_start = self._seek_beginning(memory.consumer, partition)
+        position = 0
+        moved_at = time.monotonic()
+        while not self._stopping.is_set():
+            records = self._poll(memory.consumer, partition)
+            for record in records:
+                letter = self._judge(record, is_new=record.offset >= first)
+                if letter is not None and record.offset >= first:
+                    try:
+                        yield letter
+                    finally:
+                        self._taken = record.offset + 1
+                    moved_at = time.monotonic()
+                    self._commit_if_due(memory, partition)
+                    if self._stopping.is_set():
+                        return
+            if records:
+                position = records[-1].offset + 1
+                self._taken = max(self._taken, position)
+            self._commit_if_due(memory, partition)
+            if records and position <= end_at_start:
+                moved_at = time.monotonic()
+            # The timeout counts from when everything was read that stood there at the start, if Kafka answers at all.
+            patience = 0.0 if position >= end_at_start else self.connection.timeout
+            if self.timeout is not None and time.monotonic() - moved_at >= max(self.timeout, patience):
+                return
+
+    def _seek_beginning(self, consumer: KafkaConsumer, partition: TopicPartition) -> int:
+        """Go to the log's first record; where the log ends now. Raises HistoryUnavailable if a part is missing."""
+        consumer.assign([partition])
+        consumer.seek(partition, 0)
+        with self.connection.reachable():
+            beginning = consumer.beginning_offsets([partition])[partition]
+            end = int(consumer.end_offsets([partition])[partition])
+        if beginning > 0 or end < self._committed:
+            raise HistoryUnavailable(
+                f"{partition.topic}-{partition.partition} holds the offsets {beginning} to {end}, but {self.address} "
+                f"needs all from 0 on and was at {self._committed} before. Inbox topics must have no retention."
+            )
+        return end
+
+    def _poll(self, consumer: KafkaConsumer, partition: TopicPartition) -> Sequence[Any]:
+        try:
+            polled = consumer.poll(timeout_ms=int(POLL_S * 1000))
+        except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
+            raise HistoryUnavailable(
+                f"{partition.topic} no longer holds letters that were not read: retention has dropped them."
+            ) from error
+        except AuthorizationError:
+            raise
+        except KafkaError as error:
+            # The consumer connects again by itself; all we have to do is to ask again.
+            if not self._failing:
+                _logger.warning("reading %s: %r; trying again", partition.topic, error)
+            self._failing = True
+            time.sleep(RETRY_PAUSE_S)
+            return ()
+        records: Sequence[Any] = polled.get(partition, ())
+        self._failing = self._failing and not records
+        return records
+
+    def _judge(self, record: Any, is_new: bool) -> Letter | None:
+        """The letter, if the record is one for this member and the next one of its sender."""
+        key, headers = self._key, record.headers
+        # Other members' letters cost no more than these comparisons.
+        if record.key != key and (H_RECEIVER, key) not in headers:
+            return None
+        letter = decode_letter(key, record.key, record.value, headers)
+        if isinstance(letter, str):
+            if is_new:
+                place = f"{record.topic}-{record.partition}:{record.offset}"
+                _logger.warning("%s: skipped a malformed letter at %s: %s", self.address, place, letter)
+            return None
+        return letter if self._reader.accept(letter.sender, letter.incarnation, letter.local_seqno) else None
+
+    def _commit_if_due(self, memory: MemberMemory, partition: TopicPartition) -> None:
+        if time.monotonic() - self._committed_at >= COMMIT_EVERY_S:
+            self._commit(memory, partition)
+
+    def _commit(self, memory: MemberMemory, partition: TopicPartition) -> None:
+        """Remember what was taken. A failure is not the application's: the next commit makes up for it."""
+        now = time.monotonic()
+        is_old_news = 0 < self._taken == self._committed and now - self._committed_at > REFRESH_EVERY_S
+        if self._taken <= self._committed and not is_old_news:
+            return
+        self._committed_at = now
+        try:
+            memory.remember_letters_taken(partition, self._taken)
+        except AbcastError as error:
+            _logger.warning(
+                "%s: the offset %d of the inbox could not be committed: %s", self.address, self._taken, error
+            )
+        else:
+            self._committed = self._taken
