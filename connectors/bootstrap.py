@@ -21,7 +21,7 @@ from connectors.ledger_history import read_rows
 from connectors.ledger_state import state_from_ledger
 from connectors.relay_job import last_relayed, post_base
 from connectors.sites import Direction, Sites
-from connectors.topics import ensure_relayed_topic
+from connectors.topics import ensure_topic
 from ordering.errors import UsageError
 from ordering.names import Topic
 from ordering.records import MESSAGE, Data, Headers, Source
@@ -44,8 +44,9 @@ def bootstrap(sites: Sites, group: str, ledger: Path, way: Direction, written: W
         raise UsageError(f"there is no ledger of group {group} in {ledger}: name the home's DIR/ledger.")
     there = sites.connection(way.target)
     if sites.home is None:
-        relayed = str(Topic(group, "relayed", way.target, way.source))
-        ensure_relayed_topic(there, relayed, 1)
+        topic = Topic(group, "relayed", way.target, way.source)
+        ensure_topic(there, topic, 1)
+        relayed = str(topic)
         data = str(Topic(group, "data", way.source))
         done = last_relayed(there, relayed, 0, way.source, data, 0) + 1
         _write(there, relayed, _news(sites, way, data, read_rows(ledger, group, done + 1)), written)

@@ -49,6 +49,11 @@ class Connection:
                 raise self.unreachable() from error
             raise
 
+    def cluster_id(self) -> str:
+        """Which Kafka this is. Raises BrokerUnreachable."""
+        with self.admin() as admin:
+            return str(admin.describe_cluster()["cluster_id"])
+
     def unreachable(self) -> BrokerUnreachable:
         """The error that says that nobody answers, and what to do."""
         return BrokerUnreachable(

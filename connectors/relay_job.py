@@ -1,4 +1,4 @@
-"""The relay job: one query a direction, from one site's Kafka to its neighbour's (`connectors.relaying`).
+"""The relay jobs: from one site's Kafka to its neighbour's, a query for each kind of records (`connectors.relaying`).
 
 Invariant. In every topic partition that a relay fills, what was copied from one source partition is a beginning of
 it, as a set: if a record is there, so is every earlier one, in the order of their first copies. For a query copies a
@@ -14,9 +14,11 @@ leave no hole; repeats are dropped by the reading rule, and by the sequencer's r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
@@ -26,12 +28,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.codec import H_RELAYED_FROM, encode_data
 from connectors.connection import Connection
 from connectors.data_log import DataLog
-from connectors.relaying import SINK_OPTIONS, relay_news, relay_orders, relay_requests
+from connectors.relaying import SINK_OPTIONS, relay_letters, relay_news, relay_orders, relay_requests
 from connectors.sites import Direction, Sites
 from connectors.streaming_job import JobOptions, StreamingJob
-from connectors.topics import ensure_relayed_topic, find_topics
-from ordering.errors import HistoryUnavailable, UsageError
-from ordering.names import Role, Topic
+from connectors.topics import count_partitions, ensure_topic, find_topics
+from ordering.errors import BrokerUnreachable, HistoryUnavailable, UsageError
+from ordering.names import Topic
 from ordering.records import Source
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, snapshot
 
@@ -41,96 +43,119 @@ _FIRST_WINDOW = 256
 """Records read back first when looking for the last one of a source; four times as many if it is not among them."""
 
 
-class RelayJob(StreamingJob):
-    """Carries one direction, for all groups that have a DATA topic at both ends. `options.connection` is ignored."""
+class Relay(StreamingJob):
+    """Carries one kind of records in one direction, for all groups that have a DATA topic at both ends."""
+
+    carries: ClassVar[str]
+    ready_while_waiting = True
 
     def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, way: Direction) -> None:
-        self.name = f"relay-{way}"
-        self._sites = sites
-        self._way = way
-        self._source = sites.connection(way.source)
-        self._target = sites.connection(way.target)
-        self._copies: list[_Copy] = []
+        """The connection and the site of `options` are ignored: the direction tells."""
+        self.name = f"relay-{way}-{self.carries}"
+        self.sites = sites
+        self.way = way
+        self.source = sites.connection(way.source)
+        self.target = sites.connection(way.target)
         super().__init__(
-            spark, JobOptions(self._source, way.source, options.data, options.max_batch_records, options.parallelism)
+            spark, JobOptions(self.source, way.source, options.data, options.max_batch_records, options.parallelism)
         )
 
-    @property
-    def _role(self) -> Role:
-        """The topics that are read: a site that follows a home sends its FORWARD there; all else comes from DATA."""
-        return "forward" if self._way.target == self._sites.home else "data"
+    @abstractmethod
+    def is_read(self, topic: Topic) -> bool:
+        """Whether this topic of the source is to be carried."""
 
-    @property
-    def _copies_data(self) -> bool:
-        return self._way.source == self._sites.home
+    @abstractmethod
+    def filled(self, topic: Topic) -> Topic:
+        """The topic of the target that a topic of the source fills."""
+
+    @abstractmethod
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """Rows of the source's topics → rows for the target's."""
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """The source's topics of every group that is at both ends."""
         there = {
-            topic.group
-            for topic in find_topics(self._target)
-            if topic.role == "data" and topic.site == self._way.target
+            topic.group for topic in find_topics(self.target) if topic.role == "data" and topic.site == self.way.target
         }
-        return {
-            topic.group: [str(topic)]
-            for topic in topics
-            if topic.role == self._role and topic.site == self._way.source and topic.group in there
-        }
+        selected: dict[str, list[str]] = {}
+        for topic in filter(self.is_read, topics):
+            if topic.group in there:
+                selected.setdefault(topic.group, []).append(str(topic))
+        return selected
 
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """Ask the neighbour what it has, and carry on after that."""
-        if self._copies_data:
-            self._copies = [_Copy(self._source, self._target, group, self._way) for group in topics]
-            positions = {copy.home.partition: copy.start() for copy in self._copies}
-        else:
-            positions = self._positions(topics)
         names = [name for group in topics.values() for name in group]
-        source = {**self.kafka_source(names, self.kafka_offsets(names, positions)), "failOnDataLoss": "true"}
+        offsets = self.kafka_offsets(names, self.positions([topic for topic in map(Topic.parse, names) if topic]))
+        source = {**self.kafka_source(names, offsets), "failOnDataLoss": "true"}
         rows = self.spark.readStream.format("kafka").options(**source).load()
         writer = (
-            self._relayed(rows)
+            self.carry(rows)
             .writeStream.format("kafka")
             .queryName(self.name)
-            .options(**self._target.spark_options(), **SINK_OPTIONS)
+            .options(**self.target.spark_options(), **SINK_OPTIONS)
             .option("checkpointLocation", str(checkpoint))
         )
-        if self._sites.trigger == "real-time":
+        if self.sites.trigger == "real-time":
+            # pyspark's type stubs do not know this trigger yet.
             writer = writer.outputMode("update").trigger(realTime=REAL_TIME_BATCH)  # type: ignore[call-overload]
         return writer.start()
 
-    def _relayed(self, rows: DataFrame) -> DataFrame:
-        if self._copies_data:
-            return relay_orders(rows, self._way)
-        if self._role == "forward":
-            return relay_requests(rows, self._way)
-        return relay_news(rows, self._way, self._sites.neighbours(self._way.source))
-
-    def _positions(self, topics: Mapping[str, list[str]]) -> dict[TopicPartition, int]:
+    def positions(self, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
         """For every source partition, the offset after the last record that the neighbour has of it."""
-        here = self._source.consumer()
+        here = self.source.consumer()
         try:
             positions = {}
-            for group, names in topics.items():
-                relayed = str(Topic(group, "relayed", self._way.target, self._way.source))
-                for name in names:
-                    partitions = here.partitions_for_topic(name) or set()
-                    ensure_relayed_topic(self._target, relayed, len(partitions))
-                    for partition in partitions:
-                        source = TopicPartition(name, partition)
-                        last = last_relayed(self._target, relayed, partition, self._way.source, *source)
-                        positions[source] = last + 1
-                        self._check_held(here, source, last + 1)
+            for topic in topics:
+                with self.source.reachable():
+                    partitions = here.partitions_for_topic(str(topic)) or set()
+                filled = self.filled(topic)
+                ensure_topic(self.target, filled, len(partitions))
+                for partition in partitions:
+                    place = TopicPartition(str(topic), partition)
+                    position = 1 + last_relayed(self.target, str(filled), partition, self.way.source, *place)
+                    self._check_held(here, place, position)
+                    positions[place] = position
             return positions
         finally:
             here.close()
 
     def _check_held(self, here: KafkaConsumer, place: TopicPartition, position: int) -> None:
-        beginning = here.beginning_offsets([place])[place]
+        with self.source.reachable():
+            beginning = here.beginning_offsets([place])[place]
         if position < beginning:
             raise HistoryUnavailable(
-                f"{self._way.target} lacks offsets {position} to {beginning - 1} of {place.topic}-{place.partition}, "
-                f"which retention has dropped at {self._way.source}: what they held can't be relayed any more."
+                f"{self.way.target} lacks offsets {position} to {beginning - 1} of {place.topic}-{place.partition}, "
+                f"which retention has dropped at {self.way.source}: `abcast site add {self.way.target} --ledger DIR` "
+                "writes what the ledger has of them."
             )
+
+
+class Orders(Relay):
+    """DATA of a hub's home to another site."""
+
+    carries = "orders"
+
+    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, way: Direction) -> None:
+        super().__init__(spark, options, sites, way)
+        self._copies: list[_Copy] = []
+
+    def is_read(self, topic: Topic) -> bool:
+        """DATA of the home."""
+        return topic.role == "data" and topic.site == self.way.source
+
+    def filled(self, topic: Topic) -> Topic:
+        """DATA of the other site."""
+        return Topic(topic.group, "data", self.way.target)
+
+    def positions(self, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
+        """Where each copy lacks something."""
+        self._copies = [_Copy(self.source, self.target, topic.group, self.way) for topic in topics]
+        return {copy.home.partition: copy.start() for copy in self._copies}
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """As it stands."""
+        return relay_orders(rows, self.way)
 
     def check(self) -> None:
         """Post what readers of the copies may start from."""
@@ -142,6 +167,86 @@ class RelayJob(StreamingJob):
         for copy in self._copies:
             copy.close()
         self._copies = []
+
+
+class Requests(Relay):
+    """FORWARD of a hub's other site to its home."""
+
+    carries = "requests"
+
+    def is_read(self, topic: Topic) -> bool:
+        """FORWARD of the site."""
+        return topic.role == "forward" and topic.site == self.way.source
+
+    def filled(self, topic: Topic) -> Topic:
+        """The home's topic for this neighbour."""
+        return Topic(topic.group, "relayed", self.way.target, self.way.source)
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """Marked with where it came from."""
+        return relay_requests(rows, self.way)
+
+
+class News(Requests):
+    """The messages of a mesh site's DATA to its neighbour, as FORWARD."""
+
+    carries = "news"
+
+    def is_read(self, topic: Topic) -> bool:
+        """DATA of the site."""
+        return topic.role == "data" and topic.site == self.way.source
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """Messages that have not been there, marked with where they have been."""
+        return relay_news(rows, self.way, self.sites.neighbours(self.way.source))
+
+
+class Letters(Relay):
+    """Letters for members at the target, or at sites behind it."""
+
+    carries = "letters"
+
+    def is_read(self, topic: Topic) -> bool:
+        """The inboxes of the sites that lie this way."""
+        return topic.role == "inbox" and self.sites.next_hop(self.way.source, topic.site) == self.way.target
+
+    def filled(self, topic: Topic) -> Topic:
+        """The topic of the same name in the other Kafka."""
+        return topic
+
+    @cached_property
+    def _is_apart(self) -> bool:
+        """Whether the two ends are two Kafkas; in one, an inbox is where it should be."""
+        return self.source.cluster_id() != self.target.cluster_id()
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """As they stand, with this relay's mark in the place of the last one's."""
+        return relay_letters(rows, self.way)
+
+    def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
+        """None where both ends share one Kafka. Makes sure that members at the source can write to these inboxes."""
+        if not self._is_apart:
+            return {}
+        groups = {topic.group for topic in topics if topic.role == "data" and topic.site == self.way.source}
+        wanted = [Topic(group, "inbox", site) for site in self.sites.connections for group in sorted(groups)]
+        missing = [topic for topic in wanted if self.is_read(topic) and topic not in topics]
+        for topic in missing:
+            # A receiver is found by its key, so every Kafka on the way must have as many partitions as the last.
+            try:
+                partitions = count_partitions(self.sites.connection(topic.site), topic)
+            except BrokerUnreachable:
+                continue  # nobody knows yet; this is asked again
+            if partitions:
+                ensure_topic(self.source, topic, partitions)
+                topics = [*topics, topic]
+        return super().select_topics(topics)
+
+
+def relays_of(sites: Sites, way: Direction) -> list[type[Relay]]:
+    """What is carried in a direction."""
+    if sites.home is None:
+        return [News, Letters]
+    return [Orders if way.source == sites.home else Requests, Letters]
 
 
 class _Copy:

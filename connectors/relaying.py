@@ -10,6 +10,8 @@ Stateless, record by record. Nothing here needs to be exactly-once: whatever arr
   in `abcast-visited` keeps a message from coming back, and from coming twice where every site has a link to every
   other: it names the sites that have the message or are being sent it.
 
+* *Letters*: the inbox topics, partition by partition.
+
 `abcast-relayed-from` says which record a copy was made from; a relay that starts goes on after the last one.
 """
 
@@ -70,6 +72,14 @@ def relay_news(rows: DataFrame, way: Direction, neighbours: Sequence[str]) -> Da
     )
 
 
+def relay_letters(rows: DataFrame, way: Direction) -> DataFrame:
+    """Letters → the same letters, in the topic and the partition of the same name."""
+    headers = F.coalesce("headers", F.array().cast(spark_codec.HEADERS_TYPE))
+    others = F.filter(headers, lambda h: h["key"] != codec.H_RELAYED_FROM)
+    marked = F.concat(others, F.array(_mark(way))).alias("headers")
+    return rows.select("topic", "partition", "key", "value", marked)
+
+
 def _relayed(way: Direction) -> Column:
     group = spark_codec.group_of(F.col("topic"))
     return F.concat(F.lit("abcast."), group, F.lit(f".relayed-{way.source}.{way.target}")).alias("topic")
@@ -77,15 +87,17 @@ def _relayed(way: Direction) -> Column:
 
 def _marks(visited: Column, way: Direction) -> Column:
     """The two headers of a relay."""
-    source = F.concat(
-        F.lit(f"{way.source}/"), F.concat_ws(":", F.concat_ws("-", F.col("topic"), F.col("partition")), F.col("offset"))
-    )
-    return F.array(
-        *(
-            F.struct(F.lit(name).alias("key"), value.cast("binary").alias("value"))
-            for name, value in ((codec.H_VISITED, visited), (codec.H_RELAYED_FROM, source))
-        )
-    )
+    return F.array(_header(codec.H_VISITED, visited), _mark(way))
+
+
+def _mark(way: Direction) -> Column:
+    """The header that says which record of the source a copy was made from."""
+    source = F.concat_ws(":", F.concat_ws("-", F.col("topic"), F.col("partition")), F.col("offset"))
+    return _header(codec.H_RELAYED_FROM, F.concat(F.lit(f"{way.source}/"), source))
+
+
+def _header(name: str, value: Column) -> Column:
+    return F.struct(F.lit(name).alias("key"), value.cast("binary").alias("value"))
 
 
 SINK_OPTIONS = {

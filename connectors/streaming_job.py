@@ -71,6 +71,8 @@ class StreamingJob(ABC):
     """A query over the topics of all groups at a site. `run` blocks until `stop`, which any thread may call."""
 
     name: str
+    ready_while_waiting = False
+    """Whether the job counts as ready while it waits for a broker, which may be another site's."""
 
     def __init__(self, spark: SparkSession, options: JobOptions) -> None:
         self.spark = spark
@@ -103,6 +105,8 @@ class StreamingJob(ABC):
                 # For a broker a job waits as long as it takes: there is nothing else to do.
                 if not error.retriable or (failures > patience and not isinstance(error, BrokerUnreachable)):
                     raise
+                if self.ready_while_waiting:
+                    self.ready.set()
                 wait = RESTART_BACKOFF_SECONDS[min(failures, patience) - 1]
                 log.warning("%s: %s Starting again in %g s.", self.name, error, wait)
                 self._stop.wait(wait)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 from kafka import KafkaConsumer
@@ -72,19 +73,29 @@ def _new_topic(topic: Topic, partitions: int, replication_factor: int) -> NewTop
     )
 
 
-def ensure_relayed_topic(connection: Connection, name: str, partitions: int) -> None:
-    """Create the topic that a relay fills, or give it more partitions, so that it has at least so many."""
-    topic = Topic.parse(name)
-    assert topic is not None
-    data = str(Topic(topic.group, "data", topic.site))
+def ensure_topic(connection: Connection, topic: Topic, partitions: int) -> None:
+    """Create a topic for a relay, with as many copies as the group's others; or see that it has so many partitions."""
+    name = str(topic)
     with connection.admin() as admin:
-        known = {each["name"]: each["partitions"] for each in admin.describe_topics() if each["name"] in (name, data)}
+        known = {each["name"]: each["partitions"] for each in admin.describe_topics()}
         if name not in known:
-            copies = len(known[data][0]["replica_nodes"]) if data in known else 1
-            admin.create_topics([_new_topic(topic, partitions, copies)])
+            of_group = [found for found in map(Topic.parse, known) if found and found.group == topic.group]
+            copies = max((len(known[str(found)][0]["replica_nodes"]) for found in of_group), default=1)
+            with contextlib.suppress(TopicAlreadyExistsError):  # by another relay, just now
+                admin.create_topics([_new_topic(topic, partitions, copies)])
             admin.wait_for_topics([name])
         elif len(known[name]) < partitions:
             admin.create_partitions({name: partitions})
+
+
+def count_partitions(connection: Connection, topic: Topic) -> int:
+    """How many partitions a topic has there, 0 if there is no such topic. Raises BrokerUnreachable."""
+    consumer = connection.consumer()
+    try:
+        with connection.reachable():
+            return len(consumer.partitions_for_topic(str(topic)) or ())
+    finally:
+        consumer.close()
 
 
 def find_topics(connection: Connection) -> list[Topic]:

@@ -86,9 +86,13 @@ def relay_makers(relays: Relays | None) -> list[MakeJob]:
     """What makes each relay's job."""
     if relays is None:
         return []
-    from connectors.relay_job import RelayJob
+    from connectors.relay_job import relays_of
 
-    return [functools.partial(RelayJob, sites=relays.sites, way=way) for way in relays.ways]
+    return [
+        functools.partial(relay, sites=relays.sites, way=way)
+        for way in relays.ways
+        for relay in relays_of(relays.sites, way)
+    ]
 
 
 def task_slots(relays: Relays | None) -> int | None:

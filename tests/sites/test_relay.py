@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
+from ordering.errors import AbcastError
 from tests.sites.conftest import MakeWorld
-from tests.sites.world import fifo
+from tests.sites.world import fifo, named
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -68,3 +71,44 @@ def test_three_sites_get_one_copy_each(make_world: MakeWorld, links: list[tuple[
             ids = [(d.sender, d.incarnation, d.local_seqno) for d in found]
             assert len(set(ids)) == len(ids) == 60
             assert world.relayed_to(site) == 40
+
+
+def test_letters_and_replies_cross_sites(make_world: MakeWorld) -> None:
+    """A letter finds a member of another site, and the reply to a delivery's sender its way back; also by a third."""
+    world = make_world("mesh", "nyc", "sfo", "lax", links=[("nyc", "sfo"), ("sfo", "lax")])
+    nyc, sfo, lax = world.sites.connections
+    with (
+        world.running([world.sequencer(nyc), world.sequencer(sfo), *world.relays()]),
+        world.member(nyc, "alice") as alice,
+        world.member(sfo, "bob") as bob,
+    ):
+        world.await_inboxes()
+        alice.broadcast(b"who is there?")
+        question = next(iter(bob.deliveries(timeout=60)))
+        for number in range(20):
+            bob.send(question.sender, b"bob %d" % number)
+        replies = list(itertools.islice(alice.inbox(timeout=60), 20))
+        assert [letter.payload for letter in replies] == [b"bob %d" % number for number in range(20)]
+        assert {letter.sender for letter in replies} == {f"{sfo}/bob"}
+        alice.send(f"{sfo}/bob", b"welcome").result(30)
+        assert next(iter(bob.inbox(timeout=60))).payload == b"welcome"
+        with pytest.raises(AbcastError, match="nowhere"):
+            alice.send("nowhere/bob", b"?")
+        assert lax  # where nobody is, which is no matter
+
+
+def test_killed_relays_leave_no_hole(make_world: MakeWorld) -> None:
+    """Relays that are cut off in the middle, run twice at once, and keep nothing: one copy of each, in order."""
+    world = make_world("mesh", "nyc", "sfo")
+    nyc, sfo = world.sites.connections
+    with world.running([world.sequencer(nyc), world.sequencer(sfo)]):
+        world.broadcast(nyc, "alice", messages("a", 3000))
+        with world.running(world.relay(nyc, sfo)):
+            world.deliveries(sfo, 1)
+        twins = [named(relay, name) for relay in world.relay(nyc, sfo) for name in ("x", "y")]
+        with world.running(twins):
+            world.broadcast(nyc, "alice", messages("b", 3000))
+            found = world.deliveries(sfo, 6000)
+    assert fifo(found) == {f"{nyc}/alice": messages("a", 3000) + messages("b", 3000)}
+    assert [d.seqno for d in found] == list(range(1, 6001))
+    assert world.relayed_to(sfo) > 6000, "the twins both carried something"

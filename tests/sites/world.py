@@ -16,12 +16,14 @@ from connectors import Delivery, Member
 from connectors.connection import Connection
 from connectors.data_log import DataLog, Stored
 from connectors.ledger_job import LedgerJob
-from connectors.relay_job import RelayJob
+from connectors.relay_job import relays_of
 from connectors.sequencer_job import SequencerJob
 from connectors.sites import Direction, Sites
 from connectors.streaming_job import JobOptions, StreamingJob
-from connectors.topics import create_topics, find_topics
+from connectors.topics import count_partitions, create_topics, find_topics
 from jobs.streaming import JobThread, running
+from ordering.names import Topic
+from tests.crash.processes import wait_until
 
 MakeJob = Callable[[SparkSession, JobOptions], StreamingJob]
 _numbers = itertools.count(1)
@@ -47,14 +49,14 @@ class World:
         """What makes the site's ledger job."""
         return lambda spark, options: LedgerJob(spark, self._at(site, options))
 
-    def relay(self, source: str, target: str, **changed: object) -> MakeJob:
-        """What makes the relay of one direction."""
-        sites = replace(self.sites, **changed)  # type: ignore[arg-type]
-        return functools.partial(RelayJob, sites=sites, way=Direction(source, target))
+    def relay(self, source: str, target: str) -> list[MakeJob]:
+        """What makes the relays of one direction."""
+        way = Direction(source, target)
+        return [functools.partial(relay, sites=self.sites, way=way) for relay in relays_of(self.sites, way)]
 
     def relays(self) -> list[MakeJob]:
         """All directions."""
-        return [self.relay(*way) for way in self.sites.directions()]
+        return [relay for way in self.sites.directions() for relay in self.relay(*way)]
 
     @contextlib.contextmanager
     def running(self, makers: Sequence[MakeJob]) -> Iterator[list[JobThread]]:
@@ -73,6 +75,16 @@ class World:
             site=site,
             data=self.directory / site,
             known_sites=tuple(self.sites.connections),
+        )
+
+    def await_inboxes(self) -> None:
+        """Return when every site can be written to from every other."""
+        topics = [Topic(self.group, "inbox", site) for site in self.sites.connections]
+        wait_until(
+            lambda: all(count_partitions(here, topic) for here in self.sites.connections.values() for topic in topics),
+            PATIENCE_S,
+            "the relays have made all inboxes",
+            0.3,
         )
 
     def member(self, site: str, name: str) -> Member:
@@ -109,6 +121,17 @@ class World:
         ends = consumer.end_offsets(places)
         consumer.close()
         return sum(ends.values())
+
+
+def named(make: MakeJob, suffix: str) -> MakeJob:
+    """The same job under another name, to run beside itself in one session."""
+
+    def renamed(spark: SparkSession, options: JobOptions) -> StreamingJob:
+        job = make(spark, options)
+        job.name += suffix
+        return job
+
+    return renamed
 
 
 def fifo(deliveries: Iterable[Delivery]) -> dict[str, list[bytes]]:
