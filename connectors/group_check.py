@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from connectors.connection import Connection
 from connectors.data_log import DataLog
-from ordering.checker import Checker
+from ordering.checker import LOST, Anomaly, Checker
 from ordering.errors import UsageError
 from ordering.reader import Reader, epoch_of
 from ordering.records import EPOCH, MessageId
@@ -60,6 +60,32 @@ def lacking(ordered: Mapping[str, Mapping[tuple[str, int], int]]) -> list[Lack]:
         for life, most in sorted(furthest.items())
         if (has := lives.get(life, 0)) < most
     ]
+
+
+class SitesVerdict:
+    """What is wrong at several sites, which have one order together (`one_order`) or each its own."""
+
+    def __init__(self, names: Iterable[str], *, one_order: bool) -> None:
+        common = Checker()
+        self.checkers = {name: common if one_order else Checker() for name in names}
+        self.read: dict[str, int] = {}
+
+    def lacking(self) -> list[Lack]:
+        """By what each site is behind the others; normal as long as messages are under way."""
+        return lacking({name: checker.ordered(name) for name, checker in self.checkers.items()})
+
+    def anomalies(self, *, settled: bool) -> list[Anomaly]:
+        """Everything that was found. `settled`: nothing is under way, so that what a site lacks is lost."""
+        found = [anomaly for checker in dict.fromkeys(self.checkers.values()) for anomaly in checker.finish()]
+        return found + ([Anomaly(LOST, f"{lack}.", ()) for lack in self.lacking()] if settled else [])
+
+
+def check_sites(group: str, connections: Mapping[str, Connection], *, one_order: bool) -> SitesVerdict:
+    """Read the whole DATA topic of every site."""
+    verdict = SitesVerdict(connections, one_order=one_order)
+    for site, connection in connections.items():
+        verdict.read[f"DATA of {site}"] = check_data(verdict.checkers[site], connection, group, site)
+    return verdict
 
 
 def _reader_at(data: DataLog, beginning: int, end: int) -> Reader:

@@ -48,18 +48,14 @@ def check(
     --deliveries of one site only, together with its --site.
     """
     from connectors.connection import Connection
-    from connectors.group_check import check_data, check_deliveries, check_ledger, lacking
-    from ordering.checker import LOST, Anomaly, Checker
+    from connectors.group_check import check_deliveries, check_ledger, check_sites
 
     known = optional_sites(sites)
     chosen = site or (list(known.connections) if known else [DEFAULT_SITE])
     one_order = known is None or known.home is not None or len(chosen) == 1
-    checker = Checker()
-    checkers = {name: checker if one_order else Checker() for name in chosen}
-    read: dict[str, int] = {}
-    for name in chosen:
-        connection = known.connection(name) if known else Connection(bootstrap_servers)
-        read[f"DATA of {name}"] = check_data(checkers[name], connection, group, name)
+    connections = {name: known.connection(name) if known else Connection(bootstrap_servers) for name in chosen}
+    verdict = check_sites(group, connections, one_order=one_order)
+    checker, read = verdict.checkers[chosen[0]], verdict.read
     if one_order and (data / "ledger" / "_delta_log").is_dir():
         read["ledger"] = check_ledger(checker, data / "ledger", group)
     if deliveries and not one_order:
@@ -70,10 +66,7 @@ def check(
                 read[f"deliveries of {file.name}"] = check_deliveries(checker, file.name, lines)
         except OSError as error:
             raise UsageError(f"{file} can't be read: {error.strerror}.") from error
-    anomalies = [anomaly for each in dict.fromkeys([checker, *checkers.values()]) for anomaly in each.finish()]
-    lacks = lacking({name: checkers[name].ordered(name) for name in chosen})
-    if settled:
-        anomalies += [Anomaly(LOST, f"{lack}.", ()) for lack in lacks]
+    anomalies, lacks = verdict.anomalies(settled=settled), verdict.lacking()
     if as_json:
         found = [{"anomaly": a.name, "detail": a.detail, "seqnos": list(a.seqnos)} for a in anomalies]
         behind = [lack._asdict() for lack in lacks]

@@ -9,11 +9,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jobs.demo_sites import parse_names, show_sites
 from jobs.options import DEFAULT_DATA, EXIT_ANOMALY, Data, run_script
 from ordering.errors import AbcastError, NotOrderedInTime, UsageError
 
@@ -32,6 +34,13 @@ PATIENCE_SECONDS = 180.0
 Lines = dict[str, list[bytes]]
 
 
+class Mode(str, Enum):
+    """How sites are ordered."""
+
+    hub = "hub"
+    mesh = "mesh"
+
+
 def demo(
     input_file: Annotated[
         Path | None, typer.Option("--input", help="Any text file, a line a message (default: the earthquake feed).")
@@ -39,11 +48,18 @@ def demo(
     members: Annotated[int, typer.Option(min=1, max=200, help="Members that share the lines of --input.")] = 4,
     data: Data = DEFAULT_DATA,
     port: Annotated[int, typer.Option(help="Port of the embedded broker; 0 takes a free one.")] = 0,
+    sites: Annotated[
+        str | None, typer.Option("--sites", metavar="NAME,NAME…", help="Show several sites, each on its own Kafka.")
+    ] = None,
+    mode: Annotated[
+        Mode, typer.Option(help="With --sites: one order, decided at the first (hub), or one a site (mesh).")
+    ] = Mode.hub,
 ) -> None:
     """Run everything on an embedded broker: members broadcast, observers deliver, the checker judges.
 
     Without --input, the 12 seismic networks of a week's earthquake feed broadcast their 1,707 reports at the same
     time, and 3 observers must see them in the same order. Everything started is stopped at the end; the files stay.
+    With --sites nyc,sfo the members are dealt to the sites, and the bridge between these is cut and healed.
     """
     lines = _read_earthquakes() if input_file is None else _read_lines(input_file, members)
     from connectors.broker import EmbeddedBroker
@@ -54,10 +70,19 @@ def demo(
     directory = (data / "demo").absolute()
     if directory.exists():
         # A broker that a killed demo left behind would hold on to the files.
-        with contextlib.suppress(AbcastError):
-            EmbeddedBroker(directory / "broker").stop()
+        for left in (directory, *directory.glob("*/")):
+            with contextlib.suppress(AbcastError):
+                EmbeddedBroker(left / "broker").stop()
         shutil.rmtree(directory)
     started = time.monotonic()
+    if sites is not None:
+        directory.mkdir(parents=True)
+        anomalies = show_sites(list(lines.values()), parse_names(sites), mode.value, directory, _say)
+        typer.echo(f"the sites: {directory / 'sites.toml'}; broker data and logs: {directory}/SITE/broker")
+        _say(f"done in {time.monotonic() - started:.0f} s; everything is stopped")
+        if anomalies:
+            raise typer.Exit(EXIT_ANOMALY)
+        return
     with EmbeddedBroker(directory / "broker", port) as broker:
         connection = Connection(broker.bootstrap_servers)
         create_topics(connection, GROUP, [SITE])

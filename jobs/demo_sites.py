@@ -1,0 +1,211 @@
+"""The demo of several sites: a Kafka for each, members at all, a bridge that is cut and healed in the middle."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from ordering.errors import NotOrderedInTime, UsageError
+from ordering.names import check_site
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from connectors import Delivery, Member
+    from connectors.sites import Sites
+    from jobs.streaming import JobThread
+
+GROUP = "demo"
+PATIENCE_SECONDS = 180.0
+CUT_SECONDS = 8.0
+"""How long the bridge stays cut."""
+
+Say = Callable[[str], None]
+
+
+def parse_names(text: str) -> list[str]:
+    """The sites of `nyc,sfo`. Raises UsageError."""
+    names = [check_site(name) for name in text.split(",")]
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise UsageError(f"--sites {text!r}: give two different names or more, such as nyc,sfo.")
+    return names
+
+
+def show_sites(messages: Sequence[Sequence[bytes]], names: Sequence[str], mode: str, directory: Path, say: Say) -> bool:
+    """Run it all: a list of messages for each member; return whether there are anomalies."""
+    with _sites(names, mode, directory, say) as sites:
+        from connectors.spark import build_session
+
+        say("starting Spark: the sequencers and the relays (about 15 s) …")
+        spark = build_session("abcast demo", cores=4)
+        try:
+            dealt = {f"{names[n % len(names)]}/m{n + 1}": list(part) for n, part in enumerate(messages)}
+            with _sequencers(spark, sites, directory):
+                observed = _cut_and_heal(spark, sites, dealt, directory, say)
+        finally:
+            spark.stop()
+        return _verdict(sites, observed, say)
+
+
+@contextlib.contextmanager
+def _sites(names: Sequence[str], mode: str, directory: Path, say: Say) -> Iterator[Sites]:
+    """A running cluster with the group's topics for each site, described in `directory/sites.toml`."""
+    from connectors.broker import EmbeddedBroker
+    from connectors.sites import read_sites
+    from connectors.topics import create_topics
+
+    with contextlib.ExitStack() as brokers:
+        text = f'mode = "{mode}"\n' + (f'home = "{names[0]}"\n' if mode == "hub" else "")
+        for name in names:
+            broker = brokers.enter_context(EmbeddedBroker(directory / name / "broker", 0))
+            text += f'\n[sites.{name}]\nbootstrap_servers = "{broker.bootstrap_servers}"\n'
+        (directory / "sites.toml").write_text(text, encoding="utf-8")
+        sites = read_sites(directory / "sites.toml")
+        for name, connection in sites.connections.items():
+            create_topics(connection, GROUP, [name])
+        order = f"one order for all, decided at {names[0]}" if mode == "hub" else "each site decides its own order"
+        say(f"{len(names)} sites, a Kafka cluster each: {', '.join(names)}; {order}")
+        yield sites
+
+
+@contextlib.contextmanager
+def _sequencers(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[None]:
+    from connectors.connection import Connection
+    from connectors.sequencer_job import SequencerJob
+    from connectors.streaming_job import JobOptions
+    from jobs.streaming import running
+
+    def at(site: str, connection: Connection, spark: SparkSession, _: JobOptions) -> SequencerJob:
+        return SequencerJob(spark, JobOptions(connection, site, directory / site, known_sites=tuple(sites.connections)))
+
+    makers = [
+        functools.partial(at, site, connection)
+        for site, connection in sites.connections.items()
+        if sites.sequences(site)
+    ]
+    with running(makers, spark, JobOptions(Connection(), "-", directory)) as jobs:
+        _await_ready(jobs)
+        yield
+
+
+@contextlib.contextmanager
+def _bridge(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[None]:
+    from connectors.connection import Connection
+    from connectors.streaming_job import JobOptions
+    from jobs.streaming import Relays, relay_makers, running
+
+    makers = relay_makers(Relays(sites, sites.directions()))
+    with running(makers, spark, JobOptions(Connection(), "-", directory)) as jobs:
+        _await_ready(jobs)
+        yield
+
+
+def _await_ready(jobs: Sequence[JobThread]) -> None:
+    while not all(job.ready.wait(0.2) for job in jobs):
+        for job in jobs:
+            job.raise_failure()
+
+
+def _cut_and_heal(
+    spark: SparkSession, sites: Sites, dealt: Mapping[str, list[bytes]], directory: Path, say: Say
+) -> dict[str, list[Delivery]]:
+    """A third of the messages with the bridge, a third while it is cut, the rest when it is healed."""
+    from connectors import Member
+
+    total = sum(map(len, dealt.values()))
+    with contextlib.ExitStack() as closing:
+        members = {
+            name: closing.enter_context(Member(GROUP, name, connection=sites.connection(name.split("/")[0])))
+            for name in dealt
+        }
+        observers = {site: _Observer(sites, site, total) for site in sites.connections}
+        say(f"{len(members)} members broadcast {total} messages, one observer delivers at each site")
+        with _bridge(spark, sites, directory):
+            _broadcast(members, dealt, 0, 3)
+            _show(observers, total, say, "the bridge is up", until=sum(len(part) // 3 for part in dealt.values()))
+        say("the bridge is cut")
+        _broadcast(members, dealt, 1, 3)
+        time.sleep(CUT_SECONDS)
+        _show(observers, total, say, "while it is cut")
+        with _bridge(spark, sites, directory):
+            say("the bridge is healed")
+            _broadcast(members, dealt, 2, 3)
+            for member in members.values():
+                member.wait_ordered(PATIENCE_SECONDS)
+            _show(observers, total, say, "in the end", until=total)
+        return {site: observer.taken for site, observer in observers.items()}
+
+
+def _broadcast(members: Mapping[str, Member], dealt: Mapping[str, list[bytes]], part: int, parts: int) -> None:
+    for name, member in members.items():
+        third = len(dealt[name]) // parts
+        end = None if part == parts - 1 else (part + 1) * third
+        for message in dealt[name][part * third : end]:
+            member.broadcast(message)
+
+
+class _Observer:
+    """A member that delivers in a thread until it has `total` messages."""
+
+    def __init__(self, sites: Sites, site: str, total: int) -> None:
+        self.taken: list[Delivery] = []
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(sites, site, total), daemon=True)
+        self._thread.start()
+
+    def _run(self, sites: Sites, site: str, total: int) -> None:
+        from connectors import Member
+
+        try:
+            with Member(GROUP, f"{site}/observer", connection=sites.connection(site)) as member:
+                for delivery in member.deliveries(timeout=PATIENCE_SECONDS):
+                    self.taken.append(delivery)
+                    if len(self.taken) == total:
+                        return
+        except BaseException as error:  # noqa: BLE001 - raised in the main thread by _show
+            self.failure = error
+
+
+def _show(observers: Mapping[str, _Observer], total: int, say: Say, when: str, until: int = 0) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while any(len(observer.taken) < until for observer in observers.values()):
+        for site, observer in observers.items():
+            if observer.failure is not None:
+                raise observer.failure
+            if time.monotonic() > deadline:
+                raise NotOrderedInTime(f"{site} has {len(observer.taken)} of {until} after {PATIENCE_SECONDS:g} s.")
+        time.sleep(0.1)
+    counts = ", ".join(f"{len(observer.taken)} at {site}" for site, observer in observers.items())
+    say(f"{when}: of {total} messages, {counts} are delivered")
+
+
+def _verdict(sites: Sites, observed: Mapping[str, Sequence[Delivery]], say: Say) -> bool:
+    from connectors.group_check import check_sites
+    from ordering.records import MessageId
+
+    verdict = check_sites(
+        GROUP, {site: sites.connection(site) for site in sites.connections}, one_order=bool(sites.home)
+    )
+    for site, deliveries in observed.items():
+        for d in deliveries:
+            message = MessageId(d.sender, d.incarnation, d.local_seqno)
+            verdict.checkers[site].delivery(f"{site}/observer", d.seqno, message, d.payload)
+    say("the order, as the observer at each site saw it" + (":" if sites.home else " (each site has its own):"))
+    for site, deliveries in observed.items():
+        order = hashlib.sha256()
+        for d in deliveries:
+            order.update(f"{d.seqno} {d.sender} {d.incarnation} {d.local_seqno}\n".encode() + d.payload)
+        typer.echo(f"    {site}: {len(deliveries)} deliveries, digest {order.hexdigest()[:32]}")
+    anomalies = verdict.anomalies(settled=True)
+    for anomaly in anomalies:
+        typer.echo(f"    {anomaly.name}: {anomaly.detail}; seqnos {anomaly.seqnos}")
+    say(f"verdict: {'every promise holds' if not anomalies else f'{len(anomalies)} anomalies'}")
+    return bool(anomalies)
