@@ -39,6 +39,7 @@ bench: setup ## measure throughput and latency
 
 simulate: setup ## run SEEDS=1000 simulated histories with crashes through the core
 	@$(BIN)/python -m tests.simulator --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m tests.simulator --membership --seeds $$(($(SEEDS) / 10)) $(ARGS)
 
 lock: setup ## write conf/*.lock anew from pyproject.toml
 	@$(UV) pip compile pyproject.toml --upgrade $(LOCK_OPTIONS) --output-file conf/requirements.lock

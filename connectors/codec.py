@@ -14,11 +14,17 @@ from collections.abc import Collection, Iterable, Sequence
 from ordering.errors import ProtocolViolation, UsageError
 from ordering.names import Topic, is_site
 from ordering.records import (
+    CONTROL_KINDS,
     EPOCH,
+    FLUSH_COMPLETED,
+    HEARTBEAT,
     MAX_HEADERS_BYTES,
     MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
     MESSAGE,
+    START_FLUSH,
+    STOP_FLUSH,
+    VIEW,
     Data,
     DeadLetter,
     Forward,
@@ -49,7 +55,9 @@ RELAYED_HEADERS = (H_VISITED, H_RELAYED_FROM)
 """What a relay adds to a FORWARD record: the sites that have it or get it from the last relay too, the sender's first,
 and the record (`topic-partition:offset`) at the neighbouring site that it was made from."""
 DATA_HEADERS = (*FORWARD_HEADERS, H_SEQNO, H_EPOCH, H_VIEW, H_SOURCE, H_FORWARDED_AT)
-FORWARD_KINDS = (MESSAGE,)
+FORWARD_KINDS = (MESSAGE, HEARTBEAT, *CONTROL_KINDS)
+DECIDED_KINDS = (VIEW, START_FLUSH, FLUSH_COMPLETED, STOP_FLUSH)
+"""DATA that may come from the sequencer itself, without a sender and a source."""
 
 # Reasons for a dead letter, in the order in which they are looked for.
 REPEATED_HEADER = "a header of abcast is given twice"
@@ -70,12 +78,12 @@ PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
 
 
 def forward_headers(
-    sender: str, incarnation: int, local_seqno: int, application: Headers = ()
+    sender: str, incarnation: int, local_seqno: int, application: Headers = (), kind: str = MESSAGE
 ) -> list[tuple[str, bytes]]:
-    """The headers of a FORWARD message."""
+    """The headers of a FORWARD record."""
     return [
         (H_VERSION, b"1"),
-        (H_KIND, b"message"),
+        (H_KIND, kind.encode("ascii")),
         (H_SENDER, sender.encode("ascii")),
         (H_INCARNATION, b"%d" % incarnation),
         (H_LOCAL_SEQNO, b"%d" % local_seqno),
@@ -141,9 +149,8 @@ def decode_forward(
     assert local_seqno is not None
     assert value is not None
     travelling = tuple(header for header in headers if header[0] == H_VISITED or not header[0].startswith(PREFIX))
-    return Forward(
-        sender.decode("ascii"), incarnation, local_seqno, value, source, travelling, timestamp_ms=timestamp_ms
-    )
+    kind = own[H_KIND].decode("ascii")
+    return Forward(sender.decode("ascii"), incarnation, local_seqno, value, source, travelling, kind, timestamp_ms)
 
 
 def encode_data(data: Data) -> tuple[bytes | None, bytes, list[tuple[str, bytes]]]:
@@ -151,8 +158,11 @@ def encode_data(data: Data) -> tuple[bytes | None, bytes, list[tuple[str, bytes]
     headers = [(H_VERSION, b"1"), (H_KIND, data.kind.encode("ascii")), (H_EPOCH, b"%d" % data.epoch)]
     if data.kind == EPOCH:
         return None, data.payload, headers
+    if data.source is None:  # the sequencer's own: a view, a step of a flush
+        headers = [*headers, (H_SEQNO, b"%d" % data.seqno), (H_VIEW, b"%d" % data.view)]
+        return None, data.payload, headers
     headers = [
-        *forward_headers(data.sender, data.incarnation, data.local_seqno),
+        *forward_headers(data.sender, data.incarnation, data.local_seqno, kind=data.kind),
         (H_SEQNO, b"%d" % data.seqno),
         (H_EPOCH, b"%d" % data.epoch),
         (H_VIEW, b"%d" % data.view),
@@ -160,7 +170,6 @@ def encode_data(data: Data) -> tuple[bytes | None, bytes, list[tuple[str, bytes]
         (H_FORWARDED_AT, b"%d" % data.forwarded_at_ms),
         *data.headers,
     ]
-    headers[1] = (H_KIND, data.kind.encode("ascii"))
     return data.sender.encode("ascii"), data.payload, headers
 
 
@@ -173,6 +182,8 @@ def decode_data(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Da
         kind = own[H_KIND].decode("ascii")
         if kind == EPOCH:
             return Data(kind=EPOCH, epoch=int(own[H_EPOCH]), payload=value or b"")
+        if H_SENDER not in own and kind in DECIDED_KINDS:
+            return Data(kind, int(own[H_EPOCH]), int(own[H_SEQNO]), int(own[H_VIEW]), payload=value or b"")
         return Data(
             kind=kind,
             epoch=int(own[H_EPOCH]),

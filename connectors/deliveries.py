@@ -17,6 +17,7 @@ from connectors.delivery import Delivery, Place
 from connectors.ledger_history import read_ledger
 from connectors.member_memory import MemberMemory
 from ordering.errors import AbcastError, HistoryUnavailable, UsageError
+from ordering.events import Event, EventReader
 from ordering.names import Address
 from ordering.records import MESSAGE
 
@@ -45,6 +46,8 @@ class Deliveries:
         from_seqno: int | None,
         timeout: float | None,
         ledger: Path | None,
+        *,
+        events: bool = False,
     ) -> None:
         """Raises UsageError."""
         if from_seqno is not None and from_seqno < 1:
@@ -57,6 +60,7 @@ class Deliveries:
         self.from_seqno = from_seqno
         self.timeout = timeout
         self.ledger = ledger
+        self._events = EventReader() if events else None
         self.finished = threading.Event()
         self._stopping = threading.Event()
         self._next_seqno = 0
@@ -68,8 +72,8 @@ class Deliveries:
         """End the run: the application's loop ends as if there were no more messages."""
         self._stopping.set()
 
-    def run(self) -> Iterator[Delivery]:
-        """The messages.
+    def run(self) -> Iterator[Delivery | Event]:
+        """The messages, and the events if asked for.
 
         Raises:
             BrokerUnreachable: at the start; later, the run waits until the broker is back.
@@ -87,7 +91,7 @@ class Deliveries:
         finally:
             self.finished.set()
 
-    def _deliver(self, memory: MemberMemory) -> Iterator[Delivery]:
+    def _deliver(self, memory: MemberMemory) -> Iterator[Delivery | Event]:
         self._committed_seqno = memory.taken()
         if self.from_seqno is None:
             self._next_seqno = self._committed_seqno + 1
@@ -163,11 +167,17 @@ class Deliveries:
         cursor = DataCursor(memory.consumer, memory.data, start)
         while True:
             effective = cursor.poll(POLL_S)
-            yield [_place(record) for record in effective if record.seqno >= first]
+            yield [self._place(record) for record in effective if record.seqno >= first]
 
-
-def _place(record: Effective) -> Place:
-    return Place(record.seqno, record.offset + 1, _delivery(record) if record.kind == MESSAGE else None)
+    def _place(self, record: Effective) -> Place:
+        what: Delivery | Event | None = None
+        if record.kind == MESSAGE:
+            what = _delivery(record)
+        elif self._events is not None:
+            sender = record.fields.get(H_SENDER, b"").decode("ascii")
+            view_id = int(record.fields[H_VIEW])
+            what = self._events.accept(record.kind, record.seqno, view_id, sender, record.value or b"")
+        return Place(record.seqno, record.offset + 1, what)
 
 
 def _delivery(record: Effective) -> Delivery:

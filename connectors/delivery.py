@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ordering.events import Event
 from ordering.records import Headers
 
 
@@ -21,8 +22,8 @@ class Delivery(NamedTuple):
 
 
 class Place(NamedTuple):
-    """One step in the order: a seqno, a Kafka offset from which the next one is found, the message if it is one."""
+    """One step in the order: a seqno, a Kafka offset from which the next one is found, what the application sees."""
 
     seqno: int
     next_offset: int
-    delivery: Delivery | None
+    delivery: Delivery | Event | None

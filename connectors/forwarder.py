@@ -21,12 +21,13 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 from kafka.future import Future
 
-from connectors.codec import H_INCARNATION, H_LOCAL_SEQNO, H_SENDER, forward_headers
+from connectors.codec import H_INCARNATION, H_KIND, H_LOCAL_SEQNO, H_SENDER, forward_headers
 from connectors.connection import Connection
 from connectors.data_cursor import DataCursor, Effective
 from connectors.data_log import DataLog, Start
@@ -35,6 +36,7 @@ from connectors.outbox import Outbox
 from connectors.receipt import Receipt, raised_again
 from ordering.errors import (
     AbcastError,
+    Blocked,
     BrokerUnreachable,
     ForwardTableFull,
     HistoryUnavailable,
@@ -44,9 +46,10 @@ from ordering.errors import (
     UsageError,
 )
 from ordering.forward_table import ForwardTable, Pending, message_bytes
+from ordering.membership import Membership
 from ordering.names import Address, Topic
 from ordering.reader import Reader
-from ordering.records import Headers, MessageId
+from ordering.records import FLUSH_OK, HEARTBEAT, MESSAGE, Headers, MessageId
 from ordering.sequencer import NOTHING_ACCEPTED, Accepted, SequencerState
 
 LINGER_MS = 5
@@ -85,9 +88,20 @@ class Forwarder:
     """One incarnation of a sender. Thread-safe. `close` it, or its thread runs (as a daemon) to the process's end."""
 
     def __init__(
-        self, connection: Connection, group: str, address: Address, limits: SendingLimits, outbox: Outbox | None
+        self,
+        connection: Connection,
+        group: str,
+        address: Address,
+        limits: SendingLimits,
+        outbox: Outbox | None,
+        observer: Observer | None = None,
+        *,
+        anew: bool = False,
     ) -> None:
         """Take an incarnation (or continue the outbox's, sending again what is pending) and start the thread.
+
+        `observer` is told of the group's control records. `anew`: a new incarnation in any case, under which the
+        outbox's messages are sent again: only if none of them can still be ordered under the old one.
 
         Raises BrokerUnreachable, TopicMissing, Superseded.
         """
@@ -109,17 +123,24 @@ class Forwarder:
         self._resends = 0  # since the last progress
         self._progress_at = time.monotonic()
 
+        self._observer = observer
+        self._refusal: AbcastError | None = None  # why nothing more is taken, while what was is still sent
+        self._flush_id = 0  # the flush in hand
+        self._is_shut = False  # FLUSH_OK is in the table: no message may follow until the flush is over
+
         self._memory = MemberMemory(connection, group, address)
         try:
             # The log's end is taken before the first message is sent: nothing of ours can be missed behind it.
             start, state = self._end_of_data()
-            self.incarnation, self._table = self._take_up(state)
+            self.incarnation, self._table = self._take_up(state, anew)
             self._cursor = DataCursor(self._memory.consumer, self._memory.data, start)
             self._key_headers = forward_headers(str(address), self.incarnation, 0)[:-1]
             self._use(self._new_producer())
         except BaseException:
             self._memory.close()
             raise
+        if observer is not None:
+            observer.begin(self, state.membership, state.view)
         with self._changed:
             self._send_table()
         self._thread = threading.Thread(target=self._run, name=f"abcast-{group}-{address}", daemon=True)
@@ -133,12 +154,21 @@ class Forwarder:
             state = log.state(end)
         return Start(end, Reader(state.epoch, state.seqno)), state
 
-    def _take_up(self, state: SequencerState) -> tuple[int, ForwardTable]:
+    def _take_up(self, state: SequencerState, anew: bool) -> tuple[int, ForwardTable]:
         """The incarnation to send under, and its forward table."""
         limits = self.limits
         ordered = state.received.get(str(self.address), NOTHING_ACCEPTED)
         outbox = self._outbox
-        if outbox is not None and outbox.incarnation and not self._has_lost_its_end(outbox, ordered):
+        floor = state.membership.incarnation_floor
+        if outbox is not None and 0 < outbox.incarnation <= floor and not ordered.incarnation:
+            # It left the group long ago: its row is gone, and no record of that life will be taken any more.
+            if any(not _is_control(pending) for pending in outbox.pending()):
+                raise Superseded(
+                    f"{self.address} left the group so long ago that the sequencer has forgotten which messages of the "
+                    f"outbox {outbox.path} were ordered (the ledger knows). Delete the file to give them up."
+                )
+            anew = True
+        if outbox is not None and outbox.incarnation and not anew and not self._has_lost_its_end(outbox, ordered):
             acknowledged = self._check_outbox(outbox, ordered)
             outbox.acknowledge(acknowledged, at_once=True)
             table = ForwardTable(limits.max_pending_records, limits.max_pending_bytes, last=acknowledged)
@@ -151,10 +181,16 @@ class Forwarder:
             self.is_continued = True
             return outbox.incarnation, table
         # Higher than every earlier start: those remembered, and those ordered.
-        incarnation = self._memory.claim_incarnation(above=ordered.incarnation)
+        incarnation = self._memory.claim_incarnation(above=max(ordered.incarnation, floor))
         if outbox is not None:
-            outbox.begin(incarnation)
-        return incarnation, ForwardTable(limits.max_pending_records, limits.max_pending_bytes)
+            # A control record belongs to its incarnation; messages that are kept get new local seqnos.
+            kept = [pending for pending in outbox.pending() if not _is_control(pending)] if anew else []
+            outbox.begin(incarnation, kept)
+        table = ForwardTable(limits.max_pending_records, limits.max_pending_bytes)
+        for pending in outbox.pending() if outbox is not None else ():
+            table.append(pending.payload, pending.headers)
+            self._receipts.append(None)
+        return incarnation, table
 
     @staticmethod
     def _has_lost_its_end(outbox: Outbox, ordered: Accepted) -> bool:
@@ -194,23 +230,86 @@ class Forwarder:
 
     # --- what applications call ---
 
-    def broadcast(self, payload: bytes, headers: Headers, timeout: float | None) -> Receipt:
-        """Give the message its local seqno, keep it, send it. Raises ForwardTableFull, Superseded."""
+    def broadcast(self, payload: bytes, headers: Headers, timeout: float | None, kind: str = MESSAGE) -> Receipt:
+        """Give the record its local seqno, keep it, send it. Raises ForwardTableFull, Blocked, Superseded."""
+        if kind != MESSAGE:
+            headers = ((H_KIND, kind.encode("ascii")),)
         with self._changed:
             self._raise_failure()
             size = message_bytes(payload, headers)
-            if not self._table.has_room(size):
-                self._wait_for_room(size, timeout)
-            if self._outbox is not None:
-                self._outbox.append(self._table.last + 1, payload, headers)
-            if not self._receipts:
-                self._progress_at = time.monotonic()
-            pending = self._table.append(payload, headers)
-            receipt = Receipt(MessageId(str(self.address), self.incarnation, pending.local_seqno), self._changed)
-            self._receipts.append(receipt)
-            if not self._produce_failed:
-                self._send(pending)
+            # While it waits for one of them, it can lose the other.
+            while (is_shut := self._is_shut and kind == MESSAGE) or not self._table.has_room(size):
+                if is_shut:
+                    self._wait_for_the_flush(timeout)
+                else:
+                    self._wait_for_room(size, timeout)
+            if self._refusal is not None:
+                raise raised_again(self._refusal)
+            return self._accept(payload, headers)
+
+    def _accept(self, payload: bytes, headers: Headers) -> Receipt:
+        """Under the lock, and with room in the table."""
+        if self._outbox is not None:
+            self._outbox.append(self._table.last + 1, payload, headers)
+        if not self._receipts:
+            self._progress_at = time.monotonic()
+        pending = self._table.append(payload, headers)
+        receipt = Receipt(MessageId(str(self.address), self.incarnation, pending.local_seqno), self._changed)
+        self._receipts.append(receipt)
+        if not self._produce_failed:
+            self._send(pending)
         return receipt
+
+    def heartbeat(self) -> None:
+        """Say that this incarnation is alive, if that costs no waiting."""
+        if self._produce_failed or not self._changed.acquire(blocking=False):
+            return
+        try:
+            headers = forward_headers(str(self.address), self.incarnation, 1, kind=HEARTBEAT)
+            self._producer.send(self._topic, value=b"", key=self._sender, headers=headers)
+        except KafkaError as error:
+            _logger.debug("%s: a heartbeat could not be sent: %r", self.address, error)
+        finally:
+            self._changed.release()
+
+    def flush_begins(self, flush_id: int) -> None:
+        """From here on `answer_flush` may answer it."""
+        with self._changed:
+            self._flush_id = flush_id
+
+    def answer_flush(self, flush_id: int) -> None:
+        """FLUSH_OK: the last message until the flush is over. Nothing if it is over already."""
+        with self._changed:
+            if self._flush_id != flush_id:
+                return
+            self._is_shut = True
+            payload, headers = b"%d" % flush_id, ((H_KIND, FLUSH_OK.encode("ascii")),)
+            if not self._table.has_room(message_bytes(payload, headers)):
+                self._wait_for_room(message_bytes(payload, headers), None)
+            if self._flush_id == flush_id:
+                self._accept(payload, headers)
+
+    def shut(self, flush_id: int) -> None:
+        """No message until the flush is over."""
+        with self._changed:
+            self._is_shut = self._flush_id == flush_id
+
+    def flush_ends(self) -> None:
+        """Messages may be sent again."""
+        with self._changed:
+            self._flush_id, self._is_shut = 0, False
+            self._changed.notify_all()
+
+    def refuse(self, refusal: AbcastError) -> None:
+        """Take nothing more; what was taken before goes on to be sent, and its receipts hold."""
+        with self._changed:
+            self._refusal = refusal
+
+    def fail(self, failure: AbcastError) -> None:
+        """Let everybody who waits, and whoever comes, hear of it."""
+        with self._changed:
+            self._failure = failure
+            self._fail_receipts(failure)
 
     def wait_ordered(self, timeout: float | None) -> int | None:
         """Wait until all that was broadcast before is ordered; the last seqno of it. Raises NotOrderedInTime."""
@@ -258,8 +357,21 @@ class Forwarder:
                 "Does the group's sequencer run (`abcast status`)? Broadcast again later, or raise max_pending_records."
             )
 
+    def _wait_for_the_flush(self, timeout: float | None) -> None:
+        over = self._changed.wait_for(
+            lambda: not self._is_shut or self._failure is not None or self._stopping.is_set(), timeout
+        )
+        self._raise_failure()
+        if not over:
+            raise Blocked(
+                f"a flush of the group did not end within {timeout:g} s, and {self.address} may not send in it. "
+                "Broadcast again later."
+            )
+
     def _send(self, pending: Pending) -> None:
         headers = [*self._key_headers, (H_LOCAL_SEQNO, b"%d" % pending.local_seqno), *pending.headers]
+        if _is_control(pending):
+            headers[1] = headers.pop()  # its kind, in the place of a message's
         try:
             future = self._producer.send(self._topic, value=pending.payload, key=self._sender, headers=headers)
         except KafkaError as error:
@@ -303,14 +415,14 @@ class Forwarder:
             # Whatever it is, the applications that wait must hear of it.
             _logger.exception("%s stops sending", self.address)
             failure = error if isinstance(error, AbcastError) else AbcastError(f"{self.address} failed: {error!r}")
-            with self._changed:
-                self._failure = failure
-                self._fail_receipts(failure)
+            self.fail(failure)
 
     def _acknowledge(self, records: list[Effective]) -> None:
         own: list[tuple[int, int]] = []
         for record in records:
             fields = record.fields
+            if record.kind != MESSAGE and self._observer is not None:
+                self._observer.accept(record)
             # Other members' records, the most of them, cost no more than this comparison.
             if fields.get(H_SENDER) != self._sender:
                 continue
@@ -401,6 +513,21 @@ class Forwarder:
             self._send_table()
         if fresh is not None:
             abandon(old)
+
+
+class Observer(Protocol):
+    """Who wants to hear of the control records: a session. Called by the forwarder's thread, in order."""
+
+    def begin(self, forwarder: Forwarder, membership: Membership, view_id: int) -> None:
+        """The state of the log where the forwarder begins to read."""
+
+    def accept(self, record: Effective) -> None:
+        """The next control record."""
+
+
+def _is_control(pending: Pending) -> bool:
+    """Whether it is none of the application's messages: its kind then stands in its headers."""
+    return bool(pending.headers) and pending.headers[0][0] == H_KIND
 
 
 def abandon(producer: KafkaProducer) -> None:

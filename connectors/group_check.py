@@ -108,7 +108,7 @@ def check_ledger(checker: Checker, path: Path, group: str) -> int:
     table = DeltaTable(str(path)).to_pyarrow_dataset()
     for batch in table.to_batches(columns=columns, filter=ds.field("group") == group):
         for row in batch.to_pylist():
-            message = MessageId(row["sender"], row["incarnation"], row["local_seqno"])
+            message = MessageId(row["sender"] or "", row["incarnation"] or 0, row["local_seqno"] or 0)
             checker.ledger(row["seqno"], message, row["payload"], kind=row["kind"])
             rows += 1
     return rows
@@ -120,9 +120,11 @@ def check_deliveries(checker: Checker, member: str, lines: Iterable[str]) -> int
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
+            if "event" in row:
+                continue
             message = MessageId(row["sender"], row["incarnation"], row["local_seqno"])
             payload = base64.b64decode(row["payload_base64"]) if "payload_base64" in row else row["payload"].encode()
-            checker.delivery(member, row["seqno"], message, payload)
+            checker.delivery(member, row["seqno"], message, payload, row.get("view_id"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
                 f"line {number} of {member} is not what `abcast deliver --json` prints: {error}."

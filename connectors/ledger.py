@@ -10,6 +10,9 @@ without a gap, each once. It rests on two things only:
   (Delta refuses it, or skips it), reads the table again and writes what is still missing.
 
 A crash between the Delta commit and anything else therefore leaves a table that says what it holds.
+
+The table of views is written first, in the same way. So a crash between the two leaves views that the ledger lacks;
+the next start reads from the ledger's last seqno and finds them in the table already.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from pyspark.sql import functions as F
 from connectors import codec, spark_codec
 from ordering.errors import AbcastError
 from ordering.reader import Reader
-from ordering.records import EPOCH
+from ordering.records import EPOCH, VIEW
 
 LEDGER_SCHEMA = (
     "group string, seqno long, epoch long, view_id long, site string, sender string, incarnation long, "
@@ -121,6 +124,29 @@ def ledger_rows(kafka_rows: DataFrame) -> DataFrame:
     )
 
 
+def read_views_state(path: Path) -> TableState:
+    """What the table of views holds: it is small, so it is read."""
+    try:
+        table = DeltaTable(str(path))
+    except TableNotFoundError:
+        return TableState()
+    rows = table.to_pyarrow_table(columns=["group", "seqno"]).group_by("group").aggregate([("seqno", "max")])
+    last = {row["group"]: row["seqno_max"] for row in rows.to_pylist()}
+    return TableState(last, table.transaction_version(TRANSACTION) or 0)
+
+
+def view_rows(ledger: DataFrame) -> DataFrame:
+    """The views among rows of the ledger (with their topic) → the columns of `views`."""
+    lives = F.from_json(F.col("payload").cast("string"), "members array<array<string>>")["members"]
+    return ledger.filter(F.col("kind") == VIEW).select(
+        "group",
+        "view_id",
+        "seqno",
+        spark_codec.site_of(F.col("topic")).alias("site"),
+        F.transform(lives, lambda life: life[0]).alias("members"),
+    )
+
+
 class LedgerWriter:
     """Appends batches of DATA to the ledger; `write` is the function of Spark's foreachBatch.
 
@@ -134,14 +160,15 @@ class LedgerWriter:
         self._path = path
         self._readers = dict(readers)
         self._is_ending = is_ending
-        self._table = read_table_state(path)
+        self._table = _Table(path, read_table_state)
+        self._views = _Table(path.parent / "views", read_views_state)
 
     def write(self, batch: DataFrame, _batch_id: int) -> None:
         """Append the effective records of one micro-batch that the table does not hold yet."""
         if self._is_ending():
             return  # what is not written now, the next start finds missing
         rows = ledger_rows(batch)
-        spans, reached = self._effective(rows)
+        spans, reached, views = self._effective(rows)
         if spans:
             effective = rows.filter(
                 _any(
@@ -149,10 +176,12 @@ class LedgerWriter:
                     for topic, first, last in spans
                 )
             )
-            self._append(effective.drop("topic", "offset"), reached)
+            if views:
+                self._views.append(view_rows(effective), views)
+            self._table.append(effective.drop("topic", "offset"), reached)
 
-    def _effective(self, rows: DataFrame) -> tuple[list[tuple[str, int, int]], dict[str, int]]:
-        """The offset ranges of the records to take, and the seqno that each group reaches with them."""
+    def _effective(self, rows: DataFrame) -> tuple[list[tuple[str, int, int]], dict[str, int], dict[str, int]]:
+        """The offset ranges of the records to take; the seqnos of each group's last record and last view in them."""
         ids = rows.select(
             "topic",
             "group",
@@ -160,9 +189,11 @@ class LedgerWriter:
             "epoch",
             F.coalesce("seqno", F.lit(0)).alias("seqno"),
             (F.col("kind") == EPOCH).alias("is_epoch"),
+            (F.col("kind") == VIEW).alias("is_view"),
         ).toArrow()
         spans: list[tuple[str, int, int]] = []
         reached: dict[str, int] = {}
+        views: dict[str, int] = {}
         for topic in pc.unique(ids["topic"]).to_pylist():
             of_topic = ids.filter(pc.equal(ids["topic"], topic)).sort_by("offset")
             group = of_topic["group"][0].as_py()
@@ -171,12 +202,24 @@ class LedgerWriter:
             taken = np.flatnonzero(reader.accept_columns(of_topic["is_epoch"].to_numpy(), epoch, seqno))
             if len(taken):
                 reached[group] = reader.last_seqno
+                is_view = of_topic["is_view"].to_numpy()[taken]
+                if is_view.any():
+                    views[group] = int(seqno[taken][is_view][-1])
                 breaks = np.flatnonzero(np.diff(taken) > 1)
                 firsts, lasts = taken[np.append(0, breaks + 1)], taken[np.append(breaks, len(taken) - 1)]
                 spans += [(topic, int(offset[a]), int(offset[b])) for a, b in zip(firsts, lasts, strict=True)]
-        return spans, reached
+        return spans, reached, views
 
-    def _append(self, effective: DataFrame, reached: Mapping[str, int]) -> None:
+
+class _Table:
+    """A Delta table in which each (group, seqno) stands once. Appends are compare-and-set (see the module)."""
+
+    def __init__(self, path: Path, read_state: Callable[[Path], TableState]) -> None:
+        self._path = path
+        self._read_state = read_state
+        self._table = read_state(path)
+
+    def append(self, effective: DataFrame, reached: Mapping[str, int]) -> None:
         """Compare-and-set until the table holds everything up to `reached`."""
         for _ in range(_MAX_ATTEMPTS):
             held = self._table.last_seqno
@@ -192,7 +235,7 @@ class LedgerWriter:
                     {**held, **{group: reached[group] for group in missing}}, self._table.version + 1
                 )
                 return
-            self._table = read_table_state(self._path)
+            self._table = self._read_state(self._path)
         raise LedgerContended(
             f"another writer changed the ledger at {self._path} {_MAX_ATTEMPTS} times in a row: run one ledger job."
         )

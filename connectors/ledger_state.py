@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -10,12 +12,14 @@ from deltalake.exceptions import TableNotFoundError
 from pyarrow import Table
 from pyarrow import dataset as ds
 
+from ordering.membership import NO_MEMBERS, Membership, fold
 from ordering.reader import Seal
+from ordering.records import MESSAGE, Data
 from ordering.sequencer import Accepted, SequencerState
 
 
 def state_from_ledger(path: Path, group: str) -> SequencerState | None:
-    """The state after the group's last row, or None without a table or rows. Reads no payloads.
+    """The state after the group's last row, or None without a table or rows. Reads no payloads of messages.
 
     It has no `positions`: FORWARD is read again from where retention has left it, and what was ordered is recognised.
     """
@@ -31,7 +35,8 @@ def state_from_ledger(path: Path, group: str) -> SequencerState | None:
         rows = Table.from_batches([batch])
         if not rows.num_rows:
             continue
-        for row in rows.group_by(["sender", "incarnation"]).aggregate([("local_seqno", "max")]).to_pylist():
+        rows_sent = rows.filter(pc.is_valid(rows["sender"]))
+        for row in rows_sent.group_by(["sender", "incarnation"]).aggregate([("local_seqno", "max")]).to_pylist():
             accepted = Accepted(row["incarnation"], row["local_seqno_max"])
             received[row["sender"]] = max(received.get(row["sender"], accepted), accepted)
         for row in rows.group_by("epoch").aggregate([("seqno", "min")]).to_pylist():
@@ -46,5 +51,28 @@ def state_from_ledger(path: Path, group: str) -> SequencerState | None:
         seqno=last_seqno,
         view=view,
         received=received,
+        membership=_membership(dataset, group, received),
         seals=tuple(Seal(epoch, first) for epoch, first in sorted(first_seqno.items())),
     )
+
+
+def _membership(dataset: ds.Dataset, group: str, received: Mapping[str, Accepted]) -> Membership:
+    """The control records, folded in their order. The rows of members that left are kept here, every one."""
+    columns = ["seqno", "epoch", "view_id", "sender", "incarnation", "local_seqno", "kind", "payload", "forwarded_at"]
+    rows = dataset.to_table(columns=columns, filter=(ds.field("group") == group) & (ds.field("kind") != MESSAGE))
+    membership, scratch = NO_MEMBERS, dict(received)
+    for row in rows.sort_by("seqno").to_pylist():
+        forwarded_at = row["forwarded_at"]
+        data = Data(
+            kind=row["kind"],
+            epoch=row["epoch"],
+            seqno=row["seqno"],
+            view=row["view_id"],
+            sender=row["sender"] or "",
+            incarnation=row["incarnation"] or 0,
+            local_seqno=row["local_seqno"] or 0,
+            payload=row["payload"],
+            forwarded_at_ms=int(forwarded_at.timestamp() * 1000) if forwarded_at else 0,
+        )
+        membership = fold(membership, data, scratch)
+    return replace(membership, left=())

@@ -7,17 +7,20 @@
             ...
 
 Sending and delivering are independent: a member that only delivers takes no incarnation, one that only sends keeps no
-position. A `Member` here has not joined the group; it changes no view.
+position. A `Member` that has not called `connect` only sends and observes; it changes no view.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Literal, overload
 from weakref import WeakKeyDictionary
 
 from connectors.codec import check_application_headers
@@ -31,11 +34,15 @@ from connectors.letter_sender import LetterSender
 from connectors.member_memory import MemberMemory
 from connectors.outbox import Outbox
 from connectors.receipt import Receipt
-from ordering.errors import AbcastError, NotOrderedInTime, NotWrittenInTime, UsageError
+from connectors.session import Callback, Session
+from ordering.errors import AbcastError, Excluded, NotOrderedInTime, NotWrittenInTime, Superseded, UsageError
+from ordering.events import Event, ViewChange
 from ordering.names import DEFAULT_SITE, Address, check_group
 from ordering.records import MAX_PAYLOAD_BYTES, Headers
 
 CLOSE_TIMEOUT_S = 10.0
+
+_logger = logging.getLogger(__name__)
 
 
 class Member:
@@ -58,6 +65,8 @@ class Member:
         max_pending_records: int = 10_000,
         max_pending_bytes: int = 64 * 1024 * 1024,
         resend_after: float = 5.0,
+        block: Callback | None = None,
+        unblock: Callback | None = None,
     ) -> None:
         """Connect to the site's Kafka.
 
@@ -76,6 +85,9 @@ class Member:
             max_pending_bytes: the same in bytes of payloads and headers.
             resend_after: after so many seconds in which none of the waiting messages was ordered, all are sent
                 again; each time in vain doubles it, up to 30 s.
+            block: called, in a thread of the member's, when a flush begins: finish what you have to say. It may
+                broadcast; when it returns, sending is blocked until the flush is over.
+            unblock: called when the flush is over.
 
         Raises:
             UsageError: a bad name or option; the outbox is another member's or in use.
@@ -95,6 +107,11 @@ class Member:
         self.ledger = Path(ledger) if ledger is not None else None
         self._lock = threading.Lock()
         self._closed = False
+        self._callbacks = (block, unblock)
+        self._session: Session | None = None
+        self._is_connected = False
+        self._first_seqno: int | None = None
+        self._flushing_thread: int | None = None
         self._forwarder: Forwarder | None = None
         self._letters: LetterSender | None = None
         self._runs: WeakKeyDictionary[Iterator[object], Deliveries | Inbox] = WeakKeyDictionary()
@@ -117,6 +134,53 @@ class Member:
         """This start's incarnation; None before the first broadcast."""
         return self._forwarder.incarnation if self._forwarder else None
 
+    @property
+    def view(self) -> ViewChange | None:
+        """The group's newest view, as far as this member's sending half knows; None before `connect`."""
+        return self._session.view if self._session else None
+
+    def connect(self, *, from_ledger: bool = False, timeout: float = 30.0) -> ViewChange:
+        """Join the group; returns the first view with this member.
+
+        `deliveries` then begins with that view; with `from_ledger`, where it would have without `connect`: after the
+        last message that this name took, or with the group's first. `close` leaves the group. A member that the group
+        has taken for dead (it was suspended, or cut off for too long) joins again by itself, as a new member.
+
+        Raises:
+            NotOrderedInTime: there was no view within `timeout` seconds.
+            BrokerUnreachable, Superseded.
+        """
+        self._forwarder or self._start_sending()
+        session = self._session
+        assert session is not None
+        view = session.join(timeout)
+        self._is_connected = True
+        if not from_ledger and view.seqno:
+            self._first_seqno = view.seqno
+        return view
+
+    @contextmanager
+    def flush(self, timeout: float = 30.0) -> Iterator[None]:
+        """A quiet point: inside the `with`, every member has called its `block` and nobody sends.
+
+        Everything sent before is ordered. The group ends the flush when it takes longer than its `flush_timeout_ms`.
+
+        Raises:
+            UsageError: the member is not connected.
+            FlushFailed: another flush runs, or a member was not quiet in time; nothing is blocked then.
+            Excluded: this member was taken for dead meanwhile.
+        """
+        session = self._session
+        if session is None or not self._is_connected:
+            raise UsageError(f"{self.address} is not a member: call connect() first.")
+        flush = session.start_flush(timeout)
+        self._flushing_thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._flushing_thread = None
+            session.stop_flush(flush, timeout)
+
     def broadcast(
         self, payload: bytes, headers: Iterable[tuple[str, bytes]] = (), timeout: float | None = 30.0
     ) -> Receipt:
@@ -127,13 +191,20 @@ class Member:
         it waits up to `timeout` seconds (None: as long as it takes).
 
         Raises:
-            UsageError: the payload is no bytes object or over MAX_PAYLOAD_BYTES; a bad header; the member is closed.
+            UsageError: the payload is no bytes object or over MAX_PAYLOAD_BYTES; a bad header; the member is closed;
+                the group is closed, and the member did not `connect`.
             ForwardTableFull: nothing was sent; try again later.
+            Blocked: the same, since a flush of the group took so long.
+            Excluded: the same; the group has taken this member for dead, and it is joining again.
             Superseded: another process has started under this name.
             EnvironmentProblem: the outbox can't be written.
         """
         checked = _check_message(payload, headers)
+        if self._flushing_thread == threading.get_ident():
+            raise UsageError("nobody may send in a flush, its requester neither: leave the `with` first.")
         forwarder = self._forwarder or self._start_sending()
+        if not self._is_connected and self._session is not None and self._session.settings.closed:
+            raise UsageError(f"group {self.group} is closed, and {self.address} is not a member: call connect() first.")
         return forwarder.broadcast(payload, checked, timeout)
 
     def send(
@@ -193,7 +264,19 @@ class Member:
         """
         return self._forwarder.wait_ordered(timeout) if self._forwarder else None
 
-    def deliveries(self, from_seqno: int | None = None, timeout: float | None = None) -> Iterator[Delivery]:
+    @overload
+    def deliveries(
+        self, from_seqno: int | None = None, timeout: float | None = None, *, events: Literal[False] = False
+    ) -> Iterator[Delivery]: ...
+
+    @overload
+    def deliveries(
+        self, from_seqno: int | None = None, timeout: float | None = None, *, events: Literal[True]
+    ) -> Iterator[Delivery | Event]: ...
+
+    def deliveries(
+        self, from_seqno: int | None = None, timeout: float | None = None, *, events: bool = False
+    ) -> Iterator[Any]:
         """The group's messages in the total order, as they come. A generator, for one thread.
 
         A message counts as taken when the next one is asked for, or the generator is closed (a `break` does that).
@@ -205,13 +288,15 @@ class Member:
             from_seqno: start at this seqno exactly (which may be still to come). Default: after the last message
                 that this member's name took, or at the group's first.
             timeout: end after so many seconds without a message (None: never; `close` ends it).
+            events: among the messages, in their place in the order, also `ViewChange`, `Block` and `Unblock`.
 
         Raises (when iterated):
             BrokerUnreachable: no broker answers at the start. Later, it waits until one does.
             HistoryUnavailable: Kafka's retention has dropped what comes next, and the ledger was not given or has
                 it not.
         """
-        run = Deliveries(self.connection, self.group, self.address, from_seqno, timeout, self.ledger)
+        first = self._first_seqno if from_seqno is None else from_seqno
+        run = Deliveries(self.connection, self.group, self.address, first, timeout, self.ledger, events=events)
         with self._lock:
             self._check_open()
             generator = run.run()
@@ -244,8 +329,12 @@ class Member:
                     not_written = error
                 timeout = max(0.0, deadline - time.monotonic())
             self.wait_ordered(timeout)
+            if self._session is not None and self._is_connected:
+                self._session.leave(timeout)
         except NotOrderedInTime as error:
             not_ordered = error
+        except Excluded:
+            pass  # it has left already, in the group's eyes
         finally:
             self._disconnect(runs)
         if not_written is not None:
@@ -254,6 +343,8 @@ class Member:
             raise not_ordered
 
     def _disconnect(self, runs: list[tuple[Iterator[object], Deliveries | Inbox]]) -> None:
+        if self._session is not None:
+            self._session.close()
         if self._letters is not None:
             self._letters.close()
         if self._forwarder is not None:
@@ -286,8 +377,43 @@ class Member:
         if self._closed:
             raise UsageError(f"{self.address} is closed.")
 
-    def _new_forwarder(self) -> Forwarder:
-        return Forwarder(self.connection, self.group, self.address, self.limits, self._outbox)
+    def _new_forwarder(self, *, anew: bool = False) -> Forwarder:
+        session = Session(self.address, *self._callbacks, self._join_again)
+        forwarder = Forwarder(self.connection, self.group, self.address, self.limits, self._outbox, session, anew=anew)
+        self._session = session
+        return forwarder
+
+    def _join_again(self) -> None:
+        """The group has taken us for dead: become a new member. Runs in a thread of the old session."""
+        old, session = self._forwarder, self._session
+        assert old is not None
+        assert session is not None
+        _logger.warning("%s was taken for dead by the group; joining again", self.address)
+        excluded = Excluded(f"{self.address} was taken for dead by the group, and joins again: broadcast again.")
+        old.refuse(excluded)
+        try:
+            # In an open group a stranger's messages count, too: what was sent is ordered before the new life begins.
+            if not session.settings.closed:
+                old.wait_ordered(None if self._outbox is not None else self.limits.resend_after * 2)
+        except AbcastError as error:
+            _logger.warning("%s: %s", self.address, error)
+        old.fail(excluded)
+        session.close()
+        old.close()
+        while not self._closed:
+            try:
+                with self._lock:
+                    self._check_open()
+                    self._forwarder = self._new_forwarder(anew=True)
+                assert self._session is not None
+                self._session.join(timeout=60.0)
+            except Superseded:
+                raise
+            except AbcastError as error:
+                _logger.warning("%s can't join again yet: %s", self.address, error)
+                time.sleep(1.0)
+            else:
+                return
 
     def _start_sending(self) -> Forwarder:
         with self._lock:

@@ -14,7 +14,7 @@ import base64
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -92,12 +92,17 @@ class Outbox:
         """Release the file."""
         self._database.close()
 
-    def begin(self, incarnation: int) -> None:
-        """Start an incarnation at local seqno 1. Whatever was pending is dropped. Raises EnvironmentProblem."""
+    def begin(self, incarnation: int, keep: Sequence[Pending] = ()) -> None:
+        """Start an incarnation at local seqno 1, with the messages `keep`. Whatever else was pending is dropped.
+
+        In one step: a crash leaves all of the old or all of the new. Raises EnvironmentProblem.
+        """
         with self._explained():
             self._database.execute("BEGIN")
             self._database.execute("DELETE FROM pending")
             self._database.execute("UPDATE owner SET incarnation = ?, acknowledged = 0", (incarnation,))
+            rows = [(number, pending.payload, _encode(pending.headers)) for number, pending in enumerate(keep, 1)]
+            self._database.executemany("INSERT INTO pending VALUES (?, ?, ?)", rows)
             self._database.execute("COMMIT")
         self.incarnation, self.acknowledged = incarnation, 0
 

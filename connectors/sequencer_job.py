@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from kafka import KafkaProducer
+from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.data_log import DataLog
@@ -15,7 +19,13 @@ from connectors.ledger_state import state_from_ledger
 from connectors.sequencing import SINK_OPTIONS, decode_forward, encode_decided, sequence
 from connectors.streaming_job import JobOptions, StreamingJob
 from connectors.takeover import check_not_fenced, take_over
+from connectors.ticks import tick
 from ordering.names import Topic
+from ordering.records import JOIN, VIEW
+
+_OBSERVED = "memberships"
+
+log = logging.getLogger(__name__)
 
 
 class SequencerJob(StreamingJob):
@@ -27,6 +37,11 @@ class SequencerJob(StreamingJob):
         super().__init__(spark, options)
         self._epochs: dict[str, int] = {}
         self._logs: list[DataLog] = []
+        self._query: StreamingQuery | None = None
+        self._forward: dict[str, list[str]] = {}
+        self._watched: set[str] = set()
+        self._seen_batch = -1
+        self._ticker: KafkaProducer | None = None
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """The site's forward topics, and those that relays fill, of every group that has a DATA topic at this site."""
@@ -60,8 +75,12 @@ class SequencerJob(StreamingJob):
         forward = self.spark.readStream.format("kafka").options(**source).load()
         relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
         decoded = decode_forward(forward, relayed=relayed, sites=self.options.known_sites)
-        decided = sequence(decoded, states, self.options.parallelism)
-        return (
+        # Whether a batch has changed a membership, so that the driver need not read DATA to know whom to tick for.
+        changes = F.count(F.when(F.col("kind").isin(JOIN, VIEW), 1)).alias("changes")
+        decided = sequence(decoded, states, self.options.parallelism).observe(_OBSERVED, changes)
+        self._forward, self._seen_batch = dict(topics), -1
+        self._watched = {group for group, state in states.items() if state.membership.is_watched}
+        self._query = (
             encode_decided(decided, site)
             .writeStream.format("kafka")
             .queryName(f"{self.name}-{site}")
@@ -69,14 +88,39 @@ class SequencerJob(StreamingJob):
             .option("checkpointLocation", str(checkpoint))
             .start()
         )
+        return self._query
 
     def check(self) -> None:
-        """Raises Fenced if a newer epoch has begun."""
+        """Tick for the groups that have members. Raises Fenced if a newer epoch has begun."""
         for data in self._logs:
             check_not_fenced(data, self._epochs[data.topic.group])
+        if self._memberships_have_changed():
+            self._watched = {data.topic.group for data in self._logs if data.state().membership.is_watched}
+        if self._watched:
+            self._tick()
+
+    def _memberships_have_changed(self) -> bool:
+        assert self._query is not None
+        fresh = [progress for progress in self._query.recentProgress if progress.batchId > self._seen_batch]
+        self._seen_batch = max((progress.batchId for progress in fresh), default=self._seen_batch)
+        return any(_OBSERVED in p.observedMetrics and p.observedMetrics[_OBSERVED]["changes"] for p in fresh)
+
+    def _tick(self) -> None:
+        """A tick into each partition; one that fails is made up for by the next."""
+        if self._ticker is None:
+            self._ticker = self.options.connection.producer()
+        try:
+            for group in sorted(self._watched):
+                for topic in self._forward[group]:
+                    tick(self._ticker, topic, self._ticker.partitions_for(topic))
+        except KafkaError as error:
+            log.warning("%s: a tick could not be written: %r", self.name, error)
 
     def close_query(self) -> None:
         """Close what `check` reads."""
         for data in self._logs:
             data.close()
         self._logs = []
+        if self._ticker is not None:
+            self._ticker.close(timeout=1)
+            self._ticker = None

@@ -29,8 +29,9 @@ from connectors import codec, spark_codec
 from connectors.connection import MAX_RECORD_BYTES
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
-from ordering.records import EPOCH, MESSAGE, Data
-from ordering.sequencer import BAD_ADDRESS, SequencerState, begin_batch
+from ordering.membership import NOT_A_MEMBER
+from ordering.records import EPOCH, HEARTBEAT, MESSAGE, Data
+from ordering.sequencer import BAD_ADDRESS, SequencerState, begin_batch, end_batch
 
 _RUN = (
     "group string, kind string, topic string, partition int, first_offset long, first_seqno long, epoch long, "
@@ -42,6 +43,8 @@ _RUN_COLUMNS = [field.split()[0] for field in _RUN.split(", ")]
 _STATE = "state binary"
 _BY_ROW = ["local_seqno", "forwarded_at_ms", "value", "packed_headers", "error"]
 _SOURCE = ["topic", "partition", "offset"]
+_HEARTBEAT = codec.FORWARD_KINDS.index(HEARTBEAT)
+_FIRST_CONTROL = _HEARTBEAT + 1
 
 
 def decode_forward(kafka_rows: DataFrame, *, relayed: bool = False, sites: Collection[str] | None = None) -> DataFrame:
@@ -69,6 +72,7 @@ def decode_forward(kafka_rows: DataFrame, *, relayed: bool = False, sites: Colle
         F.when(F.is_valid_utf8(codec.H_SENDER), F.col(codec.H_SENDER)).otherwise(F.lit("")).alias("sender"),
         F.coalesce("incarnation", F.lit(0)).alias("incarnation"),
         F.coalesce("local_seqno", F.lit(0)).alias("local_seqno"),
+        spark_codec.kind_code().alias("kind"),
         F.unix_millis("timestamp").alias("forwarded_at_ms"),
         "error",
         "value",
@@ -138,6 +142,7 @@ def encode_decided(runs: DataFrame, site: str) -> DataFrame:
         "value",
         F.when(is_dead, spark_codec.dead_letter_headers())
         .when(F.col("kind") == EPOCH, spark_codec.epoch_headers())
+        .when(F.col("sender").isNull(), spark_codec.decided_headers())
         .when(packed.isNull(), own)
         .otherwise(F.concat(own, spark_codec.unpack_headers(packed)))
         .alias("headers"),
@@ -154,10 +159,13 @@ def decider(initial: Mapping[str, bytes]) -> Decide:
         assert_first_attempt()
         state, opening = begin_batch(SequencerState.from_bytes(stored.get[0] if stored.exists else initial[key[0]]))
         for record in opening:
-            yield _snapshot_run(state.group, record)
+            yield _own_run(state.group, record)
         for chunk in chunks:
             state, decided = decide_chunk(state, chunk)
             yield from decided
+        state, closing = end_batch(state)
+        for record in closing:
+            yield _own_run(state.group, record)
         stored.update((state.to_bytes(),))
 
     return decide
@@ -168,6 +176,11 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
     places, place = _places(chunk)
     sender, senders = pd.factorize(chunk["sender"].to_numpy())
     well_formed = chunk["error"].isna().to_numpy()
+    kind, value = chunk["kind"].to_numpy(), chunk["value"]
+    controls = {
+        row: (codec.FORWARD_KINDS[kind[row]], bytes(value.iloc[row]))
+        for row in np.flatnonzero((kind >= _FIRST_CONTROL) & well_formed).tolist()
+    }
     decisions = step_columns(
         state,
         ForwardColumns(
@@ -179,21 +192,27 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
             incarnation=chunk["incarnation"].to_numpy(),
             local_seqno=chunk["local_seqno"].to_numpy(),
             well_formed=well_formed,
+            timestamp_ms=chunk["forwarded_at_ms"].to_numpy(),
+            is_heartbeat=kind == _HEARTBEAT,
+            controls=controls,
         ),
     )
     error = chunk["error"].to_numpy()
     error[decisions.bad_address] = BAD_ADDRESS
-    dead = ~well_formed | decisions.bad_address
+    error[decisions.not_member] = NOT_A_MEMBER
+    dead = ~well_formed | decisions.bad_address | decisions.not_member
     incarnation, offset = chunk["incarnation"].to_numpy(), chunk["offset"].to_numpy()
     runs: list[dict[str, Any]] = []
-    for first, end in _runs(place, offset, sender, incarnation, decisions.seqno, dead):
+    for first, end in _runs(place, offset, sender, incarnation, decisions.seqno, dead, controls):
         topic, partition = places[int(place[first])]
         codes, by_code = np.unique(sender[first:end], return_index=True)
         run = chunk.iloc[first:end]
+        # A control record is a run of its own: with the kind and the payload that were decided, if it is accepted.
+        of_kind, payload = decisions.controls.get(first) or controls.get(first) or (MESSAGE, None)
         runs.append(
             {
                 "group": state.group,
-                "kind": MESSAGE,
+                "kind": of_kind,
                 "topic": topic,
                 "partition": partition,
                 "first_offset": int(offset[first]),
@@ -206,7 +225,7 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
                 "sender": np.searchsorted(codes, sender[first:end]).tolist(),
                 "local_seqno": run["local_seqno"].tolist(),
                 "forwarded_at_ms": run["forwarded_at_ms"].tolist(),
-                "value": run["value"].tolist(),
+                "value": run["value"].tolist() if payload is None else [payload],
                 "packed_headers": run["packed_headers"].tolist() if run["packed_headers"].notna().any() else None,
                 "error": error[first:end].tolist() if dead[first] else None,
             }
@@ -227,9 +246,21 @@ def assert_first_attempt() -> None:
         raise ProtocolViolation("a task of the sequencer runs a second time: set spark.task.maxFailures to 1.")
 
 
-def _snapshot_run(group: str, record: Data) -> pd.DataFrame:
-    """The run of one record that is a snapshot."""
-    return _frame([{"group": group, "kind": record.kind, "epoch": record.epoch, "size": 1, "value": [record.payload]}])
+def _own_run(group: str, record: Data) -> pd.DataFrame:
+    """The run of one record of the sequencer's own (a snapshot, a view)."""
+    return _frame(
+        [
+            {
+                "group": group,
+                "kind": record.kind,
+                "first_seqno": record.seqno,
+                "epoch": record.epoch,
+                "view": record.view,
+                "size": 1,
+                "value": [record.payload],
+            }
+        ]
+    )
 
 
 def _frame(runs: list[dict[str, Any]]) -> pd.DataFrame:
@@ -242,13 +273,21 @@ def _objects(cells: Iterable[Any]) -> pd.Series[Any]:
 
 
 def _runs(
-    place: Ints, offset: Ints, sender: Ints, incarnation: Ints, seqno: Ints, dead: NDArray[np.bool_]
+    place: Ints,
+    offset: Ints,
+    sender: Ints,
+    incarnation: Ints,
+    seqno: Ints,
+    dead: NDArray[np.bool_],
+    controls: Iterable[int],
 ) -> Iterator[tuple[int, int]]:
     """The (first, end) of every run: rows to be written, of one place, with consecutive offsets, all accepted (so
-    with consecutive seqnos) or all dead, and with one incarnation a sender.
+    with consecutive seqnos) or all dead, and with one incarnation a sender. A control row is a run of its own.
     """
     kind = np.where(dead, 2, np.where(seqno > 0, 1, 0))
     breaks = (np.diff(place) != 0) | (np.diff(offset) != 1) | (np.diff(kind) != 0)
+    for row in controls:
+        breaks[max(0, row - 1) : row + 1] = True
     # An incarnation that changes in a chunk is rare: then every change of it between two rows breaks a run.
     of_sender = np.full(int(sender.max(initial=0)) + 1, -1, dtype=np.int64)
     of_sender[sender] = incarnation

@@ -12,8 +12,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from connectors import codec
+from ordering.membership import NOT_A_MEMBER
 from ordering.names import MAX_SITE_LENGTH, SITE_PATTERN
-from ordering.records import MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES
+from ordering.records import MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES, MESSAGE
 from ordering.sequencer import BAD_ADDRESS
 
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
@@ -153,6 +154,24 @@ def own_data_headers() -> Column:
     )
 
 
+def decided_headers() -> Column:
+    """The headers of what the sequencer decides by itself: no sender, no source."""
+    return F.array(
+        _ascii(codec.H_VERSION, F.lit(codec.VERSION)),
+        _ascii(codec.H_KIND, F.col("kind")),
+        _ascii(codec.H_EPOCH, F.col("epoch")),
+        _ascii(codec.H_SEQNO, F.col("seqno")),
+        _ascii(codec.H_VIEW, F.col("view")),
+    )
+
+
+def kind_code() -> Column:
+    """The index of a FORWARD row's kind in `codec.FORWARD_KINDS`; 0, a message, where there is none."""
+    kind, kinds = F.col(codec.H_KIND), F.array(*map(F.lit, codec.FORWARD_KINDS))
+    position = F.when(kind == MESSAGE, 0).otherwise(F.array_position(kinds, kind) - 1)
+    return F.greatest(F.coalesce(position, F.lit(0)), F.lit(0)).cast("int")
+
+
 def epoch_headers() -> Column:
     """The headers of an epoch record."""
     return F.array(
@@ -164,7 +183,7 @@ def epoch_headers() -> Column:
 
 def dead_letter_headers() -> Column:
     """The original headers of a dead letter, followed by the reason and where the record came from."""
-    # An address is judged after the headers were packed, when only the application's were thought to be needed.
+    # These two are judged after the headers were packed, when only the application's were thought to be needed.
     own = F.array(
         _ascii(codec.H_VERSION, F.lit(codec.VERSION)),
         _ascii(codec.H_KIND, F.col("kind")),
@@ -173,7 +192,7 @@ def dead_letter_headers() -> Column:
         _ascii(codec.H_LOCAL_SEQNO, F.col("local_seqno")),
     )
     return F.concat(
-        F.when(F.col("error") == BAD_ADDRESS, own).otherwise(F.array().cast(HEADERS_TYPE)),
+        F.when(F.col("error").isin(BAD_ADDRESS, NOT_A_MEMBER), own).otherwise(F.array().cast(HEADERS_TYPE)),
         unpack_headers(F.col("packed_headers")),
         F.array(_ascii(codec.H_REASON, F.col("error")), _ascii(codec.H_SOURCE, F.col("source"))),
     )

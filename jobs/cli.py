@@ -19,6 +19,7 @@ from jobs.sequence import sequence
 from jobs.site import app as site
 from jobs.status import status
 from jobs.topics import app as topics
+from jobs.view import view
 
 app = typer.Typer(
     name="abcast",
@@ -44,6 +45,7 @@ app.command()(deliver)
 app.command()(check)
 app.command()(query)
 app.command()(status)
+app.command()(view)
 
 
 def command() -> TyperGroup:

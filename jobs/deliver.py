@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from ordering.names import DEFAULT_SITE, Address
 
 if TYPE_CHECKING:
     from connectors import Delivery
+    from ordering.events import Event
 
 
 def deliver(
@@ -28,12 +30,14 @@ def deliver(
         Path | None, typer.Option(help="The Delta ledger, for what Kafka's retention has dropped: DIR/ledger.")
     ] = None,
     bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    events: Annotated[bool, typer.Option("--events", help="Show views and flushes, too, in their place.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the group's messages in their order, and wait for more.
 
     Text form: seqno, sender, payload. With --json: `seqno`, `sender`, `incarnation`, `local_seqno`, `payload` (or
-    `payload_base64`, if it is not text).
+    `payload_base64`, if it is not text), `view_id` in a group with members. With --events, lines that have `event`
+    (`view`, `block`, `unblock`) in the place of a sender.
     """
     from connectors import Member as MemberClient
 
@@ -43,8 +47,16 @@ def deliver(
     with MemberClient(group, address, bootstrap_servers=bootstrap_servers, ledger=ledger) as client:
         taken = 0
         try:
-            for delivery in client.deliveries(from_seqno=from_seqno, timeout=timeout):
-                typer.echo(_line(delivery, as_json))
+            stream: Iterator[Any] = (
+                client.deliveries(from_seqno, timeout, events=True)
+                if events
+                else client.deliveries(from_seqno, timeout)
+            )
+            for what in stream:
+                if not hasattr(what, "payload"):
+                    typer.echo(_event_line(what, as_json))
+                    continue
+                typer.echo(_line(what, as_json))
                 taken += 1
                 if taken == count:
                     break
@@ -67,9 +79,23 @@ def _line(delivery: Delivery, as_json: bool) -> str:
         "local_seqno": delivery.local_seqno,
     }
     line |= {"payload_base64": encoded} if text is None else {"payload": text}
+    if delivery.view_id:
+        line["view_id"] = delivery.view_id
     if delivery.headers:
         line["headers"] = [[key, value.decode("utf-8", "backslashreplace")] for key, value in delivery.headers]
     return json.dumps(line, ensure_ascii=False)
+
+
+def _event_line(event: Event, as_json: bool) -> str:
+    name = {"ViewChange": "view", "Block": "block", "Unblock": "unblock"}[type(event).__name__]
+    line: dict[str, Any] = {"seqno": event.seqno, "event": name}
+    for field in ("view_id", "members", "joined", "left", "suspected", "requester"):
+        if hasattr(event, field):
+            line[field] = getattr(event, field)
+    if as_json:
+        return json.dumps(line)
+    told = f"view {line['view_id']}: {', '.join(line['members'])}" if name == "view" else name
+    return f"{event.seqno}\t-\t{told}"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ Source: DESIGN.md "What is promised". Pure and streaming. It is fed from several
 It does not decide who is right: the first source to name a seqno is the reference for the others.
 
 Memory. Per seqno 8 bytes of digest, shared by all sources, and one bit for each ledger and delivery log. So a million
-messages cost 8 MB and 0.14 MB a source, whatever their size; the rest is O(senders × incarnations) (see the tests).
+messages cost 8 MB and 0.14 MB a source, whatever their size; the rest is O(senders × incarnations + control records).
 With `causal=True` 8 bytes more for each message and source, and 8 for every send. Two messages are taken for the same
 if 64 bits of their digest agree (32 where one source tells the id only).
 """
@@ -19,7 +19,8 @@ if 64 bits of their digest agree (32 where one source tells the id only).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
@@ -28,6 +29,7 @@ import numpy as np
 
 from ordering.reader import Reader, Verdict
 from ordering.records import EPOCH, MESSAGE, Data, MessageId
+from ordering.view_checker import ViewChecker, ViewRuns
 
 LOST = "lost"
 DUPLICATE = "duplicate"
@@ -37,7 +39,7 @@ NONMONOTONIC_DELIVER = "nonmonotonic-deliver"
 FIFO_VIOLATION = "fifo-violation"
 CAUSAL_VIOLATION = "causal-violation"
 VIEW_VIOLATION = "view-violation"
-"""The names of the broken promises. `view-violation` is not looked for yet: it comes with membership."""
+"""The names of the broken promises."""
 
 ANOMALIES = (
     LOST,
@@ -79,6 +81,7 @@ class Checker:
         self._causal = causal
         self._digests = _Digests()
         self._logs: dict[str, _Log] = {}
+        self._controls: set[int] = set()  # seqnos of what applications do not see
         self._ledgers: dict[str, _Seqnos] = {}
         self._deliveries: dict[str, _Deliveries] = {}
         self._sent: dict[tuple[str, int], _Sent] = {}
@@ -86,7 +89,10 @@ class Checker:
 
     def start(self, site: str, reader: Reader) -> None:
         """Say that the DATA log of `site` begins in the middle (retention), with `reader` as the reading state."""
-        self._logs[site] = _Log(reader, _Senders(complete=reader.last_seqno == 0, causal=self._causal))
+        complete = reader.last_seqno == 0
+        self._logs[site] = _Log(
+            reader, _Senders(complete=complete, causal=self._causal), ViewChecker(complete=complete)
+        )
 
     def data(self, site: str, record: Data) -> None:
         """The next record of a site's DATA topic, in offset order, effective or not."""
@@ -99,7 +105,11 @@ class Checker:
             log.furthest = 0  # what stood ahead was never decided: the new epoch numbers from the gap on
         if verdict is Verdict.TAKE:
             self._compare(f"DATA of {site}", record.seqno, record.id, record.payload)
-            if record.kind == MESSAGE:
+            if broken := log.views.next(record):
+                self._find(VIEW_VIOLATION, f"DATA of {site} {broken}", record.seqno)
+            if record.kind != MESSAGE:
+                self._controls.add(record.seqno)
+            if record.sender:  # a control record takes a local seqno as a message does
                 self._order(f"DATA of {site}", log.senders, record.seqno, record.id)
         elif verdict is Verdict.DUPLICATE and self._digests.differs(record.seqno, record.id, record.payload):
             self._find(
@@ -120,11 +130,15 @@ class Checker:
         """A row of the ledger, in any order."""
         if kind == EPOCH:
             return
+        if kind != MESSAGE:
+            self._controls.add(seqno)
         if self._ledgers.setdefault(source, _Seqnos()).add(seqno):
             self._find(DUPLICATE, f"{source} has the row more than once", seqno)
         self._compare(source, seqno, message, payload)
 
-    def delivery(self, member: str, seqno: int, message: MessageId, payload: bytes | None = None) -> None:
+    def delivery(
+        self, member: str, seqno: int, message: MessageId, payload: bytes | None = None, view_id: int | None = None
+    ) -> None:
         """The next delivery of `member`. Restarts of one member may follow each other in one log."""
         log = self._deliveries.get(member)
         if log is None:
@@ -139,6 +153,8 @@ class Checker:
             if seqno != log.last + 1:
                 log.senders.skip()
             log.last = seqno
+            if view_id is not None:
+                log.views.add(seqno, view_id)
             self._order(where, log.senders, seqno, message)
 
     def sent(self, message: MessageId, after_seqno: int | None = None) -> None:
@@ -165,10 +181,12 @@ class Checker:
         for source, rows in self._ledgers.items():
             for first, last in rows.missing(1):
                 self._find(GAP, f"{source} lacks the row", first, last)
+        controls = sorted(self._controls)
         for member, deliveries in self._deliveries.items():
-            for first, last in deliveries.seqnos.missing(deliveries.seqnos.lowest):
+            for first, last in without(controls, deliveries.seqnos.missing(deliveries.seqnos.lowest)):
                 self._find(GAP, f"deliveries of {member} lack the seqno", first, last)
         self._find_lost()
+        self._find_views()
         if self._causal:
             self._find_causal()
         found = sorted(self._findings.values(), key=lambda finding: ANOMALIES.index(finding.name))
@@ -202,6 +220,15 @@ class Checker:
                 self._find(LOST, what, local, local)
             self._find(LOST, what, highest + 1, sent.upto)
 
+    def _find_views(self) -> None:
+        """The first source is the reference for the others."""
+        views = {f"DATA of {site}": log.views.runs for site, log in self._logs.items()}
+        views |= {f"deliveries of {member}": log.views for member, log in self._deliveries.items()}
+        (reference, runs), *others = [*views.items()] or [("", ViewRuns())]
+        for source, other in others:
+            for seqno in runs.differences(other):
+                self._find(VIEW_VIOLATION, f"{source} and {reference} have it in different views", seqno)
+
     def _find_causal(self) -> None:
         for senders in self._all_senders():
             for life_id, life in senders.lives.items():
@@ -221,6 +248,17 @@ class Checker:
         last = first if last is None else last
         if first <= last:
             self._findings.setdefault((name, detail), _Finding(name, detail)).add(first, last)
+
+
+def without(numbers: Sequence[int], runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The runs (first, last) without the sorted `numbers`."""
+    for first, last in runs:
+        for number in numbers[bisect_left(numbers, first) : bisect_right(numbers, last)]:
+            if first < number:
+                yield first, number - 1
+            first = number + 1
+        if first <= last:
+            yield first, last
 
 
 @dataclass(slots=True)
@@ -252,6 +290,7 @@ class _Log:
 
     reader: Reader
     senders: _Senders
+    views: ViewChecker
     furthest: int = 0
 
 
@@ -260,6 +299,7 @@ class _Deliveries:
     last: int
     senders: _Senders
     seqnos: _Seqnos = field(default_factory=lambda: _Seqnos())
+    views: ViewRuns = field(default_factory=ViewRuns)
 
 
 @dataclass(slots=True)

@@ -3,11 +3,14 @@
 Equal to `ordering.sequencer.step` (property-tested); payloads and headers never enter. A row is *regular* if it
 is the next one of its sender; a sender whose rows of the batch, once plain duplicates are gone, are all regular is
 decided by array arithmetic. Only the rows of the other senders are walked one by one.
+
+Heartbeats are arrays, too: 1,000 members send 1,000 of them a second. Control records are rare, and so is a flush: a
+piece of a batch with such a record in it, or inside a flush, is left to `step` itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,8 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ordering.errors import ProtocolViolation
+from ordering.flush import Phase
+from ordering.membership import NOT_A_MEMBER, Accepted, Heard, Membership
 from ordering.names import is_address
-from ordering.sequencer import NOTHING_ACCEPTED, Accepted, SequencerState, next_accepted
+from ordering.records import HEARTBEAT, MESSAGE, DeadLetter, Forward, Malformed, Source
+from ordering.sequencer import BAD_ADDRESS, SequencerState, next_accepted, step
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -28,7 +34,8 @@ class ForwardColumns:
 
     `places` are the distinct `topic-partition` in sorted order and `place` indexes it; `senders` are the distinct
     sender addresses and `sender` indexes it; `well_formed` is False where the codec found a reason for a dead
-    letter (the other columns are then meaningless).
+    letter (the other columns are then meaningless). `timestamp_ms` is the broker's. `controls` has the kind and the
+    payload of the rows that are neither messages nor heartbeats, by row.
     """
 
     places: Sequence[str]
@@ -39,26 +46,43 @@ class ForwardColumns:
     incarnation: Ints
     local_seqno: Ints
     well_formed: Mask
+    timestamp_ms: Ints
+    is_heartbeat: Mask
+    controls: Mapping[int, tuple[str, bytes]]
 
 
 class Decisions(NamedTuple):
     """What became of each row.
 
     `seqno` is the number given, 0 where the row was dropped. `bad_address` marks rows that are dead letters for
-    `BAD_ADDRESS`.
+    `BAD_ADDRESS`, `not_member` those for `NOT_A_MEMBER`. `controls` are the rows of the input's that have a seqno,
+    with the kind and the payload that were decided.
     """
 
     state: SequencerState
     seqno: Ints
     bad_address: Mask
+    not_member: Mask
+    controls: Mapping[int, tuple[str, bytes]]
 
 
 def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
     """Decide a batch, or a part of one. Raises ProtocolViolation if the rows are not in log order."""
     _assert_log_order(rows)
+    membership = state.membership
+    if rows.controls or membership.flush.phase is not Phase.RUNNING:
+        return _by_rows(state, rows)
     valid_sender = np.fromiter((is_address(sender) for sender in rows.senders), np.bool_, len(rows.senders))
     addressed = valid_sender[rows.sender] if len(rows.senders) else np.zeros(len(rows.sender), np.bool_)
-    candidates = np.flatnonzero(rows.well_formed & addressed)
+    heard = rows.well_formed & addressed
+    messages = heard & ~rows.is_heartbeat
+    not_member = np.zeros(len(rows.offset), np.bool_)
+    if membership.settings.closed and len(rows.senders):
+        members = {life.address for life in membership.members}
+        inside = np.fromiter((sender in members for sender in rows.senders), np.bool_, len(rows.senders))
+        not_member = messages & ~inside[rows.sender]
+        messages &= ~not_member
+    candidates = np.flatnonzero(messages)
     accepted, table = _go_back_n(state, rows, candidates)
     mask = np.zeros(len(rows.offset), dtype=np.bool_)
     mask[candidates[accepted]] = True
@@ -71,8 +95,64 @@ def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
         positions={**state.positions, **_positions(state, rows)},
         duplicates=state.duplicates + len(candidates) - count,
         unsnapped=state.unsnapped + len(rows.offset),
+        membership=_hear(membership, rows, heard) if membership.is_watched else membership,
     )
-    return Decisions(after, seqno, rows.well_formed & ~addressed)
+    return Decisions(after, seqno, rows.well_formed & ~addressed, not_member, {})
+
+
+def _by_rows(state: SequencerState, rows: ForwardColumns) -> Decisions:
+    """By `step` itself: what every row means may depend on the one before."""
+    places = [place.rpartition("-") for place in rows.places]
+    records: list[Forward | Malformed] = []
+    columns = (rows.place, rows.offset, rows.sender, rows.incarnation, rows.local_seqno, rows.timestamp_ms)
+    for row, (place, offset, sender, incarnation, local_seqno, at_ms) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        topic, _, partition = places[place]
+        source = Source(topic, int(partition), offset)
+        if not rows.well_formed[row]:
+            records.append(Malformed(source, ""))
+            continue
+        kind, payload = rows.controls.get(row, (HEARTBEAT if rows.is_heartbeat[row] else MESSAGE, b""))
+        records.append(
+            Forward(rows.senders[sender], incarnation, local_seqno, payload, source, kind=kind, timestamp_ms=at_ms)
+        )
+    after, outputs = step(state, records)
+    row_of = {record.source: row for row, record in enumerate(records)}
+    seqno = np.zeros(len(records), np.int64)
+    bad_address, not_member = np.zeros(len(records), np.bool_), np.zeros(len(records), np.bool_)
+    controls: dict[int, tuple[str, bytes]] = {}
+    for output in outputs:
+        assert output.source is not None
+        row = row_of[output.source]
+        if isinstance(output, DeadLetter):
+            bad_address[row], not_member[row] = output.reason == BAD_ADDRESS, output.reason == NOT_A_MEMBER
+            continue
+        seqno[row] = output.seqno
+        if row in rows.controls:
+            controls[row] = output.kind, output.payload
+    return Decisions(after, seqno, bad_address, not_member, controls)
+
+
+def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membership:
+    """The clock of each partition, and where and when each member was last heard."""
+    timed = np.flatnonzero(heard)
+    place, at_ms = rows.place[timed], rows.timestamp_ms[timed]
+    clock, latest = dict(membership.clock), dict(membership.heard)
+    for code in np.unique(place).tolist():
+        span = slice(*np.searchsorted(place, (code, code + 1)).tolist())
+        at_ms[span] = np.maximum.accumulate(np.maximum(at_ms[span], clock.get(rows.places[code], 0)))
+        clock[rows.places[code]] = int(at_ms[span][-1])
+    lives = dict(membership.members)
+    life = np.array([lives.get(sender, 0) for sender in rows.senders], dtype=np.int64)
+    sender = rows.sender[timed]
+    of_member = np.flatnonzero(rows.incarnation[timed] == life[sender]) if len(life) else timed[:0]
+    last = np.full(len(life), -1)
+    last[sender[of_member]] = of_member  # the last one wins
+    for code in np.flatnonzero(last >= 0).tolist():
+        row = int(last[code])
+        latest[rows.senders[code]] = Heard(rows.places[int(place[row])], int(at_ms[row]))
+    return replace(membership, heard=latest, clock=clock)
 
 
 def _assert_log_order(rows: ForwardColumns) -> None:
@@ -97,7 +177,8 @@ def _go_back_n(
     accepted = np.zeros(len(candidates), dtype=np.bool_)
     sender = rows.sender[candidates]
     incarnation, local_seqno = rows.incarnation[candidates], rows.local_seqno[candidates]
-    known = [state.received.get(address, NOTHING_ACCEPTED) for address in rows.senders]
+    unknown = state.membership.unknown()
+    known = [state.received.get(address, unknown) for address in rows.senders]
     base = np.array(known, dtype=np.int64).reshape(len(known), 2)
 
     # Plain duplicates stay duplicates whatever the batch brings: a sender's row in the table only grows.

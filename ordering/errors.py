@@ -57,6 +57,27 @@ class NotWrittenInTime(AbcastError):
     retriable = True
 
 
+class Blocked(AbcastError):
+    """A flush is going on, and did not end within the timeout: nobody may send."""
+
+    retriable = True
+
+
+class FlushFailed(AbcastError):
+    """A flush was refused, or ended before everybody was quiet."""
+
+    retriable = True
+
+
+class Excluded(AbcastError):
+    """The group has taken this member for dead. It joins again by itself, as a new member.
+
+    What it had sent and was not ordered may be lost.
+    """
+
+    retriable = True
+
+
 class Superseded(AbcastError):
     """Another process has started under this member's name with a higher incarnation."""
 

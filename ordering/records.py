@@ -15,6 +15,19 @@ message, its list of sites."""
 MESSAGE = "message"
 EPOCH = "epoch"
 LETTER = "letter"
+JOIN = "join"
+LEAVE = "leave"
+HEARTBEAT = "heartbeat"
+SETTINGS = "settings"
+START_FLUSH = "start-flush"
+FLUSH_OK = "flush-ok"
+FLUSH_COMPLETED = "flush-completed"
+STOP_FLUSH = "stop-flush"
+VIEW = "view"
+REFUSED = "refused"
+
+CONTROL_KINDS = (JOIN, LEAVE, SETTINGS, START_FLUSH, FLUSH_OK, STOP_FLUSH)
+"""FORWARD kinds that take a local seqno, as messages do, and change the membership (`ordering.membership`)."""
 
 MAX_PAYLOAD_BYTES = 1_000_000
 """Largest payload of a message, in bytes. A larger one is refused by the client and dead-lettered by the sequencer."""
@@ -90,7 +103,8 @@ class Data:
 
     With kind `epoch` it takes no seqno: `seqno` is 0 and there is no sender. Its payload is empty (the seal) or a
     snapshot of the sequencer's state, the state after every effective record before it. `source` and
-    `forwarded_at_ms` say which FORWARD record it came from, and when the broker had that one.
+    `forwarded_at_ms` say which FORWARD record it came from, and when the broker had that one. What the sequencer
+    decides by itself (a view, a step of its flush) has a seqno, but neither sender nor source.
     """
 
     kind: str

@@ -33,9 +33,33 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ordering.errors import ProtocolViolation
+from ordering.membership import (
+    NO_MEMBERS,
+    NOT_A_MEMBER,
+    NOTHING_ACCEPTED,
+    Accepted,
+    Heard,
+    Membership,
+    fold,
+    refusal,
+)
 from ordering.names import is_address
 from ordering.reader import Reader, Seal, Verdict
-from ordering.records import EPOCH, Data, DeadLetter, Forward, Malformed, Source
+from ordering.records import (
+    EPOCH,
+    HEARTBEAT,
+    MESSAGE,
+    REFUSED,
+    VIEW,
+    Data,
+    DeadLetter,
+    Forward,
+    Malformed,
+    Source,
+)
+from ordering.view_change import freshen, next_decision
+
+__all__ = ["NOTHING_ACCEPTED", "Accepted"]
 
 SNAPSHOT_EVERY_RECORDS = 16_384
 """FORWARD records considered between two snapshots, at least; what a successor has to read back at most, about."""
@@ -46,14 +70,8 @@ SNAPSHOT_RECORDS_PER_SENDER = 8
 BAD_ADDRESS = "sender is not SITE/NAME"
 
 
-class Accepted(NamedTuple):
-    """A row of the received table: the newest incarnation of a sender and its highest accepted local seqno."""
-
-    incarnation: int
-    local_seqno: int
-
-
-NOTHING_ACCEPTED = Accepted(0, 0)
+FORMATS = (1, 2)
+"""Of snapshots: 2 has the membership, which is empty in 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +91,12 @@ class SequencerState:
     seals: tuple[Seal, ...] = ()
     duplicates: int = 0
     unsnapped: int = 0
+    membership: Membership = NO_MEMBERS
 
     def to_bytes(self) -> bytes:
         """The state as gzip'd JSON, equal states as equal bytes: a snapshot's payload, and Spark's state store."""
-        body = {
-            "format": 1,
+        body: dict[str, Any] = {
+            "format": 2,
             "group": self.group,
             "epoch": self.epoch,
             "seqno": self.seqno,
@@ -88,6 +107,8 @@ class SequencerState:
             "duplicates": self.duplicates,
             "unsnapped": self.unsnapped,
         }
+        if self.membership != NO_MEMBERS:
+            body["membership"] = self.membership.to_json()
         return gzip.compress(
             json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii"), compresslevel=1, mtime=0
         )
@@ -97,8 +118,10 @@ class SequencerState:
         """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
         try:
             body: dict[str, Any] = json.loads(gzip.decompress(raw))
-            if body.pop("format") != 1:
+            if body.pop("format") not in FORMATS:
                 raise ValueError("unknown format")
+            if "membership" in body:
+                body["membership"] = Membership.from_json(body["membership"])
             body["received"] = {sender: Accepted(*row) for sender, row in body["received"].items()}
             body["seals"] = tuple(Seal(*row) for row in body["seals"])
             return cls(**body)
@@ -123,6 +146,8 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
     positions = dict(state.positions)
     outputs: list[Data | DeadLetter] = []
     seqno, duplicates = state.seqno, state.duplicates
+    membership = state.membership
+    watch = _Watch(membership)
     previous: Source | None = None
     for record in records:
         if previous is not None and record.source <= previous:
@@ -135,27 +160,24 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
         if not is_address(record.sender):
             outputs.append(DeadLetter(record.source, BAD_ADDRESS))
             continue
-        accepted = next_accepted(received.get(record.sender, NOTHING_ACCEPTED), record.incarnation, record.local_seqno)
-        if accepted is None:
+        watch.hear(record)
+        if record.kind == HEARTBEAT:
+            continue
+        if not membership.may_send(record.sender, record.kind):
+            outputs.append(DeadLetter(record.source, NOT_A_MEMBER))
+            continue
+        known = received.get(record.sender) or membership.unknown()
+        accepted = next_accepted(known, record.incarnation, record.local_seqno)
+        if accepted is None or membership.is_silenced(record.sender, record.kind):
             duplicates += 1
             continue
-        received[record.sender] = accepted
         seqno += 1
-        outputs.append(
-            Data(
-                kind=record.kind,
-                epoch=state.epoch,
-                seqno=seqno,
-                view=state.view,
-                sender=record.sender,
-                incarnation=record.incarnation,
-                local_seqno=record.local_seqno,
-                payload=record.payload,
-                source=record.source,
-                headers=record.headers,
-                forwarded_at_ms=record.timestamp_ms,
-            )
-        )
+        data = _decided(state, seqno, record, refusal(membership, record) if record.kind != MESSAGE else "")
+        outputs.append(data)
+        received[record.sender] = accepted
+        if data.kind != MESSAGE:
+            membership = fold(membership, data, received)
+            watch.look(membership)
     after = replace(
         state,
         seqno=seqno,
@@ -163,8 +185,52 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
         positions=positions,
         duplicates=duplicates,
         unsnapped=state.unsnapped + len(records),
+        membership=watch.applied(membership),
     )
     return Step(after, tuple(outputs))
+
+
+def _decided(state: SequencerState, seqno: int, record: Forward, refused: str) -> Data:
+    """The DATA of a record that is accepted."""
+    return Data(
+        kind=REFUSED if refused else record.kind,
+        epoch=state.epoch,
+        seqno=seqno,
+        view=state.view,
+        sender=record.sender,
+        incarnation=record.incarnation,
+        local_seqno=record.local_seqno,
+        payload=_json({"kind": record.kind, "reason": refused}) if refused else record.payload,
+        source=record.source,
+        headers=record.headers,
+        forwarded_at_ms=record.timestamp_ms,
+    )
+
+
+class _Watch:
+    """Who was heard where and when, in the course of one `step`; nothing while nobody is there."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.heard = dict(membership.heard)
+        self.clock = dict(membership.clock)
+        self.look(membership)
+
+    def look(self, membership: Membership) -> None:
+        """Whom to watch from here on."""
+        self.is_on = membership.is_watched
+        self.lives = dict(membership.members)
+
+    def hear(self, record: Forward) -> None:
+        """A well-formed record, whatever becomes of it."""
+        if self.is_on:
+            place = f"{record.source.topic}-{record.source.partition}"
+            at_ms = self.clock[place] = max(self.clock.get(place, 0), record.timestamp_ms)
+            if self.lives.get(record.sender) == record.incarnation:
+                self.heard[record.sender] = Heard(place, at_ms)
+
+    def applied(self, membership: Membership) -> Membership:
+        """The membership with what was heard."""
+        return replace(membership, heard=self.heard, clock=self.clock) if self.is_on else membership
 
 
 def next_accepted(accepted: Accepted, incarnation: int, local_seqno: int) -> Accepted | None:
@@ -193,6 +259,30 @@ def begin_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]
     return state, (snapshot(state),)
 
 
+def end_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
+    """What follows from a batch after the last `step`: a view, a step of a flush; nothing in a group without members.
+
+    A batch that is cut off before it is done again by nobody: the records it has accepted are in DATA, so the end of
+    the next one, or of a successor's first, decides the same from them.
+    """
+    if not state.membership.is_watched:
+        return state, ()
+    received = dict(state.received)
+    seqno, view, membership = state.seqno, state.view, freshen(state.membership)
+    outputs: list[Data] = []
+    while (decision := next_decision(membership, received)) is not None:
+        seqno += 1
+        view += decision.kind == VIEW
+        data = Data(decision.kind, state.epoch, seqno, view, payload=_json(decision.payload))
+        membership = fold(membership, data, received)
+        outputs.append(data)
+    return replace(state, seqno=seqno, view=view, received=received, membership=membership), tuple(outputs)
+
+
+def _json(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii")
+
+
 def snapshot(state: SequencerState) -> Data:
     """The state as an epoch record: what a successor starts from instead of the whole history."""
     return Data(kind=EPOCH, epoch=state.epoch, payload=state.to_bytes())
@@ -214,6 +304,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
     reader = Reader(state.epoch, state.seqno)
     received, positions, seals = dict(state.received), dict(state.positions), list(state.seals)
     view, duplicates, unsnapped = state.view, state.duplicates, state.unsnapped
+    membership = state.membership.without_time()
     for record in records:
         epoch_before = reader.epoch
         verdict = reader.accept(record.kind, record.epoch, record.seqno)
@@ -224,14 +315,18 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
             reader = Reader(record.epoch, known.seqno)
             received, positions, seals = dict(known.received), dict(known.positions), list(known.seals)
             view, duplicates, unsnapped = known.view, known.duplicates, 0
+            membership = known.membership.without_time()
         elif verdict is Verdict.CONTROL and record.epoch > epoch_before:
             seals.append(Seal(record.epoch, reader.last_seqno + 1))
         elif verdict is Verdict.TAKE:
             view = record.view
-            received[record.sender] = Accepted(record.incarnation, record.local_seqno)
             unsnapped += 1
+            if record.sender:
+                received[record.sender] = Accepted(record.incarnation, record.local_seqno)
             if record.source is not None:
                 advance(positions, record.source)
+            if record.kind != MESSAGE:
+                membership = fold(membership, record, received)
         base_expected = False
     return replace(
         state,
@@ -243,4 +338,5 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
         seals=tuple(seals),
         duplicates=duplicates,
         unsnapped=unsnapped,
+        membership=membership,
     )

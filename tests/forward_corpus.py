@@ -87,6 +87,11 @@ def _relayed(
 CORPUS: tuple[Case, ...] = (
     Case("good", ALICE, b"buy 100", GOOD, None),
     Case("empty payload", ALICE, b"", GOOD, None),
+    *(
+        Case(f"kind {kind}", ALICE, b"", _with("abcast-kind", kind.encode()), None)
+        for kind in ("join", "leave", "heartbeat", "settings", "start-flush", "flush-ok", "stop-flush")
+    ),
+    Case("a view from outside", ALICE, b"x", _with("abcast-kind", b"view"), codec.WRONG_KIND),
     Case("payload of zero bytes and wild bytes", ALICE, b"\0\xff\n\r", GOOD, None),
     Case("largest payload", ALICE, b"x" * MAX_PAYLOAD_BYTES, GOOD, None),
     Case("headers in another order", ALICE, b"x", tuple(reversed(GOOD)), None),

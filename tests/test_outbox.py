@@ -36,6 +36,21 @@ def test_keeps_messages_and_numbers(tmp_path: Path) -> None:
     empty.close()
 
 
+def test_a_new_incarnation_may_keep_messages(tmp_path: Path) -> None:
+    """In one step, under new local seqnos."""
+    outbox = Outbox(tmp_path / "o", "g", "nyc/a")
+    outbox.begin(1)
+    for number in range(1, 5):
+        outbox.append(number, b"%d" % number, ())
+    outbox.acknowledge(2, at_once=True)
+    outbox.begin(2, list(outbox.pending()))
+    outbox.close()
+    again = Outbox(tmp_path / "o", "g", "nyc/a")
+    assert (again.incarnation, again.acknowledged) == (2, 0)
+    assert list(again.pending()) == [Pending(1, b"3", ()), Pending(2, b"4", ())]
+    again.close()
+
+
 def test_forgets_in_batches(tmp_path: Path) -> None:
     """One deletion per FORGET_RECORDS acknowledgements, not one each."""
     outbox = Outbox(tmp_path / "o", "g", "nyc/a")

@@ -15,6 +15,7 @@ import pytest
 from connectors import codec
 from connectors.ledger import read_table_state
 from jobs.options import load_config
+from ordering.membership import MAX_LEFT, NOT_A_MEMBER
 from ordering.sequencer import BAD_ADDRESS
 from tests.cli.process import ABCAST, ROOT, abcast, background, environment
 
@@ -148,6 +149,7 @@ def test_reasons() -> None:
         codec.NO_PAYLOAD,
         codec.PAYLOAD_TOO_LARGE,
         BAD_ADDRESS,
+        NOT_A_MEMBER,
     ]
 
 
@@ -180,6 +182,7 @@ def test_limits() -> None:
         ),
         "a micro-batch (`--max-batch-records`)": f"{job['max_batch_records']:,} records, all groups together",
         "groups decided at once (`--parallelism`)": f"{job['parallelism']}, at most 64",
+        "members that left, remembered": f"{MAX_LEFT:,}",
         "records between two snapshots": (
             f"{sequencer.SNAPSHOT_EVERY_RECORDS:,}, or {sequencer.SNAPSHOT_RECORDS_PER_SENDER} a sender if that is more"
         ),

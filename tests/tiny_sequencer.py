@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
@@ -11,9 +12,10 @@ from kafka.structs import TopicPartition
 from connectors.codec import decode_forward, encode_data
 from connectors.connection import Connection
 from connectors.takeover import take_over
+from connectors.ticks import tick
 from ordering.names import Topic
 from ordering.records import Data, Forward, Malformed, Source
-from ordering.sequencer import SequencerState, begin_batch, step
+from ordering.sequencer import SequencerState, begin_batch, end_batch, step
 
 Seen = Callable[[Forward], bool]
 
@@ -70,13 +72,17 @@ class TinySequencer:
             consumer.assign(partitions)
             for partition in partitions:
                 consumer.seek(partition, self.state.positions.get(f"{topic}-{partition.partition}", 0))
+            ticked = 0.0
             while not self._stop.is_set():
+                if self.state.membership.is_watched and time.monotonic() - ticked > 0.2:
+                    ticked = time.monotonic()
+                    tick(self._producer, topic, [partition.partition for partition in partitions])
                 polled = consumer.poll(timeout_ms=50)
                 batch: list[Forward | Malformed] = []
                 for partition in sorted(polled):
                     for record in polled[partition]:
                         source = Source(topic, partition.partition, record.offset)
-                        forward = decode_forward(source, record.key, record.value, record.headers)
+                        forward = decode_forward(source, record.key, record.value, record.headers, record.timestamp)
                         if not (isinstance(forward, Forward) and self.drop(forward)):
                             batch.append(forward)
                 if batch:
@@ -88,7 +94,8 @@ class TinySequencer:
     def _decide(self, batch: list[Forward | Malformed]) -> None:
         self.state, opening = begin_batch(self.state)
         self.state, outputs = step(self.state, batch)
-        data = [*opening, *(output for output in outputs if isinstance(output, Data))]
+        self.state, closing = end_batch(self.state)
+        data = [*opening, *(output for output in outputs if isinstance(output, Data)), *closing]
         self.write(data)
         if self.repeat:
             self.write(data)

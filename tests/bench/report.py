@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -142,6 +143,19 @@ def _members(result: Results) -> list[Table]:
     return tables
 
 
+def _views(result: Results) -> list[Table]:
+    joins = _table("Views: from JOIN to the installed view, ms", "members", "flush", "median", "max")
+    for row in result["joins"]:
+        times = sorted(row["ms"])
+        joins.add_row(str(row["members"]), "yes" if row["flush"] else "no", f"{median(times):.0f}", f"{times[-1]:.0f}")
+    cost = result["heartbeats"]
+    beats = _table(
+        "Heartbeats, one a second from each: the sequencer's time for them", "members", "ms per second", "state"
+    )
+    beats.add_row(f"{cost['members']:,}", f"{cost['ms_per_second']:.1f}", f"{cost['state_bytes']:,} B")
+    return [joins, beats]
+
+
 def _recovery(result: Results) -> list[Table]:
     table = _table(
         f"Recovery at {result['load_records_per_s']:,} records/s: seconds since the kill or the start "
@@ -187,5 +201,6 @@ _TABLES: dict[str, Callable[[Any], list[Table]]] = {
     "latency": _latency,
     "memory": _memory,
     "members": _members,
+    "views": _views,
     "recovery": _recovery,
 }

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from ordering.records import Data, Forward, Malformed, Source
-from ordering.sequencer import SequencerState, absorb, begin_batch, seal, step
+from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch, seal, step
 
 TOPIC = "abcast.g.forward.s"
 SENDERS = ("s/a", "s/b", "s/c", "no-address", "s/")
@@ -68,6 +68,8 @@ def run(state: SequencerState, batches: Sequence[Log]) -> tuple[SequencerState, 
         state, outputs = step(state, batch)
         written.extend(opening)
         written.extend(record for record in outputs if isinstance(record, Data))
+        state, closing = end_batch(state)
+        written.extend(closing)
     return state, written
 
 

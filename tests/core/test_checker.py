@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import tracemalloc
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +20,7 @@ from ordering.checker import (
     LISTED_SEQNOS,
     LOST,
     NONMONOTONIC_DELIVER,
+    VIEW_VIOLATION,
     Checker,
 )
 from ordering.reader import Reader
@@ -246,3 +249,58 @@ def test_any_order_of_ledger_rows() -> None:
     for seqno in rows:
         checker.ledger(seqno, data(seqno).id)
     assert checker.finish() == []
+
+
+def _view(seqno: int, view_id: int, *members: str, flush: int = 0) -> Data:
+    body = {"members": [[name, 1] for name in members], "joined": [], "left": [], "suspected": [], "flush": flush}
+    return Data("view", 1, seqno, view_id, payload=json.dumps(body).encode())
+
+
+def _settings(seqno: int) -> Data:
+    return Data("settings", 1, seqno, 0, "s/admin", 1, 1, b'{"flush":true}')
+
+
+def test_a_message_of_another_view_than_the_one_in_force() -> None:
+    late = [_view(1, 1, "s/a"), replace(data(2, local=1), view=0)]
+    assert names(fed(late)) == [VIEW_VIOLATION]
+    assert names(fed([_view(1, 1, "s/a"), replace(data(2, local=1), view=1), _view(3, 2, "s/a")])) == []
+    assert names(fed([_view(1, 1, "s/a"), _view(2, 3, "s/a")])) == [VIEW_VIOLATION]
+
+
+def test_with_flush_on_a_view_stands_in_a_flush() -> None:
+    alone = [_settings(1), _view(2, 1, "s/a"), _view(3, 2, "s/a", "s/b")]
+    assert names(fed(alone)) == [VIEW_VIOLATION]
+    start = Data("start-flush", 1, 3, 1, payload=b'{"requester":"s/a","started_ms":1}')
+    flushed = [_settings(1), _view(2, 1, "s/a"), start, _view(4, 2, "s/a", "s/b", flush=3)]
+    assert names(fed(flushed)) == []
+
+
+def test_a_message_behind_its_senders_flush_ok() -> None:
+    start = Data("start-flush", 1, 2, 1, payload=b'{"requester":"s/a","started_ms":1}')
+    answer = Data("flush-ok", 1, 3, 1, "s/a", 1, 2, b"2")
+    message = replace(data(4), view=1, sender="s/a")
+    stop = Data("stop-flush", 1, 4, 1, payload=b'{"flush":2,"reason":"x"}')
+    assert VIEW_VIOLATION in names(fed([_view(1, 1, "s/a"), start, answer, message]))
+    assert VIEW_VIOLATION not in names(fed([_view(1, 1, "s/a"), start, answer, stop, replace(message, seqno=5)]))
+
+
+def test_survivors_that_disagree_on_the_set_of_a_view() -> None:
+    checker = Checker()
+    for member, views in (("s/a", (1, 1, 2)), ("s/b", (1, 2, 2))):
+        for seqno, view_id in enumerate(views, 1):
+            checker.delivery(member, seqno, data(seqno).id, view_id=view_id)
+    assert names(checker) == [VIEW_VIOLATION]
+
+
+def test_a_delivery_log_lacks_control_records_rightly() -> None:
+    """They take a seqno and a local seqno, and no application sees them."""
+    log = [Data("join", 1, 1, 0, "s/a", 1, 1), _view(2, 1, "s/a"), replace(data(3, local=2), view=1)]
+    log += [Data("refused", 1, 4, 1, "s/a", 1, 3), replace(data(5, local=4), view=1), replace(data(6, local=5), view=1)]
+    checker = fed(log)
+    for seqno, local in ((3, 2), (5, 4), (6, 5)):
+        checker.delivery("s/b", seqno, data(seqno, local=local).id, view_id=1)
+    assert names(checker) == []
+    checker = fed(log)
+    for seqno, local in ((3, 2), (6, 5)):
+        checker.delivery("s/b", seqno, data(seqno, local=local).id, view_id=1)
+    assert names(checker) == [GAP]

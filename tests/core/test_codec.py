@@ -77,6 +77,14 @@ def test_data_round_trip(record: Data) -> None:
     assert codec.decode_data(value, headers) == record
 
 
+@given(st.sampled_from(codec.DECIDED_KINDS), numbers, numbers, st.integers(0, 99), st.binary(max_size=20))
+def test_what_the_sequencer_decides_round_trip(kind: str, epoch: int, seqno: int, view: int, payload: bytes) -> None:
+    record = Data(kind, epoch, seqno, view, payload=payload)
+    key, value, headers = codec.encode_data(record)
+    assert key is None
+    assert codec.decode_data(value, headers) == record
+
+
 @given(numbers, st.binary(max_size=20))
 def test_epoch_round_trip(epoch: int, payload: bytes) -> None:
     record = Data(EPOCH, epoch, payload=payload)

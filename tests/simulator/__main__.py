@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 
+from tests.simulator.membership import Group
 from tests.simulator.mutations import MUTATIONS, NONE, Mutation, by_name
 from tests.simulator.schedule import History, history, run, shrink
 
@@ -39,12 +40,19 @@ def main() -> int:
     parser.add_argument(
         "--mutation", default=NONE.name, choices=[m.name for m in (NONE, *MUTATIONS)], help="break a rule"
     )
+    parser.add_argument("--membership", action="store_true", help="histories of joins, leaves and flushes instead")
     options = parser.parse_args()
     mutation = by_name(options.mutation)
     seeds = [options.seed] if options.seed is not None else range(options.from_seed, options.from_seed + options.seeds)
     started = time.perf_counter()
     for done, seed in enumerate(seeds, start=1):
-        if not report(seed, mutation):
+        if options.membership:
+            for problem in (problems := Group(seed).run()):
+                print(f"seed {seed} (again with: python -m tests.simulator --membership --seed {seed}): {problem}")
+            kept = not problems
+        else:
+            kept = report(seed, mutation)
+        if not kept:
             print(f"seed {seed} broke a promise; {done - 1} seeds before it kept all.")
             return 3
     seconds = time.perf_counter() - started

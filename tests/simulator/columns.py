@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ordering.columns import ForwardColumns, step_columns
-from ordering.records import Data, DeadLetter, Forward, Malformed
+from ordering.membership import NOT_A_MEMBER
+from ordering.records import CONTROL_KINDS, HEARTBEAT, Data, DeadLetter, Forward, Malformed
 from ordering.sequencer import BAD_ADDRESS, SequencerState, Step
 
 
@@ -32,6 +33,13 @@ def to_columns(records: Sequence[Forward | Malformed]) -> ForwardColumns:
         incarnation=np.array([message.incarnation if message else 0 for message in messages], dtype=np.int64),
         local_seqno=np.array([message.local_seqno if message else 0 for message in messages], dtype=np.int64),
         well_formed=np.array([message is not None for message in messages], dtype=np.bool_),
+        timestamp_ms=np.array([message.timestamp_ms if message else 0 for message in messages], dtype=np.int64),
+        is_heartbeat=np.array([bool(message and message.kind == HEARTBEAT) for message in messages], dtype=np.bool_),
+        controls={
+            row: (message.kind, message.payload)
+            for row, message in enumerate(messages)
+            if message and message.kind in CONTROL_KINDS
+        },
     )
 
 
@@ -39,23 +47,27 @@ def step_by_columns(state: SequencerState, records: Sequence[Forward | Malformed
     """`step`, decided by `step_columns`."""
     decisions = step_columns(state, to_columns(records))
     outputs: list[Data | DeadLetter] = []
-    rows = zip(records, decisions.seqno.tolist(), decisions.bad_address.tolist(), strict=True)
-    for record, seqno, bad_address in rows:
+    columns = (decisions.seqno, decisions.bad_address, decisions.not_member)
+    rows = enumerate(zip(records, *(column.tolist() for column in columns), strict=True))
+    for row, (record, seqno, bad_address, not_member) in rows:
         if isinstance(record, Malformed):
             outputs.append(DeadLetter(record.source, record.reason))
         elif bad_address:
             outputs.append(DeadLetter(record.source, BAD_ADDRESS))
+        elif not_member:
+            outputs.append(DeadLetter(record.source, NOT_A_MEMBER))
         elif seqno:
+            kind, payload = decisions.controls.get(row, (record.kind, record.payload))
             outputs.append(
                 Data(
-                    kind=record.kind,
+                    kind=kind,
                     epoch=state.epoch,
                     seqno=seqno,
                     view=state.view,
                     sender=record.sender,
                     incarnation=record.incarnation,
                     local_seqno=record.local_seqno,
-                    payload=record.payload,
+                    payload=payload,
                     source=record.source,
                     headers=record.headers,
                     forwarded_at_ms=record.timestamp_ms,

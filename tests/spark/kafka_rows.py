@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from connectors import codec
 from ordering.names import Topic
-from ordering.records import Data, DeadLetter, Headers, Source
-from ordering.sequencer import BAD_ADDRESS, SequencerState, begin_batch, step
+from ordering.records import MESSAGE, Data, DeadLetter, Headers, Source
+from ordering.sequencer import BAD_ADDRESS, SequencerState, begin_batch, end_batch, step
 from tests.forward_corpus import SITES, Case
 
 SITE = "local"
@@ -59,6 +59,7 @@ def forward(
     incarnation: int = 1,
     payload: bytes = b"payload",
     application: Headers = (),
+    kind: str = MESSAGE,
 ) -> Row:
     """A well-formed FORWARD record, as our own client writes it."""
     return Row(
@@ -67,7 +68,7 @@ def forward(
         offset,
         sender.encode(),
         payload,
-        codec.forward_headers(sender, incarnation, local_seqno, application),
+        codec.forward_headers(sender, incarnation, local_seqno, application, kind),
         TIMESTAMP_MS + offset,
     )
 
@@ -133,7 +134,8 @@ def decide_rows(state: SequencerState, rows: Iterable[Row], site: str = SITE) ->
             for source, row in sorted(by_source.items())
         ],
     )
-    return after, [_sink_row(state.group, site, output, by_source) for output in (*snapshots, *outputs)]
+    after, closing = end_batch(after)
+    return after, [_sink_row(state.group, site, output, by_source) for output in (*snapshots, *outputs, *closing)]
 
 
 def _sink_row(group: str, site: str, output: Data | DeadLetter, rows: dict[Source, Row]) -> SinkRow:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from datetime import datetime, timezone
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from chispa import assert_df_equality
@@ -19,8 +21,10 @@ from connectors.ledger import (
     ledger_rows,
     read_table_state,
 )
+from connectors.ledger_state import state_from_ledger
+from ordering.membership import Life
 from ordering.reader import Reader
-from ordering.records import Data, Headers, Source
+from ordering.records import VIEW, Data, Headers, Source
 from ordering.sequencer import SequencerState, seal, snapshot
 from tests.spark.kafka_rows import TIMESTAMP_MS, Row, data, source_frame
 
@@ -188,3 +192,27 @@ def test_groups_share_a_table(spark: SparkSession, table: Path, group: str) -> N
     writer.write(source_frame(spark, mixed), 0)
     writer.write(source_frame(spark, log_of(message(2), group=other, first_offset=1)), 1)
     assert rows_of(spark, table, group) == rows_of(spark, table, other) == expected(1, 2)
+
+
+def test_views(spark: SparkSession, table: Path, group: str) -> None:
+    """Each view is a row of `views`, once, also when the writer died between the two tables."""
+
+    def view(seqno: int, view_id: int, *members: str) -> Data:
+        body = {"members": [[name, 7] for name in members], "joined": [], "left": [], "suspected": [], "flush": 0}
+        return Data(VIEW, 1, seqno, view_id, payload=json.dumps(body).encode())
+
+    log = log_of(seal(1), view(1, 1, "nyc/a"), message(2), view(3, 2, "nyc/a", "nyc/b"), message(4), group=group)
+    writer = LedgerWriter(table, {group: Reader()})
+    with patch.object(writer._table, "append", side_effect=RuntimeError("killed")), pytest.raises(RuntimeError):
+        writer.write(source_frame(spark, log[:4]), 0)
+    LedgerWriter(table, {group: Reader()}).write(source_frame(spark, log), 0)
+    assert [seqno for seqno, _ in rows_of(spark, table, group)] == [1, 2, 3, 4]
+    views = spark.read.format("delta").load(str(table.parent / "views")).where(f"group = '{group}'").orderBy("seqno")
+    assert [tuple(row) for row in views.collect()] == [
+        (group, 1, 1, "local", ["nyc/a"]),
+        (group, 2, 3, "local", ["nyc/a", "nyc/b"]),
+    ]
+    state = state_from_ledger(table, group)
+    assert state is not None
+    assert (state.seqno, state.view) == (4, 2)
+    assert state.membership.members == (Life("nyc/a", 7), Life("nyc/b", 7))

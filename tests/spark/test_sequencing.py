@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from connectors import codec
 from connectors.codec import decode_data
 from connectors.sequencing import decode_forward, encode_decided, sequence
+from ordering.membership import Life, Membership, Settings
 from ordering.records import EPOCH
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, Accepted, SequencerState
 from tests.spark.kafka_rows import SITE, SOURCE_SCHEMA, Row, SinkRow, decide_rows, forward, sink_frame, source_frame
@@ -43,6 +44,42 @@ def of_senders(lengths: Mapping[str, int], *, partitions: int = 1, group: str = 
 def assert_decided(spark: SparkSession, frame: DataFrame, expected: Iterable[SinkRow]) -> None:
     """Expect these records in this order."""
     assert_df_equality(frame, sink_frame(spark, expected), ignore_nullable=True)
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 3, 100])
+@pytest.mark.parametrize("closed", [False, True])
+def test_membership(spark: SparkSession, chunk_rows: int, closed: bool) -> None:
+    """Control records, heartbeats, refusals and views come out as the row form has them, however the rows are cut."""
+    alice, bob, eve = "local/alice", "local/bob", "local/eve"
+    state = replace(
+        START,
+        received={alice: Accepted(1, 1), bob: Accepted(1, 1)},
+        membership=Membership(settings=Settings(closed=closed), members=(Life(alice, 1), Life(bob, 1))),
+    )
+    rows = [
+        forward(sender, local_seqno, offset, payload=payload, kind=kind, application=(("trace", b"1"),))
+        for offset, (sender, local_seqno, kind, payload) in enumerate(
+            [
+                (alice, 2, "message", b"one"),
+                (alice, 1, "heartbeat", b""),
+                (alice, 3, "join", b""),
+                (bob, 2, "message", b"two"),
+                (bob, 3, "leave", b""),
+                (eve, 1, "message", b"a stranger"),
+                (eve, 1, "leave", b""),
+                (eve, 2, "join", b""),
+                (alice, 4, "settings", b'{"suspect_after_ms":5000}'),
+                (alice, 5, "start-flush", b""),
+                (alice, 6, "flush-ok", b"%d" % (48 if closed else 49)),
+                (alice, 7, "message", b"behind its FLUSH_OK"),
+                (alice, 8, "stop-flush", b"wrong"),
+            ]
+        )
+    ]
+    after, expected = decide_rows(state, rows)
+    assert after.membership.members
+    decided = decide(source_frame(spark, rows), state, chunk_rows=chunk_rows)
+    assert_decided(spark, decided, expected)
 
 
 def test_data_rows(spark: SparkSession) -> None:

@@ -1,0 +1,31 @@
+"""Ticks: heartbeats of nobody, which the sequencer's job writes into the forward partitions of groups with members.
+
+The log's clock is what its records say (`ordering.membership`). When all the members of a partition die, nothing is
+written there any more, and its clock would stand still: nobody would be missed. A tick lost, late or doubled does no
+harm; it only says that the broker was there at that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kafka import KafkaProducer
+
+from connectors.codec import H_VISITED, forward_headers
+from ordering.names import Topic
+from ordering.records import HEARTBEAT
+
+TICK_NAME = "abcast.tick"
+
+
+def tick(producer: KafkaProducer, forward_topic: str, partitions: Iterable[int]) -> None:
+    """Write one into each of the topic's partitions; does not wait. Raises KafkaError."""
+    topic = Topic.parse(forward_topic)
+    assert topic is not None
+    sender = f"{topic.neighbour or topic.site}/{TICK_NAME}"
+    headers = forward_headers(sender, 1, 1, kind=HEARTBEAT)
+    if topic.neighbour:
+        # It speaks for the members there: if their relay is silent, they are.
+        headers.append((H_VISITED, topic.neighbour.encode("ascii")))
+    for partition in partitions:
+        producer.send(forward_topic, key=sender.encode("ascii"), value=b"", headers=headers, partition=partition)

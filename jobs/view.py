@@ -1,0 +1,47 @@
+"""`abcast view`: who is in a group now."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from jobs.options import DEFAULT_BOOTSTRAP_SERVERS, AsJson, BootstrapServers, Group, Site, run_script
+from ordering.names import DEFAULT_SITE
+
+
+def view(
+    group: Group,
+    site: Site = DEFAULT_SITE,
+    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    as_json: AsJson = False,
+) -> None:
+    """Show the group's view: its number, and its members, oldest first. With --json also settings and the flush."""
+    from connectors.connection import Connection
+    from connectors.data_log import DataLog
+
+    with DataLog(Connection(bootstrap_servers), group, site) as data:
+        state = data.state()
+    membership = state.membership
+    if as_json:
+        told = membership.to_json()
+        line = {
+            "group": group,
+            "view_id": state.view,
+            "seqno": state.seqno,
+            "members": [life.address for life in membership.members],
+            "incarnations": [life.incarnation for life in membership.members],
+            "settings": told["settings"],
+            "flush": {"phase": membership.flush.phase.value, "requester": membership.flush.requester},
+        }
+        typer.echo(json.dumps(line))
+        return
+    typer.echo(f"view {state.view} of {group}, as of seqno {state.seqno}")
+    for life in membership.members:
+        typer.echo(f"{life.address}\tincarnation {life.incarnation}")
+    if not membership.members:
+        typer.echo("no members")
+
+
+if __name__ == "__main__":
+    run_script(view)

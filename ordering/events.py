@@ -1,0 +1,87 @@
+"""What a member sees of the membership, in the order of the log: `ViewChange`, `Block`, `Unblock`.
+
+Source: FLUSH.txt: BLOCK and UNBLOCK are events that go up the stack. Who reads the DATA records of a group from any
+view on sees `(block view* unblock)+`; a flush that is run from scratch is no second block. A member that joins within
+a flush is blocked from its first view on.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from ordering.errors import ProtocolViolation
+from ordering.membership import Life
+from ordering.records import START_FLUSH, STOP_FLUSH, VIEW
+
+
+class ViewChange(NamedTuple):
+    """A new view, in force from `seqno` on. `members` stand oldest first, `lives` has their incarnations, too."""
+
+    seqno: int
+    view_id: int
+    lives: tuple[Life, ...]
+    joined: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    suspected: tuple[str, ...] = ()
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The members' addresses, oldest first."""
+        return tuple(life.address for life in self.lives)
+
+
+class Block(NamedTuple):
+    """A flush begins: finish what you have to say."""
+
+    seqno: int
+    requester: str
+
+
+class Unblock(NamedTuple):
+    """The flush is over."""
+
+    seqno: int
+
+
+Event = ViewChange | Block | Unblock
+
+
+class EventReader:
+    """Turns effective DATA records, in order, into events. Start it anywhere."""
+
+    def __init__(self) -> None:
+        self.view: ViewChange | None = None
+        self.is_blocked = False
+        self.flush_id = 0
+        """The flush in hand, 0 if there is none."""
+
+    def accept(self, kind: str, seqno: int, view_id: int, sender: str, payload: bytes) -> Event | None:
+        """The event that the record is, if it is one. Raises ProtocolViolation for what no sequencer writes."""
+        try:
+            if kind == VIEW:
+                return self._install(seqno, view_id, payload)
+            if kind == START_FLUSH:
+                requester = sender or str(json.loads(payload)["requester"])
+                self.flush_id, was_blocked, self.is_blocked = seqno, self.is_blocked, True
+                return None if was_blocked else Block(seqno, requester)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolViolation(f"the {kind} of seqno {seqno} can't be read: {error!r}") from error
+        if kind == STOP_FLUSH and self.is_blocked:
+            self.flush_id, self.is_blocked = 0, False
+            return Unblock(seqno)
+        return None
+
+    def _install(self, seqno: int, view_id: int, payload: bytes) -> ViewChange:
+        body = json.loads(payload)
+        self.flush_id = body["flush"]
+        self.is_blocked = bool(self.flush_id)
+        self.view = ViewChange(
+            seqno,
+            view_id,
+            tuple(Life(*row) for row in body["members"]),
+            tuple(body["joined"]),
+            tuple(body["left"]),
+            tuple(body["suspected"]),
+        )
+        return self.view

@@ -1,0 +1,89 @@
+"""The flush: everybody finishes what they have to say, is quiet, and then goes on. A state machine as a table.
+
+Source: FLUSH.txt, "Design change: flushing and block() / unblock() callbacks" and "Crash handling during FLUSH". The
+sequencer takes the part of all the members that count each other's FLUSH_OK: it sees them all, in one order.
+
+    START_FLUSH       every member calls block(), which may still broadcast
+    FLUSH_OK          a member's last message: it stands behind all its others (FIFO)
+    FLUSH_COMPLETED   all have answered; nobody sends. The requester has its quiet point (SUSPEND_OK)
+    STOP_FLUSH        unblock(): everybody sends again
+
+The events are DATA records, so every reader of the log goes through the same phases at the same seqnos, and a
+sequencer that takes over goes on in the phase where the log ends. Whatever the table does not list changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from ordering.errors import ProtocolViolation
+from ordering.records import FLUSH_COMPLETED, FLUSH_OK, START_FLUSH, STOP_FLUSH
+
+
+class Phase(Enum):
+    """Where a flush is."""
+
+    RUNNING = "running"  # there is none: everybody sends
+    BLOCKING = "blocking"  # block() was called; not all have answered
+    BLOCKED = "blocked"  # all have answered; the requester has its quiet point
+
+
+RERUN = "rerun"
+"""START_FLUSH of the sequencer itself in the middle of a flush whose requester is gone: from scratch."""
+
+TRANSITIONS: dict[tuple[Phase, str], Phase] = {
+    (Phase.RUNNING, START_FLUSH): Phase.BLOCKING,
+    (Phase.BLOCKING, FLUSH_OK): Phase.BLOCKING,
+    (Phase.BLOCKING, FLUSH_COMPLETED): Phase.BLOCKED,
+    (Phase.BLOCKING, STOP_FLUSH): Phase.RUNNING,
+    (Phase.BLOCKING, RERUN): Phase.BLOCKING,
+    (Phase.BLOCKED, STOP_FLUSH): Phase.RUNNING,
+    (Phase.BLOCKED, RERUN): Phase.BLOCKING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """The flush in hand. `id` is the seqno of its START_FLUSH, 0 in the phase RUNNING.
+
+    `requested`: a member asked for it and ends it (`member.flush()`); else it is the sequencer's own, for a view, in
+    the name of the oldest member that stays. `answered` are the addresses whose FLUSH_OK is in. `started_ms` is the
+    log's clock at the start.
+    """
+
+    phase: Phase = Phase.RUNNING
+    id: int = 0
+    requester: str = ""
+    requested: bool = False
+    started_ms: int = 0
+    answered: tuple[str, ...] = ()
+
+    def allows(self, event: str) -> bool:
+        """Whether the event is one of the phase."""
+        return (self.phase, event) in TRANSITIONS
+
+    def start(self, seqno: int, requester: str, *, requested: bool, started_ms: int) -> Flush:
+        """START_FLUSH, or the same from scratch."""
+        phase = self._next(START_FLUSH if self.phase is Phase.RUNNING else RERUN)
+        return Flush(phase, seqno, requester, requested, started_ms)
+
+    def answer(self, address: str) -> Flush:
+        """FLUSH_OK of a member."""
+        return replace(self, phase=self._next(FLUSH_OK), answered=(*self.answered, address))
+
+    def complete(self) -> Flush:
+        """FLUSH_COMPLETED."""
+        return replace(self, phase=self._next(FLUSH_COMPLETED))
+
+    def stop(self) -> Flush:
+        """STOP_FLUSH."""
+        return Flush(self._next(STOP_FLUSH))
+
+    def _next(self, event: str) -> Phase:
+        if not self.allows(event):
+            raise ProtocolViolation(f"{event} in the phase {self.phase.value} of a flush: no sequencer decides that.")
+        return TRANSITIONS[self.phase, event]
+
+
+NO_FLUSH = Flush()

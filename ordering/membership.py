@@ -1,0 +1,307 @@
+"""Membership: who is in the group, as a function of the log. Views, and what leads from one to the next.
+
+Source: FLUSH.txt, "FLUSH on view change" (view bundling) and "Crash handling during FLUSH".
+
+A FORWARD of a control kind (`join`, `leave`, `start-flush` …) is accepted as a message is, by its local seqno, and
+becomes DATA in its place: with its own kind if it changes something, as `refused` (with the reason) if not. At the end
+of a batch `ordering.view_change` decides what follows from all that: a view, a step of a flush. These are DATA, too.
+
+Invariant. `fold(membership, DATA record)` is the only way in which members, settings and the flush change, both when
+the sequencer decides the record and when somebody reads it. So a crash after any record loses nothing: whoever takes
+over folds the same records, finds who waits to join and who has answered, and decides at the end of its next batch
+what the other did not.
+
+*Time is data.* `clock` is the newest broker timestamp of each forward partition, `heard` where and when each member
+was last heard. A member is silent if its partition went on for `suspect_after_ms` without it: a partition that is read
+late has a late clock, and so accuses nobody. The two are no part of DATA: after a takeover everybody has a fresh
+grace period. Any record lets a partition's clock advance; the job writes a heartbeat of nobody (a tick) into each.
+
+*Received rows of members that left.* A sender's row must outlive it, or its old records would be taken for new ones.
+The rows of the last `MAX_LEFT` members that left are kept. An older one is dropped, and its incarnation raises
+`incarnation_floor`: a sender without a row has to come with a higher one. Nothing of a dropped life is above the
+floor, so none comes back; a member that starts again takes the time in ms as its incarnation, which is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, MutableMapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+from ordering.errors import ProtocolViolation, UsageError
+from ordering.flush import NO_FLUSH, Flush, Phase
+from ordering.records import (
+    FLUSH_COMPLETED,
+    FLUSH_OK,
+    JOIN,
+    LEAVE,
+    MAX_NUMBER,
+    MESSAGE,
+    SETTINGS,
+    START_FLUSH,
+    STOP_FLUSH,
+    VIEW,
+    Data,
+    Forward,
+)
+
+MAX_LEFT = 1_000
+"""Received rows that are kept of members that left, at most."""
+
+NOT_A_MEMBER = "the group is closed and the sender is not a member"
+
+
+class Accepted(NamedTuple):
+    """A row of the received table: the newest incarnation of a sender and its highest accepted local seqno."""
+
+    incarnation: int
+    local_seqno: int
+
+
+NOTHING_ACCEPTED = Accepted(0, 0)
+
+
+class Life(NamedTuple):
+    """A member in one of its incarnations."""
+
+    address: str
+    incarnation: int
+
+
+class Left(NamedTuple):
+    """A member that left, and its received row as it was then."""
+
+    address: str
+    incarnation: int
+    local_seqno: int
+
+
+class Heard(NamedTuple):
+    """A member's newest record: in which partition (`topic-partition`; "": nowhere yet), and when (ms)."""
+
+    place: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a group's operator decides.
+
+    closed: only members may send; what others send is a dead letter.
+    flush: every view is installed inside a flush, so that a message is delivered in the view in which it was sent.
+    suspect_after_ms: how long a member may be silent, by the log's clock. Its client sends a heartbeat each second.
+    flush_timeout_ms: how long a flush may take, by the log's clock, from START_FLUSH to STOP_FLUSH.
+    """
+
+    closed: bool = False
+    flush: bool = False
+    suspect_after_ms: int = 10_000
+    flush_timeout_ms: int = 30_000
+
+    def to_json(self) -> bytes:
+        """As the payload of a `settings` record."""
+        return _encode(asdict(self))
+
+    def updated(self, raw: bytes) -> Settings:
+        """These settings with those of the JSON object `raw` in their place. Raises UsageError."""
+        try:
+            changes = json.loads(raw)
+        except ValueError as error:
+            raise UsageError("settings are not JSON.") from error
+        known = {item.name for item in fields(self)}
+        if not isinstance(changes, dict) or not changes or not known.issuperset(changes):
+            raise UsageError(f"settings are a JSON object with some of {', '.join(sorted(known))}.")
+        for name, value in changes.items():
+            if name in ("closed", "flush"):
+                if not isinstance(value, bool):
+                    raise UsageError(f"{name} is true or false.")
+            elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_NUMBER:
+                raise UsageError(f"{name} is a whole number of milliseconds, from 1.")
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """All that a sequencer knows of a group's members; see the module. `members` stand oldest first."""
+
+    settings: Settings = Settings()
+    members: tuple[Life, ...] = ()
+    joining: tuple[Life, ...] = ()
+    leaving: tuple[str, ...] = ()
+    flush: Flush = NO_FLUSH
+    left: tuple[Left, ...] = ()
+    incarnation_floor: int = 0
+    heard: Mapping[str, Heard] = field(default_factory=dict)
+    clock: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody is there, so that the time matters."""
+        return bool(self.members or self.joining)
+
+    @property
+    def now_ms(self) -> int | None:
+        """The log's clock for the whole group: that of the partition that is furthest behind."""
+        return min(self.clock.values(), default=None)
+
+    def is_member(self, address: str) -> bool:
+        """Whether some incarnation of it is in the view."""
+        return any(life.address == address for life in self.members)
+
+    def may_send(self, address: str, kind: str) -> bool:
+        """Whether a FORWARD of that kind is taken from that sender, or a dead letter."""
+        if not self.settings.closed or kind in (JOIN, SETTINGS) or self.is_member(address):
+            return True
+        return kind == LEAVE and any(life.address == address for life in self.joining)
+
+    def is_silenced(self, address: str, kind: str) -> bool:
+        """Whether it has said FLUSH_OK, its last message: what comes all the same must come again after the flush."""
+        if kind != MESSAGE or self.flush.phase is Phase.RUNNING:
+            return False
+        return address in self.flush.answered or (self.flush.phase is Phase.BLOCKED and self.is_member(address))
+
+    def unknown(self) -> Accepted:
+        """The row of a sender that has none: all incarnations up to the floor are over."""
+        return Accepted(self.incarnation_floor, MAX_NUMBER) if self.incarnation_floor else NOTHING_ACCEPTED
+
+    def without_time(self) -> Membership:
+        """What DATA tells: everybody has a fresh grace period."""
+        return replace(self, heard={}, clock={}) if self.heard or self.clock else self
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "settings": asdict(self.settings),
+            "members": self.members,
+            "joining": self.joining,
+            "leaving": self.leaving,
+            "flush": {**asdict(self.flush), "phase": self.flush.phase.value},
+            "left": self.left,
+            "incarnation_floor": self.incarnation_floor,
+            "heard": self.heard,
+            "clock": self.clock,
+        }
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Membership:
+        """Inverse of `to_json`."""
+        flush = body.pop("flush")
+        flush["phase"], flush["answered"] = Phase(flush["phase"]), tuple(flush["answered"])
+        return cls(
+            settings=Settings(**body.pop("settings")),
+            members=tuple(Life(*row) for row in body.pop("members")),
+            joining=tuple(Life(*row) for row in body.pop("joining")),
+            leaving=tuple(body.pop("leaving")),
+            flush=Flush(**flush),
+            left=tuple(Left(*row) for row in body.pop("left")),
+            heard={address: Heard(*row) for address, row in body.pop("heard").items()},
+            **body,
+        )
+
+
+NO_MEMBERS = Membership()
+
+
+def refusal(membership: Membership, record: Forward) -> str:
+    """Why an accepted control record changes nothing; "" if it does."""
+    life, flush = Life(record.sender, record.incarnation), membership.flush
+    is_member = life in membership.members and record.sender not in membership.leaving
+    if record.kind == JOIN:
+        return "it is a member already" if life in (*membership.members, *membership.joining) else ""
+    if record.kind == SETTINGS:
+        try:
+            membership.settings.updated(record.payload)
+        except UsageError as error:
+            return str(error)
+        return ""
+    if not is_member and not (record.kind == LEAVE and life in membership.joining):
+        return "it is not a member"
+    if record.kind == START_FLUSH and flush.phase is not Phase.RUNNING:
+        return f"a flush runs already, for {flush.requester}"
+    if record.kind in (FLUSH_OK, STOP_FLUSH) and (record.payload != b"%d" % flush.id or not flush.allows(record.kind)):
+        return "there is no such flush"
+    if record.kind == FLUSH_OK and record.sender in flush.answered:
+        return "it has answered already"
+    if record.kind == STOP_FLUSH and (not flush.requested or flush.requester != record.sender):
+        return "the flush is another's"
+    return ""
+
+
+def fold(membership: Membership, record: Data, received: MutableMapping[str, Accepted]) -> Membership:
+    """The membership after an effective DATA record. Drops the rows of `received` that are dropped (see the module).
+
+    Raises ProtocolViolation for what no sequencer writes.
+    """
+    life = Life(record.sender, record.incarnation)
+    kind, flush = record.kind, membership.flush
+    if kind == JOIN:
+        others = tuple(other for other in membership.joining if other.address != life.address)
+        leaving = tuple(address for address in membership.leaving if address != life.address)
+        return replace(membership, joining=(*others, life), leaving=leaving)
+    if kind == LEAVE:
+        joining = tuple(other for other in membership.joining if other.address != life.address)
+        leaves = membership.is_member(life.address)
+        return replace(
+            membership, joining=joining, leaving=(*membership.leaving, life.address) if leaves else membership.leaving
+        )
+    if kind == SETTINGS:
+        return replace(membership, settings=membership.settings.updated(record.payload))
+    if kind == VIEW:
+        return _install(membership, payload_of(record), received)
+    if kind == START_FLUSH:
+        own = payload_of(record) if not record.sender else {}
+        requester, started_ms = own.get("requester", record.sender), own.get("started_ms", record.forwarded_at_ms)
+        flush = flush.start(record.seqno, requester, requested=bool(record.sender), started_ms=started_ms)
+    elif kind == FLUSH_OK:
+        flush = flush.answer(record.sender)
+    elif kind == FLUSH_COMPLETED:
+        flush = flush.complete()
+    elif kind == STOP_FLUSH:
+        flush = flush.stop()
+    return membership if flush is membership.flush else replace(membership, flush=flush)
+
+
+def _install(membership: Membership, view: dict[str, Any], received: MutableMapping[str, Accepted]) -> Membership:
+    members = tuple(Life(*row) for row in view["members"])
+    present = {life.address for life in members}
+    gone = [life.address for life in membership.members if life.address not in present]
+    left = [row for row in membership.left if row.address not in present and row.address not in gone]
+    left += [Left(address, *received.get(address, NOTHING_ACCEPTED)) for address in gone]
+    floor = membership.incarnation_floor
+    for row in left[: max(0, len(left) - MAX_LEFT)]:
+        # One that has sent since, as a stranger, is none of the members that left any more.
+        if received.get(row.address) == (row.incarnation, row.local_seqno):
+            del received[row.address]
+            floor = max(floor, row.incarnation)
+    is_watched = bool(members)
+    flush = membership.flush
+    if flush.phase is not Phase.RUNNING:  # who joins within a flush has sent nothing yet: blocked from the start
+        answered = [*flush.answered, *(life.address for life in membership.joining)]
+        flush = replace(flush, answered=tuple(address for address in dict.fromkeys(answered) if address in present))
+    return replace(
+        membership,
+        members=members,
+        joining=(),
+        leaving=(),
+        flush=flush,
+        left=tuple(left[-MAX_LEFT:]),
+        incarnation_floor=floor,
+        heard={address: heard for address, heard in membership.heard.items() if address in present},
+        clock=membership.clock if is_watched else {},
+    )
+
+
+def payload_of(record: Data) -> dict[str, Any]:
+    """The payload of a record that the sequencer decided by itself. Raises ProtocolViolation."""
+    try:
+        body = json.loads(record.payload)
+    except ValueError as error:
+        raise ProtocolViolation(f"the {record.kind} of seqno {record.seqno} is not JSON.") from error
+    if not isinstance(body, dict):
+        raise ProtocolViolation(f"the {record.kind} of seqno {record.seqno} is not a JSON object.")
+    return body
+
+
+def _encode(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii")

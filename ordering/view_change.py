@@ -1,0 +1,110 @@
+"""What the sequencer decides by itself at the end of a batch: views, and the steps of a flush that are nobody's.
+
+Source: FLUSH.txt, "FLUSH on view change": the joins J, leaves L and suspects S of a batch give one view
+V2 = M − S − L + J; "Crash handling during FLUSH": a suspect is not waited for, and if the requester is gone, the flush
+is run from scratch in the name of the next member.
+
+`next_decision` looks at the membership alone and names one record; `ordering.sequencer.end_batch` folds it and asks
+again until there is nothing to do. So a crash between two of them is none: the next one is still to be decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ordering.flush import Phase
+from ordering.membership import NOTHING_ACCEPTED, Accepted, Heard, Membership
+from ordering.records import FLUSH_COMPLETED, START_FLUSH, STOP_FLUSH, VIEW
+
+TIMED_OUT = "the flush took longer than flush_timeout_ms"
+VIEW_INSTALLED = "the view is installed"
+
+
+class Decision(NamedTuple):
+    """A DATA record to be written: its kind, and its payload as JSON values."""
+
+    kind: str
+    payload: dict[str, Any]
+
+
+def freshen(membership: Membership) -> Membership:
+    """Whoever was not heard yet since it joined, or since the takeover, is taken to be heard now."""
+    now = membership.now_ms
+    missing = [life.address for life in membership.members if life.address not in membership.heard]
+    if now is None or not missing:
+        return membership
+    return replace(membership, heard={**membership.heard, **{address: Heard("", now) for address in missing}})
+
+
+def next_decision(membership: Membership, received: Mapping[str, Accepted]) -> Decision | None:
+    """The next record, or None."""
+    flush, now = membership.flush, membership.now_ms
+    if now is None and membership.members:
+        return None  # nothing that has a time was read since the takeover
+    suspects = _suspects(membership, received)
+    # A leaver's LEAVE is its last message, and an old incarnation of a joiner has none to come.
+    gone = {*suspects, *membership.leaving, *(life.address for life in membership.joining)}
+    waiting = [
+        life.address for life in membership.members if life.address not in flush.answered and life.address not in gone
+    ]
+    changes = bool(membership.joining or membership.leaving or suspects)
+    if flush.phase is Phase.RUNNING:
+        if not changes:
+            return None
+        return _start(membership, gone) if membership.settings.flush and waiting else _view(membership, suspects)
+    is_late = now is not None and now - flush.started_ms > membership.settings.flush_timeout_ms
+    if flush.requested:
+        if flush.requester in gone:
+            return _start(membership, gone)
+        if flush.phase is Phase.BLOCKING and not waiting:
+            return Decision(FLUSH_COMPLETED, {"flush": flush.id})
+        if flush.phase is Phase.BLOCKED and changes:
+            return _view(membership, suspects)
+        return _stop(membership, TIMED_OUT) if is_late else None
+    if waiting and not is_late:
+        return None
+    if changes or waiting:  # who has not answered in time may still send in the old view: it has to leave
+        return _view(membership, {*suspects, *waiting})
+    return _stop(membership, VIEW_INSTALLED)
+
+
+def _suspects(membership: Membership, received: Mapping[str, Accepted]) -> set[str]:
+    """Who was silent for too long, and whose name goes on in another incarnation."""
+    clock, now, limit = membership.clock, membership.now_ms or 0, membership.settings.suspect_after_ms
+    suspects = set()
+    for address, incarnation in membership.members:
+        heard = membership.heard.get(address)
+        if (
+            heard is not None and (clock.get(heard.place, 0) if heard.place else now) - heard.at_ms > limit
+        ) or received.get(address, NOTHING_ACCEPTED).incarnation > incarnation:
+            suspects.add(address)
+    return suspects
+
+
+def _view(membership: Membership, suspects: Collection[str]) -> Decision:
+    joined = [list(life) for life in membership.joining]
+    replaced = {life.address for life in membership.joining}
+    out = {*suspects, *membership.leaving, *replaced}
+    stay = [list(life) for life in membership.members if life.address not in out]
+    lost = [life.address for life in membership.members if life.address in suspects]
+    return Decision(
+        VIEW,
+        {
+            "members": [*stay, *joined],
+            "joined": [life.address for life in membership.joining],
+            "left": list(membership.leaving),
+            "suspected": [address for address in lost if address not in replaced],
+            "flush": membership.flush.id,
+        },
+    )
+
+
+def _start(membership: Membership, gone: Collection[str]) -> Decision:
+    requester = next((life.address for life in membership.members if life.address not in gone), "")
+    return Decision(START_FLUSH, {"requester": requester, "started_ms": membership.now_ms or 0})
+
+
+def _stop(membership: Membership, reason: str) -> Decision:
+    return Decision(STOP_FLUSH, {"flush": membership.flush.id, "reason": reason})

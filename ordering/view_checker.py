@@ -1,0 +1,96 @@
+"""The checker's eye for views: virtual synchrony, as far as the log and the deliveries show it.
+
+A message belongs to the view in force at its seqno. With flush on, that is the view in which it was sent, if three
+things hold in the log: a record is stamped with the view that stands before it; a view with a member that stays stands
+in a flush; and a member says nothing between its FLUSH_OK and the end of the flush. Survivors have the same set in each
+view if every source gives a seqno the same view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ordering.errors import ProtocolViolation, UsageError
+from ordering.events import EventReader
+from ordering.membership import Settings
+from ordering.records import FLUSH_OK, MESSAGE, SETTINGS, START_FLUSH, STOP_FLUSH, VIEW, Data
+
+
+@dataclass(slots=True)
+class Run:
+    """Seqnos `first` … `last` of one source, all of the view `view_id` (as far as the source names them)."""
+
+    first: int
+    last: int
+    view_id: int
+
+
+class ViewRuns:
+    """Which view a source gives to which seqnos, run by run. O(views)."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+
+    def add(self, seqno: int, view_id: int) -> None:
+        """The next seqno, in increasing order."""
+        if self.runs and self.runs[-1].view_id == view_id:
+            self.runs[-1].last = seqno
+        else:
+            self.runs.append(Run(seqno, seqno, view_id))
+
+    def differences(self, other: ViewRuns) -> Iterator[int]:
+        """The first seqno of each stretch to which the two give different views."""
+        mine, theirs = iter(self.runs), iter(other.runs)
+        a, b = next(mine, None), next(theirs, None)
+        while a is not None and b is not None:
+            first = max(a.first, b.first)
+            if first <= min(a.last, b.last) and a.view_id != b.view_id:
+                yield first
+            if a.last <= b.last:
+                a = next(mine, None)
+            else:
+                b = next(theirs, None)
+
+
+class ViewChecker:
+    """Follows the effective records of one DATA log. `complete`: it begins at seqno 1."""
+
+    def __init__(self, *, complete: bool) -> None:
+        self.runs = ViewRuns()
+        self._events = EventReader()
+        self._view_id: int | None = 0 if complete else None
+        self._settings = Settings()
+        self._answered: set[str] = set()
+
+    def next(self, record: Data) -> str:
+        """Take the next record; say what is wrong with it, or ''."""
+        self.runs.add(record.seqno, record.view)
+        expected = self._view_id if record.kind != VIEW or self._view_id is None else self._view_id + 1
+        self._view_id = record.view
+        if expected is not None and record.view != expected:
+            return "has a record of another view than the one in force"
+        if record.kind == MESSAGE:
+            return "has a message of a member behind its FLUSH_OK" if record.sender in self._answered else ""
+        try:
+            return self._control(record)
+        except (ProtocolViolation, UsageError):
+            return f"has a {record.kind} that can't be read"
+
+    def _control(self, record: Data) -> str:
+        if record.kind == SETTINGS:
+            self._settings = self._settings.updated(record.payload)
+        elif record.kind == FLUSH_OK:
+            self._answered.add(record.sender)
+        elif record.kind in (START_FLUSH, STOP_FLUSH):
+            self._answered.clear()
+        before = self._events.view
+        self._events.accept(record.kind, record.seqno, record.view, record.sender, record.payload)
+        after = self._events.view
+        if record.kind != VIEW or after is None:
+            return ""
+        self._answered &= set(after.members)
+        stays = before is not None and set(before.lives) & set(after.lives)
+        if self._settings.flush and stays and not self._events.flush_id:
+            return "has a view outside of a flush"
+        return ""

@@ -1,0 +1,91 @@
+"""The flush's table, and every state with every event."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ordering.errors import ProtocolViolation
+from ordering.flush import NO_FLUSH, RERUN, TRANSITIONS, Flush, Phase
+from ordering.membership import Life, Membership, fold, refusal
+from ordering.records import (
+    CONTROL_KINDS,
+    FLUSH_COMPLETED,
+    FLUSH_OK,
+    START_FLUSH,
+    STOP_FLUSH,
+    Data,
+    Forward,
+    Source,
+)
+
+EVENTS = (START_FLUSH, FLUSH_OK, FLUSH_COMPLETED, STOP_FLUSH)
+SENDERS = ("s/a", "s/b", "s/stranger")
+
+flushes = st.just(NO_FLUSH) | st.builds(
+    Flush,
+    phase=st.sampled_from((Phase.BLOCKING, Phase.BLOCKED)),
+    id=st.just(7),
+    requester=st.sampled_from(SENDERS),
+    requested=st.booleans(),
+    started_ms=st.integers(0, 99),
+    answered=st.sampled_from(((), ("s/a",), ("s/a", "s/b"))),
+)
+
+
+def test_the_table() -> None:
+    """FLUSH.txt, phases 1 to 4, and "run the FLUSH protocol from scratch"."""
+    told = {f"{phase.value} {event} -> {after.value}" for (phase, event), after in TRANSITIONS.items()}
+    assert told == {
+        "running start-flush -> blocking",
+        "blocking flush-ok -> blocking",
+        "blocking flush-completed -> blocked",
+        "blocking stop-flush -> running",
+        "blocking rerun -> blocking",
+        "blocked stop-flush -> running",
+        "blocked rerun -> blocking",
+    }
+
+
+@given(flushes, st.sampled_from(EVENTS))
+def test_every_state_with_every_event(flush: Flush, event: str) -> None:
+    """What the table has leads where it says; all else raises, and the state is a value."""
+    apply = {
+        START_FLUSH: lambda: flush.start(9, "s/a", requested=True, started_ms=5),
+        FLUSH_OK: lambda: flush.answer("s/b"),
+        FLUSH_COMPLETED: flush.complete,
+        STOP_FLUSH: flush.stop,
+    }[event]
+    name = RERUN if event == START_FLUSH and flush.phase is not Phase.RUNNING else event
+    expected = TRANSITIONS.get((flush.phase, name))
+    if expected is None:
+        with pytest.raises(ProtocolViolation, match="no sequencer decides that"):
+            apply()
+    else:
+        assert apply().phase is expected
+
+
+@given(
+    flushes,
+    st.sampled_from(CONTROL_KINDS),
+    st.sampled_from(SENDERS),
+    st.sampled_from((b"7", b"8", b"0", b"", b'{"flush":true}')),
+)
+def test_whatever_a_member_sends_is_refused_or_taken(flush: Flush, kind: str, sender: str, payload: bytes) -> None:
+    """No FORWARD record can bring the machine where it must not go: what is not refused folds."""
+    membership = Membership(members=(Life("s/a", 1), Life("s/b", 1)), flush=flush)
+    record = Forward(sender, 1, 3, payload, Source("abcast.g.forward.s", 0, 0), kind=kind)
+    data = Data(kind, 1, 9, sender=sender, incarnation=1, local_seqno=3, payload=payload, source=record.source)
+    if not refusal(membership, record):
+        after = fold(membership, data, {})
+        assert after != membership
+        if kind in EVENTS:
+            assert (flush.phase, kind) in TRANSITIONS
+
+
+def test_a_second_flush_is_refused_with_a_reason() -> None:
+    flush = NO_FLUSH.start(7, "s/a", requested=True, started_ms=0)
+    membership = Membership(members=(Life("s/a", 1), Life("s/b", 1)), flush=flush)
+    record = Forward("s/b", 1, 3, b"", Source("abcast.g.forward.s", 0, 0), kind=START_FLUSH)
+    assert refusal(membership, record) == "a flush runs already, for s/a"

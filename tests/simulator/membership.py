@@ -1,0 +1,362 @@
+"""A group with members that join, leave, die and flush, under a sequencer that dies, too: one seed, one history.
+
+The members are models of `connectors.member`; views, flushes and the state are the real core. Time is a number that the
+broker writes on every FORWARD record.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, field, replace
+
+from ordering import sequencer
+from ordering.events import Block, EventReader, Unblock, ViewChange
+from ordering.membership import Life, Settings
+from ordering.reader import Reader, Seal, Verdict
+from ordering.records import (
+    FLUSH_COMPLETED,
+    FLUSH_OK,
+    HEARTBEAT,
+    JOIN,
+    LEAVE,
+    MESSAGE,
+    REFUSED,
+    SETTINGS,
+    START_FLUSH,
+    STOP_FLUSH,
+    Data,
+    Forward,
+    Source,
+)
+from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch, seal, snapshot
+from tests.simulator.columns import step_by_columns
+
+TOPIC = "abcast.g.forward.s"
+ACTIONS = 250
+PATTERN = re.compile(r"V+|V(V*U)?(BV*U)*(BV*)?")
+PATTERN_WITHOUT_FLUSH = re.compile(r"V+(V*U)?(V*BV*U)*(V*BV*)?V*")
+
+
+@dataclass
+class Process:
+    """One life of a member: its forward table, and what it has seen."""
+
+    address: str
+    incarnation: int
+    partition: int
+    table: list[tuple[int, str, bytes]] = field(default_factory=list)
+    last: int = 0
+    offset: int = 0
+    reader: Reader = field(default_factory=Reader)
+    events: EventReader = field(default_factory=EventReader)
+    seen: str = ""
+    is_alive: bool = True
+    is_leaving: bool = False
+    is_in: bool = False
+    is_out: bool = False
+    is_quiet: bool = False
+    requests: int = 0
+    """Its own flush: 0 none, 1 asked for, 2 completed."""
+    sent_in: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def life(self) -> Life:
+        return Life(self.address, self.incarnation)
+
+    def send(self, kind: str, payload: bytes) -> None:
+        self.last += 1
+        self.table.append((self.last, kind, payload))
+
+
+class Group:
+    """The history of a seed. `run` it; `problems` says what was broken."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.with_flush = self.random.random() < 0.7
+        self.now = 1_000
+        self.forward: list[list[Forward]] = [[] for _ in range(self.random.randint(1, 3))]
+        self.data: list[Data] = []
+        self.state: SequencerState | None = None
+        self.epoch = 0
+        self.lives = 0
+        self.processes: list[Process] = []
+        self.problems: list[str] = []
+        self.healing = False
+        settings = Settings(self.random.random() < 0.3, self.with_flush, 3_000, 8_000)
+        self._append(Process("s/abcast.admin", 1, 0), 1, SETTINGS, settings.to_json())
+
+    def run(self) -> list[str]:
+        weights = {
+            "work": 30, "sequence": 30, "join": 5, "leave": 2, "crash": 2, "broadcast": 10, "flush": 2, "stop": 3,
+            "sequencer_crash": 3, "wait": 6, "pause": 1,
+        }  # fmt: skip
+        for _ in range(ACTIONS):
+            getattr(self, f"_do_{self.random.choices(list(weights), list(weights.values()))[0]}")()
+        self._heal()
+        self._check()
+        return self.problems
+
+    # What happens.
+
+    def _one(self) -> Process | None:
+        alive = [process for process in self.processes if process.is_alive]
+        return self.random.choice(alive) if alive else None
+
+    def _append(
+        self, process: Process, local_seqno: int, kind: str, payload: bytes, partition: int | None = None
+    ) -> None:
+        place = process.partition if partition is None else partition
+        log = self.forward[place]
+        source = Source(TOPIC, place, len(log))
+        log.append(
+            Forward(
+                process.address, process.incarnation, local_seqno, payload, source, kind=kind, timestamp_ms=self.now
+            )
+        )
+
+    def _do_work(self) -> None:
+        """Somebody reads, sends its table (some of it gets lost) and a heartbeat."""
+        if (process := self._one()) is not None:
+            self._read(process, self.random.randint(1, 12))
+            self._send(process, 0.9)
+
+    def _send(self, process: Process, luck: float) -> None:
+        for entry in process.table:
+            if self.random.random() < luck:
+                self._append(process, *entry)
+        self._append(process, 1, HEARTBEAT, b"")
+
+    def _do_join(self) -> None:
+        """A new member, or a dead one (or one that was wrongly suspected) in a new life."""
+        alive = {process.address for process in self.processes if process.is_alive}
+        address = f"s/{self.random.choice('abcdefg')}"
+        if address not in alive and len(alive) < 5:
+            self._join(address)
+
+    def _join(self, address: str) -> None:
+        self.lives += 1
+        process = Process(address, self.lives, sum(address.encode()) % len(self.forward), offset=0)
+        process.send(JOIN, b"")
+        self.processes.append(process)
+        self._send(process, 0.9)
+
+    def _do_leave(self) -> None:
+        process = self._one()
+        if process is not None and process.is_in and not process.is_leaving:
+            process.is_leaving = True
+            process.send(LEAVE, b"")
+
+    def _do_crash(self) -> None:
+        if (process := self._one()) is not None:
+            process.is_alive = False
+
+    def _do_broadcast(self) -> None:
+        process = self._one()
+        if process is not None and process.is_in and not process.is_quiet and not process.is_leaving:
+            self._broadcast(process)
+
+    def _broadcast(self, process: Process) -> None:
+        assert process.events.view is not None
+        process.send(MESSAGE, f"{process.life} {process.last + 1}".encode())
+        process.sent_in[process.last] = process.events.view.view_id
+
+    def _do_flush(self) -> None:
+        process = self._one()
+        if process is not None and process.is_in and not process.is_leaving and not process.requests:
+            process.requests = 1
+            process.send(START_FLUSH, b"")
+
+    def _do_stop(self) -> None:
+        """Who has its quiet point ends it; now and then somebody without one does, too."""
+        process = self._one()
+        if process is not None and process.is_in and (process.requests == 2 or self.random.random() < 0.1):
+            process.send(STOP_FLUSH, b"%d" % process.events.flush_id)
+            process.requests = 0
+
+    def _do_wait(self) -> None:
+        """Time passes; who is alive says so, and the job ticks."""
+        self.now += self.random.choice((200, 1_000, 1_500))
+        for process in self.processes:
+            if process.is_alive:
+                self._append(process, 1, HEARTBEAT, b"")
+        self._tick()
+
+    def _do_pause(self) -> None:
+        """Somebody is not heard for long, and then is: it was suspected wrongly."""
+        paused = self._one()
+        for _ in range(5):
+            self.now += 1_000
+            for process in self.processes:
+                if process.is_alive and process is not paused:
+                    self._append(process, 1, HEARTBEAT, b"")
+            self._tick()
+            self._do_sequence()
+
+    def _tick(self) -> None:
+        for partition in range(len(self.forward)):
+            self._append(Process("s/abcast.tick", 1, partition), 1, HEARTBEAT, b"")
+
+    # The sequencer.
+
+    def _do_sequencer_crash(self) -> None:
+        self.state = None
+
+    def _do_sequence(self) -> None:
+        """A batch; the process may die in the middle of writing it."""
+        if self.state is None:
+            self._take_over()
+            return
+        state, written = self._decide(self.state)
+        if self.random.random() < 0.05:
+            self.data += written[: self.random.randint(0, len(written))]
+            self.state = None
+            return
+        self.data += written
+        self.state = state
+        known = absorb(SequencerState("g"), self.data)
+        told = replace(state, membership=state.membership.without_time(), positions={}, duplicates=0, unsnapped=0)
+        if replace(known, positions={}, duplicates=0, unsnapped=0) != told:
+            self.problems.append("DATA tells another state than the sequencer has")
+
+    def _decide(self, state: SequencerState) -> tuple[SequencerState, list[Data]]:
+        rows: list[Forward] = []
+        for partition, log in enumerate(self.forward):
+            start = state.positions.get(f"{TOPIC}-{partition}", 0)
+            rows += log[start : start + self.random.randint(1, 60)]
+        state, opening = begin_batch(state)
+        written = list(opening)
+        cut = self.random.randint(0, len(rows))
+        for part in (rows[:cut], rows[cut:]):
+            rowwise, columnwise = sequencer.step(state, part), step_by_columns(state, part)
+            if rowwise != columnwise:
+                self.problems.append("step_columns decides otherwise than step")
+            state = rowwise.state
+            written += [record for record in rowwise.outputs if isinstance(record, Data)]
+            if self.random.random() < 0.1 and SequencerState.from_bytes(state.to_bytes()) != state:
+                self.problems.append("the state does not round-trip")
+        state, closing = end_batch(state)
+        return state, [*written, *closing]
+
+    def _take_over(self) -> None:
+        self.epoch += 1
+        self.data.append(seal(self.epoch))
+        before = absorb(SequencerState("g"), self.data[:-1])
+        state = replace(
+            before, epoch=self.epoch, seals=(*before.seals, Seal(self.epoch, before.seqno + 1)), unsnapped=0
+        )
+        self.data.append(snapshot(state))
+        self.state = state
+
+    # The members.
+
+    def _read(self, process: Process, count: int) -> None:
+        for record in self.data[process.offset : process.offset + count]:
+            process.offset += 1
+            if process.reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE:
+                self._take(process, record)
+
+    def _take(self, process: Process, record: Data) -> None:
+        if Life(record.sender, record.incarnation) == process.life:
+            process.table = [entry for entry in process.table if entry[0] > record.local_seqno]
+            if record.kind == REFUSED and b'"kind":"start-flush"' in record.payload:
+                process.requests = 0
+        event = process.events.accept(record.kind, record.seqno, record.view, record.sender, record.payload)
+        if isinstance(event, ViewChange):
+            self._take_view(process, event)
+        if not process.is_in:
+            return
+        if isinstance(event, ViewChange):
+            process.seen += "V"
+        elif isinstance(event, Block):
+            process.seen += "B"
+        elif isinstance(event, Unblock):
+            process.seen += "U"
+            process.is_quiet = False
+            process.requests = 0
+        if record.kind == START_FLUSH:
+            self._block(process, record)
+        if record.kind == FLUSH_COMPLETED and process.requests == 1:
+            process.requests = 2
+
+    def _block(self, process: Process, start: Data) -> None:
+        if not process.is_quiet and not process.is_leaving:
+            for _ in range(self.random.randint(0, 2)):
+                self._broadcast(process)  # block() may
+        process.is_quiet = True
+        if not process.is_leaving and (self.healing or self.random.random() < 0.97):  # else its block() hangs
+            process.send(FLUSH_OK, b"%d" % start.seqno)
+        if start.sender != process.address and process.requests == 2:
+            process.requests = 0
+
+    def _take_view(self, process: Process, view: ViewChange) -> None:
+        was_in, process.is_in = process.is_in, process.life in view.lives
+        if process.is_in and not was_in:
+            process.is_quiet = process.events.is_blocked
+        if was_in and not process.is_in:
+            process.is_out = True
+            process.is_alive = False
+            if not process.is_leaving:
+                self._join(process.address)  # suspected wrongly: it comes again
+
+    # The end.
+
+    def _heal(self) -> None:
+        self.healing = True
+        for _ in range(60):
+            self.now += 700
+            for process in list(self.processes):
+                if process.is_alive:
+                    self._read(process, len(self.data))
+                    if process.requests == 2:
+                        self._do_stop_of(process)
+                    self._send(process, 1)
+            self._tick()
+            self._do_sequence()
+        if self.state is None:
+            self._take_over()
+        for process in list(self.processes):
+            if process.is_alive:
+                self._read(process, len(self.data))
+
+    def _do_stop_of(self, process: Process) -> None:
+        process.send(STOP_FLUSH, b"%d" % process.events.flush_id)
+        process.requests = 0
+
+    def _check(self) -> None:
+        assert self.state is not None
+        alive = [process for process in self.processes if process.is_alive]
+        membership = self.state.membership
+        if {process.life for process in alive} != set(membership.members):
+            self.problems.append(f"alive are {[p.life for p in alive]}, but the view is {membership.members}")
+        if membership.flush.phase.value != "running":
+            self.problems.append(f"the flush hangs: {membership.flush}")
+        for process in alive:
+            if process.is_quiet:
+                self.problems.append(f"{process.life} is still blocked")
+            if process.table:
+                self.problems.append(f"{process.life} still holds {process.table}")
+        pattern = PATTERN if self.with_flush else PATTERN_WITHOUT_FLUSH
+        for process in self.processes:
+            if process.seen and not pattern.fullmatch(process.seen):
+                self.problems.append(f"{process.life} saw {process.seen}")
+        self._check_views()
+
+    def _check_views(self) -> None:
+        """With flush on, a message of a member is delivered in the view in which it was sent."""
+        processes = {process.life: process for process in self.processes}
+        reader, events = Reader(), EventReader()
+        for record in self.data:
+            if reader.accept(record.kind, record.epoch, record.seqno) is not Verdict.TAKE:
+                continue
+            events.accept(record.kind, record.seqno, record.view, record.sender, record.payload)
+            life = Life(record.sender, record.incarnation)
+            view = events.view
+            if record.view != (view.view_id if view else 0):
+                self.problems.append(f"seqno {record.seqno} is stamped with view {record.view}")
+            if record.kind != MESSAGE or view is None or life not in view.lives or not self.with_flush:
+                continue
+            sent_in = processes[life].sent_in[record.local_seqno]
+            if sent_in != record.view:
+                self.problems.append(f"seqno {record.seqno} was sent in view {sent_in}, delivered in {record.view}")

@@ -1,0 +1,110 @@
+"""The function of the stateful operator, on frames, without Spark: what it writes is what the core decides."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from connectors import codec
+from connectors.sequencing import decider
+from ordering.records import Data, DeadLetter, Forward, Malformed
+from ordering.sequencer import SequencerState, begin_batch, end_batch, step
+from tests.core.forwards import opened
+from tests.simulator.membership import Group
+
+
+class StoredState:
+    """Spark's GroupState."""
+
+    def __init__(self) -> None:
+        self.exists = False
+        self.get: tuple[bytes] = (b"",)
+
+    def update(self, value: tuple[bytes]) -> None:
+        self.exists, self.get = True, value
+
+
+def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
+    """Decoded FORWARD rows, as the JVM hands them over."""
+    rows = []
+    for record in records:
+        good = record if isinstance(record, Forward) else None
+        rows.append(
+            {
+                "topic": record.source.topic,
+                "partition": record.source.partition,
+                "offset": record.source.offset,
+                "sender": good.sender if good else "",
+                "incarnation": good.incarnation if good else 0,
+                "local_seqno": good.local_seqno if good else 0,
+                "kind": codec.FORWARD_KINDS.index(good.kind) if good else 0,
+                "forwarded_at_ms": good.timestamp_ms if good else 0,
+                "error": None if good else getattr(record, "reason", None),
+                "value": good.payload if good else b"",
+                "packed_headers": None,
+            }
+        )
+    told = pd.DataFrame(rows)
+    return told.astype({"error": object, "packed_headers": object, "kind": np.int32})
+
+
+def written(runs: list[pd.DataFrame]) -> list[tuple[Any, ...]]:
+    """The runs, record by record, as `expected` has them."""
+    told: list[tuple[Any, ...]] = []
+    for run in (row for runs_frame in runs for row in runs_frame.to_dict("records")):
+        for index in range(run["size"]):
+            value = run["value"][index]
+            if run["senders"] is None:
+                told.append((run["kind"], run["first_seqno"] + index, run["view"], "", value))
+                continue
+            sender = run["senders"][run["sender"][index]]
+            source = (run["topic"], run["partition"], run["first_offset"] + index)
+            if run["error"] is not None:
+                told.append(("dead", run["error"][index], source))
+            else:
+                life = (sender, run["incarnations"][run["sender"][index]], run["local_seqno"][index])
+                told.append((run["kind"], run["first_seqno"] + index, run["view"], *life, value, source))
+    return told
+
+
+def expected(outputs: list[Data | DeadLetter]) -> list[tuple[Any, ...]]:
+    told: list[tuple[Any, ...]] = []
+    for output in outputs:
+        if isinstance(output, DeadLetter):
+            told.append(("dead", output.reason, tuple(output.source)))
+        elif output.source is None:
+            told.append((output.kind, output.seqno, output.view, "", output.payload))
+        else:
+            source = tuple(output.source)
+            told.append((output.kind, output.seqno, output.view, *output.id, output.payload, source))
+    return told
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_memberships(seed: int) -> None:
+    """The FORWARD log of a random history of joins, leaves and flushes, in batches and chunks of any size."""
+    group = Group(seed)
+    group.run()
+    rng = random.Random(seed)
+    state, stored = opened(), StoredState()
+    decide = decider({"g": state.to_bytes()})
+    while True:
+        rows: list[Forward | Malformed] = []
+        for partition, log in enumerate(group.forward):
+            start = state.positions.get(f"abcast.g.forward.s-{partition}", 0)
+            for record in log[start : start + rng.randint(1, 80)]:
+                rows.append(Malformed(record.source, "why") if rng.random() < 0.03 else record)
+        if not rows:
+            break
+        state, opening = begin_batch(state)
+        state, outputs = step(state, rows)
+        state, closing = end_batch(state)
+        size = rng.choice((1, 7, 200))
+        chunks = [frame(rows[first : first + size]) for first in range(0, len(rows), size)]
+        runs = list(decide(("g",), iter(chunks), stored))  # type: ignore[arg-type]
+        assert written(runs) == expected([*opening, *outputs, *closing])
+        assert SequencerState.from_bytes(stored.get[0]) == state

@@ -1,0 +1,361 @@
+"""Members that join, leave, flush and die, on a real broker and the real core (`tests.tiny_sequencer`)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from connectors import Delivery, Member
+from connectors.broker import EmbeddedBroker
+from connectors.connection import Connection
+from connectors.data_log import DataLog
+from connectors.session import Session
+from connectors.settings import change_settings
+from connectors.topics import create_topics
+from ordering.checker import Checker
+from ordering.errors import Excluded, FlushFailed, UsageError
+from ordering.events import Block, Event, Unblock, ViewChange
+from ordering.records import VIEW
+from tests.memory_kafka import MemoryConnection
+from tests.tiny_sequencer import TinySequencer
+
+WAIT = 20.0
+ROOT = Path(__file__).parent.parent
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(params=["memory", pytest.param("broker", marks=pytest.mark.broker)])
+def connection(request: pytest.FixtureRequest) -> Connection:
+    """Every test runs in memory, in the fast suite, and on a real broker."""
+    if request.param == "memory":
+        return MemoryConnection()
+    broker: EmbeddedBroker = request.getfixturevalue("broker")
+    return Connection(broker.bootstrap_servers)
+
+
+@pytest.fixture
+def group(connection: Connection) -> str:
+    name = f"membership-{next(_numbers)}"
+    if isinstance(connection, MemoryConnection):
+        connection.create(name, "nyc", partitions=2)
+    else:
+        create_topics(connection, name, ["nyc"], partitions=2)
+    return name
+
+
+@pytest.fixture(autouse=True)
+def sequencer(connection: Connection, group: str) -> Iterator[TinySequencer]:
+    with TinySequencer(connection, group) as running:
+        yield running
+
+
+def eventually(condition: Callable[[], object], timeout: float = WAIT) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+
+
+def seen(member: Member) -> str:
+    """The events of a member's stream so far: V, B, U and . for a message."""
+    names = {ViewChange: "V", Block: "B", Unblock: "U", Delivery: "."}
+    return "".join(names[type(what)] for what in member.deliveries(timeout=0.5, events=True))
+
+
+def anomalies(connection: Connection, group: str) -> list[str]:
+    checker = Checker()
+    with DataLog(connection, group, "nyc") as log:
+        for stored in log.records(0, log.end()):
+            checker.data("nyc", stored.data)
+    return [f"{anomaly.name}: {anomaly.detail}" for anomaly in checker.finish()]
+
+
+def test_views_of_those_who_come_and_go(connection: Connection, group: str) -> None:
+    with Member(group, "nyc/a", connection=connection) as a:
+        assert a.connect().members == ("nyc/a",)
+        with Member(group, "nyc/b", connection=connection) as b:
+            assert b.connect().members == ("nyc/a", "nyc/b")
+            b.broadcast(b"hello").result(WAIT)
+        eventually(lambda: a.view and a.view.members == ("nyc/a",))
+        assert a.view is not None
+        assert (a.view.view_id, a.view.left) == (3, ("nyc/b",))
+        assert seen(a) == "VV.V"
+    assert anomalies(connection, group) == []
+
+
+def test_with_flush_every_view_is_inside_one(connection: Connection, group: str) -> None:
+    change_settings(connection, group, "nyc", flush=True)
+    calls: list[str] = []
+    member: list[Member] = []
+
+    def block() -> None:
+        calls.append("block")
+        member[0].broadcast(b"last words").result(WAIT)
+
+    with Member(group, "nyc/a", connection=connection, block=block, unblock=lambda: calls.append("unblock")) as a:
+        member.append(a)
+        a.connect()
+        with Member(group, "nyc/b", connection=connection) as b:
+            view = b.connect()
+            eventually(lambda: calls == ["block", "unblock"])
+            b.broadcast(b"in the new view").result(WAIT)
+        eventually(lambda: calls == ["block", "unblock"] * 2)
+        deliveries = [what for what in a.deliveries(timeout=0.5) if what.payload == b"last words"]
+        assert [delivery.view_id for delivery in deliveries] == [view.view_id - 1, view.view_id]
+        assert seen(a) == "VB.VU.B.VU"
+    assert anomalies(connection, group) == []
+
+
+def test_a_quiet_point(connection: Connection, group: str) -> None:
+    with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
+        with pytest.raises(UsageError, match="call connect"), a.flush():
+            pass
+        a.connect()
+        b.connect()
+        receipts = []
+        with a.flush(WAIT):
+            with pytest.raises(UsageError, match="nobody may send"):
+                a.broadcast(b"x")
+            sender = threading.Thread(target=lambda: receipts.append(b.broadcast(b"after")))
+            sender.start()
+            with pytest.raises(FlushFailed, match="a flush runs already, for nyc/a"), b.flush(WAIT):
+                pass
+            time.sleep(0.3)
+            assert receipts == []
+        sender.join(WAIT)
+        receipts[0].result(WAIT)
+        a.broadcast(b"too").result(WAIT)
+        assert seen(b) == "VBU.."
+
+
+def test_a_member_that_was_suspended_joins_again(connection: Connection, group: str) -> None:
+    """Suspected wrongly, it learns it from the view, and comes back as a new member."""
+    change_settings(connection, group, "nyc", suspect_after_ms=1_500)
+    with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
+        a.connect()
+        b.connect()
+        before = b.incarnation
+        assert before is not None
+        session = b._session
+        assert isinstance(session, Session)
+        session._forwarder.heartbeat = lambda: None  # type: ignore[method-assign]
+        eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
+        eventually(lambda: a.view and a.view.joined == ("nyc/b",))
+        assert b.incarnation is not None
+        assert b.incarnation > before
+        eventually(lambda: b.view and b.view.members == ("nyc/a", "nyc/b"))
+        for _ in range(50):
+            try:
+                b.broadcast(b"back").result(WAIT)
+                break
+            except Excluded:
+                time.sleep(0.1)
+    assert anomalies(connection, group) == []
+
+
+@pytest.mark.parametrize("connection", [pytest.param("broker", marks=pytest.mark.broker)], indirect=True)
+def test_one_of_three_is_killed_in_a_flush(connection: Connection, group: str) -> None:
+    """It is not waited for: the flush ends without it, and the survivors have the same view and the same messages."""
+    change_settings(connection, group, "nyc", flush=True, suspect_after_ms=2_500)
+    program = (
+        "import sys, time; from connectors import Member\n"
+        "m = Member(sys.argv[1], 'nyc/victim', bootstrap_servers=sys.argv[2], block=lambda: (print('blocked', "
+        "flush=True), time.sleep(60)))\n"
+        "m.connect(); m.broadcast(b'mine').result(20); print('in', flush=True); time.sleep(60)\n"
+    )
+    with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
+        a.connect()
+        b.connect()
+        victim = subprocess.Popen(
+            [sys.executable, "-c", program, group, connection.bootstrap_servers],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert victim.stdout is not None
+            assert victim.stdout.readline() == "in\n"
+            a.broadcast(b"before").result(WAIT)
+            flush = threading.Thread(target=lambda: _flush(a))
+            flush.start()
+            assert victim.stdout.readline() == "blocked\n"
+        finally:
+            victim.send_signal(signal.SIGKILL)
+            victim.wait()
+        flush.join(WAIT)
+        eventually(lambda: a.view and a.view.members == ("nyc/a", "nyc/b"))
+        b.broadcast(b"after").result(WAIT)
+        sets = [[(d.seqno, d.view_id, d.payload) for d in m.deliveries(1, timeout=0.5)] for m in (a, b)]
+        assert sets[0] == sets[1]
+        assert [payload for _, _, payload in sets[0]] == [b"mine", b"before", b"after"]
+    assert anomalies(connection, group) == []
+
+
+def _flush(member: Member) -> None:
+    with member.flush(WAIT):
+        pass
+
+
+def test_a_closed_group_wants_members(connection: Connection, group: str) -> None:
+    change_settings(connection, group, "nyc", closed=True)
+    with DataLog(connection, group, "nyc") as log:
+        eventually(lambda: log.state().membership.settings.closed)
+    with Member(group, "nyc/a", connection=connection) as a:
+        with pytest.raises(UsageError, match="call connect"):
+            a.broadcast(b"x")
+        a.connect()
+        assert a.broadcast(b"x").result(WAIT) == 4
+
+
+def test_many_joins_and_leaves_are_few_views(connection: Connection, group: str) -> None:
+    """100 of them in a row, by way of the records: members are clients with threads, and the sequencer is the same."""
+    from connectors.codec import forward_headers
+
+    producer = connection.producer()
+    for number in range(50):
+        sender = f"nyc/m{number}"
+        for local_seqno, kind in ((1, "join"), (2, "leave")):
+            headers = forward_headers(sender, 1, local_seqno, kind=kind)
+            producer.send(f"abcast.{group}.forward.nyc", key=sender.encode(), value=b"", headers=headers)
+    producer.flush(timeout=10)
+    producer.close()
+    with DataLog(connection, group, "nyc") as log:
+        eventually(lambda: log.state().seqno >= 100 and not log.state().membership.is_watched)
+        views = [stored.data for stored in log.records(0, log.end()) if stored.data.kind == VIEW]
+    assert len(views) <= 20
+
+
+class Account:
+    """FLUSH.txt, "Use case: block() callback needs to complete transactions which are in the 2PC phase".
+
+    A replicated balance. A transaction is PREPARE, an ACK of every other member, then COMMIT; `block` finishes or
+    rolls back those that are in hand, so that at the quiet point no copy has a prepared transaction.
+    """
+
+    def __init__(self, group: str, name: str, connection: Connection) -> None:
+        self.balance = 0
+        self.prepared: dict[str, int] = {}
+        self.acks: dict[str, int] = {}
+        self.changed = threading.Condition()
+        self.member = Member(group, name, connection=connection, block=self.finish)
+        self.member.connect()
+        self.name = name
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def prepare(self, transaction: str, amount: int) -> None:
+        self.send("prepare", transaction, amount)
+
+    def send(self, what: str, transaction: str, amount: int = 0) -> None:
+        self.member.broadcast(json.dumps([what, transaction, amount]).encode())
+
+    def finish(self) -> None:
+        """Commit what everybody has acknowledged, as soon as they have; wait until it has come back."""
+        with self.changed:
+            mine = [name for name in self.prepared if name.startswith(self.name)]
+            self.changed.wait_for(lambda: all(self.acks.get(name) for name in mine), WAIT)
+        for name in mine:
+            self.send("commit", name, self.prepared[name])
+        with self.changed:
+            self.changed.wait_for(lambda: not any(name in self.prepared for name in mine), WAIT)
+
+    def run(self) -> None:
+        for delivery in self.member.deliveries():
+            what, transaction, amount = json.loads(delivery.payload)
+            with self.changed:
+                if what == "prepare":
+                    self.prepared[transaction] = amount
+                    if delivery.sender != self.name:
+                        self.send("ack", transaction)
+                elif what == "ack":
+                    self.acks[transaction] = self.acks.get(transaction, 0) + 1
+                else:
+                    self.balance += self.prepared.pop(transaction)
+                self.changed.notify_all()
+
+    def close(self) -> None:
+        self.member.close()
+        self.thread.join(WAIT)
+
+
+def test_transactions_in_hand_are_finished_before_the_quiet_point(connection: Connection, group: str) -> None:
+    a, b = Account(group, "nyc/a", connection), Account(group, "nyc/b", connection)
+    try:
+        for number in range(5):
+            a.prepare(f"nyc/a {number}", 10)
+            b.prepare(f"nyc/b {number}", 1)
+        eventually(lambda: len(a.prepared) == len(b.prepared) == 10)
+        with Member(group, "nyc/c", connection=connection) as c:
+            c.connect()
+            with c.flush(WAIT):
+                with DataLog(connection, group, "nyc") as log:
+                    seqno = log.state().seqno
+                copies = [d.payload for d in c.deliveries(1, timeout=0.3) if d.seqno <= seqno]
+                sent = [json.loads(payload) for payload in copies]
+                assert (
+                    sum(what == "prepare" for what, _, _ in sent) == sum(what == "commit" for what, _, _ in sent) == 10
+                )
+        eventually(lambda: a.balance == b.balance == 55)
+    finally:
+        a.close()
+        b.close()
+
+
+def test_an_event_stream_begins_at_the_first_view(connection: Connection, group: str) -> None:
+    with Member(group, "nyc/a", connection=connection) as a:
+        a.broadcast(b"before").result(WAIT)
+        view = a.connect()
+        first: Event | Delivery = next(iter(a.deliveries(events=True)))
+        assert first == view
+        assert [delivery.payload for delivery in a.deliveries(1, timeout=0.3)] == [b"before"]
+
+
+def test_history_may_come_first(connection: Connection, group: str) -> None:
+    with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
+        a.broadcast(b"before").result(WAIT)
+        a.connect()
+        b.connect(from_ledger=True)
+        assert [delivery.payload for delivery in b.deliveries(timeout=0.3)] == [b"before"]
+        assert list(a.deliveries(timeout=0.3)) == []
+
+
+def test_with_an_outbox_nothing_is_lost_when_it_was_taken_for_dead(
+    connection: Connection, group: str, tmp_path: Path
+) -> None:
+    change_settings(connection, group, "nyc", suspect_after_ms=1_500)
+    with (
+        Member(group, "nyc/a", connection=connection) as a,
+        Member(group, "nyc/b", connection=connection, outbox=tmp_path / "b.outbox") as b,
+    ):
+        a.connect()
+        b.connect()
+        before = b.incarnation
+        session = b._session
+        assert isinstance(session, Session)
+        session._forwarder.heartbeat = lambda: None  # type: ignore[method-assign]
+        accepted: list[bytes] = []
+        deadline = time.monotonic() + WAIT
+        # Control records keep a partition's clock going; messages would count as signs of life.
+        eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
+        while b.incarnation == before or b.view is None or len(b.view.members) < 2:
+            assert time.monotonic() < deadline
+            try:
+                b.broadcast(payload := b"%d" % len(accepted))
+            except Excluded:
+                time.sleep(0.02)
+            else:
+                accepted.append(payload)
+                time.sleep(0.01)
+        b.broadcast(payload := b"last").result(WAIT)
+        accepted.append(payload)
+        assert [d.payload for d in a.deliveries(1, timeout=0.5) if d.sender == "nyc/b"] == accepted
+    assert anomalies(connection, group) == []
