@@ -30,6 +30,10 @@ class ViewChange(NamedTuple):
         """The members' addresses, oldest first."""
         return tuple(life.address for life in self.lives)
 
+    def at(self, site: str) -> tuple[str, ...]:
+        """The members at a site, oldest first: one's own site's are its local view, another's its remote view."""
+        return tuple(address for address in self.members if address.startswith(f"{site}/"))
+
 
 class Block(NamedTuple):
     """A flush begins: finish what you have to say."""

@@ -65,16 +65,16 @@ def to_kafka(lab: Lab, rows: DataFrame) -> DataStreamWriter:
     return rows.writeStream.format("kafka").options(**lab.connection.spark_options(), **SINK_OPTIONS)
 
 
-def drain_copy(lab: Lab, place: Place, output: Place) -> Drained:
-    """(a) FORWARD copied to the output's DATA topic."""
-    return _measure(lab, to_kafka(lab, copy_of(read(lab, place.forward), output.data)))
+def drain_copy(lab: Lab, place: Place, output: Place, topic: str | None = None) -> Drained:
+    """(a) FORWARD (or another topic) copied to the output's DATA topic."""
+    return measure_drain(lab, to_kafka(lab, copy_of(read(lab, topic or place.forward), output.data)))
 
 
 def drain_sequencer(lab: Lab, place: Place, output: Place) -> Drained:
     """(b) FORWARD sequenced to the output's DATA topic, by the functions of the sequencer job, after a takeover."""
     state = take_over(lab.connection, output.group, output.site)
     decided = sequence(decode_forward(read(lab, place.forward)), {output.group: state})
-    return _measure(lab, to_kafka(lab, encode_decided(decided, output.site)))
+    return measure_drain(lab, to_kafka(lab, encode_decided(decided, output.site)))
 
 
 def drain_ledger(lab: Lab, output: Place) -> Drained:
@@ -85,12 +85,13 @@ def drain_ledger(lab: Lab, output: Place) -> Drained:
         with DataLog(lab.connection, output.group, output.site) as log:
             start = log.after(0)
         writer = LedgerWriter(tables / "ledger", {output.group: start.reader})
-        return _measure(lab, read(lab, output.data).writeStream.foreachBatch(writer.write))
+        return measure_drain(lab, read(lab, output.data).writeStream.foreachBatch(writer.write))
     finally:
         shutil.rmtree(tables, ignore_errors=True)
 
 
-def _measure(lab: Lab, writer: DataStreamWriter) -> Drained:
+def measure_drain(lab: Lab, writer: DataStreamWriter) -> Drained:
+    """Run the query to the end of what there is."""
     checkpoint = lab.path("checkpoint")
     before, started = cpu_seconds(lab.pid), time.monotonic()
     try:

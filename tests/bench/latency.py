@@ -35,7 +35,7 @@ def measure(lab: Lab) -> dict[str, Any]:
             taken, late = _measure(lab, kind)
             latencies[kind] += taken
             behind[kind] = max(behind[kind], late)
-    summaries = {kind: {**_summary(latencies[kind]), "sender_behind_ms": behind[kind] * 1000} for kind in KINDS}
+    summaries = {kind: {**summary(latencies[kind]), "sender_behind_ms": behind[kind] * 1000} for kind in KINDS}
     return {
         "records_per_s": plan.latency_rate,
         "seconds": plan.latency_s * plan.rounds,
@@ -45,12 +45,17 @@ def measure(lab: Lab) -> dict[str, Any]:
 
 
 def _measure(lab: Lab, kind: str) -> tuple[list[float], float]:
-    """Latencies in ms of what was sent after the warm-up, and how far the sender was behind its pace, in s."""
+    with lab.place("latency") as place, sequencing(lab, place) if kind == "sequencer" else copying(lab, place):
+        return measure_latency(lab, place, place.data)
+
+
+def measure_latency(lab: Lab, place: Place, topic: str) -> tuple[list[float], float]:
+    """From FORWARD of the place to `topic`: latencies in ms of what was sent after the warm-up, and how far the
+    sender was behind its pace, in s.
+    """
     plan = lab.plan
     with contextlib.ExitStack() as cleanup:
-        place = cleanup.enter_context(lab.place("latency"))
-        cleanup.enter_context(sequencing(lab, place) if kind == "sequencer" else copying(lab, place))
-        arrivals = Arrivals(lab, place.data)
+        arrivals = Arrivals(lab, topic)
         cleanup.callback(arrivals.stop)
         sender = BareSender(lab, place, "sender")
         cleanup.callback(sender.close)
@@ -94,6 +99,7 @@ def copying(lab: Lab, place: Place) -> Iterator[None]:
         shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def _summary(latencies: list[float]) -> dict[str, Any]:
+def summary(latencies: list[float]) -> dict[str, Any]:
+    """Percentiles in ms."""
     p50, p99 = (float(value) for value in np.percentile(latencies, [50, 99]))
     return {"records": len(latencies), "p50_ms": p50, "p99_ms": p99, "max_ms": max(latencies)}

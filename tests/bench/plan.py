@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-SECTIONS = ("throughput", "state", "latency", "memory", "members", "views", "recovery")
+SECTIONS = ("throughput", "state", "latency", "memory", "members", "views", "relay", "recovery")
 DEFAULT_RECORDS = 2_000_000
 QUICK_RECORDS = 200_000
 _JOB_BATCH_RECORDS = 200_000  # the default of `--max-batch-records`

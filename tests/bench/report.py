@@ -15,6 +15,8 @@ MIN_SEQUENCER_TO_COPY = 0.6
 MAX_LATENCY_RATIO = 3.5
 MAX_MEMORY_MIB = 3 * 1024
 MIN_MEMBER_TO_BARE = 0.7
+MIN_RELAY_TO_COPY = 0.8
+MAX_RELAY_MS = {"micro-batch": 150, "real-time": 20}
 MAX_KILL_SECONDS = 15
 MAX_LOST_CHECKPOINT_SECONDS = 30
 
@@ -156,6 +158,26 @@ def _views(result: Results) -> list[Table]:
     return [joins, beats]
 
 
+def _relay(result: Results) -> list[Table]:
+    rates = _table(
+        "Relay: thousand records/s, 100 B, beside a stateless copy of the same topic",
+        *("", "copy", "relay", f"relay/copy, target ≥ {MIN_RELAY_TO_COPY}"),
+    )
+    for row in result["throughput"]:
+        judged = _judged(row["ratio"], row["ratio"] >= MIN_RELAY_TO_COPY)
+        rates.add_row(row["kind"], f"{row['copy'] / 1000:.0f}", f"{row['relay'] / 1000:.0f}", judged)
+    times = _table("Relay: from FORWARD at one site to the home's, ms", "", "p50", "p99", "max", "records", "target")
+    for trigger, row in result["latency"].items():
+        target = MAX_RELAY_MS[trigger]
+        times.add_row(
+            trigger,
+            *(f"{row[name]:.0f}" for name in ("p50_ms", "p99_ms", "max_ms")),
+            f"{row['records']:,}",
+            f"p50 ≤ {target}: {_verdict(row['p50_ms'] <= target)}",
+        )
+    return [rates, times]
+
+
 def _recovery(result: Results) -> list[Table]:
     table = _table(
         f"Recovery at {result['load_records_per_s']:,} records/s: seconds since the kill or the start "
@@ -202,5 +224,6 @@ _TABLES: dict[str, Callable[[Any], list[Table]]] = {
     "memory": _memory,
     "members": _members,
     "views": _views,
+    "relay": _relay,
     "recovery": _recovery,
 }

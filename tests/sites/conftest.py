@@ -11,7 +11,7 @@ import pytest
 
 from connectors.broker import EmbeddedBroker
 from connectors.connection import Connection
-from connectors.sites import Mode, Sites
+from connectors.sites import Mode, Sites, Trigger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,9 @@ def make_world(spark: SparkSession, broker: EmbeddedBroker, second_broker: Embed
     """Makes a world of sites in turn on the two clusters; the first is the home of a hub."""
     from tests.sites.world import World
 
-    def make(mode: Mode, *names: str, links: list[tuple[str, str]] | None = None) -> World:
+    def make(
+        mode: Mode, *names: str, links: list[tuple[str, str]] | None = None, trigger: Trigger = "micro-batch"
+    ) -> World:
         number = next(_numbers)
         sites = [f"{name}{number}" for name in names]
         brokers = itertools.cycle((broker, second_broker))
@@ -44,6 +46,6 @@ def make_world(spark: SparkSession, broker: EmbeddedBroker, second_broker: Embed
         else:
             pairs = [(f"{a}{number}", f"{b}{number}") for a, b in links or itertools.combinations(names, 2)]
         home = sites[0] if mode == "hub" else None
-        return World(spark, Sites(mode, home, "micro-batch", connections, frozenset(map(frozenset, pairs))), tmp_path)
+        return World(spark, Sites(mode, home, trigger, connections, frozenset(map(frozenset, pairs))), tmp_path)
 
     return make

@@ -18,6 +18,7 @@ from connectors.data_log import DataLog, Stored
 from connectors.ledger_job import LedgerJob
 from connectors.relay_job import relays_of
 from connectors.sequencer_job import SequencerJob
+from connectors.settings import change_settings
 from connectors.sites import Direction, Sites
 from connectors.streaming_job import JobOptions, StreamingJob
 from connectors.topics import count_partitions, create_topics, find_topics
@@ -86,6 +87,10 @@ class World:
             "the relays have made all inboxes",
             0.3,
         )
+
+    def change_settings(self, site: str, **changes: object) -> None:
+        """Ask the site's sequencer for other settings of the group."""
+        change_settings(self.sites.connection(site), self.group, site, **changes)
 
     def member(self, site: str, name: str) -> Member:
         """A member at the site."""

@@ -1,0 +1,87 @@
+"""The relay beside the stateless copy: records per second of each kind of records, and what it adds to latency."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shutil
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from connectors.relay_job import Requests
+from connectors.relaying import relay_news, relay_orders, relay_requests
+from connectors.sites import Direction, Sites, Trigger
+from connectors.streaming_job import JobOptions
+from connectors.topics import ensure_topic
+from jobs.streaming import running
+from ordering.names import Topic
+from tests.bench.backlog import fill
+from tests.bench.drain import Drained, drain_copy, drain_sequencer, measure_drain, read, to_kafka
+from tests.bench.lab import Lab, Place
+from tests.bench.latency import measure_latency, summary
+from tests.bench.plan import Case
+
+_CASE = Case(100, 16, 1)
+
+
+def measure(lab: Lab) -> dict[str, Any]:
+    """Throughput, then latency with both triggers."""
+    return {"throughput": _throughput(lab), "latency": _latency(lab)}
+
+
+def _throughput(lab: Lab) -> list[dict[str, Any]]:
+    lab.say(f"relay: {lab.plan.records:,} records of each kind beside a copy of the same")
+    rows = []
+    with lab.place("relay") as place, lab.output(place) as data:
+        fill(lab, place, lab.plan.records, _CASE)
+        drain_sequencer(lab, place, data)
+        for kind, source in (("requests", place.forward), ("orders", data.data), ("news", data.data)):
+            with lab.output(place) as target:
+                copy = drain_copy(lab, place, target, source)
+            with lab.output(place) as target:
+                relayed = _drain(lab, kind, source, Direction(place.site, target.site), place)
+            rows.append({"kind": kind, "copy": copy.rate, "relay": relayed.rate, "ratio": relayed.rate / copy.rate})
+            lab.say(f"relay: {kind} {relayed.rate:,.0f} records/s, copy {copy.rate:,.0f}")
+    return rows
+
+
+def _drain(lab: Lab, kind: str, source: str, way: Direction, place: Place) -> Drained:
+    ensure_topic(lab.connection, Topic(place.group, "relayed", way.target, way.source), 1)
+    return measure_drain(lab, to_kafka(lab, _relayed(kind, read(lab, source), way)))
+
+
+def _relayed(kind: str, rows: DataFrame, way: Direction) -> DataFrame:
+    if kind == "requests":
+        return relay_requests(rows, way)
+    return relay_orders(rows, way) if kind == "orders" else relay_news(rows, way, [way.target])
+
+
+def _latency(lab: Lab) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    triggers: tuple[Trigger, ...] = ("micro-batch", "real-time")
+    for trigger in triggers:
+        lab.say(f"relay: latency at {lab.plan.latency_rate:,} records/s, {trigger}")
+        with lab.place("relay") as place, lab.output(place) as target:
+            relayed = str(Topic(place.group, "relayed", target.site, place.site))
+            with _relaying(lab, trigger, place, target):
+                latencies, behind = measure_latency(lab, place, relayed)
+        found[trigger] = {**summary(latencies), "sender_behind_ms": behind * 1000}
+    return found
+
+
+@contextlib.contextmanager
+def _relaying(lab: Lab, trigger: Trigger, place: Place, target: Place) -> Iterator[None]:
+    """The relay job from one site to its home, in this process, ready."""
+    ends = {place.site: lab.connection, target.site: lab.connection}
+    sites = Sites("hub", target.site, trigger, ends, frozenset([frozenset(ends)]))
+    make = functools.partial(Requests, sites=sites, way=Direction(place.site, target.site))
+    data = lab.path("data")
+    with running([make], lab.spark, JobOptions(lab.connection, place.site, data)) as jobs:
+        while not jobs[0].ready.wait(0.2):
+            jobs[0].raise_failure()
+        time.sleep(1)
+        yield
+    shutil.rmtree(data, ignore_errors=True)

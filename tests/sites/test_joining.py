@@ -1,0 +1,78 @@
+"""A new site gets the history; members of all sites are in one view, as long as their relay is there."""
+
+from __future__ import annotations
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.bootstrap import bootstrap
+from connectors.data_log import DataLog
+from connectors.ledger import read_table_state
+from connectors.sites import Direction
+from ordering.errors import HistoryUnavailable, UsageError
+from tests.crash.processes import wait_until
+from tests.sites.conftest import MakeWorld
+from tests.sites.test_relay import messages
+from tests.sites.world import World, fifo
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+
+def drop(world: World, site: str, seqnos: int) -> None:
+    """Let retention drop the site's DATA up to about this seqno."""
+    with DataLog(world.sites.connection(site), world.group, site) as log:
+        partition = log.partition
+    with world.sites.connection(site).admin() as admin:
+        admin.delete_records({TopicPartition(*partition): seqnos})
+
+
+def await_ledger(world: World, site: str, seqno: int) -> None:
+    ledger = world.directory / site / "ledger"
+    wait_until(lambda: read_table_state(ledger).last_seqno.get(world.group, 0) >= seqno, 60, "the ledger is there", 0.3)
+
+
+@pytest.mark.parametrize("mode", ["hub", "mesh"])
+def test_a_new_site_begins_at_seqno_1(make_world: MakeWorld, mode: str) -> None:
+    """What Kafka has dropped comes from the ledger, the rest by the relay, without a seam; twice does no harm."""
+    world = make_world(mode, "nyc", "sfo")
+    nyc, sfo = world.sites.connections
+    ledger = world.directory / nyc / "ledger"
+    with pytest.raises(UsageError, match="no ledger"):
+        bootstrap(world.sites, world.group, ledger, Direction(nyc, sfo))
+    with world.running([world.sequencer(nyc), world.ledger(nyc)]):
+        world.broadcast(nyc, "alice", messages("a", 300))
+        await_ledger(world, nyc, 300)
+        drop(world, nyc, 200)
+        relay = world.relay(nyc, sfo)
+        with pytest.raises(HistoryUnavailable), world.running(relay):
+            pass
+        for _ in range(2):
+            assert bootstrap(world.sites, world.group, ledger, Direction(nyc, sfo)) == 300
+        others = [world.sequencer(sfo)] if mode == "mesh" else []
+        with world.running([*relay, *others]):
+            world.broadcast(nyc, "bob", messages("b", 100))
+            found = world.deliveries(sfo, 400)
+    assert [d.seqno for d in found] == list(range(1, 401))
+    assert fifo(found) == {f"{nyc}/alice": messages("a", 300), f"{nyc}/bob": messages("b", 100)}
+
+
+def test_a_site_behind_a_cut_bridge_leaves_the_view_and_comes_back(make_world: MakeWorld) -> None:
+    """In a hub the one view has the members of all sites; when a relay is silent, its site's are gone from it."""
+    world = make_world("hub", "nyc", "sfo")
+    nyc, sfo = world.sites.connections
+    world.change_settings(nyc, suspect_after_ms=4000)
+    with (
+        world.running([world.sequencer(nyc), *world.relay(nyc, sfo)]),
+        world.member(nyc, "alice") as alice,
+        world.member(sfo, "bob") as bob,
+    ):
+        alice.connect(timeout=60)
+        with world.running(world.relay(sfo, nyc)):
+            bob.connect(timeout=60)
+            wait_until(lambda: alice.view and alice.view.at(sfo) == (f"{sfo}/bob",), 60, "bob is in alice's view")
+        wait_until(lambda: alice.view and not alice.view.at(sfo), 60, "the remote view is empty")
+        assert alice.view
+        assert alice.view.at(nyc) == (f"{nyc}/alice",)
+        with world.running(world.relay(sfo, nyc)):
+            wait_until(lambda: alice.view and alice.view.at(sfo) == (f"{sfo}/bob",), 60, "bob is back")
+            wait_until(lambda: bob.view and bob.view.at(nyc) == (f"{nyc}/alice",), 60, "bob knows")

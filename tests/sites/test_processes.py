@@ -1,0 +1,164 @@
+"""The commands: relays that are killed, a checker that knows sites, and what a user is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from connectors.connection import Connection
+from tests.cli.process import abcast
+from tests.crash.processes import ABCAST, Process, wait_until
+from tests.sites.conftest import MakeWorld
+from tests.sites.test_relay import messages
+from tests.sites.world import World, fifo
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+
+def sites_file(world: World) -> Path:
+    """The world's sites as a user writes them."""
+    home = f'home = "{world.sites.home}"\n' if world.sites.home else ""
+    tables = (
+        f'[sites.{name}]\nbootstrap_servers = "{connection.bootstrap_servers}"\n'
+        for name, connection in world.sites.connections.items()
+    )
+    file = world.directory / "sites.toml"
+    file.write_text(home + f'trigger = "{world.sites.trigger}"\n' + "".join(tables), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[list[Process]]:
+    """Processes of the test, killed at its end."""
+    started: list[Process] = []
+    yield started
+    for process in started:
+        process.kill()
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("trigger", ["micro-batch", "real-time"])
+def test_killed_relays_under_load(make_world: MakeWorld, processes: list[Process], trigger: str) -> None:
+    """kill -9 of `abcast relay` in the middle, its directory deleted: nothing lost, nothing doubled, one order."""
+    world = make_world("hub", "nyc", "sfo", trigger=trigger)
+    nyc, sfo = world.sites.connections
+    command = (ABCAST, "relay", "--sites", sites_file(world), "--data", world.directory / "relay")
+
+    def relay() -> Process:
+        process = Process(f"relay-{len(processes)}", command, world.directory / "logs")
+        processes.append(process)
+        process.wait_ready()
+        return process
+
+    with world.running([world.sequencer(nyc)]), world.member(sfo, "bob") as bob, world.member(nyc, "alice") as alice:
+        killed = relay()
+        for payload in messages("b", 2000):
+            bob.broadcast(payload)
+        alice.broadcast(b"a").result(60)
+        wait_until(lambda: world.relayed_to(nyc) > 0, 60, "the relay has begun")
+        killed.kill()
+        for payload in messages("c", 500):
+            bob.broadcast(payload)
+        successor = relay()
+        bob.wait_ordered(120)
+        successor.stop()
+    assert world.deliveries(sfo, 2501) == world.deliveries(nyc, 2501)
+    assert fifo(world.deliveries(sfo, 2501))[f"{sfo}/bob"] == messages("b", 2000) + messages("c", 500)
+    verdict = abcast(
+        *("check", "--group", world.group, "--sites", sites_file(world), "--settled", "--json"), cwd=world.directory
+    )
+    assert verdict.returncode == 0, verdict.stdout + verdict.stderr
+    found = json.loads(verdict.stdout)
+    assert found["read"] == {f"DATA of {site}": 2501 for site in (nyc, sfo)}
+
+
+def test_the_checker_tells_what_is_under_way_from_what_is_lost(make_world: MakeWorld) -> None:
+    world = make_world("mesh", "nyc", "sfo")
+    nyc, sfo = world.sites.connections
+    with world.running([world.sequencer(nyc)]):
+        world.broadcast(nyc, "alice", messages("a", 3))
+    command = ("check", "--group", world.group, "--sites", sites_file(world), "--json")
+    under_way = abcast(*command, cwd=world.directory)
+    assert under_way.returncode == 0
+    told = json.loads(under_way.stdout)
+    assert [(lack["site"], lack["sender"], lack["missing"]) for lack in told["lacking"]] == [(sfo, f"{nyc}/alice", 3)]
+    lost = abcast(*command, "--settled", cwd=world.directory)
+    assert lost.returncode == 3
+    assert [anomaly["anomaly"] for anomaly in json.loads(lost.stdout)["anomalies"]] == ["lost"]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "says"),
+    [
+        ("", (), "give each site a table"),
+        ("sites = 1", (), "give each site a table"),
+        ('home = "x"\n[sites.a]\nbootstrap_servers = "h:1"', (), "none of the sites"),
+        ('mode = "ring"\n[sites.a]\nbootstrap_servers = "h:1"', (), "mode is one of"),
+        ('colour = "red"\n[sites.a]\nbootstrap_servers = "h:1"', (), "unknown keys: colour"),
+        ("[sites.a]\nport = 1", (), "[sites.a] has unknown keys: port"),
+        ("[sites.a]", (), "needs bootstrap_servers"),
+        ('[sites."a b"]\nbootstrap_servers = "h:1"', (), "site name"),
+        ('links = [["a", "c"]]\n[sites.a]\nbootstrap_servers = "h:1"', (), "links is a list"),
+        ('[sites.a]\nbootstrap_servers = "h:1"\nsecurity = {protocol = "TLS"}', (), "protocol is one of"),
+        ('[sites.a]\nbootstrap_servers = "h:1"\nsecurity = {protocol = "SASL_SSL"}', (), "needs a username"),
+        ('[sites.a]\nbootstrap_servers = "h:1"', (), "there is no link"),
+        ('[sites.a]\nbootstrap_servers = "h:1"', ("--from", "b"), "'b' is not configured"),
+        (None, (), "can't be read"),
+    ],
+)
+def test_what_a_wrong_file_is_told(tmp_path: Path, text: str | None, arguments: tuple[str, ...], says: str) -> None:
+    file = tmp_path / "sites.toml"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    done = abcast("relay", "--sites", file, *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_follower_has_no_sequencer(make_world: MakeWorld) -> None:
+    world = make_world("hub", "nyc", "sfo")
+    _, sfo = world.sites.connections
+    done = abcast("sequence", "--site", sfo, "--sites", sites_file(world), cwd=world.directory)
+    assert done.returncode == 2
+    assert "run the sequencer there" in done.stderr
+
+
+def test_security_is_said_once_for_both_clients(tmp_path: Path) -> None:
+    from connectors.security import Security
+
+    (tmp_path / "pw").write_text('se"cret\n', encoding="utf-8")
+    table = {
+        "protocol": "SASL_SSL",
+        "mechanism": "SCRAM-SHA-512",
+        "username": "abcast",
+        "password_file": "pw",
+        "ca_file": "ca.pem",
+        "key_file": "key.pem",
+    }
+    connection = Connection("h:1", security=Security.parse(table, tmp_path))
+    assert connection.security.for_python() == {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "abcast",
+        "sasl_plain_password": 'se"cret',
+        "ssl_cafile": str(tmp_path / "ca.pem"),
+        "ssl_certfile": str(tmp_path / "key.pem"),
+        "ssl_keyfile": str(tmp_path / "key.pem"),
+    }
+    assert connection.spark_options() == {
+        "kafka.bootstrap.servers": "h:1",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "SCRAM-SHA-512",
+        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="abcast" password="se\\"cret";',
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": str(tmp_path / "ca.pem"),
+        "kafka.ssl.keystore.type": "PEM",
+        "kafka.ssl.keystore.location": str(tmp_path / "key.pem"),
+    }
