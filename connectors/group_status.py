@@ -31,7 +31,7 @@ class GroupStatus(NamedTuple):
 def read_status(connection: Connection, group: str, site: str) -> GroupStatus:
     """The status of one group. Raises BrokerUnreachable, TopicMissing, HistoryUnavailable."""
     with DataLog(connection, group, site) as data:
-        end = data.end()
+        end, is_copy = data.end(), data.is_copy()
         state = data.state(end)
         recent = [s for s in data.records(max(data.beginning(), end - _RATE_RECORDS), end) if s.data.kind != EPOCH]
     seconds = (recent[-1].timestamp_ms - recent[0].timestamp_ms) / 1000 if recent else 0.0
@@ -43,10 +43,13 @@ def read_status(connection: Connection, group: str, site: str) -> GroupStatus:
             forward = [
                 TopicPartition(str(topic), partition)
                 for topic in topics
-                if topic.role == "forward"
+                # Of a copy, the sequencer is elsewhere: what it has considered is not to be seen here.
+                if topic.role in ("forward", "relayed") and topic.site == site and not is_copy
                 for partition in consumer.partitions_for_topic(str(topic)) or ()
             ]
-            dead = [TopicPartition(str(topic), 0) for topic in topics if topic.role == "dead-letter"]
+            dead = [
+                TopicPartition(str(topic), 0) for topic in topics if topic.role == "dead-letter" and topic.site == site
+            ]
             ends, begins = consumer.end_offsets([*forward, *dead]), consumer.beginning_offsets([*forward, *dead])
     finally:
         consumer.close()

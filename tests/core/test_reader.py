@@ -87,3 +87,56 @@ def test_a_gap_is_a_violation() -> None:
     Reader(1, 5).expect(5)
     with pytest.raises(ProtocolViolation, match="gap: DATA ends at seqno 5, but 6 was decided"):
         Reader(1, 5).expect(6)
+
+
+class Log:
+    """A DATA log as sequencers may leave it: takeovers, what fenced ones still write, the end of a torn batch."""
+
+    def __init__(self) -> None:
+        self.records = [(EPOCH, 1, 0)]
+        self.epoch, self.seqno = 1, 0
+        self.zombies: dict[int, int] = {}
+        self.is_torn = False
+
+    def decide(self) -> None:
+        if self.is_torn:
+            self.take_over()
+        self.seqno += 1
+        self.records.append((MESSAGE, self.epoch, self.seqno))
+
+    def take_over(self) -> None:
+        self.zombies[self.epoch] = self.seqno
+        self.epoch, self.is_torn = self.epoch + 1, False
+        self.records.append((EPOCH, self.epoch, 0))
+
+    def haunt(self) -> None:
+        for epoch in self.zombies:
+            self.zombies[epoch] += 1
+            self.records.append((MESSAGE, epoch, self.zombies[epoch]))
+
+    def tear(self) -> None:
+        self.records.append((MESSAGE, self.epoch, self.seqno + 2))
+        self.is_torn = True
+
+
+def _taken(records: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    reader = Reader()
+    return [record for record in records if reader.accept(*record) is Verdict.TAKE]
+
+
+@given(
+    st.lists(st.sampled_from(["decide", "decide", "decide", "take_over", "haunt", "tear"]), max_size=40),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), max_size=12),
+)
+def test_a_copy_with_repeats_reads_the_same(steps: list[str], runs: list[tuple[int, int]]) -> None:
+    """What a relay leaves behind: runs of the log in any number, each beginning within what is there already."""
+    log = Log()
+    for step in steps:
+        getattr(log, step)()
+    copy: list[tuple[str, int, int]] = []
+    reached = 0
+    for back, length in [*runs, (0, len(log.records))]:
+        start = max(0, reached - back)
+        copy += log.records[start : start + length]
+        reached = max(reached, min(start + length, len(log.records)))
+    assert _taken(copy) == _taken(log.records)
