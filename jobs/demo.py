@@ -48,7 +48,7 @@ def demo(
     members: Annotated[int, typer.Option(min=1, max=200, help="Members that share the lines of --input.")] = 4,
     data: Data = DEFAULT_DATA,
     port: Annotated[int, typer.Option(help="Port of the embedded broker; 0 takes a free one.")] = 0,
-    sites: Annotated[
+    site_names: Annotated[
         str | None, typer.Option("--sites", metavar="NAME,NAME…", help="Show several sites, each on its own Kafka.")
     ] = None,
     mode: Annotated[
@@ -75,9 +75,9 @@ def demo(
                 EmbeddedBroker(left / "broker").stop()
         shutil.rmtree(directory)
     started = time.monotonic()
-    if sites is not None:
+    if site_names is not None:
         directory.mkdir(parents=True)
-        anomalies = show_sites(list(lines.values()), parse_names(sites), mode.value, directory, _say)
+        anomalies = show_sites(list(lines.values()), parse_names(site_names), mode.value, directory, _say)
         typer.echo(f"the sites: {directory / 'sites.toml'}; broker data and logs: {directory}/SITE/broker")
         _say(f"done in {time.monotonic() - started:.0f} s; everything is stopped")
         if anomalies:

@@ -14,6 +14,7 @@ import pytest
 
 from connectors import codec
 from connectors.ledger import read_table_state
+from connectors.sites import read_sites
 from jobs.options import load_config
 from ordering.membership import MAX_LEFT, NOT_A_MEMBER
 from ordering.sequencer import BAD_ADDRESS
@@ -138,6 +139,7 @@ def test_reasons() -> None:
     assert reasons == [
         codec.REPEATED_HEADER,
         codec.RESERVED_HEADER,
+        codec.NOT_RELAYED,
         codec.HEADERS_TOO_LARGE,
         codec.WRONG_VERSION,
         codec.WRONG_KIND,
@@ -145,6 +147,8 @@ def test_reasons() -> None:
         codec.KEY_IS_NOT_SENDER,
         codec.WRONG_INCARNATION,
         codec.WRONG_LOCAL_SEQNO,
+        codec.FORGED_VISITED,
+        codec.UNKNOWN_SITE,
         codec.WRONG_SITE,
         codec.NO_PAYLOAD,
         codec.PAYLOAD_TOO_LARGE,
@@ -190,11 +194,14 @@ def test_limits() -> None:
 
 
 def test_configuration(tmp_path: Path) -> None:
-    """The example of a configuration file is one."""
+    """The examples of a configuration file and of a sites' file are what they say."""
     from jobs.cli import command
 
     file = tmp_path / "abcast.toml"
-    file.write_text(fences(README, "toml")[0], encoding="utf-8")
+    described, configured = fences(README, "toml")
+    file.write_text(described, encoding="utf-8")
+    assert read_sites(file).home == "nyc"
+    file.write_text(configured, encoding="utf-8")
     defaults = load_config(command(), file)
     assert defaults["topics"]["create"] == {
         "bootstrap_servers": "kafka-1:9092,kafka-2:9092",

@@ -119,6 +119,7 @@ def test_ledger_rows(spark: SparkSession) -> None:
     assert_df_equality(ledger_rows(source_frame(spark, rows)), wanted, ignore_nullable=True)
 
 
+@pytest.mark.slow
 def test_each_seqno_once(spark: SparkSession, table: Path, group: str) -> None:
     """Repeats within a batch and between batches, what runs ahead, and what a fenced sequencer left are not written."""
     writer = LedgerWriter(table, {group: Reader()})
@@ -141,6 +142,7 @@ def test_each_seqno_once(spark: SparkSession, table: Path, group: str) -> None:
     assert read_table_state(table).last_seqno[group] == 5
 
 
+@pytest.mark.slow
 def test_a_batch_again(spark: SparkSession, table: Path, group: str) -> None:
     """A writer that starts again after its commit, from the log's beginning or its own, writes nothing twice."""
     log = log_of(seal(1), message(1), message(2), message(3), message(4), group=group)
@@ -151,6 +153,7 @@ def test_a_batch_again(spark: SparkSession, table: Path, group: str) -> None:
     assert rows_of(spark, table, group) == expected(1, 2, 3, 4)
 
 
+@pytest.mark.slow
 def test_compare_and_set(spark: SparkSession, table: Path, group: str) -> None:
     """Of two writers that read the same version of the table, the later finds out, and adds what is missing."""
     log = log_of(seal(1), *map(message, range(1, 6)), group=group)
@@ -161,6 +164,7 @@ def test_compare_and_set(spark: SparkSession, table: Path, group: str) -> None:
     assert rows_of(spark, table, group) == expected(1, 2, 3, 4, 5)
 
 
+@pytest.mark.slow
 def test_two_writers_at_once(spark: SparkSession, table: Path, group: str) -> None:
     """Two ledger jobs that race through the same log, batch by batch, leave each seqno once."""
     count = 6
@@ -184,6 +188,7 @@ def test_two_writers_at_once(spark: SparkSession, table: Path, group: str) -> No
     assert rows_of(spark, table, group) == expected(*range(1, count + 1))
 
 
+@pytest.mark.slow
 def test_groups_share_a_table(spark: SparkSession, table: Path, group: str) -> None:
     """Each group counts for itself, also in one batch."""
     other = f"{group}.other"
@@ -194,6 +199,7 @@ def test_groups_share_a_table(spark: SparkSession, table: Path, group: str) -> N
     assert rows_of(spark, table, group) == rows_of(spark, table, other) == expected(1, 2)
 
 
+@pytest.mark.slow
 def test_views(spark: SparkSession, table: Path, group: str) -> None:
     """Each view is a row of `views`, once, also when the writer died between the two tables."""
 
