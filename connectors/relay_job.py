@@ -88,6 +88,9 @@ class Relay(StreamingJob):
         names = [name for group in topics.values() for name in group]
         offsets = self.kafka_offsets(names, self.positions([topic for topic in map(Topic.parse, names) if topic]))
         source = {**self.kafka_source(names, offsets), "failOnDataLoss": "true"}
+        in_real_time = self.sites.trigger == "real-time"
+        if in_real_time:
+            del source["maxOffsetsPerTrigger"]  # there are no batches to bound
         rows = self.spark.readStream.format("kafka").options(**source).load()
         writer = (
             self.carry(rows)
@@ -96,7 +99,7 @@ class Relay(StreamingJob):
             .options(**self.target.spark_options(), **SINK_OPTIONS)
             .option("checkpointLocation", str(checkpoint))
         )
-        if self.sites.trigger == "real-time":
+        if in_real_time:
             # pyspark's type stubs do not know this trigger yet.
             writer = writer.outputMode("update").trigger(realTime=REAL_TIME_BATCH)  # type: ignore[call-overload]
         return writer.start()

@@ -179,7 +179,8 @@ class StreamingJob(ABC):
         # Spark reports the cut as an error, with stack traces; it is none.
         self.spark.sparkContext.setLogLevel("OFF")
         query.stop()
-        self.spark.sparkContext.setLogLevel("ERROR")
+        if not self._stop.is_set():  # else the application ends, and what was cut off may still say so
+            self.spark.sparkContext.setLogLevel("ERROR")
 
     def _find_topics(self) -> dict[str, list[str]]:
         return {

@@ -43,6 +43,7 @@ def test_a_new_site_begins_at_seqno_1(make_world: MakeWorld, mode: str) -> None:
         world.broadcast(nyc, "alice", messages("a", 300))
         await_ledger(world, nyc, 300)
         drop(world, nyc, 200)
+    with world.running([world.sequencer(nyc)]):
         relay = world.relay(nyc, sfo)
         with pytest.raises(HistoryUnavailable), world.running(relay):
             pass
@@ -76,3 +77,4 @@ def test_a_site_behind_a_cut_bridge_leaves_the_view_and_comes_back(make_world: M
         with world.running(world.relay(sfo, nyc)):
             wait_until(lambda: alice.view and alice.view.at(sfo) == (f"{sfo}/bob",), 60, "bob is back")
             wait_until(lambda: bob.view and bob.view.at(nyc) == (f"{nyc}/alice",), 60, "bob knows")
+            bob.close(timeout=60)
