@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from connectors.codec import H_EPOCH, H_INCARNATION, H_LOCAL_SEQNO, H_SENDER, H_VIEW
@@ -48,8 +48,11 @@ class Deliveries:
         ledger: Path | None,
         *,
         events: bool = False,
+        between: Callable[[int], None] | None = None,
     ) -> None:
-        """Raises UsageError."""
+        """`between` is called by the application's thread, between two deliveries and when there is nothing new, with
+        the seqno up to which it has taken everything. Raises UsageError.
+        """
         if from_seqno is not None and from_seqno < 1:
             raise UsageError(f"from_seqno is {from_seqno}, but seqnos start at 1.")
         if timeout is not None and timeout < 0:
@@ -63,7 +66,8 @@ class Deliveries:
         self._events = EventReader() if events else None
         self.finished = threading.Event()
         self._stopping = threading.Event()
-        self._next_seqno = 0
+        self._between = between or (lambda _: None)
+        self._next_seqno = self._first_seqno = 0
         self._taken = Place(0, 0, None)
         self._committed_seqno = 0
         self._committed_at = time.monotonic()
@@ -71,6 +75,11 @@ class Deliveries:
     def stop(self) -> None:
         """End the run: the application's loop ends as if there were no more messages."""
         self._stopping.set()
+
+    @property
+    def taken_seqno(self) -> int:
+        """Up to this seqno the application has taken everything, this run's start being where it began; 0 before."""
+        return max(self._taken.seqno, self._first_seqno - 1, 0)
 
     def run(self) -> Iterator[Delivery | Event]:
         """The messages, and the events if asked for.
@@ -98,6 +107,7 @@ class Deliveries:
             self._taken = Place(self._committed_seqno, self._committed_seqno, None)
         else:
             self._next_seqno = self.from_seqno
+        self._first_seqno = self._next_seqno
         asked_at = time.monotonic()
         for places in self._places(memory):
             for place in places:
@@ -111,12 +121,16 @@ class Deliveries:
                         self._commit(memory)
                     if self._stopping.is_set():
                         return
+                    self._between(place.seqno)
                 else:
                     self._taken = place
             now = time.monotonic()
             if now - self._committed_at >= COMMIT_EVERY_S:
                 self._commit(memory)
-            if self._stopping.is_set() or (self.timeout is not None and now - asked_at >= self.timeout):
+            if self._stopping.is_set():
+                return
+            self._between(self.taken_seqno)
+            if self.timeout is not None and now - asked_at >= self.timeout:
                 return
 
     def _commit(self, memory: MemberMemory) -> None:

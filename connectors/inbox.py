@@ -32,7 +32,7 @@ from connectors.connection import Connection
 from connectors.data_cursor import RETRY_PAUSE_S
 from connectors.deliveries import COMMIT_EVERY_S, POLL_S, REFRESH_EVERY_S
 from connectors.letter import Letter
-from connectors.letter_codec import H_RECEIVER, decode_letter
+from connectors.letter_codec import H_RECEIVER, decode_letter, is_state_letter
 from connectors.member_memory import MemberMemory
 from connectors.topics import inbox_partitions
 from ordering.errors import AbcastError, HistoryUnavailable, UsageError
@@ -40,6 +40,15 @@ from ordering.inbox import InboxReader
 from ordering.names import Address
 
 _logger = logging.getLogger(__name__)
+
+
+def inbox_partition(connection: Connection, consumer: KafkaConsumer, group: str, address: Address) -> TopicPartition:
+    """Where a member's letters are: the partition in which a producer puts its address as the key.
+
+    Raises TopicMissing, BrokerUnreachable.
+    """
+    partitions = inbox_partitions(connection, consumer, group, address.site)
+    return partitions[(murmur2(str(address).encode("ascii")) & 0x7FFFFFFF) % len(partitions)]
 
 
 class Inbox:
@@ -73,7 +82,7 @@ class Inbox:
         try:
             memory = MemberMemory(self.connection, self.group, self.address)
             try:
-                partition = self._partition(memory.consumer)
+                partition = inbox_partition(self.connection, memory.consumer, self.group, self.address)
                 try:
                     yield from self._receive(memory, partition)
                 finally:
@@ -85,11 +94,6 @@ class Inbox:
                     memory.close()
         finally:
             self.finished.set()
-
-    def _partition(self, consumer: KafkaConsumer) -> TopicPartition:
-        """Where the letters to this member are: the partition in which a producer puts its address as the key."""
-        partitions = inbox_partitions(self.connection, consumer, self.group, self.address.site)
-        return partitions[(murmur2(self._key) & 0x7FFFFFFF) % len(partitions)]
 
     def _receive(self, memory: MemberMemory, partition: TopicPartition) -> Iterator[Letter]:
         first = self._taken = self._committed = memory.letters_taken(partition)
@@ -166,7 +170,8 @@ class Inbox:
                 place = f"{record.topic}-{record.partition}:{record.offset}"
                 _logger.warning("%s: skipped a malformed letter at %s: %s", self.address, place, letter)
             return None
-        return letter if self._reader.accept(letter.sender, letter.incarnation, letter.local_seqno) else None
+        is_next = self._reader.accept(letter.sender, letter.incarnation, letter.local_seqno)
+        return letter if is_next and not is_state_letter(headers) else None
 
     def _commit_if_due(self, memory: MemberMemory, partition: TopicPartition) -> None:
         if time.monotonic() - self._committed_at >= COMMIT_EVERY_S:

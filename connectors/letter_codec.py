@@ -3,6 +3,8 @@
 Value = the payload, untouched. Key = the *receiver's* address, so that one receiver's letters stay in one partition.
 The headers are those of a FORWARD, with the kind `letter`, and `abcast-receiver`. Bad input is data here too: what is
 no letter decodes to the reason, never to an exception.
+
+Letters of the kind `state` are numbered together with the others, but are abcast's own (`connectors.state_transfer`).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from connectors.codec import (
 )
 from connectors.letter import Letter
 from ordering.names import is_address
-from ordering.records import LETTER, MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, Headers
+from ordering.records import LETTER, MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, STATE, Headers
 
 H_RECEIVER = "abcast-receiver"
 LETTER_HEADERS = (*FORWARD_HEADERS, H_RECEIVER)
@@ -45,12 +47,21 @@ WRONG_RECEIVER = "abcast-receiver or the key is not this member"
 
 
 def letter_headers(
-    sender: str, incarnation: int, local_seqno: int, receiver: str, application: Headers = ()
+    sender: str,
+    incarnation: int,
+    local_seqno: int,
+    receiver: str,
+    application: Headers = (),
+    kind: str = LETTER,
 ) -> list[tuple[str, bytes]]:
     """The headers of a letter. Its key is the receiver's address."""
-    headers = forward_headers(sender, incarnation, local_seqno)
-    headers[1] = (H_KIND, LETTER.encode("ascii"))
+    headers = forward_headers(sender, incarnation, local_seqno, kind=kind)
     return [*headers, (H_RECEIVER, receiver.encode("ascii")), *application]
+
+
+def is_state_letter(headers: Sequence[tuple[str, bytes]]) -> bool:
+    """Whether a record that is a letter is none of the application's."""
+    return (H_KIND, STATE.encode("ascii")) in headers
 
 
 def decode_letter(
@@ -67,7 +78,7 @@ def decode_letter(
         (any(name not in LETTER_HEADERS for name in own), RESERVED_HEADER),
         (_size(application) > MAX_HEADERS_BYTES, HEADERS_TOO_LARGE),
         (own.get(H_VERSION) != VERSION.encode(), WRONG_VERSION),
-        (own.get(H_KIND) != LETTER.encode(), WRONG_KIND),
+        (own.get(H_KIND) not in (LETTER.encode(), STATE.encode()), WRONG_KIND),
         (not is_address(sender), BAD_SENDER),
         (own.get(H_RECEIVER) != receiver or key != receiver, WRONG_RECEIVER),
         (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),

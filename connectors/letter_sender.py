@@ -47,7 +47,7 @@ from connectors.topics import inbox_partitions
 from ordering.errors import AbcastError, BrokerUnreachable, LetterTableFull, NotWrittenInTime, UsageError
 from ordering.forward_table import message_bytes
 from ordering.names import Address
-from ordering.records import Headers
+from ordering.records import LETTER, Headers
 
 _logger = logging.getLogger(__name__)
 
@@ -97,7 +97,9 @@ class LetterSender:
 
     # --- what applications call ---
 
-    def send(self, receiver: Address, payload: bytes, headers: Headers, timeout: float | None) -> LetterReceipt:
+    def send(
+        self, receiver: Address, payload: bytes, headers: Headers, timeout: float | None, kind: str = LETTER
+    ) -> LetterReceipt:
         """Number the letter, keep it, send it. Raises TopicMissing, BrokerUnreachable, LetterTableFull."""
         topic, to = self._inbox_topic(receiver.site), str(receiver)
         size = message_bytes(payload, headers)
@@ -105,7 +107,7 @@ class LetterSender:
             self._wait_for_room(size, timeout)
             local_seqno = self._last.get(to, 0) + 1
             receipt = LetterReceipt(to, self.incarnation, local_seqno, self._changed)
-            wire = letter_headers(str(self.address), self.incarnation, local_seqno, to, headers)
+            wire = letter_headers(str(self.address), self.incarnation, local_seqno, to, headers, kind)
             entry = _Entry(topic, payload, wire, size, receipt)
             if not self._table:
                 self._progress_at = time.monotonic()

@@ -35,10 +35,11 @@ from connectors.member_memory import MemberMemory
 from connectors.outbox import Outbox
 from connectors.receipt import Receipt
 from connectors.session import Callback, Session
+from connectors.state_transfer import GetState, SetState, StateTransfer
 from ordering.errors import AbcastError, Excluded, NotOrderedInTime, NotWrittenInTime, Superseded, UsageError
 from ordering.events import Event, ViewChange
 from ordering.names import DEFAULT_SITE, Address, check_group
-from ordering.records import MAX_PAYLOAD_BYTES, Headers
+from ordering.records import MAX_PAYLOAD_BYTES, STATE, Headers
 
 CLOSE_TIMEOUT_S = 10.0
 
@@ -67,6 +68,8 @@ class Member:
         resend_after: float = 5.0,
         block: Callback | None = None,
         unblock: Callback | None = None,
+        get_state: GetState | None = None,
+        set_state: SetState | None = None,
     ) -> None:
         """Connect to the site's Kafka.
 
@@ -88,6 +91,11 @@ class Member:
             block: called, in a thread of the member's, when a flush begins: finish what you have to say. It may
                 broadcast; when it returns, sending is blocked until the flush is over.
             unblock: called when the flush is over.
+            get_state: returns the application's state, for a member that joins: what it has made of all messages that
+                its `deliveries()` (without `from_seqno`) has given so far. Called there, by the application's thread,
+                between two of them. Only for members that have the whole state: those of the group's first view, and
+                those that connect with `state` or `from_ledger`.
+            set_state: takes such a state, in `connect(state=True)`.
 
         Raises:
             UsageError: a bad name or option; the outbox is another member's or in use.
@@ -111,10 +119,16 @@ class Member:
         self._session: Session | None = None
         self._is_connected = False
         self._first_seqno: int | None = None
+        self._own_run: Deliveries | None = None  # the newest of a member that transfers states
         self._flushing_thread: int | None = None
         self._forwarder: Forwarder | None = None
         self._letters: LetterSender | None = None
         self._runs: WeakKeyDictionary[Iterator[object], Deliveries | Inbox] = WeakKeyDictionary()
+        self._transfer: StateTransfer | None = None
+        if get_state is not None or set_state is not None:
+            self._transfer = StateTransfer(
+                self.connection, self.group, self.address, self._send_state_letter, get_state, set_state
+            )
         self._outbox: Outbox | None = None
         if outbox is None:
             MemberMemory(self.connection, self.group, self.address).close()  # a wrong address shows now, not later
@@ -139,25 +153,54 @@ class Member:
         """The group's newest view, as far as this member's sending half knows; None before `connect`."""
         return self._session.view if self._session else None
 
-    def connect(self, *, from_ledger: bool = False, timeout: float = 30.0) -> ViewChange:
+    def connect(self, *, from_ledger: bool = False, state: bool = False, timeout: float = 30.0) -> ViewChange:
         """Join the group; returns the first view with this member.
 
         `deliveries` then begins with that view; with `from_ledger`, where it would have without `connect`: after the
         last message that this name took, or with the group's first. `close` leaves the group. A member that the group
         has taken for dead (it was suspended, or cut off for too long) joins again by itself, as a new member.
 
+        With `state`, the state of the application comes first: an older member supplies it (the oldest that answers),
+        `set_state` gets it, and `deliveries` then begins with the first message that it does not count. Those who are
+        a group's first view have nobody to ask: there `set_state` is not called, and `deliveries` begins with the view.
+
         Raises:
-            NotOrderedInTime: there was no view within `timeout` seconds.
-            BrokerUnreachable, Superseded.
+            UsageError: `state` without `set_state`, with `from_ledger`, or of a member that has it.
+            NotOrderedInTime: there was no view within `timeout` seconds, or no state. Without its state it is a member
+                all the same: call `connect` again, or close it.
+            BrokerUnreachable, Superseded, TopicMissing.
         """
+        deadline = time.monotonic() + timeout
+        transfer = self._transfer
+        if state:
+            self._check_state_wanted(from_ledger)
         self._forwarder or self._start_sending()
         session = self._session
         assert session is not None
-        view = session.join(timeout)
+        if transfer is not None:
+            transfer.start()
+        view = session.joined_at if self._is_connected and state else None
+        view = view or session.join(timeout)
         self._is_connected = True
-        if not from_ledger and view.seqno:
+        seqno: int | None = None
+        if transfer is not None:
+            if state:
+                seqno = transfer.fetch(view, lambda: self.view, max(0.0, deadline - time.monotonic()))
+            self._own_run = None
+            transfer.is_ready = True
+        if seqno is not None:
+            self._first_seqno = seqno + 1
+        elif not from_ledger and view.seqno:
             self._first_seqno = view.seqno
         return view
+
+    def _check_state_wanted(self, from_ledger: bool) -> None:
+        if self._transfer is None or self._transfer.set_state is None:
+            raise UsageError("connect(state=True) needs a function that takes the state: Member(set_state=…).")
+        if from_ledger:
+            raise UsageError("take either state=True or from_ledger=True: the state counts the history already.")
+        if self._transfer.is_ready:
+            raise UsageError(f"{self.address} is connected already: the state comes with the first connect().")
 
     @contextmanager
     def flush(self, timeout: float = 30.0) -> Iterator[None]:
@@ -295,8 +338,17 @@ class Member:
             HistoryUnavailable: Kafka's retention has dropped what comes next, and the ledger was not given or has
                 it not.
         """
-        first = self._first_seqno if from_seqno is None else from_seqno
-        run = Deliveries(self.connection, self.group, self.address, first, timeout, self.ledger, events=events)
+        first, between = from_seqno, None
+        if from_seqno is None:
+            first = self._first_seqno
+            between = self._transfer.between if self._transfer is not None else None
+            if first is not None and self._own_run is not None:  # what is in the state does not come again
+                first = max(first, self._own_run.taken_seqno + 1)
+        run = Deliveries(
+            self.connection, self.group, self.address, first, timeout, self.ledger, events=events, between=between
+        )
+        if between is not None:
+            self._own_run = run
         with self._lock:
             self._check_open()
             generator = run.run()
@@ -318,6 +370,8 @@ class Member:
             runs = list(self._runs.items())
         for _, run in runs:
             run.stop()
+        if self._transfer is not None:
+            self._transfer.close()
         deadline = time.monotonic() + timeout
         not_written: NotWrittenInTime | None = None
         not_ordered: NotOrderedInTime | None = None
@@ -341,6 +395,9 @@ class Member:
             raise not_written
         if not_ordered is not None and self._outbox is None:
             raise not_ordered
+
+    def _send_state_letter(self, receiver: Address, payload: bytes, headers: Headers) -> LetterReceipt:
+        return (self._letters or self._start_letters()).send(receiver, payload, headers, 30.0, STATE)
 
     def _disconnect(self, runs: list[tuple[Iterator[object], Deliveries | Inbox]]) -> None:
         if self._session is not None:

@@ -73,6 +73,7 @@ class MemoryProducer:
         self.kafka = kafka
         self._sender = self  # whose thread a member ends before it closes
         self.offset = -1
+        self.topic_partition = TopicPartition("", 0)
 
     def send(
         self,
@@ -84,14 +85,20 @@ class MemoryProducer:
     ) -> MemoryProducer:
         count = len(self.kafka.numbers(topic))
         with self.kafka.changed:
-            log = self.kafka.partitions[
-                TopicPartition(topic, sum(key or b"") % count if partition is None else partition)
-            ]
+            sent = MemoryProducer(self.kafka)
+            sent.topic_partition = TopicPartition(topic, sum(key or b"") % count if partition is None else partition)
+            log = self.kafka.partitions[sent.topic_partition]
+            sent.offset = len(log)
             log.append(Record(len(log), int(time.time() * 1000), key, value, list(headers)))
             self.kafka.changed.notify_all()
-        sent = MemoryProducer(self.kafka)
-        sent.offset = len(log) - 1
         return sent
+
+    @property
+    def value(self) -> MemoryProducer:
+        return self
+
+    def failed(self) -> bool:
+        return False
 
     def get(self, timeout: float | None = None) -> MemoryProducer:
         return self
@@ -148,8 +155,9 @@ class MemoryConsumer:
             self.next[place] += len(records)
         return found
 
-    def committed(self, place: TopicPartition, **_: object) -> OffsetAndMetadata | None:
-        return self.kafka.committed.get((self.group_id, place))
+    def committed(self, place: TopicPartition, metadata: bool = False, **_: object) -> OffsetAndMetadata | int | None:
+        committed = self.kafka.committed.get((self.group_id, place))
+        return committed if metadata or committed is None else int(committed.offset)
 
     def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], **_: object) -> None:
         for place, offset in offsets.items():
