@@ -15,7 +15,7 @@ from tests.sites.conftest import MakeWorld
 from tests.sites.test_relay import messages
 from tests.sites.world import World, fifo
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker]
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
 
 def sites_file(world: World) -> Path:

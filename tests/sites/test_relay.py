@@ -7,10 +7,11 @@ import itertools
 import pytest
 
 from ordering.errors import AbcastError
+from tests.crash.processes import wait_until
 from tests.sites.conftest import MakeWorld
 from tests.sites.world import fifo, named
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker]
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
 
 def messages(name: str, count: int) -> list[bytes]:
@@ -112,3 +113,29 @@ def test_killed_relays_leave_no_hole(make_world: MakeWorld) -> None:
     assert fifo(found) == {f"{nyc}/alice": messages("a", 3000) + messages("b", 3000)}
     assert [d.seqno for d in found] == list(range(1, 6001))
     assert world.relayed_to(sfo) > 6000, "the twins both carried something"
+
+
+def test_readers_of_a_copy_start_from_a_base(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the copy has what the home's state counts, that state is posted; who starts there reads on from it."""
+    monkeypatch.setattr("connectors.relay_job.SNAPSHOT_EVERY_RECORDS", 50)
+    world = make_world("hub", "nyc", "sfo")
+    nyc, sfo = world.sites.connections
+    with world.running([world.sequencer(nyc)]):
+        with world.running(world.relays()), world.log(sfo) as copy:
+            world.broadcast(nyc, "alice", messages("a", 200))
+            wait_until(lambda: copy.base() is not None, 60, "a base is posted", 0.3)
+            world.broadcast(sfo, "bob", messages("b", 60))
+            base = copy.base()
+            assert base
+            assert base.seqno >= 50
+        # A relay that starts again asks the copy how far it is, and that goes by the base, too.
+        with world.running(world.relays()), world.log(sfo) as copy, world.log(nyc) as home:
+            world.broadcast(sfo, "bob", messages("c", 40))
+            wait_until(lambda: copy.state().seqno == 300, 60, "all is copied", 0.3)
+            assert copy.state().received == home.state().received
+            assert copy.is_copy()
+            assert not home.is_copy()
+        assert world.deliveries(sfo, 300) == world.deliveries(nyc, 300)
+        with world.member(sfo, "late") as late:
+            found = list(itertools.islice(late.deliveries(from_seqno=250, timeout=30), 51))
+    assert [d.seqno for d in found] == list(range(250, 301))

@@ -108,9 +108,13 @@ class World:
         with self.member(site, f"reader{next(_numbers)}") as member:
             return list(itertools.islice(member.deliveries(from_seqno=1, timeout=PATIENCE_S), count))
 
+    def log(self, site: str) -> DataLog:
+        """The site's DATA, to be closed."""
+        return DataLog(self.sites.connection(site), self.group, site)
+
     def records(self, site: str) -> list[Stored]:
         """The site's DATA as it stands."""
-        with DataLog(self.sites.connection(site), self.group, site) as log:
+        with self.log(site) as log:
             return list(log.records(log.beginning(), log.end()))
 
     def relayed_to(self, site: str) -> int:
