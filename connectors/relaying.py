@@ -22,8 +22,7 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from connectors import codec, spark_codec
-from connectors.connection import MAX_RECORD_BYTES
+from connectors import codec, sequencing, spark_codec
 from connectors.sites import Direction
 from ordering.records import MESSAGE
 
@@ -101,12 +100,7 @@ def _header(name: str, value: Column) -> Column:
 
 
 SINK_OPTIONS = {
-    "includeHeaders": "true",
-    "kafka.acks": "all",
-    "kafka.enable.idempotence": "true",
-    "kafka.max.request.size": str(MAX_RECORD_BYTES),
-    "kafka.linger.ms": "0",
-    "kafka.batch.size": "131072",
+    **sequencing.SINK_OPTIONS,
     # A record that the producer gave up on, while later ones got through, would be a hole in the copy: it never does.
     "kafka.delivery.timeout.ms": str(2**31 - 1),
     "kafka.retries": str(2**31 - 1),

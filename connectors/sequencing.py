@@ -6,9 +6,9 @@ The stateful operator is the only Python on the path. It sees arrow batches, dec
 never looks at a payload. Spark's state store holds the state between the batches of one run; nothing rests on it
 after a crash (see `connectors.takeover`).
 
-Spark hands a group's rows over in no promised order, so `in_log_order` sorts them, here and nowhere else; in practice
-they come sorted, and then nothing is copied. A micro-batch is therefore held in the worker's memory: its size is
-bounded by `maxOffsetsPerTrigger`.
+A group's rows come from Spark in no promised order, so `sequence` has each micro-batch sorted by group and source, in
+the JVM, there and nowhere else; `step_columns` asserts it of each arrow batch, of which the Python worker holds one at
+a time. The size of a micro-batch, which the sort holds, is bounded by `maxOffsetsPerTrigger`.
 """
 
 from __future__ import annotations

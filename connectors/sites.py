@@ -86,11 +86,6 @@ class Sites:
         return hops.get(target) or None
 
 
-def single_site(site: str, connection: Connection) -> Sites:
-    """A deployment that nobody has configured: one site on its own."""
-    return Sites("mesh", None, "micro-batch", {check_site(site): connection}, frozenset())
-
-
 def read_sites(path: Path) -> Sites:
     """The sites of a file. Raises UsageError, which names the file and what is wrong with it."""
     try:
