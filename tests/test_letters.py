@@ -79,6 +79,11 @@ def write(connection: Connection, group: str, receiver: str, letters: list[tuple
     producer.close()
 
 
+def warnings_of(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
+    """Of one logger: on a slow machine the Kafka client warns too, of its own slowness."""
+    return [record.getMessage() for record in caplog.records if record.name == logger]
+
+
 class TestSending:
     def test_fifo_to_each_receiver(self, connection: Connection, group: str, alice: Member) -> None:
         """Many receivers at two sites, in all partitions: each has its own letters, numbered from 1."""
@@ -348,10 +353,10 @@ class TestReceiving:
         alice.send("b/bob", b"2").result(WAIT)
         with caplog.at_level(logging.WARNING, "connectors.inbox"):
             assert payloads(received(connection, group, "b/bob")) == [1, 2]
-            assert len([record for record in caplog.records if "malformed" in record.getMessage()]) == len(bad)
+            assert len(warnings_of(caplog, "connectors.inbox")) == len(bad)
             caplog.clear()
             assert received(connection, group, "b/bob") == []
-            assert not caplog.records
+            assert not warnings_of(caplog, "connectors.inbox")
 
     def test_letters_wait_for_a_receiver_that_never_ran(self, connection: Connection, group: str) -> None:
         with Member(group, "a/alice", connection=connection) as alice:

@@ -171,7 +171,9 @@ def test_a_joiner_under_load(connection: Connection, group: str, flush: bool) ->
             for number in itertools.count():
                 if stop.is_set():
                     return
-                sender.broadcast(b"%s %d" % (str(sender.address).encode(), number))
+                receipt = sender.broadcast(b"%s %d" % (str(sender.address).encode(), number))
+                if number % 50 == 49:  # no faster than a slow machine orders
+                    receipt.result(WAIT)
                 time.sleep(0.001)
 
         senders = [threading.Thread(target=load, args=(sender,)) for sender in (s, t)]
