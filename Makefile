@@ -17,7 +17,7 @@ MAKEFLAGS += --no-print-directory
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.jars ## install everything into .venv (a minute or two the first time)
+setup: $(VENV)/.classes ## install everything into .venv (a minute or two the first time)
 
 test-fast: setup ## run the tests that need no broker, kill nothing and take no time
 	@$(BIN)/python -m pytest -m "not broker and not crash and not slow" $(ARGS)
@@ -52,7 +52,7 @@ clean: ## remove .venv and everything tests and builds leave behind
 		.pytest_cache .ruff_cache artifacts metastore_db spark-warehouse derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Three stamps, so that a change redoes only what depends on it.
+# Four stamps, so that a change redoes only what depends on it.
 
 $(VENV)/.packages: conf/requirements-dev.lock
 	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "There is no $(PYTHON): install Python 3.10 or newer, or name\
@@ -82,5 +82,9 @@ $(VENV)/.project: $(VENV)/.packages pyproject.toml
 
 $(VENV)/.jars: $(VENV)/.project conf/ivy.xml
 	@$(BIN)/python -m connectors.jars
+	@touch $@
+
+$(VENV)/.classes: $(VENV)/.jars
+	@$(BIN)/python -m jobs.class_archive
 	@touch $@
 	@echo "Ready: try make demo."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kafka import KafkaProducer
@@ -17,11 +17,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.data_log import DataLog
 from connectors.ledger_state import state_from_ledger
 from connectors.sequencing import SINK_OPTIONS, decode_forward, encode_decided, sequence
+from connectors.spark import python_worker_at_hand
 from connectors.streaming_job import JobOptions, StreamingJob
 from connectors.takeover import check_not_fenced, take_over
 from connectors.ticks import tick
 from ordering.names import Topic
 from ordering.records import JOIN, VIEW
+from ordering.sequencer import SNAPSHOT_EVERY_RECORDS
 
 _OBSERVED = "memberships"
 
@@ -40,7 +42,7 @@ class SequencerJob(StreamingJob):
         self._query: StreamingQuery | None = None
         self._forward: dict[str, list[str]] = {}
         self._watched: set[str] = set()
-        self._seen_batch = -1
+        self._seen_batch = self._late_batch = -1
         self._ticker: KafkaProducer | None = None
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
@@ -78,7 +80,7 @@ class SequencerJob(StreamingJob):
         # Whether a batch has changed a membership, so that the driver need not read DATA to know whom to tick for.
         changes = F.count(F.when(F.col("kind").isin(JOIN, VIEW), 1)).alias("changes")
         decided = sequence(decoded, states, self.options.parallelism).observe(_OBSERVED, changes)
-        self._forward, self._seen_batch = dict(topics), -1
+        self._forward, self._seen_batch, self._late_batch = dict(topics), -1, -1
         self._watched = {group for group, state in states.items() if state.membership.is_watched}
         self._query = (
             encode_decided(decided, site)
@@ -90,14 +92,29 @@ class SequencerJob(StreamingJob):
         )
         return self._query
 
+    def run(self) -> None:
+        """Work until stopped, as every job."""
+        with python_worker_at_hand(self.spark):
+            super().run()
+
     def check(self) -> None:
-        """Tick for the groups that have members. Raises Fenced if a newer epoch has begun."""
+        """Tick for the groups that have members, and after a large batch. Raises Fenced if a newer epoch has begun."""
         for data in self._logs:
             check_not_fenced(data, self._epochs[data.topic.group])
         if self._memberships_have_changed():
             self._watched = {data.topic.group for data in self._logs if data.state().membership.is_watched}
-        if self._watched:
-            self._tick()
+        ticked = self._forward if self._is_snapshot_late() else self._watched
+        if ticked:
+            self._tick(ticked)
+
+    def _is_snapshot_late(self) -> bool:
+        """Whether the newest batch has left a snapshot to be written by the next, which may be long in coming."""
+        assert self._query is not None
+        newest = self._query.lastProgress
+        if newest is None or newest.batchId == self._late_batch or newest.numInputRows < SNAPSHOT_EVERY_RECORDS:
+            return False
+        self._late_batch = newest.batchId
+        return True
 
     def _memberships_have_changed(self) -> bool:
         assert self._query is not None
@@ -105,12 +122,12 @@ class SequencerJob(StreamingJob):
         self._seen_batch = max((progress.batchId for progress in fresh), default=self._seen_batch)
         return any(_OBSERVED in p.observedMetrics and p.observedMetrics[_OBSERVED]["changes"] for p in fresh)
 
-    def _tick(self) -> None:
+    def _tick(self, groups: Iterable[str]) -> None:
         """A tick into each partition; one that fails is made up for by the next."""
         if self._ticker is None:
             self._ticker = self.options.connection.producer()
         try:
-            for group in sorted(self._watched):
+            for group in sorted(groups):
                 for topic in self._forward[group]:
                     tick(self._ticker, topic, self._ticker.partitions_for(topic))
         except KafkaError as error:

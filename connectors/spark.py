@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
-from connectors.jars import spark_jars
+from connectors.jars import jars_directory, spark_jars
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
 
 SETTINGS = {
     # Delta
@@ -55,33 +61,92 @@ LOG_SETTINGS = Path(__file__).resolve().parent.parent / "conf" / "log4j2.propert
 
 
 def build_session(
-    name: str, *, cores: int | None = None, driver_memory: str = "1536m", parallelism: int = 1
+    name: str,
+    *,
+    cores: int | None = None,
+    driver_memory: str = "1536m",
+    parallelism: int = 1,
+    archive_to: Path | None = None,
 ) -> SparkSession:
     """The application's Spark session, with the Kafka and Delta jars. Under spark-submit, that one's master is kept.
 
     `cores`: local threads (default: all, at least 2, since a streaming job runs more than one query).
-    `parallelism`: groups that the sequencer decides at the same time. Raises EnvironmentProblem if Java or the jars
-    are missing.
+    `parallelism`: groups that the sequencer decides at the same time. `archive_to`: where the JVM leaves an archive of
+    its classes when it ends. Raises EnvironmentProblem if Java or the jars are missing.
     """
     # Workers must run this very environment, whatever `python3` is on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
-    if not _SUBMITTED:
-        builder = builder.master(f"local[{cores or max(2, os.cpu_count() or 2)}]").config(
-            "spark.driver.memory", driver_memory
-        )
-        # Throughput counts here, not pauses, and there are few cores: the parallel collector.
-        options = f"-Dlog4j2.configurationFile={LOG_SETTINGS} -XX:+UseParallelGC"
-        builder = builder.config("spark.driver.extraJavaOptions", options)
+    jars = spark_jars()
+    if _SUBMITTED:
+        _add_to_class_path(jars)
+        builder = builder.config("spark.jars", ",".join(map(str, jars)))
     else:
-        _add_to_class_path(spark_jars())
-    builder = builder.config("spark.jars", ",".join(map(str, spark_jars())))
+        # The JVM takes seconds to come up; what Python will need is imported meanwhile.
+        threading.Thread(target=importlib.import_module, args=("pandas",), daemon=True).start()
+        builder = builder.master(f"local[{cores or max(2, os.cpu_count() or 2)}]")
+        builder = builder.config("spark.driver.memory", driver_memory)
+        builder = builder.config("spark.driver.extraJavaOptions", " ".join(_java_options(archive_to)))
+        # Not `spark.jars`, which has them copied at every start, and loaded in a way that no archive can hold.
+        builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(map(str, jars)))
     for key, value in SETTINGS.items():
         builder = builder.config(key, value)
     builder = builder.config("spark.sql.shuffle.partitions", str(parallelism))
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def class_archive() -> Path:
+    """The archive of Spark's classes, which `jobs.class_archive` makes."""
+    return jars_directory() / "spark.jsa"
+
+
+def _java_options(archive_to: Path | None) -> Iterator[str]:
+    yield f'"-Dlog4j2.configurationFile={LOG_SETTINGS}"'
+    # Throughput counts here, not pauses, and there are few cores: the parallel collector.
+    yield "-XX:+UseParallelGC"
+    # About archives Java complains on standard output: of classes left out, and of one made by another Java.
+    yield "-Xlog:cds=off -Xlog:cds+dynamic=off"
+    if archive_to is not None:
+        yield f'"-XX:ArchiveClassesAtExit={archive_to}"'
+    elif class_archive().exists():
+        yield f'"-XX:SharedArchiveFile={class_archive()}"'
+
+
+def end_jvm(session: SparkSession, timeout: float) -> None:
+    """Stop the session and wait until its JVM has ended, which otherwise outlives the process for a moment."""
+    gateway = session.sparkContext._gateway
+    assert gateway is not None
+    session.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(timeout)
+
+
+@contextlib.contextmanager
+def python_worker_at_hand(session: SparkSession) -> Iterator[None]:
+    """Has Spark start a Python worker and import in it what the sequencer needs, while the caller goes on.
+
+    It waits in Spark's pool for the first batch, which it makes some seconds faster.
+    """
+
+    def start() -> None:
+        # What goes wrong here goes wrong in the first batch too, and is told there.
+        with contextlib.suppress(Exception):
+            session.range(1, numPartitions=1).mapInArrow(_after_imports, "id long").collect()
+
+    starting = threading.Thread(target=start, name="abcast-python-worker", daemon=True)
+    starting.start()
+    try:
+        yield
+    finally:
+        starting.join()
+
+
+def _after_imports(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+    importlib.import_module("connectors.sequencing")
+    yield from batches
 
 
 def hand_on_signals(session: SparkSession, stop: Callable[[], None]) -> None:
@@ -112,7 +177,7 @@ class _SignalHandler:
 
 
 def _add_to_class_path(jars: Iterable[Path]) -> None:
-    """Let the JVM that spark-submit has started see the jars; for one that we start, `spark.jars` does it."""
+    """Let the JVM that spark-submit has started see the jars."""
     SparkContext._ensure_initialized()
     jvm = SparkContext._jvm
     assert jvm is not None

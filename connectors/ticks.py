@@ -3,6 +3,9 @@
 The log's clock is what its records say (`ordering.membership`). When all the members of a partition die, nothing is
 written there any more, and its clock would stand still: nobody would be missed. A tick lost, late or doubled does no
 harm; it only says that the broker was there at that time.
+
+After a large batch a group without members gets one too: the batch that it makes begins with the snapshot that is due,
+so that a successor need not read the large one back.
 """
 
 from __future__ import annotations

@@ -1,0 +1,64 @@
+"""`python -m jobs.class_archive`: record the classes that Spark loads, so that every later start takes less time.
+
+Most of a Spark start is the JVM reading and checking some twenty thousand classes. Java keeps what it has read in an
+archive if asked to ("class data sharing", JEP 350): here by a run of the real jobs on a broker of its own, which
+`make setup` does once. Without the archive, or with another Java than it was made by, everything works, more slowly.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from connectors import Member
+from connectors.broker import EmbeddedBroker
+from connectors.connection import Connection
+from connectors.jars import say
+from connectors.ledger import read_table_state
+from connectors.spark import build_session, class_archive, end_jvm
+from connectors.streaming_job import JobOptions
+from connectors.topics import create_topics
+from jobs.streaming import job_classes, running
+
+_GROUP, _SITE = "training", "local"
+_MESSAGES = 3
+_PATIENCE_S = 120.0
+
+
+def record() -> None:
+    """Make the archive. Raises AbcastError, or OSError if the JVM has written none."""
+    archive = class_archive()
+    with tempfile.TemporaryDirectory(prefix="abcast-") as name:
+        directory = Path(name)
+        with EmbeddedBroker(directory / "broker", port=0, progress=lambda _: None) as broker:
+            connection = Connection(broker.bootstrap_servers)
+            create_topics(connection, _GROUP, [_SITE])
+            partial = archive.with_suffix(f".{os.getpid()}")
+            spark = build_session("abcast training", archive_to=partial)
+            try:
+                options = JobOptions(connection, _SITE, directory)
+                with running(job_classes(["sequence", "ledger"]), spark, options):
+                    _exercise(connection, directory / "ledger")
+            finally:
+                end_jvm(spark, timeout=_PATIENCE_S)
+            partial.replace(archive)
+
+
+def _exercise(connection: Connection, ledger: Path) -> None:
+    with Member(_GROUP, f"{_SITE}/trainer", connection=connection) as member:
+        for _ in range(_MESSAGES):
+            member.broadcast(b"x", headers=[("name", b"value")]).result(_PATIENCE_S)
+        deadline = time.monotonic() + _PATIENCE_S
+        while read_table_state(ledger).last_seqno.get(_GROUP, 0) < _MESSAGES and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    say("Recording Spark's classes, so that it starts faster from now on (about a minute).")
+    try:
+        record()
+    except Exception as problem:  # noqa: BLE001 - whatever it is, all works without the archive
+        sys.stderr.write(f"That failed, so Spark will take some seconds more to start: {problem}\n")
