@@ -118,9 +118,12 @@ class SequencerJob(StreamingJob):
 
     def _memberships_have_changed(self) -> bool:
         assert self._query is not None
-        fresh = [progress for progress in self._query.recentProgress if progress.batchId > self._seen_batch]
-        self._seen_batch = max((progress.batchId for progress in fresh), default=self._seen_batch)
-        return any(_OBSERVED in p.observedMetrics and p.observedMetrics[_OBSERVED]["changes"] for p in fresh)
+        fresh = {p.batchId: p.observedMetrics for p in self._query.recentProgress if p.batchId > self._seen_batch}
+        if not fresh:
+            return False
+        missed = min(fresh) > self._seen_batch + 1
+        self._seen_batch = max(fresh)
+        return missed or any(_OBSERVED in observed and observed[_OBSERVED]["changes"] for observed in fresh.values())
 
     def _tick(self, groups: Iterable[str]) -> None:
         """A tick into each partition; one that fails is made up for by the next."""

@@ -37,21 +37,25 @@ SETTINGS = {
     # Spark refuses to sort a stream. The sequencer sorts each group's rows of a micro-batch, as the stateful operator
     # itself does by the group alone.
     "spark.sql.streaming.unsupportedOperationCheck": "false",
-    # Without checksum files: half as many files a batch, and Hadoop starts a `chmod` for each.
+    # Without checksum files, and each file made in one step: every step costs, as Hadoop starts a `chmod` for it.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
     # A checkpoint lives as long as one run, so little needs keeping.
     "spark.sql.streaming.minBatchesToRetain": "10",
     # Look for new data this often when there was none: an idle job should cost little of a core.
     "spark.sql.streaming.pollingDelay": "20ms",
     "spark.sql.streaming.metricsEnabled": "false",
+    # The sequencer's job reads them each second.
+    "spark.sql.streaming.numRecentProgressUpdates": "50",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # abcast stops its queries in order before the session; Spark's own hook would race with that.
-    "spark.hadoop.fs.file.impl.disable.cache": "false",
 }
 
 _SUBMITTED = "PYSPARK_GATEWAY_PORT" in os.environ
