@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from ordering.records import EPOCH, Data
+from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.processes import wait_until
 from tests.crash.scenario import Scenario
@@ -57,3 +59,18 @@ def test_spoilt_while_running(scenario: Scenario) -> None:
     sent = [*scenario.probes, *load.finish()]
     assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
     process.stop()
+
+
+def test_after_a_large_batch_a_successor_reads_back_little(scenario: Scenario) -> None:
+    """The group is idle after it, and has no members: still a snapshot follows."""
+    count = SNAPSHOT_EVERY_RECORDS + 1
+    sender = scenario.member("bulk", max_pending_records=count)
+    receipts = [sender.broadcast(b"%d" % number) for number in range(count)]
+    scenario.sequencer()
+    receipts[-1].result(90)
+
+    def last() -> Data:
+        return scenario.records(scenario.end() - 1)[0].data
+
+    wait_until(lambda: last().kind == EPOCH and last().payload, 20, "a snapshot at the end of DATA")
+    assert SequencerState.from_bytes(last().payload).seqno == count
