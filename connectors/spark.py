@@ -135,7 +135,7 @@ def python_worker_at_hand(session: SparkSession) -> Iterator[None]:
     It waits in Spark's pool for the first batch, which it makes some seconds faster.
     """
     # A Python job has the JVM connect to pyspark's server for accumulators; if it is killed, that prints a stack trace.
-    session.sparkContext._accumulatorServer.handle_error = lambda *_: None
+    session.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
 
     def start() -> None:
         # What goes wrong here goes wrong in the first batch too, and is told there.
