@@ -37,6 +37,9 @@ from ordering.sequencer import SequencerState, absorb
 _FIRST_WINDOW = 2_048
 """Records that are read back first when looking for a snapshot; four times as many if there is none in them."""
 
+_LARGEST_STEP = 32_768
+"""By so much the window grows at most: what is read beyond the snapshot is read in vain."""
+
 
 class Claim(NamedTuple):
     """One takeover: the seal of `epoch` stands in DATA at offset `floor` or later, if it was written at all."""
@@ -162,7 +165,7 @@ class DataLog:
             for index in range(len(before) - 1, -1, -1):
                 if _is_snapshot_in_force(tail[index], claims):
                     return absorb(SequencerState(self.topic.group), (stored.data for stored in tail[index:]))
-            window, start = window * 4, earlier
+            window, start = min(window * 4, window + _LARGEST_STEP), earlier
         if beginning > 0:
             raise HistoryUnavailable(
                 f"retention has dropped the beginning of {self.topic} and no snapshot is left in it. "

@@ -90,7 +90,8 @@ class Relay(StreamingJob):
         source = {**self.kafka_source(names, offsets), "failOnDataLoss": "true"}
         in_real_time = self.sites.trigger == "real-time"
         if in_real_time:
-            del source["maxOffsetsPerTrigger"]  # there are no batches to bound
+            # There are no batches to bound, and what is not there yet is waited for.
+            del source["maxOffsetsPerTrigger"], source["kafka.fetch.max.wait.ms"]
         rows = self.spark.readStream.format("kafka").options(**source).load()
         writer = (
             self.carry(rows)

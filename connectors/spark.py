@@ -9,16 +9,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from connectors.jars import jars_directory, spark_jars
-
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch
 
 SETTINGS = {
     # Delta
@@ -43,6 +40,8 @@ SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
+    # A worker belongs to its environment variables, and this would be one for SQL alone: see `python_worker_at_hand`.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     # A checkpoint lives as long as one run, so little needs keeping.
     "spark.sql.streaming.minBatchesToRetain": "10",
     # Look for new data this often when there was none: an idle job should cost little of a core.
@@ -140,7 +139,7 @@ def python_worker_at_hand(session: SparkSession) -> Iterator[None]:
     def start() -> None:
         # What goes wrong here goes wrong in the first batch too, and is told there.
         with contextlib.suppress(Exception):
-            session.range(1, numPartitions=1).mapInArrow(_after_imports, "id long").collect()
+            session.sparkContext.parallelize([0], 1).foreach(_import_what_workers_need)
 
     starting = threading.Thread(target=start, name="abcast-python-worker", daemon=True)
     starting.start()
@@ -150,9 +149,8 @@ def python_worker_at_hand(session: SparkSession) -> Iterator[None]:
         starting.join()
 
 
-def _after_imports(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+def _import_what_workers_need(_: int) -> None:
     importlib.import_module("connectors.sequencing")
-    yield from batches
 
 
 def hand_on_signals(session: SparkSession, stop: Callable[[], None]) -> None:

@@ -215,6 +215,9 @@ class StreamingJob(ABC):
             "startingOffsets": starting_offsets,
             "includeHeaders": "true",
             "maxOffsetsPerTrigger": str(self.options.max_batch_records),
+            # A batch reads only what is there already. At its end Kafka would hold back one more fetch for half a
+            # second, and with it what Spark asks next on the same connection.
+            "kafka.fetch.max.wait.ms": "1",
             # Retention may drop records that were read long ago; a real gap is found by the reading rule.
             "failOnDataLoss": "false",
         }

@@ -17,7 +17,6 @@ from connectors.data_log import DataLog
 from connectors.streaming_job import STOP_SECONDS
 from ordering.errors import NotOrderedInTime
 from tests.bench.backlog import fill
-from tests.bench.drain import drain_sequencer
 from tests.bench.lab import Lab, Place
 from tests.bench.load import PAYLOAD_BYTES, Pace
 from tests.bench.plan import Case
@@ -193,13 +192,19 @@ def _lost_checkpoint(lab: Lab, history: int) -> dict[str, Any]:
     lab.say(f"recovery: {history:,} messages of history, then the checkpoint is lost")
     with lab.place("history") as place, contextlib.ExitStack() as cleanup:
         fill(lab, place, history, Case(100, 16, 1))
-        drain_sequencer(lab, place, place)
-        with DataLog(lab.connection, place.group, place.site) as log:
+        data = lab.path("data")
+        with lab.sequencer(place, data) as child, DataLog(lab.connection, place.group, place.site) as log:
+            child.wait_said("ready;")
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            while log.end() < history and time.monotonic() < deadline:
+                time.sleep(0.2)
+            time.sleep(_HEALTHY_SECONDS)
+            child.kill()
             state = log.state()
+        shutil.rmtree(data, ignore_errors=True)
         # The members are there before, and know where DATA ends: only the sequencer has to find out.
         observer = cleanup.enter_context(_under_load(lab, place, from_seqno=state.seqno + 1))
         time.sleep(_SETTLE_SECONDS)
-        data = lab.path("data")
         with lab.sequencer(place, data) as child:
             row = _timeline(child, observer, state.epoch, child.started_at)
         shutil.rmtree(data, ignore_errors=True)
