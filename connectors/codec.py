@@ -12,16 +12,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from ordering.errors import ProtocolViolation, UsageError
-from ordering.names import Topic, is_site
+from ordering.names import RELAY_NAME, Topic, is_relay, is_site, relay_of
 from ordering.records import (
     CONTROL_KINDS,
     EPOCH,
     FLUSH_COMPLETED,
     HEARTBEAT,
+    LEAVE,
     MAX_HEADERS_BYTES,
     MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
     MESSAGE,
+    REMOTE_VIEW,
     START_FLUSH,
     STOP_FLUSH,
     VIEW,
@@ -56,7 +58,9 @@ RELAYED_HEADERS = (H_VISITED, H_RELAYED_FROM)
 and the record (`topic-partition:offset`) at the neighbouring site that it was made from."""
 DATA_HEADERS = (*FORWARD_HEADERS, H_SEQNO, H_EPOCH, H_VIEW, H_SOURCE, H_FORWARDED_AT)
 FORWARD_KINDS = (MESSAGE, HEARTBEAT, *CONTROL_KINDS)
-DECIDED_KINDS = (VIEW, START_FLUSH, FLUSH_COMPLETED, STOP_FLUSH)
+RELAY_KINDS = (HEARTBEAT, REMOTE_VIEW, LEAVE)
+"""FORWARD kinds of a relay's own."""
+DECIDED_KINDS = (VIEW, START_FLUSH, FLUSH_COMPLETED, STOP_FLUSH, REMOTE_VIEW)
 """DATA that may come from the sequencer itself, without a sender and a source."""
 
 # Reasons for a dead letter, in the order in which they are looked for.
@@ -73,6 +77,7 @@ WRONG_LOCAL_SEQNO = "abcast-local-seqno is missing or not a number from 1"
 FORGED_VISITED = "abcast-visited is not a list of sites by which it can have come here"
 UNKNOWN_SITE = "abcast-visited names a site that is not configured"
 WRONG_SITE = "the sender is of another site than the record comes from"
+NOT_THE_RELAY = f"a remote-view, or the name {RELAY_NAME}, on a record that is not the neighbouring relay's own"
 NO_PAYLOAD = "the payload is null"
 PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
 
@@ -139,6 +144,7 @@ def decode_forward(
         (by_relay and not _is_way(visited, topic), FORGED_VISITED),
         (by_relay and sites is not None and not set(visited) <= set(sites), UNKNOWN_SITE),
         (not sender.startswith(f"{visited[0] if by_relay else topic.site}/".encode("latin-1")), WRONG_SITE),
+        (_claims_relay(sender, own.get(H_KIND)) and not _is_its_relay(topic, sender, own.get(H_KIND)), NOT_THE_RELAY),
         (value is None, NO_PAYLOAD),
         (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),
     )
@@ -230,6 +236,17 @@ def _is_way(visited: Sequence[str], topic: Topic) -> bool:
         and topic.neighbour in visited
         and topic.site not in visited
     )
+
+
+def _claims_relay(sender: bytes, kind: bytes | None) -> bool:
+    """Whether only a relay may say so."""
+    return is_relay(sender.decode("latin-1")) or kind == REMOTE_VIEW.encode()
+
+
+def _is_its_relay(topic: Topic, sender: bytes, kind: bytes | None) -> bool:
+    """Whether it is the relay that fills the topic, and speaks for itself."""
+    is_own = kind in [own.encode() for own in RELAY_KINDS]
+    return topic.role == "relayed" and sender == relay_of(topic.neighbour).encode() and is_own
 
 
 def _number(raw: bytes | None) -> int | None:

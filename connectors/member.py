@@ -12,11 +12,12 @@ position. A `Member` that has not called `connect` only sends and observes; it c
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -152,6 +153,20 @@ class Member:
     def view(self) -> ViewChange | None:
         """The group's newest view, as far as this member's sending half knows; None before `connect`."""
         return self._session.view if self._session else None
+
+    @property
+    def remote_views(self) -> Mapping[str, tuple[str, ...]]:
+        """In a mesh: the members at each neighbouring site, oldest first, as far as this member's sending half knows.
+
+        None at a site that is unreachable, or has no members. Empty before `connect`, and for sites behind a neighbour.
+        """
+        return self._session.remote_views if self._session else {}
+
+    @property
+    def global_view(self) -> tuple[str, ...]:
+        """The members of the own view, then those of the remote views, site by site in the order of their names."""
+        own = self.view.members if self.view else ()
+        return (*own, *itertools.chain.from_iterable(members for _, members in sorted(self.remote_views.items())))
 
     def connect(self, *, from_ledger: bool = False, state: bool = False, timeout: float = 30.0) -> ViewChange:
         """Join the group; returns the first view with this member.
@@ -331,7 +346,8 @@ class Member:
             from_seqno: start at this seqno exactly (which may be still to come). Default: after the last message
                 that this member's name took, or at the group's first.
             timeout: end after so many seconds without a message (None: never; `close` ends it).
-            events: among the messages, in their place in the order, also `ViewChange`, `Block` and `Unblock`.
+            events: among the messages, in their place in the order, also `ViewChange`, `Block` and `Unblock`, and
+                in a mesh `RemoteView`.
 
         Raises (when iterated):
             BrokerUnreachable: no broker answers at the start. Later, it waits until one does.

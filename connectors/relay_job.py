@@ -14,6 +14,7 @@ leave no hole; repeats are dropped by the reading rule, and by the sequencer's r
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -28,6 +29,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.codec import H_RELAYED_FROM, encode_data
 from connectors.connection import Connection
 from connectors.data_log import DataLog
+from connectors.herald import Herald
 from connectors.relaying import SINK_OPTIONS, relay_letters, relay_news, relay_orders, relay_requests
 from connectors.sites import Direction, Sites
 from connectors.streaming_job import JobOptions, StreamingJob
@@ -192,9 +194,48 @@ class Requests(Relay):
 
 
 class News(Requests):
-    """The messages of a mesh site's DATA to its neighbour, as FORWARD."""
+    """The messages and the views of a mesh site's DATA to its neighbour, as FORWARD, and what `Herald` says."""
 
     carries = "news"
+
+    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, way: Direction) -> None:
+        super().__init__(spark, options, sites, way)
+        self._herald: Herald | None = None
+        self._query: StreamingQuery | None = None
+        self._copied: dict[str, int] = {}
+
+    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
+        """As every relay."""
+        self._herald = Herald(self.source, self.target, self.way, topics)
+        self._query = super().start_query(topics, checkpoint)
+        return self._query
+
+    def positions(self, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
+        """As every relay."""
+        positions = super().positions(topics)
+        self._copied = {place.topic: offset for place, offset in positions.items()}
+        return positions
+
+    def check(self) -> None:
+        """Say that the relay is there. Raises BrokerUnreachable."""
+        if self._herald is not None:
+            self._herald.tell(self._copied | self._copied_by_query())
+
+    def _copied_by_query(self) -> dict[str, int]:
+        """The offset after the last record of each DATA topic that the query has copied, as far as it says."""
+        newest = self._query.lastProgress if self._query is not None else None
+        if newest is None:
+            return {}
+        ends = json.loads(newest.sources[0].endOffset or "{}") or {}
+        return {topic: int(partitions["0"]) for topic, partitions in ends.items()}
+
+    def close_query(self) -> None:
+        """Take leave if the relay is stopped, rather than its query started anew."""
+        if self._herald is not None:
+            if self._stop.is_set():
+                self._herald.farewell()
+            self._herald.close()
+            self._herald = None
 
     def is_read(self, topic: Topic) -> bool:
         """DATA of the site."""

@@ -8,7 +8,9 @@ Stateless, record by record. Nothing here needs to be exactly-once: whatever arr
 * *News* (between the sites of a mesh): the messages of DATA, in DATA's order, into the neighbour's relayed topic as
   FORWARD of their original senders. So what a sender had delivered before it sent is there first. The list of sites
   in `abcast-visited` keeps a message from coming back, and from coming twice where every site has a link to every
-  other: it names the sites that have the message or are being sent it.
+  other: it names the sites that have the message or are being sent it. The site's views travel among them as
+  `remote-view`, one hop: so a message of a new member comes after the view that has it. There may be some that a fenced
+  sequencer has left; `connectors.herald` makes up for it.
 
 * *Letters*: the inbox topics, partition by partition.
 
@@ -24,7 +26,8 @@ from pyspark.sql import functions as F
 
 from connectors import codec, sequencing, spark_codec
 from connectors.sites import Direction
-from ordering.records import MESSAGE
+from ordering.names import relay_of
+from ordering.records import MESSAGE, REMOTE_VIEW, VIEW
 
 _OWN = len(codec.FORWARD_HEADERS)
 _DATA_OWN = len(codec.DATA_HEADERS)
@@ -49,10 +52,11 @@ def relay_requests(rows: DataFrame, way: Direction) -> DataFrame:
 
 
 def relay_news(rows: DataFrame, way: Direction, neighbours: Sequence[str]) -> DataFrame:
-    """The messages of one mesh site's DATA → FORWARD at its neighbour. `neighbours`: all that the source has."""
+    """The messages and the views of one mesh site's DATA → FORWARD at its neighbour. `neighbours`: the source's."""
     headers = F.col("headers")
     visited = spark_codec.header(codec.H_VISITED, _DATA_OWN).cast("string")
-    messages = rows.filter(spark_codec.header(codec.H_KIND, 1).cast("string") == MESSAGE).withColumn("visited", visited)
+    kind = spark_codec.header(codec.H_KIND, 1).cast("string")
+    news = rows.filter(kind.isin(MESSAGE, VIEW)).withColumn("visited", visited)
     unvisited = F.col("visited").isNull() | ~F.array_contains(F.split("visited", ","), way.target)
     others = [site for site in neighbours if site != way.target]
     # Sent to all neighbours that have it not: they need not send it to each other.
@@ -62,12 +66,26 @@ def relay_news(rows: DataFrame, way: Direction, neighbours: Sequence[str]) -> Da
         F.array().cast(spark_codec.HEADERS_TYPE)
     )
     own = F.slice(headers, 1, _OWN)  # our sequencer writes them in this order
-    return messages.filter(unvisited).select(
+    is_view, relay = F.col("key").isNull(), F.lit(relay_of(way.source))  # a view has no sender
+    return news.filter(unvisited).select(
         _relayed(way),
         "partition",
-        "key",
+        F.coalesce("key", relay.cast("binary")).alias("key"),
         "value",
-        F.concat(own, _marks(going, way), application).alias("headers"),
+        F.when(is_view, F.concat(_view_headers(relay), _marks(F.lit(way.source), way)))
+        .otherwise(F.concat(own, _marks(going, way), application))
+        .alias("headers"),
+    )
+
+
+def _view_headers(relay: Column) -> Column:
+    """The own headers of a remote view, from those of a view."""
+    return F.array(
+        _header(codec.H_VERSION, F.lit(codec.VERSION)),
+        _header(codec.H_KIND, F.lit(REMOTE_VIEW)),
+        _header(codec.H_SENDER, relay),
+        _header(codec.H_INCARNATION, spark_codec.header(codec.H_EPOCH, 2)),
+        _header(codec.H_LOCAL_SEQNO, spark_codec.header(codec.H_VIEW, 4)),
     )
 
 

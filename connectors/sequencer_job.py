@@ -22,7 +22,7 @@ from connectors.streaming_job import JobOptions, StreamingJob
 from connectors.takeover import check_not_fenced, take_over
 from connectors.ticks import tick
 from ordering.names import Topic
-from ordering.records import JOIN, VIEW
+from ordering.records import JOIN, REMOTE_VIEW, VIEW
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS
 
 _OBSERVED = "memberships"
@@ -78,7 +78,7 @@ class SequencerJob(StreamingJob):
         relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
         decoded = decode_forward(forward, relayed=relayed, sites=self.options.known_sites)
         # Whether a batch has changed a membership, so that the driver need not read DATA to know whom to tick for.
-        changes = F.count(F.when(F.col("kind").isin(JOIN, VIEW), 1)).alias("changes")
+        changes = F.count(F.when(F.col("kind").isin(JOIN, VIEW, REMOTE_VIEW), 1)).alias("changes")
         decided = sequence(decoded, states, self.options.parallelism).observe(_OBSERVED, changes)
         self._forward, self._seen_batch, self._late_batch = dict(topics), -1, -1
         self._watched = {group for group, state in states.items() if state.membership.is_watched}

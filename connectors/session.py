@@ -76,6 +76,11 @@ class Session:
         return self._events.view
 
     @property
+    def remote_views(self) -> dict[str, tuple[str, ...]]:
+        """The members of each neighbouring site, as of the newest view that has come of it."""
+        return {site: remote.members for site, remote in list(self._events.remote.items())}
+
+    @property
     def is_member(self) -> bool:
         """Whether this life is in the newest view."""
         view = self._events.view
@@ -93,6 +98,7 @@ class Session:
         self.settings = membership.settings
         if membership.members:
             self._events.view = ViewChange(0, view_id, membership.members)
+        self._events.know_remote(membership)
         self._events.flush_id, self._events.is_blocked = membership.flush.id, bool(membership.flush.id)
         if self.is_member:
             self.joined_at = self._events.view

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 from connectors import codec
 from ordering.membership import NOT_A_MEMBER
-from ordering.names import MAX_SITE_LENGTH, SITE_PATTERN
-from ordering.records import MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES, MESSAGE
+from ordering.names import MAX_SITE_LENGTH, SITE_PATTERN, relay_of
+from ordering.records import MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW
 from ordering.sequencer import BAD_ADDRESS
 
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
@@ -91,6 +91,7 @@ def forward_error(sites: Collection[str] | None = None) -> Column:
         .when(by_relay & ~_is_way(visited, topic), codec.FORGED_VISITED)
         .when(by_relay & _names_others(visited, sites), codec.UNKNOWN_SITE)
         .when(~sender.startswith(F.concat(came_from, F.lit("/"))), codec.WRONG_SITE)
+        .when(_claims_relay(sender) & ~_is_its_relay(sender), codec.NOT_THE_RELAY)
         .when(value.isNull(), codec.NO_PAYLOAD)
         .when(F.octet_length(value) > MAX_PAYLOAD_BYTES, codec.PAYLOAD_TOO_LARGE)
     )
@@ -112,6 +113,17 @@ def _names_others(visited: Column, sites: Collection[str] | None) -> Column:
     if sites is None:
         return F.lit(False)
     return F.size(F.array_except(visited, F.array(*map(F.lit, sorted(sites))))) > 0
+
+
+def _claims_relay(sender: Column) -> Column:
+    """Whether only a relay may say so."""
+    return sender.endswith(relay_of("")) | (F.col(codec.H_KIND) == REMOTE_VIEW)
+
+
+def _is_its_relay(sender: Column) -> Column:
+    """Whether it is the relay that fills the topic, and speaks for itself."""
+    its_relay = F.concat(F.col("neighbour"), F.lit(relay_of("")))
+    return (F.col("neighbour") != "") & (sender == its_relay) & F.col(codec.H_KIND).isin(*codec.RELAY_KINDS)
 
 
 def _is_ascii(text: Column) -> Column:

@@ -30,14 +30,16 @@ def deliver(
         Path | None, typer.Option(help="The Delta ledger, for what Kafka's retention has dropped: DIR/ledger.")
     ] = None,
     bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
-    events: Annotated[bool, typer.Option("--events", help="Show views and flushes, too, in their place.")] = False,
+    events: Annotated[
+        bool, typer.Option("--events", help="Show views (also remote ones) and flushes, in their place.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the group's messages in their order, and wait for more.
 
     Text form: seqno, sender, payload. With --json: `seqno`, `sender`, `incarnation`, `local_seqno`, `payload` (or
     `payload_base64`, if it is not text), `view_id` in a group with members. With --events, lines that have `event`
-    (`view`, `block`, `unblock`) in the place of a sender.
+    (`view`, `block`, `unblock`, `remote-view`) in the place of a sender.
     """
     from connectors import Member as MemberClient
 
@@ -87,14 +89,19 @@ def _line(delivery: Delivery, as_json: bool) -> str:
 
 
 def _event_line(event: Event, as_json: bool) -> str:
-    name = {"ViewChange": "view", "Block": "block", "Unblock": "unblock"}[type(event).__name__]
+    names = {"ViewChange": "view", "Block": "block", "Unblock": "unblock", "RemoteView": "remote-view"}
+    name = names[type(event).__name__]
     line: dict[str, Any] = {"seqno": event.seqno, "event": name}
-    for field in ("view_id", "members", "joined", "left", "suspected", "requester"):
+    for field in ("view_id", "site", "members", "reachable", "joined", "left", "suspected", "requester"):
         if hasattr(event, field):
             line[field] = getattr(event, field)
     if as_json:
         return json.dumps(line)
-    told = f"view {line['view_id']}: {', '.join(line['members'])}" if name == "view" else name
+    told, members = name, ", ".join(line.get("members", ())) or "nobody"
+    if name == "view":
+        told = f"view {line['view_id']}: {members}"
+    elif name == "remote-view":
+        told = f"remote view of {line['site']}: {members if line['reachable'] else 'unreachable'}"
     return f"{event.seqno}\t-\t{told}"
 
 

@@ -7,6 +7,7 @@ import json
 import typer
 
 from jobs.options import DEFAULT_BOOTSTRAP_SERVERS, AsJson, BootstrapServers, Group, Site, run_script
+from ordering.events import EventReader
 from ordering.names import DEFAULT_SITE
 
 
@@ -16,13 +17,17 @@ def view(
     bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
     as_json: AsJson = False,
 ) -> None:
-    """Show the group's view: its number, and its members, oldest first. With --json also settings and the flush."""
+    """Show the group's view: its number, and its members, oldest first; in a mesh, also those of neighbouring sites.
+
+    With --json also settings and the flush.
+    """
     from connectors.connection import Connection
     from connectors.data_log import DataLog
 
     with DataLog(Connection(bootstrap_servers), group, site) as data:
         state = data.state()
-    membership = state.membership
+    membership, events = state.membership, EventReader()
+    events.know_remote(membership)
     if as_json:
         told = membership.to_json()
         line = {
@@ -31,6 +36,10 @@ def view(
             "seqno": state.seqno,
             "members": [life.address for life in membership.members],
             "incarnations": [life.incarnation for life in membership.members],
+            "remote_views": {
+                name: {"members": list(remote.members), "reachable": remote.reachable}
+                for name, remote in sorted(events.remote.items())
+            },
             "settings": told["settings"],
             "flush": {"phase": membership.flush.phase.value, "requester": membership.flush.requester},
         }
@@ -41,6 +50,9 @@ def view(
         typer.echo(f"{life.address}\tincarnation {life.incarnation}")
     if not membership.members:
         typer.echo("no members")
+    for name, remote in sorted(events.remote.items()):
+        members = ", ".join(remote.members) or "nobody"
+        typer.echo(f"remote view of {name}: {members if remote.reachable else 'unreachable'}")
 
 
 if __name__ == "__main__":

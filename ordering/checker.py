@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ordering.names import is_relay
 from ordering.reader import Reader, Verdict
 from ordering.records import EPOCH, MESSAGE, Data, MessageId
 from ordering.view_checker import ViewChecker, ViewRuns
@@ -109,7 +110,8 @@ class Checker:
                 self._find(VIEW_VIOLATION, f"DATA of {site} {broken}", record.seqno)
             if record.kind != MESSAGE:
                 self._controls.add(record.seqno)
-            if record.sender:  # a control record takes a local seqno as a message does
+            # A control record takes a local seqno as a message does; a relay's are the ids of another site's views.
+            if record.sender and not is_relay(record.sender):
                 self._order(f"DATA of {site}", log.senders, record.seqno, record.id)
         elif verdict is Verdict.DUPLICATE and self._digests.differs(record.seqno, record.id, record.payload):
             self._find(

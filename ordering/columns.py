@@ -95,7 +95,7 @@ def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
         positions={**state.positions, **_positions(state, rows)},
         duplicates=state.duplicates + len(candidates) - count,
         unsnapped=state.unsnapped + len(rows.offset),
-        membership=_hear(membership, rows, heard) if membership.is_watched else membership,
+        membership=_hear(membership, rows, heard) if membership.is_watched else membership.without_time(),
     )
     return Decisions(after, seqno, rows.well_formed & ~addressed, not_member, {})
 
@@ -135,7 +135,7 @@ def _by_rows(state: SequencerState, rows: ForwardColumns) -> Decisions:
 
 
 def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membership:
-    """The clock of each partition, and where and when each member was last heard."""
+    """The clock of each partition, and where and when each member and each relay was last heard."""
     timed = np.flatnonzero(heard)
     place, at_ms = rows.place[timed], rows.timestamp_ms[timed]
     clock, latest = dict(membership.clock), dict(membership.heard)
@@ -146,7 +146,9 @@ def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membersh
     lives = dict(membership.members)
     life = np.array([lives.get(sender, 0) for sender in rows.senders], dtype=np.int64)
     sender = rows.sender[timed]
-    of_member = np.flatnonzero(rows.incarnation[timed] == life[sender]) if len(life) else timed[:0]
+    relays = set(membership.relays)
+    is_relay = np.array([address in relays for address in rows.senders], dtype=np.bool_)
+    of_member = np.flatnonzero((rows.incarnation[timed] == life[sender]) | is_relay[sender]) if len(life) else timed[:0]
     last = np.full(len(life), -1)
     last[sender[of_member]] = of_member  # the last one wins
     for code in np.flatnonzero(last >= 0).tolist():

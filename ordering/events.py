@@ -1,4 +1,4 @@
-"""What a member sees of the membership, in the order of the log: `ViewChange`, `Block`, `Unblock`.
+"""What a member sees of the membership, in the order of the log: `ViewChange`, `Block`, `Unblock`, `RemoteView`.
 
 Source: FLUSH.txt: BLOCK and UNBLOCK are events that go up the stack. Who reads the DATA records of a group from any
 view on sees `(block view* unblock)+`; a flush that is run from scratch is no second block. A member that joins within
@@ -11,8 +11,8 @@ import json
 from typing import NamedTuple
 
 from ordering.errors import ProtocolViolation
-from ordering.membership import Life
-from ordering.records import START_FLUSH, STOP_FLUSH, VIEW
+from ordering.membership import Life, Membership
+from ordering.records import REMOTE_VIEW, START_FLUSH, STOP_FLUSH, VIEW
 
 
 class ViewChange(NamedTuple):
@@ -48,7 +48,19 @@ class Unblock(NamedTuple):
     seqno: int
 
 
-Event = ViewChange | Block | Unblock
+class RemoteView(NamedTuple):
+    """A neighbouring site of a mesh has these members, oldest first, as far as its relay tells.
+
+    With `reachable` False, the site is unreachable: its relay was stopped, or is silent. What is sent there waits.
+    """
+
+    seqno: int
+    site: str
+    members: tuple[str, ...]
+    reachable: bool = True
+
+
+Event = ViewChange | Block | Unblock | RemoteView
 
 
 class EventReader:
@@ -56,15 +68,25 @@ class EventReader:
 
     def __init__(self) -> None:
         self.view: ViewChange | None = None
+        self.remote: dict[str, RemoteView] = {}
+        """The newest remote view of each neighbouring site."""
         self.is_blocked = False
         self.flush_id = 0
         """The flush in hand, 0 if there is none."""
+
+    def know_remote(self, membership: Membership) -> None:
+        """Take the remote views from a state, instead of the records that led to it."""
+        for site, known in membership.remote.items():
+            members = () if known.is_silent else tuple(life.address for life in known.members)
+            self.remote[site] = RemoteView(0, site, members, not known.is_silent)
 
     def accept(self, kind: str, seqno: int, view_id: int, sender: str, payload: bytes) -> Event | None:
         """The event that the record is, if it is one. Raises ProtocolViolation for what no sequencer writes."""
         try:
             if kind == VIEW:
                 return self._install(seqno, view_id, payload)
+            if kind == REMOTE_VIEW:
+                return self._look_over(seqno, sender, payload)
             if kind == START_FLUSH:
                 requester = sender or str(json.loads(payload)["requester"])
                 self.flush_id, was_blocked, self.is_blocked = seqno, self.is_blocked, True
@@ -75,6 +97,16 @@ class EventReader:
             self.flush_id, self.is_blocked = 0, False
             return Unblock(seqno)
         return None
+
+    def _look_over(self, seqno: int, sender: str, payload: bytes) -> RemoteView | None:
+        """None if it says again what is known: after a takeover at the other site, or by a second relay."""
+        body = json.loads(payload)
+        site = sender.partition("/")[0] or str(body["site"])
+        members = tuple(Life(*row).address for row in body["members"])
+        event = RemoteView(seqno, site, members, bool(sender) or not body["silent"])
+        known = self.remote.get(site)
+        self.remote[site] = event
+        return None if known is not None and known[1:] == event[1:] else event
 
     def _install(self, seqno: int, view_id: int, payload: bytes) -> ViewChange:
         body = json.loads(payload)

@@ -20,6 +20,17 @@ grace period. Any record lets a partition's clock advance; the job writes a hear
 The rows of the last `MAX_LEFT` members that left are kept. An older one is dropped, and its incarnation raises
 `incarnation_floor`: a sender without a row has to come with a higher one. Nothing of a dropped life is above the
 floor, so none comes back; a member that starts again takes the time in ms as its incarnation, which is.
+
+*Remote views.* In a mesh, a relay tells the views of the site it comes from, as `remote-view` records of its own: the
+incarnation is the epoch of the view, the local seqno its id. One that is higher than the received row is accepted in
+its place (not the next one only: retention may have dropped some), all others are repeats, or come from a sequencer
+that was fenced there. `remote` changes by `fold` alone, as `members` does, and the two never mix: who is remote takes
+no part in flushes, and no closed group takes messages of it.
+
+A relay is heard as members are, by the clock of its partition. When it falls silent, or takes its leave, the sequencer
+decides an empty remote view for its site, and when it is heard after that, one with the last known members. A leave
+only makes the relay count as not heard for long: if a crash loses that, the clock finds its silence. There is no floor
+for a relay's incarnations, and its row is never dropped: there are as few as neighbours.
 """
 
 from __future__ import annotations
@@ -31,6 +42,7 @@ from typing import Any, NamedTuple
 
 from ordering.errors import ProtocolViolation, UsageError
 from ordering.flush import NO_FLUSH, Flush, Phase
+from ordering.names import is_address, is_relay, relay_of
 from ordering.records import (
     FLUSH_COMPLETED,
     FLUSH_OK,
@@ -38,6 +50,7 @@ from ordering.records import (
     LEAVE,
     MAX_NUMBER,
     MESSAGE,
+    REMOTE_VIEW,
     SETTINGS,
     START_FLUSH,
     STOP_FLUSH,
@@ -48,6 +61,9 @@ from ordering.records import (
 
 MAX_LEFT = 1_000
 """Received rows that are kept of members that left, at most."""
+
+LONG_AGO_MS = -MAX_NUMBER
+"""When a relay that has taken its leave was heard: before any `suspect_after_ms`."""
 
 NOT_A_MEMBER = "the group is closed and the sender is not a member"
 
@@ -75,6 +91,13 @@ class Left(NamedTuple):
     address: str
     incarnation: int
     local_seqno: int
+
+
+class RemoteSite(NamedTuple):
+    """A neighbouring site: the members of its newest view, and whether its relay is silent."""
+
+    members: tuple[Life, ...] = ()
+    is_silent: bool = False
 
 
 class Heard(NamedTuple):
@@ -107,7 +130,7 @@ class Settings:
         """These settings with those of the JSON object `raw` in their place. Raises UsageError."""
         try:
             changes = json.loads(raw)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError("settings are not JSON.") from error
         known = {item.name for item in fields(self)}
         if not isinstance(changes, dict) or not changes or not known.issuperset(changes):
@@ -132,13 +155,19 @@ class Membership:
     flush: Flush = NO_FLUSH
     left: tuple[Left, ...] = ()
     incarnation_floor: int = 0
+    remote: Mapping[str, RemoteSite] = field(default_factory=dict)
     heard: Mapping[str, Heard] = field(default_factory=dict)
     clock: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody is there, so that the time matters."""
-        return bool(self.members or self.joining)
+        """Whether anybody is there, or was at a neighbouring site, so that the time matters."""
+        return bool(self.members or self.joining or any(site.members for site in self.remote.values()))
+
+    @property
+    def relays(self) -> list[str]:
+        """The addresses of the relays that have told a view of their site."""
+        return [relay_of(site) for site in self.remote]
 
     @property
     def now_ms(self) -> int | None:
@@ -151,7 +180,7 @@ class Membership:
 
     def may_send(self, address: str, kind: str) -> bool:
         """Whether a FORWARD of that kind is taken from that sender, or a dead letter."""
-        if not self.settings.closed or kind in (JOIN, SETTINGS) or self.is_member(address):
+        if not self.settings.closed or kind in (JOIN, SETTINGS, REMOTE_VIEW) or self.is_member(address):
             return True
         return kind == LEAVE and any(life.address == address for life in self.joining)
 
@@ -179,6 +208,7 @@ class Membership:
             "flush": {**asdict(self.flush), "phase": self.flush.phase.value},
             "left": self.left,
             "incarnation_floor": self.incarnation_floor,
+            "remote": self.remote,
             "heard": self.heard,
             "clock": self.clock,
         }
@@ -195,6 +225,10 @@ class Membership:
             leaving=tuple(body.pop("leaving")),
             flush=Flush(**flush),
             left=tuple(Left(*row) for row in body.pop("left")),
+            remote={
+                name: RemoteSite(tuple(Life(*row) for row in members), is_silent)
+                for name, (members, is_silent) in body.pop("remote", {}).items()
+            },
             heard={address: Heard(*row) for address, row in body.pop("heard").items()},
             **body,
         )
@@ -215,6 +249,8 @@ def refusal(membership: Membership, record: Forward) -> str:
         except UsageError as error:
             return str(error)
         return ""
+    if record.kind == REMOTE_VIEW:
+        return "" if remote_members(record.sender, record.payload) is not None else "it is not a view of its site"
     if not is_member and not (record.kind == LEAVE and life in membership.joining):
         return "it is not a member"
     if record.kind == START_FLUSH and flush.phase is not Phase.RUNNING:
@@ -249,6 +285,8 @@ def fold(membership: Membership, record: Data, received: MutableMapping[str, Acc
         return replace(membership, settings=membership.settings.updated(record.payload))
     if kind == VIEW:
         return _install(membership, payload_of(record), received)
+    if kind == REMOTE_VIEW:
+        return _look_over(membership, record)
     if kind == START_FLUSH:
         own = payload_of(record) if not record.sender else {}
         requester, started_ms = own.get("requester", record.sender), own.get("started_ms", record.forwarded_at_ms)
@@ -274,12 +312,12 @@ def _install(membership: Membership, view: dict[str, Any], received: MutableMapp
         if received.get(row.address) == (row.incarnation, row.local_seqno):
             del received[row.address]
             floor = max(floor, row.incarnation)
-    is_watched = bool(members)
     flush = membership.flush
     if flush.phase is not Phase.RUNNING:  # who joins within a flush has sent nothing yet: blocked from the start
         answered = [*flush.answered, *(life.address for life in membership.joining)]
         flush = replace(flush, answered=tuple(address for address in dict.fromkeys(answered) if address in present))
-    return replace(
+    heard = membership.heard.items()
+    after = replace(
         membership,
         members=members,
         joining=(),
@@ -287,9 +325,40 @@ def _install(membership: Membership, view: dict[str, Any], received: MutableMapp
         flush=flush,
         left=tuple(left[-MAX_LEFT:]),
         incarnation_floor=floor,
-        heard={address: heard for address, heard in membership.heard.items() if address in present},
-        clock=membership.clock if is_watched else {},
+        heard={address: when for address, when in heard if address in present or is_relay(address)},
     )
+    return after if after.is_watched else after.without_time()
+
+
+def _look_over(membership: Membership, record: Data) -> Membership:
+    """Take a `remote-view`: a relay's, or the sequencer's word on a relay's silence."""
+    if record.sender:
+        members = remote_members(record.sender, record.payload)
+        if members is None:
+            raise ProtocolViolation(f"the remote-view of seqno {record.seqno} is not a view of its site.")
+        return replace(membership, remote={**membership.remote, record.sender.partition("/")[0]: RemoteSite(members)})
+    body = payload_of(record)
+    name, is_silent = body["site"], body["silent"]
+    site = membership.remote.get(name, RemoteSite())._replace(is_silent=is_silent)
+    heard = dict(membership.heard)
+    if is_silent:  # it is back when it is heard from now on, whatever `suspect_after_ms` becomes
+        heard.pop(relay_of(name), None)
+    return replace(membership, remote={**membership.remote, name: site}, heard=heard)
+
+
+def remote_members(relay: str, view: bytes) -> tuple[Life, ...] | None:
+    """The members in the payload of a view of the site that `relay` comes from; None if it is not one."""
+    site = relay.partition("/")[0]
+    try:
+        rows: list[tuple[Any, Any]] = [(address, incarnation) for address, incarnation in json.loads(view)["members"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    for address, incarnation in rows:
+        if not isinstance(address, str) or not is_address(address) or not address.startswith(f"{site}/"):
+            return None
+        if type(incarnation) is not int or not 1 <= incarnation <= MAX_NUMBER:
+            return None
+    return tuple(Life(*row) for row in rows) if len(dict(rows)) == len(rows) else None
 
 
 def payload_of(record: Data) -> dict[str, Any]:

@@ -16,6 +16,8 @@ MAX_GROUP_LENGTH = 128
 MAX_SITE_LENGTH = 32
 MAX_MEMBER_NAME_LENGTH = 128
 DEFAULT_SITE = "local"
+RELAY_NAME = "abcast.relay"
+"""The name under which a relay speaks for the site that it comes from. No member can have it."""
 
 Role = Literal["forward", "data", "epoch", "dead-letter", "inbox", "relayed"]
 ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "relayed")
@@ -76,6 +78,16 @@ def is_address(text: str) -> bool:
     """Whether `text` is a well-formed `site/name`."""
     site, slash, name = text.partition("/")
     return bool(slash and _SITE.fullmatch(site) and _MEMBER_NAME.fullmatch(name))
+
+
+def is_relay(address: str) -> bool:
+    """Whether `address` is a relay's."""
+    return address.endswith(f"/{RELAY_NAME}")
+
+
+def relay_of(site: str) -> str:
+    """The address of the relays that come from `site`."""
+    return f"{site}/{RELAY_NAME}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,9 @@ FLUSH_COMPLETED = "flush-completed"
 STOP_FLUSH = "stop-flush"
 VIEW = "view"
 REFUSED = "refused"
+REMOTE_VIEW = "remote-view"
 
-CONTROL_KINDS = (JOIN, LEAVE, SETTINGS, START_FLUSH, FLUSH_OK, STOP_FLUSH)
+CONTROL_KINDS = (JOIN, LEAVE, SETTINGS, START_FLUSH, FLUSH_OK, STOP_FLUSH, REMOTE_VIEW)
 """FORWARD kinds that take a local seqno, as messages do, and change the membership (`ordering.membership`)."""
 
 MAX_PAYLOAD_BYTES = 1_000_000

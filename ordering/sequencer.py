@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 from ordering.errors import ProtocolViolation
 from ordering.membership import (
+    LONG_AGO_MS,
     NO_MEMBERS,
     NOT_A_MEMBER,
     NOTHING_ACCEPTED,
@@ -43,13 +44,15 @@ from ordering.membership import (
     fold,
     refusal,
 )
-from ordering.names import is_address
+from ordering.names import is_address, is_relay
 from ordering.reader import Reader, Seal, Verdict
 from ordering.records import (
     EPOCH,
     HEARTBEAT,
+    LEAVE,
     MESSAGE,
     REFUSED,
+    REMOTE_VIEW,
     VIEW,
     Data,
     DeadLetter,
@@ -161,13 +164,12 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
             outputs.append(DeadLetter(record.source, BAD_ADDRESS))
             continue
         watch.hear(record)
-        if record.kind == HEARTBEAT:
+        if record.kind == HEARTBEAT or (record.kind == LEAVE and is_relay(record.sender)):
             continue
         if not membership.may_send(record.sender, record.kind):
             outputs.append(DeadLetter(record.source, NOT_A_MEMBER))
             continue
-        known = received.get(record.sender) or membership.unknown()
-        accepted = next_accepted(known, record.incarnation, record.local_seqno)
+        accepted = _accepted(membership, received, record)
         if accepted is None or membership.is_silenced(record.sender, record.kind):
             duplicates += 1
             continue
@@ -190,6 +192,15 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
     return Step(after, tuple(outputs))
 
 
+def _accepted(membership: Membership, received: Mapping[str, Accepted], record: Forward) -> Accepted | None:
+    """The sender's new row, or None if the record is to be dropped."""
+    if record.kind == REMOTE_VIEW:
+        row = Accepted(record.incarnation, record.local_seqno)
+        return row if row > received.get(record.sender, NOTHING_ACCEPTED) else None
+    known = received.get(record.sender) or membership.unknown()
+    return next_accepted(known, record.incarnation, record.local_seqno)
+
+
 def _decided(state: SequencerState, seqno: int, record: Forward, refused: str) -> Data:
     """The DATA of a record that is accepted."""
     return Data(
@@ -208,7 +219,7 @@ def _decided(state: SequencerState, seqno: int, record: Forward, refused: str) -
 
 
 class _Watch:
-    """Who was heard where and when, in the course of one `step`; nothing while nobody is there."""
+    """Who was heard where and when, in the course of one `step`; nothing is known of it while nobody is there."""
 
     def __init__(self, membership: Membership) -> None:
         self.heard = dict(membership.heard)
@@ -219,6 +230,9 @@ class _Watch:
         """Whom to watch from here on."""
         self.is_on = membership.is_watched
         self.lives = dict(membership.members)
+        self.relays = set(membership.relays)
+        if not self.is_on:
+            self.heard, self.clock = {}, {}
 
     def hear(self, record: Forward) -> None:
         """A well-formed record, whatever becomes of it."""
@@ -227,10 +241,12 @@ class _Watch:
             at_ms = self.clock[place] = max(self.clock.get(place, 0), record.timestamp_ms)
             if self.lives.get(record.sender) == record.incarnation:
                 self.heard[record.sender] = Heard(place, at_ms)
+            elif record.sender in self.relays:
+                self.heard[record.sender] = Heard(place, LONG_AGO_MS if record.kind == LEAVE else at_ms)
 
     def applied(self, membership: Membership) -> Membership:
         """The membership with what was heard."""
-        return replace(membership, heard=self.heard, clock=self.clock) if self.is_on else membership
+        return replace(membership, heard=self.heard, clock=self.clock)
 
 
 def next_accepted(accepted: Accepted, incarnation: int, local_seqno: int) -> Accepted | None:

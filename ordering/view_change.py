@@ -6,6 +6,8 @@ is run from scratch in the name of the next member.
 
 `next_decision` looks at the membership alone and names one record; `ordering.sequencer.end_batch` folds it and asks
 again until there is nothing to do. So a crash between two of them is none: the next one is still to be decided.
+
+The same holds for what a relay's silence means for the remote view of its site (`ordering.membership`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Any, NamedTuple
 
 from ordering.flush import Phase
 from ordering.membership import NOTHING_ACCEPTED, Accepted, Heard, Membership
-from ordering.records import FLUSH_COMPLETED, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.names import relay_of
+from ordering.records import FLUSH_COMPLETED, REMOTE_VIEW, START_FLUSH, STOP_FLUSH, VIEW
 
 TIMED_OUT = "the flush took longer than flush_timeout_ms"
 VIEW_INSTALLED = "the view is installed"
@@ -30,9 +33,14 @@ class Decision(NamedTuple):
 
 
 def freshen(membership: Membership) -> Membership:
-    """Whoever was not heard yet since it joined, or since the takeover, is taken to be heard now."""
-    now = membership.now_ms
-    missing = [life.address for life in membership.members if life.address not in membership.heard]
+    """Whoever was not heard yet since it joined, or since the takeover, is taken to be heard now.
+
+    Not the relay of a site that is silent: that is heard when it speaks.
+    """
+    now, remote = membership.now_ms, membership.remote.items()
+    watched = [life.address for life in membership.members]
+    watched += [relay_of(name) for name, site in remote if site.members and not site.is_silent]
+    missing = [address for address in watched if address not in membership.heard]
     if now is None or not missing:
         return membership
     return replace(membership, heard={**membership.heard, **{address: Heard("", now) for address in missing}})
@@ -43,6 +51,9 @@ def next_decision(membership: Membership, received: Mapping[str, Accepted]) -> D
     flush, now = membership.flush, membership.now_ms
     if now is None and membership.members:
         return None  # nothing that has a time was read since the takeover
+    changed = _remote_view(membership)
+    if changed is not None:
+        return changed
     suspects = _suspects(membership, received)
     # A leaver's LEAVE is its last message, and an old incarnation of a joiner has none to come.
     gone = {*suspects, *membership.leaving, *(life.address for life in membership.joining)}
@@ -72,15 +83,31 @@ def next_decision(membership: Membership, received: Mapping[str, Accepted]) -> D
 
 def _suspects(membership: Membership, received: Mapping[str, Accepted]) -> set[str]:
     """Who was silent for too long, and whose name goes on in another incarnation."""
-    clock, now, limit = membership.clock, membership.now_ms or 0, membership.settings.suspect_after_ms
-    suspects = set()
-    for address, incarnation in membership.members:
-        heard = membership.heard.get(address)
-        if (
-            heard is not None and (clock.get(heard.place, 0) if heard.place else now) - heard.at_ms > limit
-        ) or received.get(address, NOTHING_ACCEPTED).incarnation > incarnation:
-            suspects.add(address)
-    return suspects
+    return {
+        address
+        for address, incarnation in membership.members
+        if _is_overdue(membership, address) or received.get(address, NOTHING_ACCEPTED).incarnation > incarnation
+    }
+
+
+def _is_overdue(membership: Membership, address: str) -> bool:
+    """Whether it was heard, and then not for too long, by the clock of the place where it was."""
+    heard = membership.heard.get(address)
+    if heard is None:
+        return False
+    now = membership.clock.get(heard.place, 0) if heard.place else membership.now_ms or 0
+    return now - heard.at_ms > membership.settings.suspect_after_ms
+
+
+def _remote_view(membership: Membership) -> Decision | None:
+    """The first site, in the order of names, whose relay has fallen silent, or is heard again."""
+    for name, site in sorted(membership.remote.items()):
+        relay = relay_of(name)
+        is_silent = _is_overdue(membership, relay) or (site.is_silent and relay not in membership.heard)
+        if site.members and is_silent != site.is_silent:
+            members = [] if is_silent else [list(life) for life in site.members]
+            return Decision(REMOTE_VIEW, {"site": name, "members": members, "silent": is_silent})
+    return None
 
 
 def _view(membership: Membership, suspects: Collection[str]) -> Decision:

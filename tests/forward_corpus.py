@@ -72,16 +72,31 @@ def _number_cases(header: str, reason: str) -> list[Case]:
 
 
 BOB = b"sfo/bob"
+RELAY = b"sfo/abcast.relay"
+VIEW = b'{"members":[["sfo/bob",7],["sfo/carol",9]],"joined":["sfo/carol"],"left":[],"suspected":[],"flush":0}'
 MARK = ("abcast-relayed-from", b"sfo/abcast.orders.data.sfo-0:7")
 
 
 def _relayed(
     name: str, visited: bytes | None, reason: str | None, sender: bytes = BOB, *more: tuple[str, bytes]
 ) -> Case:
+    return _relayed_kind("message", name, visited, reason, sender, b"x", *more)
+
+
+def _relayed_kind(
+    kind: str,
+    name: str,
+    visited: bytes | None,
+    reason: str | None,
+    sender: bytes,
+    value: bytes | None,
+    *more: tuple[str, bytes],
+) -> Case:
     headers = [*_with("abcast-sender", sender), MARK, *more]
+    headers[1] = ("abcast-kind", kind.encode())
     if visited is not None:
         headers.insert(5, ("abcast-visited", visited))
-    return Case(f"relayed, {name}", sender, b"x", headers, reason, RELAYED)
+    return Case(f"relayed, {name}", sender, value, headers, reason, RELAYED)
 
 
 CORPUS: tuple[Case, ...] = (
@@ -148,6 +163,25 @@ CORPUS: tuple[Case, ...] = (
     _relayed("a sender of another site than the first", b"sfo", codec.WRONG_SITE, b"lax/carol"),
     _relayed("a sender of this site", b"sfo", codec.WRONG_SITE, ALICE),
     _relayed("the list twice", b"sfo", codec.REPEATED_HEADER, BOB, ("abcast-visited", b"sfo")),
+    _relayed_kind("remote-view", "a view of its site", b"sfo", None, RELAY, VIEW),
+    _relayed_kind("remote-view", "a view that is none", b"sfo", None, RELAY, b"[\xff"),
+    _relayed_kind("remote-view", "a view of a third site", b"sfo", None, RELAY, b'{"members":[["lax/dan",1]]}'),
+    _relayed_kind("heartbeat", "a heartbeat", b"sfo", None, RELAY, b""),
+    _relayed_kind("leave", "a farewell", b"sfo", None, RELAY, b""),
+    _relayed_kind("message", "a message of the relay", b"sfo", codec.NOT_THE_RELAY, RELAY, b"x"),
+    _relayed_kind("join", "a relay that joins", b"sfo", codec.NOT_THE_RELAY, RELAY, b""),
+    _relayed_kind("remote-view", "a view told by a member", b"sfo", codec.NOT_THE_RELAY, BOB, VIEW),
+    _relayed_kind("remote-view", "from afar", b"lax,sfo", codec.NOT_THE_RELAY, b"lax/abcast.relay", b'{"members":[]}'),
+    _relayed_kind("heartbeat", "a tick from afar", b"lax,sfo", codec.NOT_THE_RELAY, b"lax/abcast.relay", b""),
+    _relayed_kind("remote-view", "no view at all", b"sfo", codec.NO_PAYLOAD, RELAY, None),
+    Case("a remote view that no relay brought", ALICE, VIEW, _with("abcast-kind", b"remote-view"), codec.NOT_THE_RELAY),
+    Case(
+        "a member with a relay's name",
+        b"nyc/abcast.relay",
+        b"x",
+        _with("abcast-sender", b"nyc/abcast.relay"),
+        codec.NOT_THE_RELAY,
+    ),
     Case("a list of sites from a member", ALICE, b"x", [*GOOD, ("abcast-visited", b"sfo")], codec.NOT_RELAYED),
     Case("a relay's mark from a member", ALICE, b"x", [*GOOD, MARK], codec.NOT_RELAYED),
     Case("null payload", ALICE, None, GOOD, codec.NO_PAYLOAD),

@@ -150,6 +150,7 @@ def test_reasons() -> None:
         codec.FORGED_VISITED,
         codec.UNKNOWN_SITE,
         codec.WRONG_SITE,
+        codec.NOT_THE_RELAY,
         codec.NO_PAYLOAD,
         codec.PAYLOAD_TOO_LARGE,
         BAD_ADDRESS,

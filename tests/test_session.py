@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ from connectors.data_cursor import Effective
 from connectors.receipt import Receipt
 from connectors.session import Session
 from ordering.errors import Excluded, FlushFailed
-from ordering.membership import NO_MEMBERS
+from ordering.membership import NO_MEMBERS, Life, RemoteSite
 from ordering.names import Address
-from ordering.records import FLUSH_COMPLETED, MESSAGE, REFUSED, START_FLUSH, STOP_FLUSH, VIEW, MessageId
+from ordering.records import FLUSH_COMPLETED, MESSAGE, REFUSED, REMOTE_VIEW, START_FLUSH, STOP_FLUSH, VIEW, MessageId
 
 ALICE = "nyc/alice"
 
@@ -114,6 +115,16 @@ def test_block_then_the_answer_then_unblock(bench: Bench) -> None:
     bench.told("ends")
     bench.session.close()
     assert bench.calls == ["block", "unblock"]
+
+
+def test_remote_views_are_those_of_the_state_and_what_came_since(bench: Bench) -> None:
+    known = {"sfo": RemoteSite((Life("sfo/bob", 1),)), "lax": RemoteSite((Life("lax/dan", 1),), is_silent=True)}
+    bench.session.begin(bench.forwarder, replace(NO_MEMBERS, remote=known), 0)  # type: ignore[arg-type]
+    assert bench.session.remote_views == {"sfo": ("sfo/bob",), "lax": ()}
+    bench.feed(REMOTE_VIEW, "lax/abcast.relay", decided(members=[["lax/dan", 1], ["lax/eve", 2]]))
+    bench.feed(REMOTE_VIEW, payload=decided(site="sfo", members=[], silent=True))
+    assert bench.session.remote_views == {"sfo": (), "lax": ("lax/dan", "lax/eve")}
+    assert bench.session.view is None
 
 
 def test_a_flush_from_scratch_is_answered_without_a_second_block(bench: Bench) -> None:

@@ -243,7 +243,11 @@ _dumps = json.dumps
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"{}", b"[]", b'{"closed":1}', b'{"flush_timeout_ms":0}', b'{"suspect_after_ms":true}', b'{"other":1}']
+    "raw",
+    [
+        *(b"", b"{}", b"[]", b"[" * 100_000),
+        *(b'{"closed":1}', b'{"flush_timeout_ms":0}', b'{"suspect_after_ms":true}', b'{"other":1}'),
+    ],
 )
 def test_what_is_no_setting(raw: bytes) -> None:
     with pytest.raises(UsageError):
