@@ -75,7 +75,8 @@ class SendingLimits:
 
     max_pending_records: int = 10_000
     max_pending_bytes: int = 64 * 1024 * 1024
-    resend_after: float = 5.0
+    resend_after: float = 20.0
+    """What Kafka has acknowledged is hardly ever lost; a takeover, which takes less, is no time for a second copy."""
 
     def validate(self) -> None:
         """Raises UsageError."""

@@ -43,6 +43,8 @@ from ordering.names import DEFAULT_SITE, Address, check_group
 from ordering.records import MAX_PAYLOAD_BYTES, STATE, Headers
 
 CLOSE_TIMEOUT_S = 10.0
+REJOIN_PATIENCE_S = 10.0
+"""How long a member without an outbox that was taken for dead waits for what it has sent."""
 
 _logger = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ class Member:
         ledger: Path | str | None = None,
         max_pending_records: int = 10_000,
         max_pending_bytes: int = 64 * 1024 * 1024,
-        resend_after: float = 5.0,
+        resend_after: float = 20.0,
         block: Callback | None = None,
         unblock: Callback | None = None,
         get_state: GetState | None = None,
@@ -467,7 +469,7 @@ class Member:
         try:
             # In an open group a stranger's messages count, too: what was sent is ordered before the new life begins.
             if not session.settings.closed:
-                old.wait_ordered(None if self._outbox is not None else self.limits.resend_after * 2)
+                old.wait_ordered(None if self._outbox is not None else REJOIN_PATIENCE_S)
         except AbcastError as error:
             _logger.warning("%s: %s", self.address, error)
         old.fail(excluded)

@@ -118,7 +118,9 @@ class SequencerJob(StreamingJob):
 
     def _memberships_have_changed(self) -> bool:
         assert self._query is not None
-        fresh = {p.batchId: p.observedMetrics for p in self._query.recentProgress if p.batchId > self._seen_batch}
+        # While it is idle, Spark reports the batch that comes next, too.
+        done = [progress for progress in self._query.recentProgress if progress.numInputRows]
+        fresh = {batch.batchId: batch.observedMetrics for batch in done if batch.batchId > self._seen_batch}
         if not fresh:
             return False
         missed = min(fresh) > self._seen_batch + 1
