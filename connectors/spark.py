@@ -109,12 +109,15 @@ def _java_options(archive_to: Path | None) -> Iterator[str]:
     yield f'"-Dlog4j2.configurationFile={LOG_SETTINGS}"'
     # Throughput counts here, not pauses, and there are few cores: the parallel collector.
     yield "-XX:+UseParallelGC"
-    # About archives Java complains on standard output: of classes left out, and of one made by another Java.
-    yield "-Xlog:cds=off -Xlog:cds+dynamic=off"
+    archive = class_archive()
     if archive_to is not None:
         yield f'"-XX:ArchiveClassesAtExit={archive_to}"'
-    elif class_archive().exists():
-        yield f'"-XX:SharedArchiveFile={class_archive()}"'
+    elif archive.exists():
+        yield f'"-XX:SharedArchiveFile={archive}"'
+    else:
+        return
+    # It complains on standard output: of classes left out, and of an archive made by another Java.
+    yield "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
 def end_jvm(session: SparkSession, timeout: float) -> None:
