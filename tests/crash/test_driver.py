@@ -30,6 +30,7 @@ AMID_WRITE = "amid the Kafka write"
 BEFORE_COMMIT = "after the Kafka write, before the commit log"
 CHANCES = 20
 BURST = 6000
+LARGE = 500
 
 
 @pytest.mark.timeout(300)
@@ -72,19 +73,21 @@ def await_window(window: str, scenario: Scenario, checkpoint: Checkpoint, heavy:
     """Return when a batch seems to be there."""
     with DataLog(scenario.connection, scenario.group, scenario.site) as log:
         deadline = time.monotonic() + 60
-        if window in (AMID_WRITE, BEFORE_COMMIT):
+        is_large = window in (AMID_WRITE, BEFORE_COMMIT)  # so that the write takes its time
+        if is_large:
             threading.Thread(target=heavy.burst, args=(BURST,), daemon=True).start()  # type: ignore[attr-defined]
-            time.sleep(1.0)
         begun, committed = checkpoint.begun(), checkpoint.committed()
         while time.monotonic() < deadline:
             if window == BEFORE_OFFSETS:
                 if checkpoint.committed() > committed:
                     break
             elif checkpoint.begun() > begun:
-                break
+                begun = checkpoint.begun()
+                if not is_large or _records_of(scenario, checkpoint, begun) >= LARGE:
+                    break
             time.sleep(0.0005)
-        if window in (AMID_WRITE, BEFORE_COMMIT):
-            begun, before = checkpoint.begun(), log.end()
+        if is_large:
+            before = log.end()
             want = 1 if window == AMID_WRITE else _records_of(scenario, checkpoint, begun)
             while log.end() < before + want and checkpoint.committed() < begun and time.monotonic() < deadline:
                 pass
