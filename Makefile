@@ -17,7 +17,7 @@ MAKEFLAGS += --no-print-directory
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.classes ## install everything into .venv (a minute or two the first time)
+setup: $(VENV)/.classes ## install everything into .venv (two or three minutes the first time)
 
 test-fast: setup ## run the tests that need no broker, kill nothing and take no time
 	@$(BIN)/python -m pytest -m "not broker and not crash and not slow" $(ARGS)

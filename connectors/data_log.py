@@ -35,10 +35,10 @@ from ordering.records import EPOCH, Data
 from ordering.sequencer import SequencerState, absorb
 
 _FIRST_WINDOW = 2_048
-"""Records that are read back first when looking for a snapshot; four times as many if there is none in them."""
+"""Records that are read back first when looking for a snapshot."""
 
 _LARGEST_STEP = 32_768
-"""By so much the window grows at most: what is read beyond the snapshot is read in vain."""
+"""By so much a window grows at most: what is read beyond what is looked for is read in vain."""
 
 
 class Claim(NamedTuple):
@@ -157,15 +157,12 @@ class DataLog:
             return absorb(base, (stored.data for stored in self.records(max(base.seqno, self.beginning()), end)))
         claims, beginning = self.claims(), self.beginning()  # after `end`: no seal below it is without its claim
         tail: list[Stored] = []
-        window, start = _FIRST_WINDOW, end
-        while start > beginning:
-            earlier = max(beginning, end - window)
-            before = list(self.records(earlier, start))
+        for start, below in windows_back(beginning, end, _FIRST_WINDOW):
+            before = list(self.records(start, below))
             tail = [*before, *tail]
             for index in range(len(before) - 1, -1, -1):
                 if _is_snapshot_in_force(tail[index], claims):
                     return absorb(SequencerState(self.topic.group), (stored.data for stored in tail[index:]))
-            window, start = min(window * 4, window + _LARGEST_STEP), earlier
         if beginning > 0:
             raise HistoryUnavailable(
                 f"retention has dropped the beginning of {self.topic} and no snapshot is left in it. "
@@ -200,6 +197,15 @@ class DataLog:
         """Whether the effective record of `seqno`, decided by `epoch`, is still there: the first of its epoch tells."""
         first = next((s.data for s in self.records(beginning, end) if s.data.epoch == epoch and s.data.seqno), None)
         return first is not None and first.seqno <= seqno
+
+
+def windows_back(beginning: int, end: int, first: int) -> Iterator[tuple[int, int]]:
+    """Ranges of offsets (from, below) that lead from `end` back to `beginning`: `first` records, then more and more."""
+    window, below = first, end
+    while below > beginning:
+        start = max(beginning, end - window)
+        yield start, below
+        window, below = min(window * 4, window + _LARGEST_STEP), start
 
 
 def _is_snapshot_in_force(stored: Stored, claims: Sequence[Claim]) -> bool:

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.codec import H_RELAYED_FROM, encode_data
 from connectors.connection import Connection
-from connectors.data_log import DataLog
+from connectors.data_log import DataLog, windows_back
 from connectors.herald import Herald
 from connectors.relaying import SINK_OPTIONS, relay_letters, relay_news, relay_orders, relay_requests
 from connectors.sites import Direction, Sites
@@ -42,7 +42,7 @@ from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, snapshot
 REAL_TIME_BATCH = "5 seconds"
 """How long a real-time query runs before it notes its offsets."""
 _FIRST_WINDOW = 256
-"""Records read back first when looking for the last one of a source; four times as many if it is not among them."""
+"""Records read back first when looking for the last one of a source."""
 
 
 class Relay(StreamingJob):
@@ -357,9 +357,7 @@ def last_relayed(
                 return -1
             beginning, end = there.beginning_offsets([place])[place], there.end_offsets([place])[place]
         there.assign([place])
-        window, below = _FIRST_WINDOW, end
-        while below > beginning:
-            start = max(beginning, end - window)
+        for start, below in windows_back(beginning, end, _FIRST_WINDOW):
             newest = -1
             for record in _read(connection, there, place, start, below):
                 found = _parse_mark(dict(record.headers).get(H_RELAYED_FROM) or b"", site)
@@ -367,7 +365,6 @@ def last_relayed(
                     newest = found.offset
             if newest >= 0:
                 return newest
-            window, below = window * 4, start
         return -1
     finally:
         there.close()

@@ -225,11 +225,19 @@ class StreamingJob(ABC):
 
 def _await_batch_in_hand(query: StreamingQuery) -> None:
     deadline = time.monotonic() + STOP_SECONDS
-    batch = query.lastProgress.batchId if query.lastProgress else -1
+    batch = _last_done(query)
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
-        if query.lastProgress and query.lastProgress.batchId > batch:
+        if _last_done(query) > batch:
             break
         time.sleep(0.02)
+
+
+def _last_done(query: StreamingQuery) -> int:
+    """The newest batch that Spark has reported, -1 if there is none. An idle report is of the batch that comes next."""
+    progress = query.lastProgress
+    if progress is None:
+        return -1
+    return progress.batchId if progress.numInputRows else progress.batchId - 1
 
 
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")

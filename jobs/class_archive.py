@@ -7,7 +7,6 @@ archive if asked to ("class data sharing", JEP 350): here by a run of the real j
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
@@ -31,12 +30,12 @@ _PATIENCE_S = 120.0
 def record() -> None:
     """Make the archive. Raises AbcastError, or OSError if the JVM has written none."""
     archive = class_archive()
-    with tempfile.TemporaryDirectory(prefix="abcast-") as name:
+    with tempfile.TemporaryDirectory(dir=archive.parent) as name:
         directory = Path(name)
         with EmbeddedBroker(directory / "broker", port=0, progress=lambda _: None) as broker:
             connection = Connection(broker.bootstrap_servers)
             create_topics(connection, _GROUP, [_SITE])
-            partial = archive.with_suffix(f".{os.getpid()}")
+            partial = directory / archive.name
             spark = build_session("abcast training", archive_to=partial)
             try:
                 options = JobOptions(connection, _SITE, directory)
@@ -60,5 +59,7 @@ if __name__ == "__main__":
     say("Recording Spark's classes, so that it starts faster from now on (about a minute).")
     try:
         record()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except Exception as problem:  # noqa: BLE001 - whatever it is, all works without the archive
         sys.stderr.write(f"That failed, so Spark will take some seconds more to start: {problem}\n")
