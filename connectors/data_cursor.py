@@ -43,13 +43,17 @@ class Effective(NamedTuple):
 
 
 class DataCursor:
-    """Reads on from a `Start`. Not thread-safe. The consumer is the caller's, who closes it."""
+    """Reads on from a `Start`. Not thread-safe. The consumer is the caller's, who closes it.
+
+    `position`: the offset of the record that is read next.
+    """
 
     def __init__(self, consumer: KafkaConsumer, partition: TopicPartition, start: Start) -> None:
         self._consumer = consumer
         self._partition = partition
         self._reader = start.reader
         self._failing = False
+        self.position = start.offset
         consumer.assign([partition])
         consumer.seek(partition, start.offset)
 
@@ -98,4 +102,6 @@ class DataCursor:
                 ) from error
             if verdict is Verdict.TAKE:
                 taken.append(Effective(seqno, record.offset, kind, fields, headers, record.value))
+        if records:
+            self.position = records[-1].offset + 1
         return taken

@@ -16,6 +16,7 @@ from connectors.data_log import DataLog
 from connectors.delivery import Delivery, Place
 from connectors.ledger_history import read_ledger
 from connectors.member_memory import MemberMemory
+from connectors.silence import Silence
 from ordering.errors import AbcastError, HistoryUnavailable, UsageError
 from ordering.events import Event, EventReader
 from ordering.names import Address
@@ -61,7 +62,7 @@ class Deliveries:
         self.group = group
         self.address = address
         self.from_seqno = from_seqno
-        self.timeout = timeout
+        self._silence = Silence(timeout, connection.timeout)
         self.ledger = ledger
         self._events = EventReader() if events else None
         self.finished = threading.Event()
@@ -108,7 +109,6 @@ class Deliveries:
         else:
             self._next_seqno = self.from_seqno
         self._first_seqno = self._next_seqno
-        asked_at = time.monotonic()
         for places in self._places(memory):
             for place in places:
                 if place.delivery is not None:
@@ -116,22 +116,23 @@ class Deliveries:
                         yield place.delivery
                     finally:
                         self._taken = place
-                    asked_at = time.monotonic()
-                    if asked_at - self._committed_at >= COMMIT_EVERY_S:
-                        self._commit(memory)
+                    self._silence.broken()
+                    self._commit_if_due(memory)
                     if self._stopping.is_set():
                         return
                     self._between(place.seqno)
                 else:
                     self._taken = place
-            now = time.monotonic()
-            if now - self._committed_at >= COMMIT_EVERY_S:
-                self._commit(memory)
+            self._commit_if_due(memory)
             if self._stopping.is_set():
                 return
             self._between(self.taken_seqno)
-            if self.timeout is not None and now - asked_at >= self.timeout:
+            if self._silence.is_over:
                 return
+
+    def _commit_if_due(self, memory: MemberMemory) -> None:
+        if time.monotonic() - self._committed_at >= COMMIT_EVERY_S:
+            self._commit(memory)
 
     def _commit(self, memory: MemberMemory) -> None:
         """Remember what was taken. A failure is not the application's: the next commit makes up for it."""
@@ -175,12 +176,14 @@ class Deliveries:
     def _from_kafka(self, memory: MemberMemory) -> Iterator[list[Place]]:
         first = self._next_seqno
         with DataLog(self.connection, self.group, self.address.site) as log:
+            self._silence.expect(log.end())
             # Asked for a seqno that is still to come, we wait for it. A position that was once reached and is not
             # there any more is another matter, about which `after` complains.
             start = log.after(first - 1, or_end=self.from_seqno is not None)
         cursor = DataCursor(memory.consumer, memory.data, start)
         while True:
             effective = cursor.poll(POLL_S)
+            self._silence.read_up_to(cursor.position)
             yield [self._place(record) for record in effective if record.seqno >= first]
 
     def _place(self, record: Effective) -> Place:

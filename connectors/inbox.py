@@ -34,6 +34,7 @@ from connectors.deliveries import COMMIT_EVERY_S, POLL_S, REFRESH_EVERY_S
 from connectors.letter import Letter
 from connectors.letter_codec import H_RECEIVER, decode_letter, is_state_letter
 from connectors.member_memory import MemberMemory
+from connectors.silence import Silence
 from connectors.topics import inbox_partitions
 from ordering.errors import AbcastError, HistoryUnavailable, UsageError
 from ordering.inbox import InboxReader
@@ -97,9 +98,8 @@ class Inbox:
 
     def _receive(self, memory: MemberMemory, partition: TopicPartition) -> Iterator[Letter]:
         first = self._taken = self._committed = memory.letters_taken(partition)
-        end_at_start = self._seek_beginning(memory.consumer, partition)
-        position = 0
-        moved_at = time.monotonic()
+        silence = Silence(self.timeout, self.connection.timeout)
+        silence.expect(self._seek_beginning(memory.consumer, partition))
         while not self._stopping.is_set():
             records = self._poll(memory.consumer, partition)
             for record in records:
@@ -109,19 +109,16 @@ class Inbox:
                         yield letter
                     finally:
                         self._taken = record.offset + 1
-                    moved_at = time.monotonic()
+                    silence.broken()
                     self._commit_if_due(memory, partition)
                     if self._stopping.is_set():
                         return
             if records:
                 position = records[-1].offset + 1
                 self._taken = max(self._taken, position)
+                silence.read_up_to(position)
             self._commit_if_due(memory, partition)
-            if records and position <= end_at_start:
-                moved_at = time.monotonic()
-            # The timeout counts from when everything was read that stood there at the start, if Kafka answers at all.
-            patience = 0.0 if position >= end_at_start else self.connection.timeout
-            if self.timeout is not None and time.monotonic() - moved_at >= max(self.timeout, patience):
+            if silence.is_over:
                 return
 
     def _seek_beginning(self, consumer: KafkaConsumer, partition: TopicPartition) -> int:

@@ -301,7 +301,7 @@ class Member:
         local_seqno) tell. One generator at a time. A start reads the inbox's partition from its beginning.
 
         Args:
-            timeout: end after so many seconds without a letter (None: never; `close` ends it). What was written
+            timeout: end after so many seconds without a letter (None: never; `close` ends it). What stood there
                 before the start is given in any case.
 
         Raises (when iterated):
@@ -347,7 +347,8 @@ class Member:
         Args:
             from_seqno: start at this seqno exactly (which may be still to come). Default: after the last message
                 that this member's name took, or at the group's first.
-            timeout: end after so many seconds without a message (None: never; `close` ends it).
+            timeout: end after so many seconds without a message (None: never; `close` ends it). What stood there
+                before the start is given in any case.
             events: among the messages, in their place in the order, also `ViewChange`, `Block` and `Unblock`, and
                 in a mesh `RemoteView`.
 

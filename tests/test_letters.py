@@ -34,7 +34,7 @@ from tests.tiny_sequencer import TinySequencer
 
 pytestmark = pytest.mark.broker
 
-WAIT = 20.0
+WAIT = 60.0
 ROOT = Path(__file__).parent.parent
 _numbers = itertools.count(1)
 

@@ -36,7 +36,7 @@ from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, Data, Forward
 from ordering.sequencer import snapshot
 from tests.tiny_sequencer import TinySequencer
 
-WAIT = 20.0
+WAIT = 60.0
 ROOT = Path(__file__).parent.parent
 _numbers = itertools.count(1)
 

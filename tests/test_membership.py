@@ -28,7 +28,7 @@ from ordering.records import VIEW
 from tests.memory_kafka import MemoryConnection
 from tests.tiny_sequencer import TinySequencer
 
-WAIT = 20.0
+WAIT = 60.0
 ROOT = Path(__file__).parent.parent
 _numbers = itertools.count(1)
 

@@ -34,7 +34,7 @@ from ordering.records import Headers
 from tests.memory_kafka import MemoryConnection
 from tests.tiny_sequencer import TinySequencer
 
-WAIT = 20.0
+WAIT = 60.0
 _numbers = itertools.count(1)
 
 
@@ -170,6 +170,7 @@ def test_a_joiner_under_load(connection: Connection, group: str, flush: bool) ->
         def load(sender: Member) -> None:
             for number in itertools.count():
                 if stop.is_set():
+                    sender.wait_ordered(WAIT)  # so that nothing of it comes after "last"
                     return
                 receipt = sender.broadcast(b"%s %d" % (str(sender.address).encode(), number))
                 if number % 50 == 49:  # no faster than a slow machine orders
@@ -188,7 +189,7 @@ def test_a_joiner_under_load(connection: Connection, group: str, flush: bool) ->
                     eventually(lambda: len(c.taken) > known + 100)
                     stop.set()
                     for thread in senders:
-                        thread.join(WAIT)
+                        thread.join()
                     a.say("last")
                     eventually(lambda: all(replica.taken[-1] == "last" for replica in (a, b, c)))
                     assert len(b.loaded) == len(c.loaded) == 1
