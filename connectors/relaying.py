@@ -35,45 +35,39 @@ _DATA_OWN = len(codec.DATA_HEADERS)
 
 def relay_orders(rows: DataFrame, way: Direction) -> DataFrame:
     """DATA of the home → the same DATA at another site."""
-    return rows.select(
-        F.concat(F.lit("abcast."), spark_codec.group_of(F.col("topic")), F.lit(f".data.{way.target}")).alias("topic"),
-        "partition",
-        "key",
-        "value",
-        "headers",
-    )
+    return rows.select(_renamed(f".data.{way.source}", f".data.{way.target}"), "partition", "key", "value", "headers")
 
 
 def relay_requests(rows: DataFrame, way: Direction) -> DataFrame:
     """FORWARD of another site → FORWARD at the home."""
     headers = F.coalesce("headers", F.array().cast(spark_codec.HEADERS_TYPE))
     marks = _marks(F.lit(way.source), way)
-    return rows.select(_relayed(way), "partition", "key", "value", F.concat(headers, marks).alias("headers"))
+    topic = _renamed(f".forward.{way.source}", _relayed(way))
+    return rows.select(topic, "partition", "key", "value", F.concat(headers, marks).alias("headers"))
 
 
 def relay_news(rows: DataFrame, way: Direction, neighbours: Sequence[str]) -> DataFrame:
     """The messages and the views of one mesh site's DATA → FORWARD at its neighbour. `neighbours`: the source's."""
     headers = F.col("headers")
-    visited = spark_codec.header(codec.H_VISITED, _DATA_OWN).cast("string")
+    has_more = F.size(headers) > _DATA_OWN  # than its own, which our sequencer writes first, in the order of the codec
+    visited = F.when(has_more, spark_codec.header(codec.H_VISITED, _DATA_OWN)).cast("string")
     kind = spark_codec.header(codec.H_KIND, 1).cast("string")
     news = rows.filter(kind.isin(MESSAGE, VIEW)).withColumn("visited", visited)
     unvisited = F.col("visited").isNull() | ~F.array_contains(F.split("visited", ","), way.target)
-    others = [site for site in neighbours if site != way.target]
     # Sent to all neighbours that have it not: they need not send it to each other.
-    so_far = F.split(F.concat_ws(",", "visited", F.lit(way.source)), ",")
-    going = F.array_join(F.array_union(so_far, F.array(*map(F.lit, others)).cast("array<string>")), ",")
-    application = F.when(F.size(headers) > _DATA_OWN, spark_codec.application_headers()).otherwise(
-        F.array().cast(spark_codec.HEADERS_TYPE)
-    )
-    own = F.slice(headers, 1, _OWN)  # our sequencer writes them in this order
+    going = [way.source, *(site for site in neighbours if site != way.target)]
+    going_on = F.array_join(F.array_union(F.split("visited", ","), F.array(*map(F.lit, going))), ",")
+    going_to = F.when(F.col("visited").isNull(), ",".join(going)).otherwise(going_on)
+    marked = F.concat(F.slice(headers, 1, _OWN), _marks(going_to, way))
     is_view, relay = F.col("key").isNull(), F.lit(relay_of(way.source))  # a view has no sender
     return news.filter(unvisited).select(
-        _relayed(way),
+        _renamed(f".data.{way.source}", _relayed(way)),
         "partition",
         F.coalesce("key", relay.cast("binary")).alias("key"),
         "value",
         F.when(is_view, F.concat(_view_headers(relay), _marks(F.lit(way.source), way)))
-        .otherwise(F.concat(own, _marks(going, way), application))
+        .when(has_more, F.concat(marked, spark_codec.application_headers()))
+        .otherwise(marked)
         .alias("headers"),
     )
 
@@ -97,9 +91,15 @@ def relay_letters(rows: DataFrame, way: Direction) -> DataFrame:
     return rows.select("topic", "partition", "key", "value", marked)
 
 
-def _relayed(way: Direction) -> Column:
-    group = spark_codec.group_of(F.col("topic"))
-    return F.concat(F.lit("abcast."), group, F.lit(f".relayed-{way.source}.{way.target}")).alias("topic")
+def _relayed(way: Direction) -> str:
+    """How the name of a topic ends that a relay fills with FORWARD."""
+    return f".relayed-{way.source}.{way.target}"
+
+
+def _renamed(suffix: str, other: str) -> Column:
+    """The topic, whose name ends with `suffix`, with `other` in its place."""
+    topic = F.col("topic")
+    return F.concat(F.left(topic, F.length(topic) - len(suffix)), F.lit(other)).alias("topic")
 
 
 def _marks(visited: Column, way: Direction) -> Column:
@@ -109,8 +109,8 @@ def _marks(visited: Column, way: Direction) -> Column:
 
 def _mark(way: Direction) -> Column:
     """The header that says which record of the source a copy was made from."""
-    source = F.concat_ws(":", F.concat_ws("-", F.col("topic"), F.col("partition")), F.col("offset"))
-    return _header(codec.H_RELAYED_FROM, F.concat(F.lit(f"{way.source}/"), source))
+    place = F.concat(F.lit(f"{way.source}/"), "topic", F.lit("-"), "partition", F.lit(":"), "offset")
+    return _header(codec.H_RELAYED_FROM, place)
 
 
 def _header(name: str, value: Column) -> Column:

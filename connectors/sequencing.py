@@ -53,7 +53,8 @@ def decode_forward(kafka_rows: DataFrame, *, relayed: bool = False, sites: Colle
     `relayed`: whether there may be rows of topics that a relay fills. `sites`: those configured; None if nobody knows.
     """
     extracted = spark_codec.extract(kafka_rows, codec.FORWARD_HEADERS)
-    visited = spark_codec.header(codec.H_VISITED, len(codec.FORWARD_HEADERS)).cast("string")
+    listed = spark_codec.header(codec.H_VISITED, len(codec.FORWARD_HEADERS))
+    visited = F.when(~F.col("bare"), listed).cast("string")
     numbered = extracted.withColumns(
         {
             "incarnation": spark_codec.number(codec.H_INCARNATION),

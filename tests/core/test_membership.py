@@ -18,6 +18,7 @@ from ordering.records import (
     HEARTBEAT,
     JOIN,
     LEAVE,
+    MAX_NUMBER,
     MESSAGE,
     REFUSED,
     SETTINGS,
@@ -30,10 +31,11 @@ from ordering.records import (
     Source,
 )
 from ordering.sequencer import SequencerState, absorb, end_batch, step
-from ordering.view_change import Decision, next_decision
+from ordering.view_change import Decision, _remote_view, next_decision
 from tests.core.forwards import TOPIC, opened
 from tests.simulator.columns import step_by_columns
 from tests.simulator.membership import Group
+from tests.simulator.neighbour import Relay
 
 
 class Log:
@@ -304,3 +306,23 @@ def test_the_simulator_sees_answers_that_are_forgotten() -> None:
 
     with patch("ordering.membership.Flush.answer", lambda flush, address: replace(flush, answered=())):
         assert broken()
+
+
+def test_the_simulator_sees_a_remote_view_that_is_not_told_again() -> None:
+    """What a fenced sequencer of the other site has left would stay."""
+
+    class Careless(Relay):
+        def __init__(self, position: int) -> None:
+            super().__init__(position, told_epoch=MAX_NUMBER)
+
+    with patch("tests.simulator.neighbour.Relay", Careless):
+        assert any("far has" in problem for problem in broken())
+
+
+def test_the_simulator_sees_a_silence_that_does_not_end() -> None:
+    def once(membership: Membership) -> Decision | None:
+        decided = _remote_view(membership)
+        return decided if decided and decided.payload["silent"] else None
+
+    with patch("ordering.view_change._remote_view", once):
+        assert any("known is" in problem for problem in broken())

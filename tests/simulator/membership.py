@@ -1,5 +1,7 @@
 """A group with members that join, leave, die and flush, under a sequencer that dies, too: one seed, one history.
 
+In some histories there is a neighbouring site, whose views come by a relay.
+
 The members are models of `connectors.member`; views, flushes and the state are the real core. Time is a number that the
 broker writes on every FORWARD record.
 """
@@ -12,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from ordering import sequencer
 from ordering.events import Block, EventReader, Unblock, ViewChange
-from ordering.membership import Life, Settings
+from ordering.membership import Life, Membership, RemoteSite, Settings
 from ordering.reader import Reader, Seal, Verdict
 from ordering.records import (
     FLUSH_COMPLETED,
@@ -31,8 +33,10 @@ from ordering.records import (
 )
 from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch, seal, snapshot
 from tests.simulator.columns import step_by_columns
+from tests.simulator.neighbour import SITE, Neighbour
 
 TOPIC = "abcast.g.forward.s"
+RELAYED = f"abcast.g.relayed-{SITE}.s"
 ACTIONS = 250
 PATTERN = re.compile(r"V+|V(V*U)?(BV*U)*(BV*)?")
 PATTERN_WITHOUT_FLUSH = re.compile(r"V+(V*U)?(V*BV*U)*(V*BV*)?V*")
@@ -76,7 +80,12 @@ class Group:
         self.random = random.Random(seed)
         self.with_flush = self.random.random() < 0.7
         self.now = 1_000
-        self.forward: list[list[Forward]] = [[] for _ in range(self.random.randint(1, 3))]
+        self.own_partitions = self.random.randint(1, 3)
+        self.places = [(TOPIC, partition) for partition in range(self.own_partitions)]
+        self.neighbour = Neighbour(self.random, self._relay) if self.random.random() < 0.5 else None
+        if self.neighbour is not None:
+            self.places.append((RELAYED, 0))
+        self.forward: list[list[Forward]] = [[] for _ in self.places]
         self.data: list[Data] = []
         self.state: SequencerState | None = None
         self.epoch = 0
@@ -92,6 +101,8 @@ class Group:
             "work": 30, "sequence": 30, "join": 5, "leave": 2, "crash": 2, "broadcast": 10, "flush": 2, "stop": 3,
             "sequencer_crash": 3, "wait": 6, "pause": 1,
         }  # fmt: skip
+        if self.neighbour is not None:
+            weights |= {"relay": 8, "neighbour": 3}
         for _ in range(ACTIONS):
             getattr(self, f"_do_{self.random.choices(list(weights), list(weights.values()))[0]}")()
         self._heal()
@@ -109,7 +120,7 @@ class Group:
     ) -> None:
         place = process.partition if partition is None else partition
         log = self.forward[place]
-        source = Source(TOPIC, place, len(log))
+        source = Source(*self.places[place], len(log))
         log.append(
             Forward(
                 process.address, process.incarnation, local_seqno, payload, source, kind=kind, timestamp_ms=self.now
@@ -137,7 +148,7 @@ class Group:
 
     def _join(self, address: str) -> None:
         self.lives += 1
-        process = Process(address, self.lives, sum(address.encode()) % len(self.forward), offset=0)
+        process = Process(address, self.lives, sum(address.encode()) % self.own_partitions, offset=0)
         process.send(JOIN, b"")
         self.processes.append(process)
         self._send(process, 0.9)
@@ -181,6 +192,8 @@ class Group:
         for process in self.processes:
             if process.is_alive:
                 self._append(process, 1, HEARTBEAT, b"")
+        if self.neighbour is not None:
+            self.neighbour.work()
         self._tick()
 
     def _do_pause(self) -> None:
@@ -195,8 +208,25 @@ class Group:
             self._do_sequence()
 
     def _tick(self) -> None:
-        for partition in range(len(self.forward)):
-            self._append(Process("s/abcast.tick", 1, partition), 1, HEARTBEAT, b"")
+        for place, (topic, _) in enumerate(self.places):
+            site = "s" if topic == TOPIC else SITE
+            self._append(Process(f"{site}/abcast.tick", 1, place), 1, HEARTBEAT, b"")
+
+    # The neighbouring site.
+
+    def _relay(self, sender: str, kind: str, incarnation: int, local_seqno: int, payload: bytes) -> None:
+        self._append(Process(sender, incarnation, len(self.places) - 1), local_seqno, kind, payload)
+
+    def _do_relay(self) -> None:
+        assert self.neighbour is not None
+        self.neighbour.work()
+
+    def _do_neighbour(self) -> None:
+        """Something happens there."""
+        there = self.neighbour
+        assert there is not None
+        events = [there.change_view, there.take_over, there.start_relay, there.kill_relay, there.stop_relay]
+        self.random.choices(events, (3, 2, 4, 1, 1))[0]()
 
     # The sequencer.
 
@@ -223,7 +253,7 @@ class Group:
     def _decide(self, state: SequencerState) -> tuple[SequencerState, list[Data]]:
         rows: list[Forward] = []
         for partition, log in enumerate(self.forward):
-            start = state.positions.get(f"{TOPIC}-{partition}", 0)
+            start = state.positions.get("-".join(map(str, self.places[partition])), 0)
             rows += log[start : start + self.random.randint(1, 60)]
         state, opening = begin_batch(state)
         written = list(opening)
@@ -312,6 +342,8 @@ class Group:
                     if process.requests == 2:
                         self._do_stop_of(process)
                     self._send(process, 1)
+            if self.neighbour is not None:
+                self.neighbour.heal()
             self._tick()
             self._do_sequence()
         if self.state is None:
@@ -337,11 +369,24 @@ class Group:
                 self.problems.append(f"{process.life} is still blocked")
             if process.table:
                 self.problems.append(f"{process.life} still holds {process.table}")
+        self._check_neighbour(membership, alive)
         pattern = PATTERN if self.with_flush else PATTERN_WITHOUT_FLUSH
         for process in self.processes:
             if process.seen and not pattern.fullmatch(process.seen):
                 self.problems.append(f"{process.life} saw {process.seen}")
         self._check_views()
+
+    def _check_neighbour(self, membership: Membership, alive: list[Process]) -> None:
+        """Its view in force is known to the sequencer, and to every member."""
+        if self.neighbour is None:
+            return
+        members = self.neighbour.in_force.members
+        if membership.remote != {SITE: RemoteSite(members)}:
+            self.problems.append(f"{SITE} has {members}, but known is {membership.remote}")
+        for process in alive:
+            seen = process.events.remote.get(SITE)
+            if seen is None or (seen.members, seen.reachable) != (tuple(life.address for life in members), True):
+                self.problems.append(f"{process.life} takes {seen} for the view of {SITE}, but it is {members}")
 
     def _check_views(self) -> None:
         """With flush on, a message of a member is delivered in the view in which it was sent."""

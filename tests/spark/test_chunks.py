@@ -94,8 +94,8 @@ def test_memberships(seed: int) -> None:
     decide = decider({"g": state.to_bytes()})
     while True:
         rows: list[Forward | Malformed] = []
-        for partition, log in enumerate(group.forward):
-            start = state.positions.get(f"abcast.g.forward.s-{partition}", 0)
+        for (topic, partition), log in zip(group.places, group.forward, strict=True):
+            start = state.positions.get(f"{topic}-{partition}", 0)
             for record in log[start : start + rng.randint(1, 80)]:
                 rows.append(Malformed(record.source, "why") if rng.random() < 0.03 else record)
         if not rows:
