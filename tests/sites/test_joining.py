@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from kafka.structs import TopicPartition
 
+from connectors import Member
 from connectors.bootstrap import bootstrap
 from connectors.data_log import DataLog
 from connectors.ledger import read_table_state
@@ -78,3 +81,45 @@ def test_a_site_behind_a_cut_bridge_leaves_the_view_and_comes_back(make_world: M
             wait_until(lambda: alice.view and alice.view.at(sfo) == (f"{sfo}/bob",), 60, "bob is back")
             wait_until(lambda: bob.view and bob.view.at(nyc) == (f"{nyc}/alice",), 60, "bob knows")
             bob.close(timeout=60)
+
+
+def test_a_joiner_gets_the_state_from_another_site(make_world: MakeWorld) -> None:
+    """The oldest member is far away: the state comes by the relays, and then everything after it, once."""
+    world = make_world("hub", "nyc", "sfo")
+    nyc, sfo = world.sites.connections
+    taken: dict[str, list[bytes]] = {nyc: [], sfo: []}
+
+    def member(site: str) -> Member:
+        def load(state: bytes) -> None:
+            taken[site] = state.split(b"\n")
+
+        connection = world.sites.connection(site)
+        return Member(
+            *(world.group, f"{site}/replica"),
+            connection=connection,
+            get_state=lambda: b"\n".join(taken[site]),
+            set_state=load,
+        )
+
+    def run(replica: Member) -> None:
+        for delivery in replica.deliveries():
+            taken[str(replica.address.site)].append(delivery.payload)
+
+    with world.running([world.sequencer(nyc), *world.relays()]), member(nyc) as alice, member(sfo) as bob:
+        world.await_inboxes()
+        alice.connect(timeout=60)
+        threads = [threading.Thread(target=run, args=(alice,))]
+        threads[0].start()
+        before, after = messages("before", 200), messages("after", 50)
+        world.broadcast(nyc, "sender", before)
+        wait_until(lambda: len(taken[nyc]) == 200, 60, "alice has taken all")
+        bob.connect(state=True, timeout=90)
+        assert taken[sfo] == before
+        threads.append(threading.Thread(target=run, args=(bob,)))
+        threads[1].start()
+        world.broadcast(sfo, "sender", after)
+        wait_until(lambda: taken[nyc] == taken[sfo] == before + after, 60, "both have taken all, once")
+        for replica in (alice, bob):
+            replica.close(timeout=60)
+        for thread in threads:
+            thread.join(60)

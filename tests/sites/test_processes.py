@@ -13,21 +13,9 @@ from tests.cli.process import abcast
 from tests.crash.processes import ABCAST, Process, wait_until
 from tests.sites.conftest import MakeWorld
 from tests.sites.test_relay import messages
-from tests.sites.world import World, fifo
+from tests.sites.world import fifo
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
-
-
-def sites_file(world: World) -> Path:
-    """The world's sites as a user writes them."""
-    home = f'home = "{world.sites.home}"\n' if world.sites.home else ""
-    tables = (
-        f'[sites.{name}]\nbootstrap_servers = "{connection.bootstrap_servers}"\n'
-        for name, connection in world.sites.connections.items()
-    )
-    file = world.directory / "sites.toml"
-    file.write_text(home + f'trigger = "{world.sites.trigger}"\n' + "".join(tables), encoding="utf-8")
-    return file
 
 
 @pytest.fixture
@@ -47,7 +35,7 @@ def test_killed_relays_under_load(make_world: MakeWorld, processes: list[Process
     """kill -9 of `abcast relay` in the middle, its directory deleted: nothing lost, nothing doubled, one order."""
     world = make_world("hub", "nyc", "sfo", trigger=trigger)
     nyc, sfo = world.sites.connections
-    command = (ABCAST, "relay", "--sites", sites_file(world), "--data", world.directory / "relay")
+    command = (ABCAST, "relay", "--sites", world.file(), "--data", world.directory / "relay")
 
     def relay() -> Process:
         process = Process(f"relay-{len(processes)}", command, world.directory / "logs")
@@ -70,7 +58,7 @@ def test_killed_relays_under_load(make_world: MakeWorld, processes: list[Process
     assert world.deliveries(sfo, 2501) == world.deliveries(nyc, 2501)
     assert fifo(world.deliveries(sfo, 2501))[f"{sfo}/bob"] == messages("b", 2000) + messages("c", 500)
     verdict = abcast(
-        *("check", "--group", world.group, "--sites", sites_file(world), "--settled", "--json"), cwd=world.directory
+        *("check", "--group", world.group, "--sites", world.file(), "--settled", "--json"), cwd=world.directory
     )
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
     found = json.loads(verdict.stdout)
@@ -82,7 +70,7 @@ def test_the_checker_tells_what_is_under_way_from_what_is_lost(make_world: MakeW
     nyc, sfo = world.sites.connections
     with world.running([world.sequencer(nyc)]):
         world.broadcast(nyc, "alice", messages("a", 3))
-    command = ("check", "--group", world.group, "--sites", sites_file(world), "--json")
+    command = ("check", "--group", world.group, "--sites", world.file(), "--json")
     under_way = abcast(*command, cwd=world.directory)
     assert under_way.returncode == 0
     told = json.loads(under_way.stdout)
@@ -124,7 +112,7 @@ def test_what_a_wrong_file_is_told(tmp_path: Path, text: str | None, arguments: 
 def test_a_follower_has_no_sequencer(make_world: MakeWorld) -> None:
     world = make_world("hub", "nyc", "sfo")
     _, sfo = world.sites.connections
-    done = abcast("sequence", "--site", sfo, "--sites", sites_file(world), cwd=world.directory)
+    done = abcast("sequence", "--site", sfo, "--sites", world.file(), cwd=world.directory)
     assert done.returncode == 2
     assert "run the sequencer there" in done.stderr
 

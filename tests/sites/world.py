@@ -24,7 +24,7 @@ from connectors.streaming_job import JobOptions, StreamingJob
 from connectors.topics import count_partitions, create_topics, find_topics
 from jobs.streaming import JobThread, running
 from ordering.names import Topic
-from tests.crash.processes import wait_until
+from tests.crash.processes import ABCAST, Process, wait_until
 
 MakeJob = Callable[[SparkSession, JobOptions], StreamingJob]
 _numbers = itertools.count(1)
@@ -77,6 +77,31 @@ class World:
             data=self.directory / site,
             known_sites=tuple(self.sites.connections),
         )
+
+    def file(self) -> Path:
+        """The sites as a user writes them."""
+        home = f'home = "{self.sites.home}"\n' if self.sites.home else ""
+        tables = (
+            f'[sites.{name}]\nbootstrap_servers = "{connection.bootstrap_servers}"\n'
+            for name, connection in self.sites.connections.items()
+        )
+        file = self.directory / "sites.toml"
+        file.write_text(home + f'trigger = "{self.sites.trigger}"\n' + "".join(tables), encoding="utf-8")
+        return file
+
+    @contextlib.contextmanager
+    def relay_process(self, source: str, target: str) -> Iterator[Process]:
+        """`abcast relay` for one direction, ready. Killed at the end of the block."""
+        command = (
+            *(ABCAST, "relay", "--sites", self.file(), "--from", source, "--to", target),
+            *("--data", self.directory / "relay"),
+        )
+        process = Process(f"relay-{source}-{next(_numbers)}", command, self.directory / "logs")
+        try:
+            process.wait_ready()
+            yield process
+        finally:
+            process.kill()
 
     def await_inboxes(self) -> None:
         """Return when every site can be written to from every other."""
