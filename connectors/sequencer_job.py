@@ -75,15 +75,13 @@ class SequencerJob(StreamingJob):
         names = [name for group in topics.values() for name in group]
         source = self.kafka_source(names, self.kafka_offsets(names, positions))
         forward = self.spark.readStream.format("kafka").options(**source).load()
-        relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
-        decoded = decode_forward(forward, relayed=relayed, sites=self.options.known_sites)
         # Whether a batch has changed a membership, so that the driver need not read DATA to know whom to tick for.
         changes = F.count(F.when(F.col("kind").isin(JOIN, VIEW, REMOTE_VIEW), 1)).alias("changes")
-        decided = sequence(decoded, states, self.options.parallelism).observe(_OBSERVED, changes)
+        runs = sequence(decode_forward(forward), states, self.options.parallelism, self.options.known_sites)
         self._forward, self._seen_batch, self._late_batch = dict(topics), -1, -1
         self._watched = {group for group, state in states.items() if state.membership.is_watched}
         self._query = (
-            encode_decided(decided, site)
+            encode_decided(runs.observe(_OBSERVED, changes), site)
             .writeStream.format("kafka")
             .queryName(f"{self.name}-{site}")
             .options(**connection.spark_options(), **SINK_OPTIONS)

@@ -14,7 +14,9 @@ a time. The size of a micro-batch, which the sort holds, is bounded by `maxOffse
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,69 +32,79 @@ from connectors.connection import MAX_RECORD_BYTES
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
 from ordering.membership import NOT_A_MEMBER
-from ordering.records import EPOCH, HEARTBEAT, MESSAGE, Data
+from ordering.records import HEARTBEAT, MESSAGE, Data, DeadLetter, Malformed, Source
 from ordering.sequencer import BAD_ADDRESS, SequencerState, begin_batch, end_batch
 
 _RUN = (
-    "group string, kind string, topic string, partition int, first_offset long, first_seqno long, epoch long, "
-    "view long, size int, senders array<string>, incarnations array<long>, sender array<int>, "
-    "local_seqno array<long>, forwarded_at_ms array<long>, value array<binary>, packed_headers array<string>, "
-    "error array<string>"
+    "group string, role string, kind string, topic string, partition int, first_offset long, first_seqno long, "
+    "epoch long, view long, size int, senders array<string>, incarnations array<long>, sender array<int>, "
+    "local_seqno array<long>, forwarded_at_ms array<long>, key array<binary>, value array<binary>, "
+    "names array<array<string>>, values array<array<binary>>"
 )
+"""A run: records that go to the same topic, one after the other. `names` and `values` are those of the headers that
+stand behind abcast's own, or of all headers where there are no `senders`. Then `key` has the keys, too.
+"""
 _RUN_COLUMNS = [field.split()[0] for field in _RUN.split(", ")]
 _STATE = "state binary"
-_BY_ROW = ["local_seqno", "forwarded_at_ms", "value", "packed_headers", "error"]
+_BY_ROW = ["local_seqno", "forwarded_at_ms", "key", "value", "names", "values"]
 _SOURCE = ["topic", "partition", "offset"]
+_FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind", "packed_headers"]
 _HEARTBEAT = codec.FORWARD_KINDS.index(HEARTBEAT)
 _FIRST_CONTROL = _HEARTBEAT + 1
 
 
-def decode_forward(kafka_rows: DataFrame, *, relayed: bool = False, sites: Collection[str] | None = None) -> DataFrame:
-    """Rows of Spark's Kafka source (with headers) → the columns the sequencer works on, errors named.
+def decode_forward(kafka_rows: DataFrame) -> DataFrame:
+    """Rows of Spark's Kafka source (with headers) → the columns the sequencer works on.
 
-    `relayed`: whether there may be rows of topics that a relay fills. `sites`: those configured; None if nobody knows.
+    `packed_headers` are the application's, null if it gave none. A row that is not `plain` has the key and all its
+    headers there, for `connectors.codec` to read; the columns from them are null or 0.
     """
-    extracted = spark_codec.extract(kafka_rows, codec.FORWARD_HEADERS)
-    listed = spark_codec.header(codec.H_VISITED, len(codec.FORWARD_HEADERS))
-    visited = F.when(~F.col("bare"), listed).cast("string")
+    extracted = spark_codec.extract_in_order(kafka_rows, codec.FORWARD_HEADERS)
     numbered = extracted.withColumns(
         {
             "incarnation": spark_codec.number(codec.H_INCARNATION),
             "local_seqno": spark_codec.number(codec.H_LOCAL_SEQNO),
-            "neighbour": spark_codec.neighbour_of(F.col("topic")) if relayed else F.lit(""),
-            codec.H_VISITED: visited if relayed else F.lit(""),
         }
     )
-    judged = numbered.withColumn("error", spark_codec.forward_error(sites))
+    judged = numbered.withColumn("plain", spark_codec.is_plain_forward())
+    plain, headers, own = F.col("plain"), F.col("headers"), len(codec.FORWARD_HEADERS)
     return judged.select(
         spark_codec.group_of(F.col("topic")).alias("group"),
         "topic",
         "partition",
         "offset",
-        # Python takes valid UTF-8 only, and must get the row whatever is in it.
-        F.when(F.is_valid_utf8(codec.H_SENDER), F.col(codec.H_SENDER)).otherwise(F.lit("")).alias("sender"),
-        F.coalesce("incarnation", F.lit(0)).alias("incarnation"),
-        F.coalesce("local_seqno", F.lit(0)).alias("local_seqno"),
-        spark_codec.kind_code().alias("kind"),
+        "plain",
+        F.when(plain, F.col(codec.H_SENDER)).alias("sender"),
+        F.when(plain, F.col("incarnation")).otherwise(0).alias("incarnation"),
+        F.when(plain, F.col("local_seqno")).otherwise(0).alias("local_seqno"),
+        F.when(plain, spark_codec.kind_code()).otherwise(0).alias("kind"),
         F.unix_millis("timestamp").alias("forwarded_at_ms"),
-        "error",
+        F.when(~plain, F.col("key")).alias("key"),
         "value",
-        spark_codec.pack_headers().alias("packed_headers"),
+        F.when(~plain, spark_codec.pack_headers(headers))
+        .when(F.size(headers) > own, spark_codec.pack_headers(spark_codec.behind_own(own)))
+        .alias("packed_headers"),
     )
 
 
-def sequence(forward: DataFrame, initial: Mapping[str, SequencerState], parallelism: int = 1) -> DataFrame:
-    """The sequencing transformation: decoded FORWARD rows → decided rows.
+def sequence(
+    forward: DataFrame,
+    initial: Mapping[str, SequencerState],
+    parallelism: int = 1,
+    sites: Collection[str] | None = None,
+) -> DataFrame:
+    """The sequencing transformation: decoded FORWARD rows → runs.
 
     `initial` has the state of every group that may occur. `parallelism` is how many groups are decided at once
-    (the number of shuffle partitions, which must be the session's setting if it is not 1).
+    (the number of shuffle partitions, which must be the session's setting if it is not 1). `sites`: those configured;
+    None if nobody knows.
     """
     placed = forward.coalesce(1) if parallelism == 1 else forward.repartition(parallelism, "group")
     return (
         placed.sortWithinPartitions("group", *_SOURCE)
         .groupBy("group")
         .applyInPandasWithState(
-            decider({group: state.to_bytes() for group, state in initial.items()}),
+            decider({group: state.to_bytes() for group, state in initial.items()}, sites),
             outputStructType=_RUN,
             stateStructType=_STATE,
             outputMode="append",
@@ -130,22 +142,17 @@ def unpack_runs(runs: DataFrame, *kept: str) -> DataFrame:
 
 def encode_decided(runs: DataFrame, site: str) -> DataFrame:
     """Runs → the rows of Spark's Kafka sink (topic, key, value, headers)."""
-    data_topic = F.concat(F.lit("abcast."), F.col("group"), F.lit(f".data.{site}"))
-    dead_topic = F.concat(F.lit("abcast."), F.col("group"), F.lit(f".dead-letter.{site}"))
-    is_dead = F.col("error").isNotNull()
-    written_to = runs.withColumn("written_to", F.when(is_dead, dead_topic).otherwise(data_topic))
-    records = unpack_runs(written_to, "written_to")
+    topic = F.concat(F.lit("abcast."), "group", F.lit("."), "role", F.lit(f".{site}"))
+    records = unpack_runs(runs.withColumn("written_to", topic), "written_to")
     # A step of its own, so that the array is built once and the plan stays small: Spark plans every batch anew.
-    own, packed = F.col("own_headers"), F.col("packed_headers")
-    return records.withColumn("own_headers", spark_codec.own_data_headers()).select(
+    own, given = F.col("own"), F.arrays_zip("names", "values").cast(spark_codec.HEADERS_TYPE)
+    return records.withColumn("own", spark_codec.own_data_headers()).select(
         F.col("written_to").alias("topic"),
-        F.when(F.col("kind") != EPOCH, F.col("sender").cast("binary")).alias("key"),
+        F.coalesce("key", F.col("sender").cast("binary")).alias("key"),
         "value",
-        F.when(is_dead, spark_codec.dead_letter_headers())
-        .when(F.col("kind") == EPOCH, spark_codec.epoch_headers())
-        .when(F.col("sender").isNull(), spark_codec.decided_headers())
-        .when(packed.isNull(), own)
-        .otherwise(F.concat(own, spark_codec.unpack_headers(packed)))
+        F.when(F.col("names").isNull(), own)
+        .when(F.col("sender").isNull(), given)
+        .otherwise(F.concat(own, given))
         .alias("headers"),
     )
 
@@ -153,7 +160,7 @@ def encode_decided(runs: DataFrame, site: str) -> DataFrame:
 Decide = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]
 
 
-def decider(initial: Mapping[str, bytes]) -> Decide:
+def decider(initial: Mapping[str, bytes], sites: Collection[str] | None = None) -> Decide:
     """The function of the stateful operator. `initial`: encoded state by group, for the first batch of a run."""
 
     def decide(key: tuple[Any, ...], chunks: Iterator[pd.DataFrame], stored: GroupState) -> Iterator[pd.DataFrame]:
@@ -162,7 +169,7 @@ def decider(initial: Mapping[str, bytes]) -> Decide:
         for record in opening:
             yield _own_run(state.group, record)
         for chunk in chunks:
-            state, decided = decide_chunk(state, chunk)
+            state, decided = decide_chunk(state, chunk, sites)
             yield from decided
         state, closing = end_batch(state)
         for record in closing:
@@ -172,14 +179,17 @@ def decider(initial: Mapping[str, bytes]) -> Decide:
     return decide
 
 
-def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerState, list[pd.DataFrame]]:
+def decide_chunk(
+    state: SequencerState, chunk: pd.DataFrame, sites: Collection[str] | None = None
+) -> tuple[SequencerState, list[pd.DataFrame]]:
     """Decide one piece of a group's rows; return the state after it and the runs to write, in order."""
     places, place = _places(chunk)
-    sender, senders = pd.factorize(chunk["sender"].to_numpy())
-    well_formed = chunk["error"].isna().to_numpy()
-    kind, value = chunk["kind"].to_numpy(), chunk["value"]
+    rows, error = _read_odd(chunk, places, place, sites)
+    well_formed = error == None  # noqa: E711 - element by element
+    sender, senders = pd.factorize(rows["sender"])
+    kind, incarnation, offset = rows["kind"], rows["incarnation"], chunk["offset"].to_numpy()
     controls = {
-        row: (codec.FORWARD_KINDS[kind[row]], bytes(value.iloc[row]))
+        row: (codec.FORWARD_KINDS[kind[row]], bytes(chunk["value"].iloc[row]))
         for row in np.flatnonzero((kind >= _FIRST_CONTROL) & well_formed).tolist()
     }
     decisions = step_columns(
@@ -187,32 +197,37 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
         ForwardColumns(
             places=[f"{topic}-{partition}" for topic, partition in places],
             place=place,
-            offset=chunk["offset"].to_numpy(),
+            offset=offset,
             senders=senders.tolist(),
             sender=sender,
-            incarnation=chunk["incarnation"].to_numpy(),
-            local_seqno=chunk["local_seqno"].to_numpy(),
+            incarnation=incarnation,
+            local_seqno=rows["local_seqno"],
             well_formed=well_formed,
             timestamp_ms=chunk["forwarded_at_ms"].to_numpy(),
             is_heartbeat=kind == _HEARTBEAT,
             controls=controls,
         ),
     )
-    error = chunk["error"].to_numpy()
     error[decisions.bad_address] = BAD_ADDRESS
     error[decisions.not_member] = NOT_A_MEMBER
     dead = ~well_formed | decisions.bad_address | decisions.not_member
-    incarnation, offset = chunk["incarnation"].to_numpy(), chunk["offset"].to_numpy()
     runs: list[dict[str, Any]] = []
     for first, end in _runs(place, offset, sender, incarnation, decisions.seqno, dead, controls):
         topic, partition = places[int(place[first])]
-        codes, by_code = np.unique(sender[first:end], return_index=True)
-        run = chunk.iloc[first:end]
-        # A control record is a run of its own: with the kind and the payload that were decided, if it is accepted.
-        of_kind, payload = decisions.controls.get(first) or controls.get(first) or (MESSAGE, None)
+        run = slice(first, end)
+        if dead[first]:
+            letters = _dead_letters(chunk.iloc[run], error[run])
+            runs.append({"group": state.group, "role": "dead-letter", "size": end - first, **letters})
+            continue
+        codes, by_code = np.unique(sender[run], return_index=True)
+        # A control record is a run of its own: with the kind and the payload that were decided.
+        of_kind, payload = decisions.controls.get(first) or (MESSAGE, None)
+        packed = rows["packed_headers"][run].tolist()
+        headers = _columns(map(_unpack, packed)) if any(packed) else {}
         runs.append(
             {
                 "group": state.group,
+                "role": "data",
                 "kind": of_kind,
                 "topic": topic,
                 "partition": partition,
@@ -222,18 +237,89 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
                 "view": state.view,
                 "size": end - first,
                 "senders": senders[codes].tolist(),
-                "incarnations": incarnation[first:end][by_code].tolist(),
-                "sender": np.searchsorted(codes, sender[first:end]).tolist(),
-                "local_seqno": run["local_seqno"].tolist(),
-                "forwarded_at_ms": run["forwarded_at_ms"].tolist(),
-                "value": run["value"].tolist() if payload is None else [payload],
-                "packed_headers": run["packed_headers"].tolist() if run["packed_headers"].notna().any() else None,
-                "error": error[first:end].tolist() if dead[first] else None,
+                "incarnations": incarnation[run][by_code].tolist(),
+                "sender": np.searchsorted(codes, sender[run]).tolist(),
+                "local_seqno": rows["local_seqno"][run].tolist(),
+                "forwarded_at_ms": chunk["forwarded_at_ms"].iloc[run].tolist(),
+                "value": chunk["value"].iloc[run].tolist() if payload is None else [payload],
+                **headers,
             }
         )
     if not runs:
         return decisions.state, []
     return decisions.state, [_frame(runs)]
+
+
+def _read_odd(
+    chunk: pd.DataFrame, places: Sequence[tuple[str, int]], place: Ints, sites: Collection[str] | None
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.object_]]:
+    """The columns that come from headers, with the rows that are not plain read by the codec; and each row's error."""
+    columns = {name: chunk[name].to_numpy() for name in _FROM_HEADERS}
+    error = np.full(len(chunk), None, dtype=object)
+    odd = np.flatnonzero(~chunk["plain"].to_numpy(dtype=bool)).tolist()
+    if odd:
+        columns = {name: column.copy() for name, column in columns.items()}
+    for row, offset, key, value, packed in zip(
+        odd, *(chunk[name].iloc[odd] for name in ("offset", "key", "value", "packed_headers")), strict=True
+    ):
+        source = Source(*places[int(place[row])], int(offset))
+        record = codec.decode_forward(source, key, value, _unpack(packed), sites=sites)
+        if isinstance(record, Malformed):
+            error[row] = record.reason
+            columns["sender"][row] = ""
+            continue
+        columns["sender"][row] = record.sender
+        columns["incarnation"][row] = record.incarnation
+        columns["local_seqno"][row] = record.local_seqno
+        columns["kind"][row] = codec.FORWARD_KINDS.index(record.kind)
+        columns["packed_headers"][row] = _pack(record.headers) if record.headers else None
+    return columns, error
+
+
+def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[Any]]:
+    """The records as they came, with the reason."""
+    columns = ("topic", "partition", "offset", "key", "value", "packed_headers", "plain", *_FROM_HEADERS[:4])
+    letters = []
+    for reason, topic, partition, offset, key, value, packed, plain, sender, *numbers in zip(
+        reasons, *(rows[name].tolist() for name in columns), strict=True
+    ):
+        headers = _unpack(packed)
+        if plain:
+            incarnation, local_seqno, kind = numbers
+            of_kind = codec.FORWARD_KINDS[kind]
+            key = sender.encode("ascii")
+            headers = codec.forward_headers(sender, incarnation, local_seqno, tuple(headers), of_kind)
+        letter = DeadLetter(Source(topic, partition, offset), reason)
+        letters.append((key, value, codec.dead_letter_headers(letter, headers)))
+    return _given(letters)
+
+
+def _pack(headers: Iterable[tuple[str, bytes | None]]) -> str:
+    """As `spark_codec.pack_headers`."""
+    return json.dumps(
+        [{"key": name, "value": None if value is None else b64encode(value).decode()} for name, value in headers]
+    )
+
+
+def _unpack(packed: str | None) -> list[tuple[str, bytes]]:
+    """The headers that `spark_codec.pack_headers` packed. Kafka allows a null value, which stays one."""
+    found: list[tuple[str, Any]] = [(header["key"], header.get("value")) for header in json.loads(packed or "[]")]
+    return [(name, None if value is None else b64decode(value)) for name, value in found]  # type: ignore[misc]
+
+
+def _given(records: Iterable[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]]) -> dict[str, list[Any]]:
+    """The columns of a run of (key, value, headers)."""
+    keys, values, headers = zip(*records, strict=True)
+    return {"key": list(keys), "value": list(values), **_columns(headers)}
+
+
+def _columns(headers: Iterable[Sequence[tuple[str, bytes]]]) -> dict[str, list[list[Any]]]:
+    """Each record's headers, as columns of a run."""
+    of_rows = list(headers)
+    return {
+        "names": [[name for name, _ in row] for row in of_rows],
+        "values": [[value for _, value in row] for row in of_rows],
+    }
 
 
 def assert_first_attempt() -> None:
@@ -249,19 +335,8 @@ def assert_first_attempt() -> None:
 
 def _own_run(group: str, record: Data) -> pd.DataFrame:
     """The run of one record of the sequencer's own (a snapshot, a view)."""
-    return _frame(
-        [
-            {
-                "group": group,
-                "kind": record.kind,
-                "first_seqno": record.seqno,
-                "epoch": record.epoch,
-                "view": record.view,
-                "size": 1,
-                "value": [record.payload],
-            }
-        ]
-    )
+    given = _given([codec.encode_data(record)])
+    return _frame([{"group": group, "role": "data", "kind": record.kind, "size": 1, **given}])
 
 
 def _frame(runs: list[dict[str, Any]]) -> pd.DataFrame:

@@ -113,7 +113,8 @@ def heartbeats(rounds: int) -> dict[str, Any]:
                 "local_seqno": 1,
                 "kind": codec.FORWARD_KINDS.index(HEARTBEAT),
                 "forwarded_at_ms": 1000 * number,
-                "error": None,
+                "plain": True,
+                "key": None,
                 "value": b"",
                 "packed_headers": None,
             }

@@ -33,9 +33,7 @@ def decide(kafka_rows: DataFrame, *states: SequencerState, site: str = "local", 
         return groups.applyInPandas(_first_batch(function, chunk_rows), outputStructType)
 
     with patch.object(GroupedData, "applyInPandasWithState", instead):
-        decided = sequence(
-            decode_forward(kafka_rows, relayed=True, sites=SITES), {state.group: state for state in states}
-        )
+        decided = sequence(decode_forward(kafka_rows), {state.group: state for state in states}, sites=SITES)
     return encode_decided(decided, site)
 
 

@@ -10,11 +10,12 @@ import pandas as pd
 import pytest
 
 from connectors import codec
-from connectors.sequencing import decider
-from ordering.records import Data, DeadLetter, Forward, Malformed
+from connectors.sequencing import _pack, decider
+from ordering.records import Data, DeadLetter, Forward, Malformed, Source
 from ordering.sequencer import SequencerState, begin_batch, end_batch, step
 from tests.core.forwards import opened
-from tests.simulator.membership import Group
+from tests.simulator.membership import RELAYED, Group
+from tests.simulator.neighbour import SITE
 
 
 class StoredState:
@@ -29,10 +30,14 @@ class StoredState:
 
 
 def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
-    """Decoded FORWARD rows, as the JVM hands them over."""
+    """Decoded FORWARD rows, as the JVM hands them over; each seventh as if it were not plain."""
     rows = []
     for record in records:
-        good = record if isinstance(record, Forward) else None
+        good = record if isinstance(record, Forward) and record.source.offset % 7 else None
+        odd = []
+        if isinstance(record, Forward):
+            visited = ((codec.H_VISITED, SITE.encode()),) if record.source.topic == RELAYED else ()
+            odd = codec.forward_headers(*record.id, visited, record.kind)
         rows.append(
             {
                 "topic": record.source.topic,
@@ -42,14 +47,14 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
                 "incarnation": good.incarnation if good else 0,
                 "local_seqno": good.local_seqno if good else 0,
                 "kind": codec.FORWARD_KINDS.index(good.kind) if good else 0,
-                "forwarded_at_ms": good.timestamp_ms if good else 0,
-                "error": None if good else getattr(record, "reason", None),
-                "value": good.payload if good else b"",
-                "packed_headers": None,
+                "forwarded_at_ms": getattr(record, "timestamp_ms", 0),
+                "plain": good is not None,
+                "key": None if good else getattr(record, "sender", "").encode(),
+                "value": getattr(record, "payload", b""),
+                "packed_headers": None if good else _pack(odd),
             }
         )
-    told = pd.DataFrame(rows)
-    return told.astype({"error": object, "packed_headers": object, "kind": np.int32})
+    return pd.DataFrame(rows).astype({"key": object, "packed_headers": object, "kind": np.int32})
 
 
 def written(runs: list[pd.DataFrame]) -> list[tuple[Any, ...]]:
@@ -58,16 +63,19 @@ def written(runs: list[pd.DataFrame]) -> list[tuple[Any, ...]]:
     for run in (row for runs_frame in runs for row in runs_frame.to_dict("records")):
         for index in range(run["size"]):
             value = run["value"][index]
-            if run["senders"] is None:
-                told.append((run["kind"], run["first_seqno"] + index, run["view"], "", value))
-                continue
-            sender = run["senders"][run["sender"][index]]
-            source = (run["topic"], run["partition"], run["first_offset"] + index)
-            if run["error"] is not None:
-                told.append(("dead", run["error"][index], source))
-            else:
+            if run["senders"] is not None:
+                sender = run["senders"][run["sender"][index]]
                 life = (sender, run["incarnations"][run["sender"][index]], run["local_seqno"][index])
+                source = (run["topic"], run["partition"], run["first_offset"] + index)
                 told.append((run["kind"], run["first_seqno"] + index, run["view"], *life, value, source))
+                continue
+            headers = list(zip(run["names"][index], run["values"][index], strict=True))
+            if run["role"] == "dead-letter":
+                (_, reason), (_, came_from) = headers[-2:]
+                told.append(("dead", reason.decode(), tuple(Source.parse(came_from.decode()))))
+            else:
+                own = codec.decode_data(value, headers)
+                told.append((own.kind, own.seqno, own.view, "", own.payload))
     return told
 
 
@@ -97,7 +105,7 @@ def test_memberships(seed: int) -> None:
         for (topic, partition), log in zip(group.places, group.forward, strict=True):
             start = state.positions.get(f"{topic}-{partition}", 0)
             for record in log[start : start + rng.randint(1, 80)]:
-                rows.append(Malformed(record.source, "why") if rng.random() < 0.03 else record)
+                rows.append(Malformed(record.source, codec.WRONG_VERSION) if rng.random() < 0.03 else record)
         if not rows:
             break
         state, opening = begin_batch(state)

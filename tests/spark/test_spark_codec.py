@@ -1,6 +1,8 @@
-"""The record codec as Spark columns gives the same as the row form, on one corpus of good and bad records."""
+"""What Spark columns read and write is what the row form of the codec does, on one corpus of good and bad records."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 from chispa import assert_df_equality
@@ -8,11 +10,11 @@ from pyspark.sql import Row as SparkRow
 from pyspark.sql import SparkSession
 
 from connectors import codec
-from connectors.sequencing import decode_forward
-from ordering.records import Malformed
+from connectors.sequencing import _unpack, decode_forward
+from ordering.records import REMOTE_VIEW, Forward, Malformed
 from ordering.sequencer import SequencerState
 from tests.forward_corpus import CORPUS, SITES
-from tests.spark.kafka_rows import BAD_ADDRESSES, Row, SinkRow, decide_rows, sink_frame, source_frame
+from tests.spark.kafka_rows import BAD_ADDRESSES, Row, SinkRow, decide_rows, forward, sink_frame, source_frame
 from tests.spark.static import decide
 
 pytestmark = pytest.mark.spark
@@ -20,27 +22,42 @@ pytestmark = pytest.mark.spark
 SITE = "nyc"
 
 
-def test_decoding_is_the_same(spark: SparkSession) -> None:
-    """Each record of the corpus gets the same reason, or the same fields, from both forms."""
+def test_what_is_plain_is_good(spark: SparkSession) -> None:
+    """No bad record is taken for plain, and of a plain one each field is what the row form reads."""
     rows = [Row(case.topic, 0, offset, case.key, case.value, case.headers) for offset, case in enumerate(CORPUS)]
-    decoded = decode_forward(source_frame(spark, rows), relayed=True, sites=SITES).orderBy("offset").collect()
-    assert {case.name: row["error"] for case, row in zip(CORPUS, decoded, strict=True)} == {
-        case.name: case.reason for case in CORPUS
-    }
+    decoded = decode_forward(source_frame(spark, rows)).orderBy("offset").collect()
     for case, row, found in zip(CORPUS, rows, decoded, strict=True):
         wanted = codec.decode_forward(row.source, row.key, row.value, row.headers, row.timestamp_ms, SITES)
-        if not isinstance(wanted, Malformed):
-            assert _fields(found) == (
-                wanted.sender,
-                wanted.incarnation,
-                wanted.local_seqno,
-                wanted.payload,
-                wanted.timestamp_ms,
-            ), case.name
+        assert found["value"] == row.value
+        if isinstance(wanted, Malformed):
+            assert not found["plain"], case.name
+        if not found["plain"]:
+            assert found["key"] == row.key
+            assert headers_of(found) == list(row.headers), case.name
+            continue
+        assert isinstance(wanted, Forward)
+        assert headers_of(found) == list(wanted.headers), case.name
+        assert codec.FORWARD_KINDS[found["kind"]] == wanted.kind
+        assert (found["sender"], found["incarnation"], found["local_seqno"], found["forwarded_at_ms"]) == (
+            *(wanted.sender, wanted.incarnation, wanted.local_seqno),
+            wanted.timestamp_ms,
+        ), case.name
 
 
-def _fields(row: SparkRow) -> tuple[object, ...]:
-    return tuple(row[name] for name in ("sender", "incarnation", "local_seqno", "value", "forwarded_at_ms"))
+def test_what_our_own_client_writes_is_plain(spark: SparkSession) -> None:
+    """With and without headers of the application: no Python reads it row by row."""
+    headers = [(), (("trace", b"1"),), (("trace", b"\x00\xff"), ("trace", b""))]
+    rows = [
+        forward("local/alice", number, number, application=application, kind=kind)
+        for number, (application, kind) in enumerate(itertools.product(headers, codec.FORWARD_KINDS), 1)
+        if kind != REMOTE_VIEW
+    ]
+    decoded = decode_forward(source_frame(spark, rows)).collect()
+    assert [row["plain"] for row in decoded] == [True] * len(rows)
+
+
+def headers_of(row: SparkRow) -> list[tuple[str, bytes | None]]:
+    return _unpack(row["packed_headers"])  # type: ignore[return-value]
 
 
 def test_the_whole_way_is_the_same(spark: SparkSession) -> None:
@@ -57,8 +74,8 @@ def test_the_whole_way_is_the_same(spark: SparkSession) -> None:
     # Local seqno 10^18 - 1 is good, and dropped since it is not the first; a relay's heartbeat and leave are none.
     assert len(expected) == len(rows) - 3
     assert_df_equality(
-        decide(source_frame(spark, rows), *states, site=SITE).drop("key"),
-        sink_frame(spark, expected).drop("key"),
+        decide(source_frame(spark, rows), *states, site=SITE),
+        sink_frame(spark, expected),
         ignore_nullable=True,
         ignore_row_order=True,
     )
