@@ -53,8 +53,8 @@ _HEARTBEAT = codec.FORWARD_KINDS.index(HEARTBEAT)
 _FIRST_CONTROL = _HEARTBEAT + 1
 
 
-def decode_forward(kafka_rows: DataFrame) -> DataFrame:
-    """Rows of Spark's Kafka source (with headers) → the columns the sequencer works on.
+def decode_forward(kafka_rows: DataFrame, site: str) -> DataFrame:
+    """Rows of Spark's Kafka source (with headers) → the columns that the site's sequencer works on.
 
     `packed_headers` are the application's, null if it gave none. A row that is not `plain` has the key and all its
     headers there, for `connectors.codec` to read; the columns from them are null or 0.
@@ -66,10 +66,10 @@ def decode_forward(kafka_rows: DataFrame) -> DataFrame:
             "local_seqno": spark_codec.number(codec.H_LOCAL_SEQNO),
         }
     )
-    judged = numbered.withColumn("plain", spark_codec.is_plain_forward())
+    judged = numbered.withColumn("plain", spark_codec.is_plain_forward(site))
     plain, headers, own = F.col("plain"), F.col("headers"), len(codec.FORWARD_HEADERS)
     return judged.select(
-        spark_codec.group_of(F.col("topic")).alias("group"),
+        spark_codec.group_of_forward(F.col("topic"), site).alias("group"),
         "topic",
         "partition",
         "offset",

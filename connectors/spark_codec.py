@@ -15,6 +15,13 @@ from ordering.records import MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES, M
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 
 
+def group_of_forward(topic: Column, site: str) -> Column:
+    """The group in `abcast.<group>.forward.<site>`, which nearly all topics of the site's are, and in others."""
+    begin, end = "abcast.", f".forward.{site}"
+    group = F.substring(topic, F.lit(len(begin) + 1), F.length(topic) - (len(begin) + len(end)))
+    return F.when(topic.endswith(end), group).otherwise(group_of(topic))
+
+
 def group_of(topic: Column) -> Column:
     """The group in `abcast.<group>.<role>.<site>` (cheaper than a regular expression, and it is once a record)."""
     role_and_site = F.substring_index(topic, ".", -2)
@@ -73,15 +80,14 @@ def pack_headers(headers: Column) -> Column:
     return F.to_json(headers)
 
 
-def is_plain_forward() -> Column:
-    """Whether an `extract_in_order` row is a FORWARD record of its own site that breaks no rule, as nearly all are.
+def is_plain_forward(site: str) -> Column:
+    """Whether an `extract_in_order` row is a FORWARD record of the site's own that breaks no rule, as nearly all are.
 
     It is False for some that break none (those that came by a relay, or with odd names of headers), never True for one
     that does: `connectors.codec` reads what is not plain, and has the reasons.
     """
     sender, value, headers = F.col(codec.H_SENDER), F.col("value"), F.col("headers")
     own = len(codec.FORWARD_HEADERS)
-    role_and_site = F.substring_index("topic", ".", -2)
     others = behind_own(own)
     names, values = others["key"], others["value"]
     size = F.octet_length(F.array_join(names, "")) + F.octet_length(F.array_join(values.cast("array<string>"), ""))
@@ -96,8 +102,8 @@ def is_plain_forward() -> Column:
         & _is_ascii(sender)
         & F.col("incarnation").isNotNull()
         & F.col("local_seqno").isNotNull()
-        & (F.concat(F.lit("forward."), F.substring_index(sender, "/", 1)) == role_and_site)
-        & sender.contains("/")
+        & F.col("topic").endswith(f".forward.{site}")
+        & sender.startswith(f"{site}/")
         & ~sender.endswith(relay_of(""))
         & (F.octet_length(value) <= MAX_PAYLOAD_BYTES)
         & others_are_the_applications

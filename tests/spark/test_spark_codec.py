@@ -25,7 +25,7 @@ SITE = "nyc"
 def test_what_is_plain_is_good(spark: SparkSession) -> None:
     """No bad record is taken for plain, and of a plain one each field is what the row form reads."""
     rows = [Row(case.topic, 0, offset, case.key, case.value, case.headers) for offset, case in enumerate(CORPUS)]
-    decoded = decode_forward(source_frame(spark, rows)).orderBy("offset").collect()
+    decoded = decode_forward(source_frame(spark, rows), SITE).orderBy("offset").collect()
     for case, row, found in zip(CORPUS, rows, decoded, strict=True):
         wanted = codec.decode_forward(row.source, row.key, row.value, row.headers, row.timestamp_ms, SITES)
         assert found["value"] == row.value
@@ -52,7 +52,7 @@ def test_what_our_own_client_writes_is_plain(spark: SparkSession) -> None:
         for number, (application, kind) in enumerate(itertools.product(headers, codec.FORWARD_KINDS), 1)
         if kind != REMOTE_VIEW
     ]
-    decoded = decode_forward(source_frame(spark, rows)).collect()
+    decoded = decode_forward(source_frame(spark, rows), "local").collect()
     assert [row["plain"] for row in decoded] == [True] * len(rows)
 
 
