@@ -42,8 +42,13 @@ def relay_requests(rows: DataFrame, way: Direction) -> DataFrame:
     """FORWARD of another site → FORWARD at the home."""
     headers = F.coalesce("headers", F.array().cast(spark_codec.HEADERS_TYPE))
     marks = _marks(F.lit(way.source), way)
+    # Behind abcast's own, as in news: where the sequencer at the home finds them without a search.
+    others = F.slice(headers, _OWN + 1, F.greatest(F.size(headers) - _OWN, F.lit(0)))
+    marked = F.when(F.size(headers) <= _OWN, F.concat(headers, marks)).otherwise(
+        F.concat(F.slice(headers, 1, _OWN), marks, others)
+    )
     topic = _renamed(f".forward.{way.source}", _relayed(way))
-    return rows.select(topic, "partition", "key", "value", F.concat(headers, marks).alias("headers"))
+    return rows.select(topic, "partition", "key", "value", marked.alias("headers"))
 
 
 def relay_news(rows: DataFrame, way: Direction, neighbours: Sequence[str]) -> DataFrame:

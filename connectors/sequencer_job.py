@@ -77,7 +77,9 @@ class SequencerJob(StreamingJob):
         forward = self.spark.readStream.format("kafka").options(**source).load()
         # Whether a batch has changed a membership, so that the driver need not read DATA to know whom to tick for.
         changes = F.count(F.when(F.col("kind").isin(JOIN, VIEW, REMOTE_VIEW), 1)).alias("changes")
-        runs = sequence(decode_forward(forward, site), states, self.options.parallelism, self.options.known_sites)
+        sites, relayed = self.options.known_sites, any(".relayed-" in name for name in names)
+        decoded = decode_forward(forward, site, sites, relayed=relayed)
+        runs = sequence(decoded, states, self.options.parallelism, sites)
         self._forward, self._seen_batch, self._late_batch = dict(topics), -1, -1
         self._watched = {group for group, state in states.items() if state.membership.is_watched}
         self._query = (

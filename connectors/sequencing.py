@@ -13,6 +13,7 @@ a time. The size of a micro-batch, which the sort holds, is bounded by `maxOffse
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from base64 import b64decode, b64encode
@@ -32,7 +33,7 @@ from connectors.connection import MAX_RECORD_BYTES
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
 from ordering.membership import NOT_A_MEMBER
-from ordering.records import HEARTBEAT, MESSAGE, Data, DeadLetter, Malformed, Source
+from ordering.records import HEARTBEAT, MESSAGE, Data, DeadLetter, Headers, Malformed, Source
 from ordering.sequencer import BAD_ADDRESS, SequencerState, begin_batch, end_batch
 
 _RUN = (
@@ -53,11 +54,16 @@ _HEARTBEAT = codec.FORWARD_KINDS.index(HEARTBEAT)
 _FIRST_CONTROL = _HEARTBEAT + 1
 
 
-def decode_forward(kafka_rows: DataFrame, site: str) -> DataFrame:
+def decode_forward(
+    kafka_rows: DataFrame, site: str, sites: Collection[str] | None = None, *, relayed: bool = False
+) -> DataFrame:
     """Rows of Spark's Kafka source (with headers) → the columns that the site's sequencer works on.
 
-    `packed_headers` are the application's, null if it gave none. A row that is not `plain` has the key and all its
-    headers there, for `connectors.codec` to read; the columns from them are null or 0.
+    `relayed`: whether there may be rows of topics that a relay fills. `sites`: those configured; None if nobody knows.
+
+    `packed_headers` are those that travel on, null if there are none: the application's, and the relay's list. A row
+    that is not `plain` has the key and all its headers there, for `connectors.codec` to read; the columns from them are
+    null or 0.
     """
     extracted = spark_codec.extract_in_order(kafka_rows, codec.FORWARD_HEADERS)
     numbered = extracted.withColumns(
@@ -66,8 +72,11 @@ def decode_forward(kafka_rows: DataFrame, site: str) -> DataFrame:
             "local_seqno": spark_codec.number(codec.H_LOCAL_SEQNO),
         }
     )
-    judged = numbered.withColumn("plain", spark_codec.is_plain_forward(site))
+    judged = numbered.withColumn("plain", spark_codec.is_plain_forward(site, sites, relayed=relayed))
     plain, headers, own = F.col("plain"), F.col("headers"), len(codec.FORWARD_HEADERS)
+    others = spark_codec.others_of_plain(site, relayed=relayed)
+    is_local = F.col("topic").endswith(f".forward.{site}")
+    travelling = F.when(is_local, others).otherwise(F.concat(F.array(spark_codec.visited_header()), others))
     return judged.select(
         spark_codec.group_of_forward(F.col("topic"), site).alias("group"),
         "topic",
@@ -82,7 +91,7 @@ def decode_forward(kafka_rows: DataFrame, site: str) -> DataFrame:
         F.when(~plain, F.col("key")).alias("key"),
         "value",
         F.when(~plain, spark_codec.pack_headers(headers))
-        .when(F.size(headers) > own, spark_codec.pack_headers(spark_codec.behind_own(own)))
+        .when(F.size(headers) > own, spark_codec.pack_headers(travelling if relayed else others))
         .alias("packed_headers"),
     )
 
@@ -283,12 +292,12 @@ def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[
     for reason, topic, partition, offset, key, value, packed, plain, sender, *numbers in zip(
         reasons, *(rows[name].tolist() for name in columns), strict=True
     ):
-        headers = _unpack(packed)
+        headers: Sequence[tuple[str, bytes]] = _unpack(packed)
         if plain:
             incarnation, local_seqno, kind = numbers
             of_kind = codec.FORWARD_KINDS[kind]
             key = sender.encode("ascii")
-            headers = codec.forward_headers(sender, incarnation, local_seqno, tuple(headers), of_kind)
+            headers = codec.forward_headers(sender, incarnation, local_seqno, _unpack(packed), of_kind)
         letter = DeadLetter(Source(topic, partition, offset), reason)
         letters.append((key, value, codec.dead_letter_headers(letter, headers)))
     return _given(letters)
@@ -301,10 +310,11 @@ def _pack(headers: Iterable[tuple[str, bytes | None]]) -> str:
     )
 
 
-def _unpack(packed: str | None) -> list[tuple[str, bytes]]:
+@functools.lru_cache(maxsize=1_000)  # what a relay brings has the same few lists of sites
+def _unpack(packed: str | None) -> Headers:
     """The headers that `spark_codec.pack_headers` packed. Kafka allows a null value, which stays one."""
     found: list[tuple[str, Any]] = [(header["key"], header.get("value")) for header in json.loads(packed or "[]")]
-    return [(name, None if value is None else b64decode(value)) for name, value in found]  # type: ignore[misc]
+    return tuple((name, None if value is None else b64decode(value)) for name, value in found)  # type: ignore[misc]
 
 
 def _given(records: Iterable[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]]) -> dict[str, list[Any]]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Collection
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from connectors import codec
-from ordering.names import relay_of
+from ordering.names import MAX_SITE_LENGTH, SITE_PATTERN, relay_of
 from ordering.records import MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW
 
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
+_OWN = len(codec.FORWARD_HEADERS)
+_RELAYED_OWN = _OWN + len(codec.RELAYED_HEADERS)
 
 
 def group_of_forward(topic: Column, site: str) -> Column:
@@ -69,29 +72,25 @@ def number(name: str) -> Column:
     return F.when((value.cast("string") == text) & value.between(1, MAX_NUMBER), value)
 
 
-def behind_own(count: int) -> Column:
-    """The headers but the first `count`."""
-    return F.slice(F.col("headers"), count + 1, F.greatest(F.size("headers") - count, F.lit(0)))
-
-
 def pack_headers(headers: Column) -> Column:
     """An array of headers as one text: JSON, the values in base64."""
     # Spark's writer for a stateful Python function takes time with lists that grows with the square of their number.
     return F.to_json(headers)
 
 
-def is_plain_forward(site: str) -> Column:
-    """Whether an `extract_in_order` row is a FORWARD record of the site's own that breaks no rule, as nearly all are.
+def is_plain_forward(site: str, sites: Collection[str] | None, *, relayed: bool) -> Column:
+    """Whether an `extract_in_order` row is a FORWARD record for the site that breaks no rule, as nearly all are.
 
-    It is False for some that break none (those that came by a relay, or with odd names of headers), never True for one
-    that does: `connectors.codec` reads what is not plain, and has the reasons.
+    It is False for some that break none (what other clients write in another order, what a relay says for itself),
+    never True for one that does: `connectors.codec` reads what is not plain, and has the reasons. `relayed`: whether
+    there may be rows of topics that a relay fills. `sites`: those configured; None if nobody knows.
     """
     sender, value, headers = F.col(codec.H_SENDER), F.col("value"), F.col("headers")
-    own = len(codec.FORWARD_HEADERS)
-    others = behind_own(own)
+    is_local = F.col("topic").endswith(f".forward.{site}") & sender.startswith(f"{site}/")
+    others = others_of_plain(site, relayed=relayed)
     names, values = others["key"], others["value"]
     size = F.octet_length(F.array_join(names, "")) + F.octet_length(F.array_join(values.cast("array<string>"), ""))
-    others_are_the_applications = (F.size(headers) == own) | (
+    others_are_the_applications = (F.size(headers) == _OWN) | (
         ~F.array_join(names, ",").contains(codec.PREFIX) & (size <= MAX_HEADERS_BYTES)
     )
     plain = (
@@ -102,13 +101,46 @@ def is_plain_forward(site: str) -> Column:
         & _is_ascii(sender)
         & F.col("incarnation").isNotNull()
         & F.col("local_seqno").isNotNull()
-        & F.col("topic").endswith(f".forward.{site}")
-        & sender.startswith(f"{site}/")
+        & (is_local | _came_by_relay(site, sites) if relayed else is_local)
         & ~sender.endswith(relay_of(""))
         & (F.octet_length(value) <= MAX_PAYLOAD_BYTES)
         & others_are_the_applications
     )
     return F.coalesce(plain, F.lit(False))
+
+
+def others_of_plain(site: str, *, relayed: bool) -> Column:
+    """The headers of a plain FORWARD row behind abcast's own, of which there are more if a relay brought it."""
+    headers = F.col("headers")
+    own = F.when(F.col("topic").endswith(f".forward.{site}"), _OWN).otherwise(_RELAYED_OWN) if relayed else F.lit(_OWN)
+    return F.slice(headers, own + 1, F.greatest(F.size(headers) - own, F.lit(0)))
+
+
+def visited_header() -> Column:
+    """The header that lists the sites visited, where our own relays put it."""
+    return F.get(F.col("headers"), F.lit(_OWN))
+
+
+def _came_by_relay(site: str, sites: Collection[str] | None) -> Column:
+    """Whether the neighbour that fills the topic can have sent it, and this way."""
+    role = F.substring_index(F.substring_index("topic", ".", -2), ".", 1)
+    neighbour = F.substring(role, len("relayed-") + 1, MAX_SITE_LENGTH)
+    named = (visited_header()["key"] == codec.H_VISITED) & (
+        F.get(F.col("headers"), F.lit(_OWN + 1))["key"] == codec.H_RELAYED_FROM
+    )
+    listed = visited_header()["value"].cast("string")
+    visited = F.split(listed, ",")
+    known = F.lit(True) if sites is None else F.size(F.array_except(visited, F.array(*map(F.lit, sorted(sites))))) == 0
+    return (
+        role.startswith("relayed-")
+        & named
+        & listed.rlike(f"\\A(?:{SITE_PATTERN})(?:,(?:{SITE_PATTERN}))*\\z")
+        & (F.size(F.array_distinct(visited)) == F.size(visited))
+        & F.array_contains(visited, neighbour)
+        & ~F.array_contains(visited, site)
+        & F.col(codec.H_SENDER).startswith(F.concat(F.get(visited, F.lit(0)), F.lit("/")))
+        & known
+    )
 
 
 def _is_ascii(text: Column) -> Column:

@@ -33,7 +33,9 @@ def decide(kafka_rows: DataFrame, *states: SequencerState, site: str = "local", 
         return groups.applyInPandas(_first_batch(function, chunk_rows), outputStructType)
 
     with patch.object(GroupedData, "applyInPandasWithState", instead):
-        decided = sequence(decode_forward(kafka_rows, site), {state.group: state for state in states}, sites=SITES)
+        decided = sequence(
+            decode_forward(kafka_rows, site, SITES, relayed=True), {state.group: state for state in states}, sites=SITES
+        )
     return encode_decided(decided, site)
 
 

@@ -8,13 +8,16 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import Row as SparkRow
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from connectors import codec
+from connectors.relaying import relay_news, relay_requests
 from connectors.sequencing import _unpack, decode_forward
-from ordering.records import REMOTE_VIEW, Forward, Malformed
+from connectors.sites import Direction
+from ordering.records import REMOTE_VIEW, Data, Forward, Malformed, Source
 from ordering.sequencer import SequencerState
 from tests.forward_corpus import CORPUS, SITES
-from tests.spark.kafka_rows import BAD_ADDRESSES, Row, SinkRow, decide_rows, forward, sink_frame, source_frame
+from tests.spark.kafka_rows import BAD_ADDRESSES, Row, SinkRow, data, decide_rows, forward, sink_frame, source_frame
 from tests.spark.static import decide
 
 pytestmark = pytest.mark.spark
@@ -25,7 +28,7 @@ SITE = "nyc"
 def test_what_is_plain_is_good(spark: SparkSession) -> None:
     """No bad record is taken for plain, and of a plain one each field is what the row form reads."""
     rows = [Row(case.topic, 0, offset, case.key, case.value, case.headers) for offset, case in enumerate(CORPUS)]
-    decoded = decode_forward(source_frame(spark, rows), SITE).orderBy("offset").collect()
+    decoded = decode_forward(source_frame(spark, rows), SITE, SITES, relayed=True).orderBy("offset").collect()
     for case, row, found in zip(CORPUS, rows, decoded, strict=True):
         wanted = codec.decode_forward(row.source, row.key, row.value, row.headers, row.timestamp_ms, SITES)
         assert found["value"] == row.value
@@ -48,7 +51,7 @@ def test_what_our_own_client_writes_is_plain(spark: SparkSession) -> None:
     """With and without headers of the application: no Python reads it row by row."""
     headers = [(), (("trace", b"1"),), (("trace", b"\x00\xff"), ("trace", b""))]
     rows = [
-        forward("local/alice", number, number, application=application, kind=kind)
+        forward("local/alice", number + 1, number, application=application, kind=kind)
         for number, (application, kind) in enumerate(itertools.product(headers, codec.FORWARD_KINDS), 1)
         if kind != REMOTE_VIEW
     ]
@@ -56,8 +59,33 @@ def test_what_our_own_client_writes_is_plain(spark: SparkSession) -> None:
     assert [row["plain"] for row in decoded] == [True] * len(rows)
 
 
+def test_what_our_own_relays_bring_is_plain(spark: SparkSession) -> None:
+    """Requests, with and without headers of the application, and news, also from a site behind the neighbour."""
+    trace = (("trace", b"1"),)
+    way = Direction("local", "nyc")
+    asked = [forward("local/alice", number + 1, number, application=trace[number:]) for number in (0, 1)]
+    source = Source("abcast.g.forward.lax", 0, 0)
+    told = [
+        Data("message", 4, 1, 9, "local/bob", 7, 1, b"hello", source, trace),
+        Data("message", 4, 2, 9, "lax/eve", 7, 1, b"afar", source, ((codec.H_VISITED, b"lax"), *trace)),
+    ]
+    of_data = [data(record, offset, site="local") for offset, record in enumerate(told)]
+    relayed = relay_requests(source_frame(spark, asked), way).unionAll(
+        relay_news(source_frame(spark, of_data), way, ["nyc"])
+    )
+    rows = relayed.withColumns({"offset": F.monotonically_increasing_id(), "timestamp": F.now()})
+    decoded = decode_forward(rows, "nyc", ("local", "nyc", "lax"), relayed=True).collect()
+    visited = (codec.H_VISITED, b"local")
+    assert [(row["plain"], row["sender"], headers_of(row)) for row in decoded] == [
+        (True, "local/alice", [visited, *trace]),
+        (True, "local/alice", [visited]),
+        (True, "local/bob", [visited, *trace]),
+        (True, "lax/eve", [(codec.H_VISITED, b"lax,local"), *trace]),
+    ]
+
+
 def headers_of(row: SparkRow) -> list[tuple[str, bytes | None]]:
-    return _unpack(row["packed_headers"])  # type: ignore[return-value]
+    return list(_unpack(row["packed_headers"]))
 
 
 def test_the_whole_way_is_the_same(spark: SparkSession) -> None:
