@@ -1,7 +1,7 @@
-"""Records as they look on Kafka (DESIGN.md, "Records on Kafka"): the row form, for Python clients.
+"""Records as they look on Kafka (DESIGN.md, "Records on Kafka"): the row form.
 
-Value = the payload, untouched. Key = the sender's address. All else in headers, ASCII. `connectors.spark_codec` is
-the same codec as Spark columns; a test runs one corpus of good and bad records through both.
+Value = the payload, untouched. Key = the sender's address. All else in headers, ASCII. `connectors.spark_codec` has
+what nearly all records need of it as Spark columns; a test runs one corpus of good and bad records through both.
 
 A FORWARD that breaks a rule decodes to `Malformed` with one of the reasons below, never to an exception: bad input
 is data. DATA is written by sequencers only, so a broken DATA record raises `ProtocolViolation`.

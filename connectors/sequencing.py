@@ -3,7 +3,8 @@
     Kafka source → columns (JVM) → applyInPandasWithState, key = group → headers (JVM) → Kafka sink
 
 The stateful operator is the only Python on the path. It sees arrow batches, decides them with `step_columns`, and
-never looks at a payload. Spark's state store holds the state between the batches of one run; nothing rests on it
+never looks at a payload. What the JVM does not find plain, bad input above all, is read there by the codec, row by row:
+so there is one place that knows what is wrong with a record, and Spark has little to plan anew for each batch. Spark's state store holds the state between the batches of one run; nothing rests on it
 after a crash (see `connectors.takeover`).
 
 A group's rows come from Spark in no promised order, so `sequence` has each micro-batch sorted by group and source, in
@@ -310,7 +311,7 @@ def _pack(headers: Iterable[tuple[str, bytes | None]]) -> str:
     )
 
 
-@functools.lru_cache(maxsize=1_000)  # what a relay brings has the same few lists of sites
+@functools.lru_cache(maxsize=100)  # what a relay brings has the same few lists of sites
 def _unpack(packed: str | None) -> Headers:
     """The headers that `spark_codec.pack_headers` packed. Kafka allows a null value, which stays one."""
     found: list[tuple[str, Any]] = [(header["key"], header.get("value")) for header in json.loads(packed or "[]")]

@@ -1,6 +1,6 @@
 """FORWARD records as any producer may write them, and what becomes of them: `(name, key, value, headers, reason)`.
 
-`reason` is the dead letter's, None for a good record. Both codecs, rows and Spark columns, run this one corpus. The
+`reason` is the dead letter's, None for a good record. The codec and Spark's columns run this one corpus. The
 topic is `abcast.orders.forward.nyc`, or what the relay from sfo fills there; the sites are nyc, sfo and lax.
 """
 
