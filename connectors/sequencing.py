@@ -4,8 +4,8 @@
 
 The stateful operator is the only Python on the path. It sees arrow batches, decides them with `step_columns`, and
 never looks at a payload. What the JVM does not find plain, bad input above all, is read there by the codec, row by row:
-so one place knows what can be wrong with a record, and Spark has little to plan anew for each batch. Spark's state store
-holds the state between the batches of one run; nothing rests on it after a crash (see `connectors.takeover`).
+so one place knows what can be wrong with a record, and Spark has little to plan anew for each batch. Spark's state
+store holds the state between the batches of one run; nothing rests on it after a crash (see `connectors.takeover`).
 
 A group's rows come from Spark in no promised order, so `sequence` has each micro-batch sorted by group and source, in
 the JVM, there and nowhere else; `step_columns` asserts it of each arrow batch, of which the Python worker holds one at
