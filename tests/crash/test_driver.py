@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -16,21 +18,16 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors.codec import decode_forward
-from connectors.data_log import DataLog
 from ordering.records import Forward, MessageId, Source
 from tests.crash.checkpoint import Checkpoint
-from tests.crash.processes import Process, wait_until
-from tests.crash.scenario import Scenario
+from tests.crash.processes import ROOT, Process, wait_until
+from tests.crash.scenario import Load, Scenario
+from tests.crash.sniper import AMID_WRITE, BEFORE_COMMIT, BEFORE_OFFSETS, BEFORE_WRITE, PATIENCE_S
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
-BEFORE_OFFSETS = "before the offset log"
-BEFORE_WRITE = "after the offset log, before the Kafka write"
-AMID_WRITE = "amid the Kafka write"
-BEFORE_COMMIT = "after the Kafka write, before the commit log"
 CHANCES = 20
 BURST = 6000
-LARGE = 500
 
 
 @pytest.mark.timeout(300)
@@ -53,50 +50,29 @@ def test_killed_at_each_window(scenario: Scenario) -> None:
     assert highest == len(sent)
 
 
-def kill_at(window: str, scenario: Scenario, process: Process, heavy: object) -> str:
+def kill_at(window: str, scenario: Scenario, process: Process, heavy: Load) -> str:
     """Suspend it when it seems to be there, kill it if it is; return where it was. It gets several chances."""
     checkpoint = Checkpoint(scenario.data)
     wait_until(lambda: checkpoint.committed() >= 1, 60, "two batches are committed")
     java, hit = process.java(), ""
+    command = (
+        *(sys.executable, "-m", "tests.crash.sniper", window, scenario.connection.bootstrap_servers),
+        *(scenario.group, scenario.site, str(scenario.data), str(java)),
+    )
     for _ in range(CHANCES):
-        await_window(window, scenario, checkpoint, heavy)
-        os.kill(java, signal.SIGSTOP)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as sniper:
+            assert sniper.stdout is not None
+            assert sniper.stdout.readline() == "watching\n"
+            if window == AMID_WRITE:
+                # So that the write takes its time.
+                threading.Thread(target=heavy.burst, args=(BURST,), daemon=True).start()
+            assert sniper.wait(PATIENCE_S + 10) == 0
         hit = classify(scenario, checkpoint)
         if hit == window:
             break
         os.kill(java, signal.SIGCONT)
     process.kill()
     return hit
-
-
-def await_window(window: str, scenario: Scenario, checkpoint: Checkpoint, heavy: object) -> None:
-    """Return when a batch seems to be there."""
-    with DataLog(scenario.connection, scenario.group, scenario.site) as log:
-        deadline = time.monotonic() + 60
-        is_large = window in (AMID_WRITE, BEFORE_COMMIT)  # so that the write takes its time
-        if is_large:
-            threading.Thread(target=heavy.burst, args=(BURST,), daemon=True).start()  # type: ignore[attr-defined]
-        begun, committed = checkpoint.begun(), checkpoint.committed()
-        while time.monotonic() < deadline:
-            if window == BEFORE_OFFSETS:
-                if checkpoint.committed() > committed:
-                    break
-            elif checkpoint.begun() > begun:
-                begun = checkpoint.begun()
-                if not is_large or _records_of(scenario, checkpoint, begun) >= LARGE:
-                    break
-            time.sleep(0.0005)
-        if is_large:
-            before = log.end()
-            want = 1 if window == AMID_WRITE else _records_of(scenario, checkpoint, begun)
-            while log.end() < before + want and checkpoint.committed() < begun and time.monotonic() < deadline:
-                pass
-
-
-def _records_of(scenario: Scenario, checkpoint: Checkpoint, batch: int) -> int:
-    """How many FORWARD records the batch has."""
-    before = checkpoint.end(batch - 1)
-    return sum(end - before.get(place, 0) for place, end in checkpoint.end(batch).items())
 
 
 def classify(scenario: Scenario, checkpoint: Checkpoint) -> str:
