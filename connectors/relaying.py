@@ -43,7 +43,7 @@ def relay_requests(rows: DataFrame, way: Direction) -> DataFrame:
     headers = F.coalesce("headers", F.array().cast(spark_codec.HEADERS_TYPE))
     marks = _marks(F.lit(way.source), way)
     # Behind abcast's own, as in news: where the sequencer at the home finds them without a search.
-    others = F.slice(headers, _OWN + 1, F.greatest(F.size(headers) - _OWN, F.lit(0)))
+    others = spark_codec.behind(headers, F.lit(_OWN))
     marked = F.when(F.size(headers) <= _OWN, F.concat(headers, marks)).otherwise(
         F.concat(F.slice(headers, 1, _OWN), marks, others)
     )

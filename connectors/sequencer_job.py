@@ -77,7 +77,8 @@ class SequencerJob(StreamingJob):
         forward = self.spark.readStream.format("kafka").options(**source).load()
         # Whether a batch has changed a membership, so that the driver need not read DATA to know whom to tick for.
         changes = F.count(F.when(F.col("kind").isin(JOIN, VIEW, REMOTE_VIEW), 1)).alias("changes")
-        sites, relayed = self.options.known_sites, any(".relayed-" in name for name in names)
+        relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
+        sites = self.options.known_sites
         decoded = decode_forward(forward, site, sites, relayed=relayed)
         runs = sequence(decoded, states, self.options.parallelism, sites)
         self._forward, self._seen_batch, self._late_batch = dict(topics), -1, -1

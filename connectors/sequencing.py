@@ -75,11 +75,9 @@ def decode_forward(
     )
     judged = numbered.withColumn("plain", spark_codec.is_plain_forward(site, sites, relayed=relayed))
     plain, headers, own = F.col("plain"), F.col("headers"), len(codec.FORWARD_HEADERS)
-    others = spark_codec.others_of_plain(site, relayed=relayed)
-    is_local = F.col("topic").endswith(f".forward.{site}")
-    travelling = F.when(is_local, others).otherwise(F.concat(F.array(spark_codec.visited_header()), others))
+    travelling = spark_codec.travelling_of_plain(site, relayed=relayed)
     return judged.select(
-        spark_codec.group_of_forward(F.col("topic"), site).alias("group"),
+        spark_codec.group_of_forward(site).alias("group"),
         "topic",
         "partition",
         "offset",
@@ -92,7 +90,7 @@ def decode_forward(
         F.when(~plain, F.col("key")).alias("key"),
         "value",
         F.when(~plain, spark_codec.pack_headers(headers))
-        .when(F.size(headers) > own, spark_codec.pack_headers(travelling if relayed else others))
+        .when(F.size(headers) > own, spark_codec.pack_headers(travelling))
         .alias("packed_headers"),
     )
 

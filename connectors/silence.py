@@ -21,9 +21,10 @@ class Silence:
         self._broken_at = time.monotonic()
 
     def expect(self, end: int) -> None:
-        """The log ends at this offset. The first call counts: what comes later is not waited for."""
+        """Reading begins; the log ends at this offset. The first call counts: what comes later is not waited for."""
         if self._end_at_start is None:
             self._end_at_start = end
+            self.broken()
 
     def read_up_to(self, position: int) -> None:
         """Everything below this offset was read."""

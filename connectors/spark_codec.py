@@ -18,11 +18,11 @@ _OWN = len(codec.FORWARD_HEADERS)
 _RELAYED_OWN = _OWN + len(codec.RELAYED_HEADERS)
 
 
-def group_of_forward(topic: Column, site: str) -> Column:
+def group_of_forward(site: str) -> Column:
     """The group in `abcast.<group>.forward.<site>`, which nearly all topics of the site's are, and in others."""
-    begin, end = "abcast.", f".forward.{site}"
+    topic, begin, end = F.col("topic"), "abcast.", f".forward.{site}"
     group = F.substring(topic, F.lit(len(begin) + 1), F.length(topic) - (len(begin) + len(end)))
-    return F.when(topic.endswith(end), group).otherwise(group_of(topic))
+    return F.when(_is_local(site), group).otherwise(group_of(topic))
 
 
 def group_of(topic: Column) -> Column:
@@ -86,8 +86,8 @@ def is_plain_forward(site: str, sites: Collection[str] | None, *, relayed: bool)
     there may be rows of topics that a relay fills. `sites`: those configured; None if nobody knows.
     """
     sender, value, headers = F.col(codec.H_SENDER), F.col("value"), F.col("headers")
-    is_local = F.col("topic").endswith(f".forward.{site}") & sender.startswith(f"{site}/")
-    others = others_of_plain(site, relayed=relayed)
+    is_local = _is_local(site) & sender.startswith(f"{site}/")
+    others = _others_of_plain(site, relayed=relayed)
     names, values = others["key"], others["value"]
     size = F.octet_length(F.array_join(names, "")) + F.octet_length(F.array_join(values.cast("array<string>"), ""))
     others_are_the_applications = (F.size(headers) == _OWN) | (
@@ -109,14 +109,31 @@ def is_plain_forward(site: str, sites: Collection[str] | None, *, relayed: bool)
     return F.coalesce(plain, F.lit(False))
 
 
-def others_of_plain(site: str, *, relayed: bool) -> Column:
+def travelling_of_plain(site: str, *, relayed: bool) -> Column:
+    """The headers of a plain FORWARD row that go on to DATA: the relay's list, if one brought it, and the others."""
+    others = _others_of_plain(site, relayed=relayed)
+    if not relayed:
+        return others
+    return F.when(_is_local(site), others).otherwise(F.concat(F.array(_visited_header()), others))
+
+
+def behind(headers: Column, count: Column) -> Column:
+    """The headers but the first `count`."""
+    return F.slice(headers, count + 1, F.greatest(F.size(headers) - count, F.lit(0)))
+
+
+def _others_of_plain(site: str, *, relayed: bool) -> Column:
     """The headers of a plain FORWARD row behind abcast's own, of which there are more if a relay brought it."""
-    headers = F.col("headers")
-    own = F.when(F.col("topic").endswith(f".forward.{site}"), _OWN).otherwise(_RELAYED_OWN) if relayed else F.lit(_OWN)
-    return F.slice(headers, own + 1, F.greatest(F.size(headers) - own, F.lit(0)))
+    own = F.when(_is_local(site), _OWN).otherwise(_RELAYED_OWN) if relayed else F.lit(_OWN)
+    return behind(F.col("headers"), own)
 
 
-def visited_header() -> Column:
+def _is_local(site: str) -> Column:
+    """Whether the topic is the site's own, not one that a relay fills."""
+    return F.col("topic").endswith(f".forward.{site}")
+
+
+def _visited_header() -> Column:
     """The header that lists the sites visited, where our own relays put it."""
     return F.get(F.col("headers"), F.lit(_OWN))
 
@@ -125,10 +142,10 @@ def _came_by_relay(site: str, sites: Collection[str] | None) -> Column:
     """Whether the neighbour that fills the topic can have sent it, and this way."""
     role = F.substring_index(F.substring_index("topic", ".", -2), ".", 1)
     neighbour = F.substring(role, len("relayed-") + 1, MAX_SITE_LENGTH)
-    named = (visited_header()["key"] == codec.H_VISITED) & (
+    named = (_visited_header()["key"] == codec.H_VISITED) & (
         F.get(F.col("headers"), F.lit(_OWN + 1))["key"] == codec.H_RELAYED_FROM
     )
-    listed = visited_header()["value"].cast("string")
+    listed = _visited_header()["value"].cast("string")
     visited = F.split(listed, ",")
     known = F.lit(True) if sites is None else F.size(F.array_except(visited, F.array(*map(F.lit, sorted(sites))))) == 0
     return (

@@ -38,6 +38,15 @@ def test_it_counts_from_when_all_that_stood_there_was_read(clock: Clock) -> None
     assert not is_over(silence, clock, 19.9)
 
 
+def test_it_counts_from_when_reading_begins(clock: Clock) -> None:
+    """Not from when a generator was made that nobody iterated yet, nor while Kafka was asked where to begin."""
+    silence = Silence(1.0, patience=10.0)
+    clock.now = 60.0
+    silence.expect(0)
+    assert not is_over(silence, clock, 60.9)
+    assert is_over(silence, clock, 61.0)
+
+
 def test_a_log_that_gives_nothing_ends_it_too(clock: Clock) -> None:
     silence = Silence(1.0, patience=10.0)
     silence.expect(100)
