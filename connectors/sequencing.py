@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,7 +50,7 @@ _RUN_COLUMNS = [field.split()[0] for field in _RUN.split(", ")]
 _STATE = "state binary"
 _BY_ROW = ["local_seqno", "forwarded_at_ms", "key", "value", "names", "values"]
 _SOURCE = ["topic", "partition", "offset"]
-_FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind", "packed_headers"]
+_FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
 _HEARTBEAT = codec.FORWARD_KINDS.index(HEARTBEAT)
 _FIRST_CONTROL = _HEARTBEAT + 1
 
@@ -230,8 +230,8 @@ def decide_chunk(
         codes, by_code = np.unique(sender[run], return_index=True)
         # A control record is a run of its own: with the kind and the payload that were decided.
         of_kind, payload = decisions.controls.get(first) or (MESSAGE, None)
-        packed = rows["packed_headers"][run].tolist()
-        headers = _columns(map(_unpack, packed)) if any(packed) else {}
+        travelling = rows["headers"][run].tolist()
+        headers = _columns(of_row or () for of_row in travelling) if any(travelling) else {}
         runs.append(
             {
                 "group": state.group,
@@ -264,14 +264,18 @@ def _read_odd(
     """The columns that come from headers, with the rows that are not plain read by the codec; and each row's error."""
     columns = {name: chunk[name].to_numpy() for name in _FROM_HEADERS}
     error = np.full(len(chunk), None, dtype=object)
+    headers = np.full(len(chunk), None, dtype=object)
+    packed = chunk["packed_headers"]
+    for row in np.flatnonzero(packed.notna()).tolist():
+        headers[row] = _unpack(packed.iloc[row])
     odd = np.flatnonzero(~chunk["plain"].to_numpy(dtype=bool)).tolist()
     if odd:
         columns = {name: column.copy() for name, column in columns.items()}
-    for row, offset, key, value, packed in zip(
-        odd, *(chunk[name].iloc[odd] for name in ("offset", "key", "value", "packed_headers")), strict=True
+    for row, offset, key, value in zip(
+        odd, *(chunk[name].iloc[odd] for name in ("offset", "key", "value")), strict=True
     ):
         source = Source(*places[int(place[row])], int(offset))
-        record = codec.decode_forward(source, key, value, _unpack(packed), sites=sites)
+        record = codec.decode_forward(source, key, value, headers[row] or (), sites=sites)
         if isinstance(record, Malformed):
             error[row] = record.reason
             columns["sender"][row] = ""
@@ -280,13 +284,13 @@ def _read_odd(
         columns["incarnation"][row] = record.incarnation
         columns["local_seqno"][row] = record.local_seqno
         columns["kind"][row] = codec.FORWARD_KINDS.index(record.kind)
-        columns["packed_headers"][row] = _pack(record.headers) if record.headers else None
-    return columns, error
+        headers[row] = record.headers
+    return {**columns, "headers": headers}, error
 
 
 def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[Any]]:
     """The records as they came, with the reason."""
-    columns = ("topic", "partition", "offset", "key", "value", "packed_headers", "plain", *_FROM_HEADERS[:4])
+    columns = ("topic", "partition", "offset", "key", "value", "packed_headers", "plain", *_FROM_HEADERS)
     letters = []
     for reason, topic, partition, offset, key, value, packed, plain, sender, *numbers in zip(
         reasons, *(rows[name].tolist() for name in columns), strict=True
@@ -300,13 +304,6 @@ def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[
         letter = DeadLetter(Source(topic, partition, offset), reason)
         letters.append((key, value, codec.dead_letter_headers(letter, headers)))
     return _given(letters)
-
-
-def _pack(headers: Iterable[tuple[str, bytes | None]]) -> str:
-    """As `spark_codec.pack_headers`."""
-    return json.dumps(
-        [{"key": name, "value": None if value is None else b64encode(value).decode()} for name, value in headers]
-    )
 
 
 @functools.lru_cache(maxsize=100)  # what a relay brings has the same few lists of sites

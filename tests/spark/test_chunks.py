@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from base64 import b64encode
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pandas as pd
 import pytest
 
 from connectors import codec
-from connectors.sequencing import _pack, decider
+from connectors.sequencing import decider
 from ordering.records import Data, DeadLetter, Forward, Malformed, Source
 from ordering.sequencer import SequencerState, begin_batch, end_batch, step
 from tests.core.forwards import opened
@@ -55,6 +57,10 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows).astype({"key": object, "packed_headers": object, "kind": np.int32})
+
+
+def _pack(headers: list[tuple[str, bytes]]) -> str:
+    return json.dumps([{"key": name, "value": b64encode(value).decode()} for name, value in headers])
 
 
 def written(runs: list[pd.DataFrame]) -> list[tuple[Any, ...]]:
