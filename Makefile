@@ -68,7 +68,7 @@ $(VENV)/.packages: conf/requirements-dev.lock
 	@# uv takes half of pip's time. It ignores pip's own configuration, so pip tries too when uv fails.
 	@awk '/^[a-z]/ {keep = /^uv==/} keep' $< >$(VENV)/uv.lock
 	@{ $(BIN)/pip install --require-hashes --no-deps -r $(VENV)/uv.lock && \
-		{ $(UV) pip install --python $(BIN)/python --require-hashes --no-deps -r $< || \
+		{ $(UV) pip install --python $(BIN)/python --compile-bytecode --require-hashes --no-deps -r $< || \
 		$(BIN)/pip install --require-hashes --no-deps -r $<; }; } >$(LOG) 2>&1 || { \
 		echo "The Python packages could not be installed: check the network (and HTTPS_PROXY), then run make setup\
 	 again; the whole output is in $(LOG)." >&2; exit 1; }

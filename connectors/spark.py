@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
+from py4j.java_gateway import JVMView
 from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
@@ -40,6 +41,7 @@ SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
+    "spark.python.daemon.module": "connectors.python_workers",
     # A worker belongs to its environment variables, and this would be one for SQL alone: see `python_worker_at_hand`.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     # A checkpoint lives as long as one run, so little needs keeping.
@@ -97,6 +99,10 @@ def build_session(
     builder = builder.config("spark.sql.shuffle.partitions", str(parallelism))
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    if not _SUBMITTED:
+        # What is sent to all processes (by systemd, say) is Python's to handle: a batch in hand needs the JVM.
+        signals = _jvm().sun.misc.Signal
+        signals.handle(signals("TERM"), _jvm().sun.misc.SignalHandler.SIG_IGN)
     return session
 
 
@@ -108,7 +114,7 @@ def class_archive() -> Path:
 def _java_options(archive_to: Path | None) -> Iterator[str]:
     yield f'"-Dlog4j2.configurationFile={LOG_SETTINGS}"'
     # Throughput counts here, not pauses, and there are few cores: the parallel collector.
-    yield "-XX:+UseParallelGC"
+    yield "-XX:+UseParallelGC "
     archive = class_archive()
     if archive_to is not None:
         yield f'"-XX:ArchiveClassesAtExit={archive_to}"'
@@ -132,7 +138,7 @@ def end_jvm(session: SparkSession, timeout: float) -> None:
 
 @contextlib.contextmanager
 def python_worker_at_hand(session: SparkSession) -> Iterator[None]:
-    """Has Spark start a Python worker and import in it what the sequencer needs, while the caller goes on.
+    """Has Spark start a Python worker while the caller goes on.
 
     It waits in Spark's pool for the first batch, which it makes some seconds faster.
     """
@@ -142,7 +148,7 @@ def python_worker_at_hand(session: SparkSession) -> Iterator[None]:
     def start() -> None:
         # What goes wrong here goes wrong in the first batch too, and is told there.
         with contextlib.suppress(Exception):
-            session.sparkContext.parallelize([0], 1).foreach(_import_what_workers_need)
+            session.sparkContext.parallelize([0], 1).foreach(_do_nothing)
 
     starting = threading.Thread(target=start, name="abcast-python-worker", daemon=True)
     starting.start()
@@ -152,8 +158,8 @@ def python_worker_at_hand(session: SparkSession) -> Iterator[None]:
         starting.join()
 
 
-def _import_what_workers_need(_: int) -> None:
-    importlib.import_module("connectors.sequencing")
+def _do_nothing(_: int) -> None:
+    """The job of the first Python worker."""
 
 
 def hand_on_signals(session: SparkSession, stop: Callable[[], None]) -> None:
@@ -163,7 +169,7 @@ def hand_on_signals(session: SparkSession, stop: Callable[[], None]) -> None:
     gateway = session.sparkContext._gateway
     assert gateway is not None
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-    signals = gateway.jvm.sun.misc.Signal
+    signals = _jvm().sun.misc.Signal
     for name in ("TERM", "INT"):
         signals.handle(signals(name), _SignalHandler(stop))
 
@@ -186,8 +192,13 @@ class _SignalHandler:
 def _add_to_class_path(jars: Iterable[Path]) -> None:
     """Let the JVM that spark-submit has started see the jars."""
     SparkContext._ensure_initialized()
-    jvm = SparkContext._jvm
-    assert jvm is not None
+    jvm = _jvm()
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     for jar in jars:
         loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())
+
+
+def _jvm() -> JVMView:
+    jvm = SparkContext._jvm
+    assert jvm is not None
+    return jvm

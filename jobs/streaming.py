@@ -65,7 +65,12 @@ def run_jobs(names: Sequence[str], options: JobOptions, relays: Relays | None = 
     asked_to_stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked_to_stop.set())
-    spark = build_session(f"abcast {' '.join(what)}", cores=task_slots(relays), parallelism=options.parallelism)
+    try:
+        spark = build_session(f"abcast {' '.join(what)}", cores=task_slots(relays), parallelism=options.parallelism)
+    except Exception:
+        if asked_to_stop.is_set():  # and so was the JVM, if all processes were
+            return
+        raise
     with running([*job_classes(names), *relay_makers(relays)], spark, options) as jobs:
         stop_on_signals(jobs)
         if asked_to_stop.is_set():

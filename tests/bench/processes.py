@@ -18,6 +18,7 @@ from types import TracebackType
 
 Usage = dict[str, float]
 
+_PARTS = {"connectors.python_workers": "worker", "kafka.Kafka": "broker", "org.apache.spark.": "jvm"}
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 _SAMPLE_SECONDS = 0.1
@@ -50,10 +51,7 @@ def _part(pid: int, root: int) -> str | None:
     if pid == root:
         return "driver"
     command = _command(pid)
-    for words, part in (("pyspark.daemon", "worker"), ("kafka.Kafka", "broker"), ("org.apache.spark.", "jvm")):
-        if words in command:
-            return part
-    return None
+    return next((part for words, part in _PARTS.items() if words in command), None)
 
 
 def tree(root: int) -> dict[int, tuple[str, list[str]]]:

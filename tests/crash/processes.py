@@ -67,7 +67,7 @@ class Process:
 
     def workers(self) -> list[int]:
         """Spark's Python daemon and the workers it forked, the workers first."""
-        return sorted(self.members("pyspark.daemon"), reverse=True)
+        return sorted(self.members("connectors.python_workers"), reverse=True)
 
     def running(self) -> bool:
         return self.popen.poll() is None
@@ -121,10 +121,16 @@ class Process:
             _signal(pid, signal.SIGKILL)
         return rest
 
-    def stop(self, timeout: float = 30.0) -> None:
-        """Stop it in order: exit code 0, nothing left behind, and no stack trace on the way."""
+    def stop(self, timeout: float = 30.0, *, all_at_once: bool = False) -> None:
+        """Stop it in order: exit code 0, nothing left behind, and no stack trace on the way.
+
+        `all_at_once`: SIGTERM to all of its processes, as systemd does, not to the first alone.
+        """
         already_said = len(self.stderr())
-        self.popen.terminate()
+        if all_at_once:
+            self.signal_all(signal.SIGTERM)
+        else:
+            self.popen.terminate()
         code = self.wait_exit(timeout)
         assert code == 0, f"{self.name} ended with {code}"
         self.assert_no_stack_trace(already_said)

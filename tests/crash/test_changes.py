@@ -147,11 +147,14 @@ def test_full_disk(small_disk: Path, scenario: Scenario) -> None:
 
 @pytest.mark.timeout(300)
 def test_stop_signals(scenario: Scenario) -> None:
-    """SIGTERM stops `abcast run` in order under load, and leaves nothing behind also while it is still starting."""
+    """SIGTERM to all its processes stops `abcast run` in order under load, and leaves nothing behind while it starts.
+
+    (All other tests stop a job by a signal to its first process alone.)
+    """
     early = scenario.job("run", ready=False)
     early.wait_for("starting Spark")
     wait_until(lambda: early.members("java"), 30, "a JVM")
-    early.stop(60)
+    early.stop(60, all_at_once=True)
 
     load = scenario.load("alice", threads=2)
     observer = scenario.observer("olga")
@@ -159,7 +162,7 @@ def test_stop_signals(scenario: Scenario) -> None:
     observer.wait(30)
     load.burst(3000)
     asked_at = time.monotonic()
-    process.stop()
+    process.stop(all_at_once=True)
     print(f"stopped {time.monotonic() - asked_at:.1f} s after SIGTERM")
     checkpoints = [path for path in (scenario.data / "checkpoints").rglob("*") if path.is_file()]
     assert checkpoints == [], "a stop in order leaves no checkpoint"

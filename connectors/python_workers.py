@@ -1,0 +1,27 @@
+"""What Spark forks its Python workers from (`spark.python.daemon.module`): pyspark's own daemon, with a head start.
+
+It imports what a worker needs before there is one, so that each worker begins with it; and it takes pyspark from where
+it is installed, with its bytecode, not from the zip of the same version that Spark puts first, which Python would
+compile anew in every process.
+
+A SIGTERM that is sent to all processes of a job is not for the workers: the batch in hand needs them.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import sysconfig
+
+_INSTALLED = sysconfig.get_path("purelib")
+sys.path[:] = [entry for entry in sys.path if not (entry.startswith(_INSTALLED) and entry.endswith(".zip"))]
+
+import pyspark.worker  # noqa: E402, F401
+from pyspark.daemon import manager  # noqa: E402
+
+import connectors.sequencing  # noqa: E402, F401
+
+if __name__ == "__main__":
+    # Blocked, since pyspark sets handlers. Spark ends this process by closing its standard input.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    manager()
