@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from connectors.broker import EmbeddedBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+hypothesis.settings.register_profile("fast", max_examples=20)
 
 
 @pytest.fixture(scope="session")

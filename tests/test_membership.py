@@ -137,6 +137,7 @@ def test_a_quiet_point(connection: Connection, group: str) -> None:
         assert seen(b) == "VBU.."
 
 
+@pytest.mark.slow
 def test_a_member_that_was_suspended_joins_again(connection: Connection, group: str) -> None:
     """Suspected wrongly, it learns it from the view, and comes back as a new member."""
     change_settings(connection, group, "nyc", suspect_after_ms=1_500)
@@ -319,6 +320,7 @@ def test_an_event_stream_begins_at_the_first_view(connection: Connection, group:
         assert [delivery.payload for delivery in a.deliveries(1, timeout=0.3)] == [b"before"]
 
 
+@pytest.mark.slow
 def test_history_may_come_first(connection: Connection, group: str) -> None:
     with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
         a.broadcast(b"before").result(WAIT)
@@ -328,6 +330,7 @@ def test_history_may_come_first(connection: Connection, group: str) -> None:
         assert list(a.deliveries(timeout=0.3)) == []
 
 
+@pytest.mark.slow
 def test_with_an_outbox_nothing_is_lost_when_it_was_taken_for_dead(
     connection: Connection, group: str, tmp_path: Path
 ) -> None:

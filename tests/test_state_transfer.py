@@ -199,6 +199,7 @@ def test_a_joiner_under_load(connection: Connection, group: str, flush: bool) ->
                 stop.set()
 
 
+@pytest.mark.slow
 def test_a_supplier_that_never_answers(connection: Connection, group: str) -> None:
     """The oldest does not iterate its deliveries: the next oldest is asked."""
     with Member(group, "nyc/mute", connection=connection, get_state=lambda: b"[]") as mute:
@@ -248,6 +249,7 @@ def test_a_large_state(connection: Connection, group: str) -> None:
             eventually(lambda: a.taken == b.taken == ["x", "y"])
 
 
+@pytest.mark.slow
 def test_an_empty_state_and_errors_of_get_state(connection: Connection, group: str) -> None:
     """A get_state that fails is logged, and the next member asked; its deliveries go on."""
     replies: list[object] = ["no bytes", b""]
@@ -268,6 +270,7 @@ def test_an_empty_state_and_errors_of_get_state(connection: Connection, group: s
     loop.join(WAIT)
 
 
+@pytest.mark.slow
 def test_inboxes_do_not_see_it(connection: Connection, group: str) -> None:
     """Letters of the application before, during and after, in both directions, and by a new start of the reader."""
     with Replica(connection, group, "a", ballast=3 * CHUNK_BYTES) as a:
@@ -283,6 +286,7 @@ def test_inboxes_do_not_see_it(connection: Connection, group: str) -> None:
             assert len(b.loaded) == 1
 
 
+@pytest.mark.slow
 def test_nobody_has_a_state(connection: Connection, group: str) -> None:
     """A clear error, after which the same call may succeed."""
     states: list[bytes] = []
@@ -297,6 +301,7 @@ def test_nobody_has_a_state(connection: Connection, group: str) -> None:
                 assert (states, c.dumped) == ([b"[]"], 1)
 
 
+@pytest.mark.slow
 def test_who_had_it_has_left(connection: Connection, group: str) -> None:
     with Member(group, "nyc/b", connection=connection, set_state=lambda _: None) as b:
         a = Member(group, "nyc/a", connection=connection, get_state=lambda: b"")

@@ -80,7 +80,7 @@ def kinds(records: list[Data]) -> list[str]:
     return [record.kind for record in records]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 60))])
 def test_a_random_history_keeps_every_promise(seed: int) -> None:
     """Joins, leaves, crashes of members, of requesters and of the sequencer, in every phase."""
     assert Group(seed).run() == []

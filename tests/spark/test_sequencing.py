@@ -46,8 +46,7 @@ def assert_decided(spark: SparkSession, frame: DataFrame, expected: Iterable[Sin
     assert_df_equality(frame, sink_frame(spark, expected), ignore_nullable=True)
 
 
-@pytest.mark.parametrize("chunk_rows", [1, 3, 100])
-@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize(("chunk_rows", "closed"), [(1, True), (3, False), (100, True)])
 def test_membership(spark: SparkSession, chunk_rows: int, closed: bool) -> None:
     """Control records, heartbeats, refusals and views come out as the row form has them, however the rows are cut."""
     alice, bob, eve = "local/alice", "local/bob", "local/eve"
@@ -146,7 +145,7 @@ def test_go_back_n_and_incarnations(spark: SparkSession) -> None:
     assert_decided(spark, decide(source_frame(spark, rows), START), expected)
 
 
-@pytest.mark.parametrize(("seed", "chunk_rows"), [(1, 2), (2, 5), (3, 10_000)])
+@pytest.mark.parametrize(("seed", "chunk_rows"), [(1, 2), pytest.param(2, 5, marks=pytest.mark.slow), (3, 10_000)])
 def test_rows_in_any_order(spark: SparkSession, seed: int, chunk_rows: int) -> None:
     """However Spark deals the rows out, in whatever pieces, the numbers are the log's."""
     rows = of_senders({"local/a": 9, "local/b": 4, "local/c": 7}, partitions=2)
