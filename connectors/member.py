@@ -39,7 +39,7 @@ from connectors.session import Callback, Session
 from connectors.state_transfer import GetState, SetState, StateTransfer
 from ordering.errors import AbcastError, Excluded, NotOrderedInTime, NotWrittenInTime, Superseded, UsageError
 from ordering.events import Event, ViewChange
-from ordering.names import DEFAULT_SITE, Address, check_group
+from ordering.names import DEFAULT_SITE, RESERVED_PREFIX, Address, check_group
 from ordering.records import MAX_PAYLOAD_BYTES, STATE, Headers
 
 CLOSE_TIMEOUT_S = 10.0
@@ -109,6 +109,8 @@ class Member:
         """
         self.group = check_group(group)
         self.address = Address.parse(member, default_site)
+        if self.address.name.startswith(RESERVED_PREFIX):
+            raise UsageError(f"member {member!r} can't be used: a name that begins with {RESERVED_PREFIX} is reserved.")
         self._default_site = default_site
         self.limits = SendingLimits(max_pending_records, max_pending_bytes, resend_after)
         self.limits.validate()

@@ -6,6 +6,7 @@ import functools
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
@@ -30,6 +31,13 @@ _OBSERVED = "memberships"
 log = logging.getLogger(__name__)
 
 
+class _News(NamedTuple):
+    """`is_snapshot_late`: the newest batch has left a snapshot for the next to write, which may be long in coming."""
+
+    memberships_changed: bool = False
+    is_snapshot_late: bool = False
+
+
 class SequencerJob(StreamingJob):
     """Sequences all groups that have a DATA topic at the site. Every start of its query is a takeover."""
 
@@ -42,7 +50,7 @@ class SequencerJob(StreamingJob):
         self._query: StreamingQuery | None = None
         self._forward: dict[str, list[str]] = {}
         self._watched: set[str] = set()
-        self._seen_batch = self._late_batch = -1
+        self._seen_batch = -1
         self._ticker: KafkaProducer | None = None
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
@@ -81,7 +89,7 @@ class SequencerJob(StreamingJob):
         sites = self.options.known_sites
         decoded = decode_forward(forward, site, sites, relayed=relayed)
         runs = sequence(decoded, states, self.options.parallelism, sites)
-        self._forward, self._seen_batch, self._late_batch = dict(topics), -1, -1
+        self._forward, self._seen_batch = dict(topics), -1
         self._watched = {group for group, state in states.items() if state.membership.is_watched}
         self._query = (
             encode_decided(runs.observe(_OBSERVED, changes), site)
@@ -102,31 +110,28 @@ class SequencerJob(StreamingJob):
         """Tick for the groups that have members, and after a large batch. Raises Fenced if a newer epoch has begun."""
         for data in self._logs:
             check_not_fenced(data, self._epochs[data.topic.group])
-        if self._memberships_have_changed():
+        news = self._news()
+        if news.memberships_changed:
             self._watched = {data.topic.group for data in self._logs if data.state().membership.is_watched}
-        ticked = self._forward if self._is_snapshot_late() else self._watched
+        ticked = self._forward if news.is_snapshot_late else self._watched
         if ticked:
             self._tick(ticked)
 
-    def _is_snapshot_late(self) -> bool:
-        """Whether the newest batch has left a snapshot to be written by the next, which may be long in coming."""
-        assert self._query is not None
-        newest = self._query.lastProgress
-        if newest is None or newest.batchId == self._late_batch or newest.numInputRows < SNAPSHOT_EVERY_RECORDS:
-            return False
-        self._late_batch = newest.batchId
-        return True
-
-    def _memberships_have_changed(self) -> bool:
+    def _news(self) -> _News:
+        """What the batches tell that Spark has reported since the last call."""
         assert self._query is not None
         # While it is idle, Spark reports the batch that comes next, too.
-        done = [progress for progress in self._query.recentProgress if progress.numInputRows]
-        fresh = {batch.batchId: batch.observedMetrics for batch in done if batch.batchId > self._seen_batch}
+        done = [report for report in self._query.recentProgress if report.numInputRows]
+        fresh = [report for report in done if report.batchId > self._seen_batch]
         if not fresh:
-            return False
-        missed = min(fresh) > self._seen_batch + 1
-        self._seen_batch = max(fresh)
-        return missed or any(_OBSERVED in observed and observed[_OBSERVED]["changes"] for observed in fresh.values())
+            return _News()
+        missed = fresh[0].batchId > self._seen_batch + 1
+        self._seen_batch = fresh[-1].batchId
+        observed = [report.observedMetrics for report in fresh]
+        return _News(
+            memberships_changed=missed or any(_OBSERVED in seen and seen[_OBSERVED]["changes"] for seen in observed),
+            is_snapshot_late=fresh[-1].numInputRows >= SNAPSHOT_EVERY_RECORDS,
+        )
 
     def _tick(self, groups: Iterable[str]) -> None:
         """A tick into each partition; one that fails is made up for by the next."""

@@ -9,10 +9,10 @@ from typing import Any
 from connectors.codec import forward_headers
 from connectors.connection import Connection
 from ordering.membership import Settings
-from ordering.names import Address, Topic
+from ordering.names import RESERVED_PREFIX, Address, Topic
 from ordering.records import SETTINGS
 
-ADMIN_NAME = "abcast.admin"
+ADMIN_NAME = f"{RESERVED_PREFIX}admin"
 
 
 def change_settings(connection: Connection, group: str, site: str, **changes: Any) -> None:

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from kafka import KafkaProducer
 
 from connectors.codec import H_VISITED, forward_headers
-from ordering.names import Topic
+from ordering.names import RESERVED_PREFIX, Topic
 from ordering.records import HEARTBEAT
 
-TICK_NAME = "abcast.tick"
+TICK_NAME = f"{RESERVED_PREFIX}tick"
 
 
 def tick(producer: KafkaProducer, forward_topic: str, partitions: Iterable[int]) -> None:

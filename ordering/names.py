@@ -16,7 +16,9 @@ MAX_GROUP_LENGTH = 128
 MAX_SITE_LENGTH = 32
 MAX_MEMBER_NAME_LENGTH = 128
 DEFAULT_SITE = "local"
-RELAY_NAME = "abcast.relay"
+RESERVED_PREFIX = "abcast."
+"""Members' names that begin so are abcast's own, such as those under which ticks and settings are sent."""
+RELAY_NAME = f"{RESERVED_PREFIX}relay"
 """The name under which a relay speaks for the site that it comes from. No member can have it."""
 
 Role = Literal["forward", "data", "epoch", "dead-letter", "inbox", "relayed"]

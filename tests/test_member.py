@@ -31,7 +31,7 @@ from ordering.errors import (
     TopicMissing,
     UsageError,
 )
-from ordering.names import Address
+from ordering.names import RELAY_NAME, Address
 from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, Data, Forward, Source
 from ordering.sequencer import snapshot
 from tests.tiny_sequencer import TinySequencer
@@ -77,6 +77,11 @@ class TestBadInput:
     def test_member(self, member: str) -> None:
         with pytest.raises(UsageError, match="SITE/NAME"):
             Member("g", member, bootstrap_servers="127.0.0.1:1")
+
+    @pytest.mark.parametrize("name", ["abcast.tick", "abcast.admin", RELAY_NAME])
+    def test_reserved(self, name: str) -> None:
+        with pytest.raises(UsageError, match="reserved"):
+            Member("g", f"nyc/{name}", bootstrap_servers="127.0.0.1:1")
 
     @pytest.mark.parametrize("option", ["max_pending_records", "max_pending_bytes", "resend_after", "connect_timeout"])
     def test_limits(self, option: str) -> None:
