@@ -44,6 +44,12 @@ SETTINGS = {
     "spark.python.daemon.module": "connectors.python_workers",
     # A worker belongs to its environment variables, and this would be one for SQL alone: see `python_worker_at_hand`.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    # Reports to the driver and checks of Spark's own plans, a few milliseconds a batch in all.
+    "spark.sql.streaming.stateStore.commitValidation.enabled": "false",
+    "spark.sql.streaming.stateStore.coordinatorReportSnapshotUploadLag": "false",
+    "spark.sql.streaming.stateStore.forceSnapshotUploadOnLag": "false",
+    "spark.sql.lightweightPlanChangeValidation": "false",
     # A checkpoint lives as long as one run, so little needs keeping.
     "spark.sql.streaming.minBatchesToRetain": "10",
     # Look for new data this often when there was none: an idle job should cost little of a core.
