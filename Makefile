@@ -78,6 +78,8 @@ $(VENV)/.project: $(VENV)/.packages pyproject.toml
 	@echo "Installing abcast itself."
 	@$(BIN)/pip install --no-deps --no-build-isolation --no-index --editable . >$(LOG) 2>&1 || { \
 		echo "abcast itself could not be installed: see $(LOG)." >&2; exit 1; }
+	@# For environments with PYTHONDONTWRITEBYTECODE, in which every start would compile it.
+	@$(BIN)/python -m compileall -q ordering connectors jobs
 	@touch $@
 
 $(VENV)/.jars: $(VENV)/.project conf/ivy.xml
