@@ -36,15 +36,16 @@ SETTINGS = {
     # itself does by the group alone.
     "spark.sql.streaming.unsupportedOperationCheck": "false",
     # Without checksum files, and each file made in one step: every step costs, as Hadoop starts a `chmod` for it.
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
+    # Workers that begin with everything imported.
     "spark.python.daemon.module": "connectors.python_workers",
     # A worker belongs to its environment variables, and this would be one for SQL alone: see `python_worker_at_hand`.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
-    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     # Reports to the driver and checks of Spark's own plans, a few milliseconds a batch in all.
     "spark.sql.streaming.stateStore.commitValidation.enabled": "false",
     "spark.sql.streaming.stateStore.coordinatorReportSnapshotUploadLag": "false",
@@ -120,7 +121,7 @@ def class_archive() -> Path:
 def _java_options(archive_to: Path | None) -> Iterator[str]:
     yield f'"-Dlog4j2.configurationFile={LOG_SETTINGS}"'
     # Throughput counts here, not pauses, and there are few cores: the parallel collector.
-    yield "-XX:+UseParallelGC "
+    yield "-XX:+UseParallelGC"
     archive = class_archive()
     if archive_to is not None:
         yield f'"-XX:ArchiveClassesAtExit={archive_to}"'

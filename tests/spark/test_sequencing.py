@@ -46,7 +46,13 @@ def assert_decided(spark: SparkSession, frame: DataFrame, expected: Iterable[Sin
     assert_df_equality(frame, sink_frame(spark, expected), ignore_nullable=True)
 
 
-@pytest.mark.parametrize(("chunk_rows", "closed"), [(1, True), (3, False), (100, True)])
+@pytest.mark.parametrize(
+    ("chunk_rows", "closed"),
+    [
+        *((1, True), (3, False), (100, True)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, False), (3, True), (100, False))),
+    ],
+)
 def test_membership(spark: SparkSession, chunk_rows: int, closed: bool) -> None:
     """Control records, heartbeats, refusals and views come out as the row form has them, however the rows are cut."""
     alice, bob, eve = "local/alice", "local/bob", "local/eve"
