@@ -52,9 +52,11 @@ from ordering.reader import Reader
 from ordering.records import FLUSH_OK, HEARTBEAT, MESSAGE, Headers, MessageId
 from ordering.sequencer import NOTHING_ACCEPTED, Accepted, SequencerState
 
-LINGER_MS = 5
+LINGER_MS = 10
 BATCH_BYTES = 256 * 1024
-"""The producer collects records for so long, or so many bytes, into one batch."""
+"""The producer collects records for so long, or so many bytes, into one batch. It is little beside what ordering takes;
+and 5 ms make twice the requests at 1,000 records/s, which cost member and broker a quarter of a core.
+"""
 
 POLL_S = 0.1
 """How often, at least, the thread looks whether something is to be sent again."""

@@ -33,7 +33,7 @@ class Plan:
     records: int
     rounds: int = 1
     latency_rate: int = 1000
-    latency_warm_up_s: float = 30.0  # before a hundred batches, the JVM still interprets how Spark plans one
+    latency_warm_up_s: float = 120.0  # Java compiles last what runs a few times a second: how Spark plans a batch
     latency_s: float = 30.0
     member_rounds: int = 3
     kills: int = 3
@@ -51,6 +51,7 @@ class Plan:
             return plan
         return replace(
             plan,
+            latency_warm_up_s=30.0,
             latency_s=10.0,
             member_rounds=1,
             kills=1,

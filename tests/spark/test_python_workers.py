@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import socket
 import sys
 from collections.abc import Iterable, Iterator
 
 import pytest
 from pyspark.sql import SparkSession
+
+from connectors.python_workers import work
 
 pytestmark = pytest.mark.spark
 
@@ -22,3 +25,15 @@ def test_a_worker_begins_with_what_it_needs(spark: SparkSession) -> None:
     assert ".zip" not in file
     assert is_imported
     assert frozen > 10_000
+
+
+def test_a_worker_whose_task_was_cut_off_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE", "1")  # as Spark does
+    jvm, worker = socket.socketpair()
+    with worker:
+        with jvm:
+            jvm.sendall(b"the beginning of a task")
+        assert work(worker, True) == 1
+    assert capfd.readouterr() == ("", "")
