@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -542,8 +541,9 @@ class TestOutbox:
         assert sender.stdout is not None
         for _ in range(1 + lines):
             sender.stdout.readline()
-        sender.send_signal(signal.SIGKILL)
-        rest = sender.communicate(timeout=10)[0].split()
+        sender.kill()
+        with sender:
+            rest = sender.stdout.read().split()  # `communicate` would pass over what has been read ahead
         return int(rest[-1]) if rest and rest[-1].isdigit() else -1
 
     @pytest.mark.parametrize("ordered_meanwhile", [False, True])
