@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
 import sys
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,13 @@ def test_a_worker_begins_with_what_it_needs(spark: SparkSession) -> None:
     assert ".zip" not in file
     assert is_imported
     assert frozen > 10_000
+
+
+def test_a_worker_is_ours_and_not_spoken_to_over_tcp(spark: SparkSession) -> None:
+    def look(_: Iterable[int]) -> Iterator[tuple[str, str]]:
+        yield sys.modules["pyspark.daemon"].worker.__name__, os.environ["PYTHON_UNIX_DOMAIN_ENABLED"]
+
+    assert spark.sparkContext.parallelize([0], 1).mapPartitions(look).collect() == [(work.__name__, "True")]
 
 
 def test_a_worker_whose_task_was_cut_off_says_nothing(
