@@ -41,7 +41,7 @@ class LedgerJob(StreamingJob):
                 start = data.after(held.last_seqno.get(group, 0))
             positions[data.partition], readers[group] = start.offset, start.reader
         names = [name for group in topics.values() for name in group]
-        source = self.kafka_source(names, self.kafka_offsets(names, positions))
+        source = self.kafka_source(names, positions)
         return (
             self.spark.readStream.format("kafka")
             .options(**source)

@@ -88,8 +88,8 @@ class Relay(StreamingJob):
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """Ask the neighbour what it has, and carry on after that."""
         names = [name for group in topics.values() for name in group]
-        offsets = self.kafka_offsets(names, self.positions([topic for topic in map(Topic.parse, names) if topic]))
-        source = {**self.kafka_source(names, offsets), "failOnDataLoss": "true"}
+        positions = self.positions([topic for topic in map(Topic.parse, names) if topic])
+        source = {**self.kafka_source(names, positions), "failOnDataLoss": "true"}
         in_real_time = self.sites.trigger == "real-time"
         if in_real_time:
             # There are no batches to bound, and what is not there yet is waited for.

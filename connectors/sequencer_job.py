@@ -81,7 +81,7 @@ class SequencerJob(StreamingJob):
                 topic, _, partition = place.rpartition("-")
                 positions[TopicPartition(topic, int(partition))] = offset
         names = [name for group in topics.values() for name in group]
-        source = self.kafka_source(names, self.kafka_offsets(names, positions))
+        source = self.kafka_source(names, positions)
         forward = self.spark.readStream.format("kafka").options(**source).load()
         # Whether a batch has changed a membership, so that the driver need not read DATA to know whom to tick for.
         changes = F.count(F.when(F.col("kind").isin(JOIN, VIEW, REMOTE_VIEW), 1)).alias("changes")

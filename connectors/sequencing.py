@@ -8,8 +8,9 @@ so one place knows what can be wrong with a record, and Spark has little to plan
 store holds the state between the batches of one run; nothing rests on it after a crash (see `connectors.takeover`).
 
 A group's rows come from Spark in no promised order, so `sequence` has each micro-batch sorted by group and source, in
-the JVM, there and nowhere else; `step_columns` asserts it of each arrow batch, of which the Python worker holds one at
-a time. The size of a micro-batch, which the sort holds, is bounded by `maxOffsetsPerTrigger`.
+the JVM, there and nowhere else; `step_columns` asserts it of each arrow batch. Spark writes all rows of a group before
+it reads a result, and gathers the results of a group before it writes them: so a micro-batch is held as a whole in the
+JVM and in Python, and `connectors.backlog` bounds its bytes.
 """
 
 from __future__ import annotations

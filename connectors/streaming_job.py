@@ -24,6 +24,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from connectors.backlog import find_backlog, records_that_fit
 from connectors.connection import Connection
 from connectors.topics import find_topics
 from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem
@@ -48,7 +49,7 @@ class JobOptions:
     """What every streaming job is told.
 
     `site`: the site whose groups it serves. `data`: the directory for `checkpoints/` and the Delta tables.
-    `max_batch_records`: records a micro-batch takes at most, for all groups together (bounds the memory).
+    `max_batch_records`: records a micro-batch takes at most, for all groups together; fewer where they are large.
     `parallelism`: groups that the sequencer decides at the same time.
     `known_sites`: the sites that a relay may bring records from; None if any.
     """
@@ -67,6 +68,10 @@ class QueryFailed(AbcastError):
     retriable = True
 
 
+class BatchTooLarge(AbcastError):
+    """A batch did not fit into memory: the job takes smaller ones."""
+
+
 class StreamingJob(ABC):
     """A query over the topics of all groups at a site. `run` blocks until `stop`, which any thread may call."""
 
@@ -80,6 +85,8 @@ class StreamingJob(ABC):
         self.ready = threading.Event()
         self._stop = threading.Event()
         self._query_ends = threading.Event()
+        self._max_batch_records = options.max_batch_records
+        self._batch_records = options.max_batch_records
 
     def stop(self) -> None:
         """Ask `run` to return after the batch in hand."""
@@ -99,6 +106,11 @@ class StreamingJob(ABC):
                 raise EnvironmentProblem(
                     f"{self.name}: Spark's JVM has ended (was it killed, or out of memory?): start again."
                 ) from error
+            except BatchTooLarge as error:
+                if self._batch_records == 1:
+                    raise
+                self._max_batch_records = self._batch_records // 2
+                log.warning("%s: %s Starting again with %d records at most.", self.name, error, self._max_batch_records)
             except AbcastError as error:
                 failures = failures + 1 if time.monotonic() - started < HEALTHY_SECONDS else 1
                 patience = len(RESTART_BACKOFF_SECONDS)
@@ -187,34 +199,29 @@ class StreamingJob(ABC):
             group: names for group, names in self.select_topics(find_topics(self.options.connection)).items() if names
         }
 
-    def kafka_offsets(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> str:
-        """Spark's `startingOffsets` for the positions, kept within what the topics hold; the beginning otherwise."""
-        consumer = self.options.connection.consumer()
+    def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:
+        """Options of Spark's Kafka source, to read on from the positions, and from the beginning of other partitions.
+
+        Raises BrokerUnreachable.
+        """
+        connection = self.options.connection
+        consumer = connection.consumer()
         try:
-            with self.options.connection.reachable():
-                places = [
-                    TopicPartition(topic, p) for topic in topics for p in consumer.partitions_for_topic(topic) or ()
-                ]
-                beginnings, ends = consumer.beginning_offsets(places), consumer.end_offsets(places)
+            with connection.reachable():
+                backlog = find_backlog(consumer, topics, positions)
         finally:
             consumer.close()
+        fitting = records_that_fit(connection, backlog)
+        self._batch_records = min(self._max_batch_records, fitting or self._max_batch_records)
         starts: dict[str, dict[str, int]] = {}
-        for place in places:
-            position = positions.get(place, beginnings[place])
-            if not beginnings[place] <= position <= ends[place]:
-                # Dropped by retention, or the topic was made anew: what was read before is recognised anyway.
-                position = beginnings[place]
-            starts.setdefault(place.topic, {})[str(place.partition)] = position
-        return json.dumps(starts)
-
-    def kafka_source(self, topics: list[str], starting_offsets: str) -> dict[str, str]:
-        """Options of Spark's Kafka source."""
+        for place, of in backlog.items():
+            starts.setdefault(place.topic, {})[str(place.partition)] = of.start
         return {
-            **self.options.connection.spark_options(),
+            **connection.spark_options(),
             "subscribe": ",".join(sorted(topics)),
-            "startingOffsets": starting_offsets,
+            "startingOffsets": json.dumps(starts),
             "includeHeaders": "true",
-            "maxOffsetsPerTrigger": str(self.options.max_batch_records),
+            "maxOffsetsPerTrigger": str(self._batch_records),
             # A batch reads only what is there already. At its end Kafka would hold back one more fetch for half a
             # second, and with it what Spark asks next on the same connection.
             "kafka.fetch.max.wait.ms": "1",
@@ -241,6 +248,13 @@ def _last_done(query: StreamingQuery) -> int:
 
 
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
+_NO_MEMORY = (
+    "cannot grow beyond",  # what the JVM has for Python, 2 GB
+    "OversizedAllocation",  # Arrow in the JVM
+    "ArrowCapacityError",  # Arrow in Python
+    "Cannot grow BufferHolder",  # one row of Spark
+    "MemoryError",  # Python, and the JVM's OutOfMemoryError
+)
 _TOO_LITTLE_SPACE = 1024 * 1024
 """Bytes. With less free, a query that failed is taken to have failed for that reason: Spark does not always tell."""
 
@@ -252,5 +266,7 @@ def _explain(error: StreamingQueryException, data: Path) -> AbcastError:
         return EnvironmentProblem(
             "the disk of --data (checkpoints and tables) is full: free some space and start again."
         )
+    if any(words in text for words in _NO_MEMORY):
+        return BatchTooLarge("a batch did not fit into memory.")
     reason = next((line.strip() for line in text.splitlines() if "Exception" in line or "Error" in line), text)
     return QueryFailed(f"the query failed ({reason[:300]}).")

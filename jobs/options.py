@@ -38,7 +38,8 @@ Group = Annotated[str, typer.Option("--group", "-g", envvar="ABCAST_GROUP", help
 Member = Annotated[str, typer.Option("--member", "-m", envvar="ABCAST_MEMBER", help="The member's address, SITE/NAME.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 MaxBatchRecords = Annotated[
-    int, typer.Option("--max-batch-records", min=1, help="Records a micro-batch takes at most; bounds the memory.")
+    int,
+    typer.Option("--max-batch-records", min=1, help="Records a micro-batch takes at most; fewer where they are large."),
 ]
 Parallelism = Annotated[
     int, typer.Option("--parallelism", min=1, max=64, help="Groups decided at the same time, in one job.")

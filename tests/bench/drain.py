@@ -51,7 +51,7 @@ class Drained:
 def read(lab: Lab, topic: str) -> DataFrame:
     """A stream over a topic from its beginning, with the jobs' own options of the source."""
     options = JobOptions(lab.connection, "unused", lab.directory, lab.plan.batch_records)
-    source = SequencerJob(lab.spark, options).kafka_source([topic], "earliest")
+    source = SequencerJob(lab.spark, options).kafka_source([topic], {})
     return lab.spark.readStream.format("kafka").options(**source).load()
 
 
