@@ -62,7 +62,8 @@ SETTINGS = {
     # The sequencer's job reads them each second.
     "spark.sql.streaming.numRecentProgressUpdates": "50",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    # Each arrow batch has a price in Python, some 5 ms; what a whole batch holds is bounded (see `connectors.backlog`).
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
