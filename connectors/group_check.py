@@ -103,9 +103,11 @@ def check_ledger(checker: Checker, path: Path, group: str) -> int:
     from deltalake import DeltaTable
     from pyarrow import dataset as ds
 
+    from connectors.delta_files import dataset_of
+
     columns = ["seqno", "sender", "incarnation", "local_seqno", "kind", "payload"]
     rows = 0
-    table = DeltaTable(str(path)).to_pyarrow_dataset()
+    table = dataset_of(DeltaTable(str(path)), path)
     for batch in table.to_batches(columns=columns, filter=ds.field("group") == group):
         for row in batch.to_pylist():
             message = MessageId(row["sender"] or "", row["incarnation"] or 0, row["local_seqno"] or 0)

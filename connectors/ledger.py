@@ -35,6 +35,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from connectors import codec, spark_codec
+from connectors.delta_files import dataset_of
 from ordering.errors import AbcastError
 from ordering.reader import Reader
 from ordering.records import EPOCH, VIEW
@@ -130,7 +131,7 @@ def read_views_state(path: Path) -> TableState:
         table = DeltaTable(str(path))
     except TableNotFoundError:
         return TableState()
-    rows = table.to_pyarrow_table(columns=["group", "seqno"]).group_by("group").aggregate([("seqno", "max")])
+    rows = dataset_of(table, path).to_table(["group", "seqno"]).group_by("group").aggregate([("seqno", "max")])
     last = {row["group"]: row["seqno_max"] for row in rows.to_pylist()}
     return TableState(last, table.transaction_version(TRANSACTION) or 0)
 

@@ -31,18 +31,20 @@ def read_rows(directory: Path, group: str, from_seqno: int) -> Iterator[list[dic
     # Only those who need old history pay for loading Delta and Arrow.
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
+    from pyarrow.dataset import field
+
+    from connectors.delta_files import dataset_of
 
     try:
-        table = DeltaTable(directory)
+        table = dataset_of(DeltaTable(directory), directory)
     except TableNotFoundError as error:
         raise UsageError(
             f"there is no ledger in {directory}: name the directory of the Delta table (DIR/ledger of --data DIR)."
         ) from error
     count, next_seqno = FIRST_CHUNK_ROWS, from_seqno
     while True:
-        chunk = table.to_pyarrow_table(
-            filters=[("group", "=", group), ("seqno", ">=", next_seqno), ("seqno", "<", next_seqno + count)],
-        ).sort_by("seqno")
+        wanted = (field("group") == group) & (field("seqno") >= next_seqno) & (field("seqno") < next_seqno + count)
+        chunk = table.to_table(filter=wanted).sort_by("seqno")
         rows = chunk.to_pylist()
         if [row["seqno"] for row in rows] != list(range(next_seqno, next_seqno + len(rows))):
             raise ProtocolViolation(

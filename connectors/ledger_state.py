@@ -12,6 +12,7 @@ from deltalake.exceptions import TableNotFoundError
 from pyarrow import Table
 from pyarrow import dataset as ds
 
+from connectors.delta_files import dataset_of
 from ordering.membership import NO_MEMBERS, Membership, fold
 from ordering.reader import Seal
 from ordering.records import MESSAGE, Data
@@ -24,7 +25,7 @@ def state_from_ledger(path: Path, group: str) -> SequencerState | None:
     It has no `positions`: FORWARD is read again from where retention has left it, and what was ordered is recognised.
     """
     try:
-        dataset = DeltaTable(str(path)).to_pyarrow_dataset()
+        dataset = dataset_of(DeltaTable(str(path)), path)
     except TableNotFoundError:
         return None
     received: dict[str, Accepted] = {}

@@ -160,6 +160,7 @@ def test_reasons() -> None:
 
 def test_limits() -> None:
     """The limits it lists are those in the code."""
+    from connectors.backlog import BATCH_BYTES
     from connectors.connection import MAX_RECORD_BYTES, Connection
     from connectors.forwarder import MAX_RESEND_S, SendingLimits
     from connectors.ledger_job import TRIGGER_SECONDS
@@ -186,6 +187,9 @@ def test_limits() -> None:
             f"after {sending.resend_after:g} s without progress, doubling to {MAX_RESEND_S:g} s"
         ),
         "a micro-batch (`--max-batch-records`)": f"{job['max_batch_records']:,} records, all groups together",
+        "a micro-batch of large records": (
+            f"{BATCH_BYTES // mebibyte} MiB, by the average size of the records in their partitions"
+        ),
         "groups decided at once (`--parallelism`)": f"{job['parallelism']}, at most 64",
         "members that left, remembered": f"{MAX_LEFT:,}",
         "records between two snapshots": (
