@@ -72,10 +72,11 @@ def _partition_bytes(admin: KafkaAdminClient, places: Iterable[TopicPartition]) 
         answers = admin.describe_log_dirs(asked)
     except KafkaError:  # of a broker that is down; whoever reads next will tell
         return {}
-    return {
-        TopicPartition(topic["name"], partition["partition_index"]): partition["partition_size"]
-        for answer in answers
-        for directory in answer["log_dirs"]
-        for topic in directory["topics"]
-        for partition in topic["partitions"]
-    }
+    sizes: dict[TopicPartition, int] = {}
+    for answer in answers:
+        for topic in (topic for directory in answer["log_dirs"] for topic in directory["topics"]):
+            for partition in topic["partitions"]:
+                place = TopicPartition(topic["name"], partition["partition_index"])
+                # The largest replica is the whole log; another may still be catching up.
+                sizes[place] = max(sizes.get(place, 0), partition["partition_size"])
+    return sizes

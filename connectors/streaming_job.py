@@ -108,7 +108,9 @@ class StreamingJob(ABC):
                 ) from error
             except BatchTooLarge as error:
                 if self._batch_records == 1:
-                    raise
+                    raise EnvironmentProblem(
+                        f"{self.name}: a single record did not fit into memory: free some, and start again."
+                    ) from error
                 self._max_batch_records = self._batch_records // 2
                 log.warning("%s: %s Starting again with %d records at most.", self.name, error, self._max_batch_records)
             except AbcastError as error:

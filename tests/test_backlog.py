@@ -16,8 +16,9 @@ from connectors import backlog
 from connectors.broker import EmbeddedBroker
 from connectors.connection import Connection
 from connectors.sequencer_job import SequencerJob
-from connectors.streaming_job import BatchTooLarge, JobOptions, StreamingJob
+from connectors.streaming_job import JobOptions, StreamingJob
 from connectors.topics import create_topics
+from ordering.errors import EnvironmentProblem
 from ordering.names import Topic
 from ordering.records import MAX_PAYLOAD_BYTES
 
@@ -123,5 +124,17 @@ def test_after_a_batch_too_large_the_next_is_half_as_large(connection: Connectio
 def test_a_record_too_large_by_itself_ends_the_job(connection: Connection, tmp_path: Path) -> None:
     create_topics(connection, "backlog.greedy", [SITE])
     job = _Greedy(JobOptions(connection, SITE, tmp_path, max_batch_records=1), fitting=0)
-    with pytest.raises(BatchTooLarge):
+    with pytest.raises(EnvironmentProblem, match="a single record did not fit into memory"):
         job.run()
+
+
+def test_the_largest_replica_counts() -> None:
+    """One that is still catching up says less."""
+    place = TopicPartition("abcast.g.forward.nyc", 0)
+
+    def answer(size: int) -> dict[str, Any]:
+        partitions = [{"partition_index": place.partition, "partition_size": size}]
+        return {"log_dirs": [{"topics": [{"name": place.topic, "partitions": partitions}]}]}
+
+    admin = SimpleNamespace(describe_log_dirs=lambda _: [answer(9_000), answer(10_000), answer(200)])
+    assert backlog._partition_bytes(admin, [place]) == {place: 10_000}
