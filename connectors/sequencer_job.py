@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +23,8 @@ from connectors.streaming_job import JobOptions, StreamingJob
 from connectors.takeover import check_not_fenced, take_over
 from connectors.ticks import tick
 from ordering.names import Topic
-from ordering.records import JOIN, REMOTE_VIEW, VIEW
-from ordering.sequencer import SNAPSHOT_EVERY_RECORDS
+from ordering.records import JOIN, REMOTE_VIEW, START_FLUSH, VIEW
+from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
 
 _OBSERVED = "memberships"
 
@@ -49,7 +49,7 @@ class SequencerJob(StreamingJob):
         self._logs: list[DataLog] = []
         self._query: StreamingQuery | None = None
         self._forward: dict[str, list[str]] = {}
-        self._watched: set[str] = set()
+        self._watched: dict[str, int] = {}  # groups with members, and a seqno that stands in their DATA
         self._seen_batch = -1
         self._ticker: KafkaProducer | None = None
 
@@ -83,14 +83,15 @@ class SequencerJob(StreamingJob):
         names = [name for group in topics.values() for name in group]
         source = self.kafka_source(names, positions)
         forward = self.spark.readStream.format("kafka").options(**source).load()
-        # Whether a batch has changed a membership, so that the driver need not read DATA to know whom to tick for.
-        changes = F.count(F.when(F.col("kind").isin(JOIN, VIEW, REMOTE_VIEW), 1)).alias("changes")
+        # Whether a batch has changed a membership, so that the driver need not read DATA to know whom to tick for, and
+        # up to where DATA stands in a flush.
+        changes = F.count(F.when(F.col("kind").isin(JOIN, VIEW, REMOTE_VIEW, START_FLUSH), 1)).alias("changes")
         relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
         sites = self.options.known_sites
         decoded = decode_forward(forward, site, sites, relayed=relayed)
         runs = sequence(decoded, states, self.options.parallelism, sites)
         self._forward, self._seen_batch = dict(topics), -1
-        self._watched = {group for group, state in states.items() if state.membership.is_watched}
+        self._watched = _watched(states)
         self._query = (
             encode_decided(runs.observe(_OBSERVED, changes), site)
             .writeStream.format("kafka")
@@ -112,8 +113,8 @@ class SequencerJob(StreamingJob):
             check_not_fenced(data, self._epochs[data.topic.group])
         news = self._news()
         if news.memberships_changed:
-            self._watched = {data.topic.group for data in self._logs if data.state().membership.is_watched}
-        ticked = self._forward if news.is_snapshot_late else self._watched
+            self._watched = _watched({data.topic.group: data.state() for data in self._logs})
+        ticked = {**dict.fromkeys(self._forward, 0), **self._watched} if news.is_snapshot_late else self._watched
         if ticked:
             self._tick(ticked)
 
@@ -133,14 +134,14 @@ class SequencerJob(StreamingJob):
             is_snapshot_late=fresh[-1].numInputRows >= SNAPSHOT_EVERY_RECORDS,
         )
 
-    def _tick(self, groups: Iterable[str]) -> None:
+    def _tick(self, groups: Mapping[str, int]) -> None:
         """A tick into each partition; one that fails is made up for by the next."""
         if self._ticker is None:
             self._ticker = self.options.connection.producer()
         try:
-            for group in sorted(groups):
+            for group, seqno in sorted(groups.items()):
                 for topic in self._forward[group]:
-                    tick(self._ticker, topic, self._ticker.partitions_for(topic))
+                    tick(self._ticker, topic, self._ticker.partitions_for(topic), seqno)
         except KafkaError as error:
             log.warning("%s: a tick could not be written: %r", self.name, error)
 
@@ -152,3 +153,7 @@ class SequencerJob(StreamingJob):
         if self._ticker is not None:
             self._ticker.close(timeout=1)
             self._ticker = None
+
+
+def _watched(states: Mapping[str, SequencerState]) -> dict[str, int]:
+    return {group: state.seqno for group, state in states.items() if state.membership.is_watched}

@@ -2,7 +2,8 @@
 
 The log's clock is what its records say (`ordering.membership`). When all the members of a partition die, nothing is
 written there any more, and its clock would stand still: nobody would be missed. A tick lost, late or doubled does no
-harm; it only says that the broker was there at that time.
+harm; it only says that the broker was there at that time, and that DATA was written up to a seqno, which it has in the
+place of its local seqno.
 
 After a large batch a group without members gets one too: the batch that it makes begins with the snapshot that is due,
 so that a successor need not read the large one back.
@@ -15,18 +16,16 @@ from collections.abc import Iterable
 from kafka import KafkaProducer
 
 from connectors.codec import H_VISITED, forward_headers
-from ordering.names import RESERVED_PREFIX, Topic
+from ordering.names import TICK_NAME, Topic
 from ordering.records import HEARTBEAT
 
-TICK_NAME = f"{RESERVED_PREFIX}tick"
 
-
-def tick(producer: KafkaProducer, forward_topic: str, partitions: Iterable[int]) -> None:
-    """Write one into each of the topic's partitions; does not wait. Raises KafkaError."""
+def tick(producer: KafkaProducer, forward_topic: str, partitions: Iterable[int], seqno: int) -> None:
+    """Write one into each of the topic's partitions; does not wait. `seqno` stands in DATA. Raises KafkaError."""
     topic = Topic.parse(forward_topic)
     assert topic is not None
     sender = f"{topic.neighbour or topic.site}/{TICK_NAME}"
-    headers = forward_headers(sender, 1, 1, kind=HEARTBEAT)
+    headers = forward_headers(sender, 1, max(seqno, 1), kind=HEARTBEAT)
     if topic.neighbour:
         # It speaks for the members there: if their relay is silent, they are.
         headers.append((H_VISITED, topic.neighbour.encode("ascii")))

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from ordering.errors import ProtocolViolation
 from ordering.flush import Phase
+from ordering.log_time import STANDSTILL_MS, later, standstill_of_all
 from ordering.membership import NOT_A_MEMBER, Accepted, Heard, Membership
 from ordering.names import is_address
-from ordering.records import HEARTBEAT, MESSAGE, DeadLetter, Forward, Malformed, Source
+from ordering.records import HEARTBEAT, MAX_NUMBER, MESSAGE, DeadLetter, Forward, Malformed, Source
 from ordering.sequencer import BAD_ADDRESS, SequencerState, next_accepted, step
 
 Ints = NDArray[np.int64]
@@ -80,7 +81,8 @@ def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
     if membership.settings.closed and len(rows.senders):
         members = {life.address for life in membership.members}
         inside = np.fromiter((sender in members for sender in rows.senders), np.bool_, len(rows.senders))
-        not_member = messages & ~inside[rows.sender]
+        over = np.array([_incarnation_that_is_over(state, sender) for sender in rows.senders], dtype=np.int64)
+        not_member = messages & ~inside[rows.sender] & (rows.incarnation != over[rows.sender])
         messages &= ~not_member
     candidates = np.flatnonzero(messages)
     accepted, table = _go_back_n(state, rows, candidates)
@@ -134,15 +136,31 @@ def _by_rows(state: SequencerState, rows: ForwardColumns) -> Decisions:
     return Decisions(after, seqno, bad_address, not_member, controls)
 
 
+def _incarnation_that_is_over(state: SequencerState, sender: str) -> int:
+    row = state.received.get(sender)
+    return row.incarnation if row is not None and row.local_seqno == MAX_NUMBER else 0
+
+
 def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membership:
     """The clock of each partition, and where and when each member and each relay was last heard."""
     timed = np.flatnonzero(heard)
     place, at_ms = rows.place[timed], rows.timestamp_ms[timed]
-    clock, latest = dict(membership.clock), dict(membership.heard)
+    clock = dict(membership.clock)
+    standstill = {"": 0}
+    since = np.zeros(len(timed), np.int64)  # how long its place stood still after each row
     for code in np.unique(place).tolist():
-        span = slice(*np.searchsorted(place, (code, code + 1)).tolist())
-        at_ms[span] = np.maximum.accumulate(np.maximum(at_ms[span], clock.get(rows.places[code], 0)))
-        clock[rows.places[code]] = int(at_ms[span][-1])
+        name, span = rows.places[code], slice(*np.searchsorted(place, (code, code + 1)).tolist())
+        before = clock.get(name, int(at_ms[span][0]))
+        times = at_ms[span] = np.maximum.accumulate(np.maximum(at_ms[span], before))
+        steps = np.diff(times, prepend=before)
+        stood = np.maximum(steps - STANDSTILL_MS, 0)
+        for row in np.flatnonzero(stood).tolist():
+            after = int(times[row])
+            standstill[""] += standstill_of_all(clock, name, after - int(steps[row]), after)
+        clock[name] = int(times[-1])
+        standstill[name] = int(stood.sum())
+        since[span] = standstill[name] - np.cumsum(stood)
+    latest = later(membership.heard, standstill) if any(standstill.values()) else dict(membership.heard)
     lives = dict(membership.members)
     life = np.array([lives.get(sender, 0) for sender in rows.senders], dtype=np.int64)
     sender = rows.sender[timed]
@@ -153,7 +171,7 @@ def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membersh
     last[sender[of_member]] = of_member  # the last one wins
     for code in np.flatnonzero(last >= 0).tolist():
         row = int(last[code])
-        latest[rows.senders[code]] = Heard(rows.places[int(place[row])], int(at_ms[row]))
+        latest[rows.senders[code]] = Heard(rows.places[int(place[row])], int(at_ms[row] + since[row]))
     return replace(membership, heard=latest, clock=clock)
 
 

@@ -48,25 +48,23 @@ class Flush:
     """The flush in hand. `id` is the seqno of its START_FLUSH, 0 in the phase RUNNING.
 
     `requested`: a member asked for it and ends it (`member.flush()`); else it is the sequencer's own, for a view, in
-    the name of the oldest member that stays. `answered` are the addresses whose FLUSH_OK is in. `started_ms` is the
-    log's clock at the start.
+    the name of the oldest member that stays. `answered` are the addresses whose FLUSH_OK is in.
     """
 
     phase: Phase = Phase.RUNNING
     id: int = 0
     requester: str = ""
     requested: bool = False
-    started_ms: int = 0
     answered: tuple[str, ...] = ()
 
     def allows(self, event: str) -> bool:
         """Whether the event is one of the phase."""
         return (self.phase, event) in TRANSITIONS
 
-    def start(self, seqno: int, requester: str, *, requested: bool, started_ms: int) -> Flush:
+    def start(self, seqno: int, requester: str, *, requested: bool) -> Flush:
         """START_FLUSH, or the same from scratch."""
         phase = self._next(START_FLUSH if self.phase is Phase.RUNNING else RERUN)
-        return Flush(phase, seqno, requester, requested, started_ms)
+        return Flush(phase, seqno, requester, requested)
 
     def answer(self, address: str) -> Flush:
         """FLUSH_OK of a member."""

@@ -11,15 +11,20 @@ the sequencer decides the record and when somebody reads it. So a crash after an
 over folds the same records, finds who waits to join and who has answered, and decides at the end of its next batch
 what the other did not.
 
-*Time is data.* `clock` is the newest broker timestamp of each forward partition, `heard` where and when each member
-was last heard. A member is silent if its partition went on for `suspect_after_ms` without it: a partition that is read
-late has a late clock, and so accuses nobody. The two are no part of DATA: after a takeover everybody has a fresh
-grace period. Any record lets a partition's clock advance; the job writes a heartbeat of nobody (a tick) into each.
+*Time is data.* A member is silent if its partition went on for `suspect_after_ms` without it, by the broker's
+timestamps: a partition that is read late has a late clock, and so accuses nobody. What is known of the time
+(`ordering.log_time`) is no part of DATA: after a takeover everybody has a fresh grace period. Any record lets a
+partition's clock advance; the job writes a heartbeat of nobody (a tick) into each.
+
+*Lives that are over.* In a group that is closed or has flush on, nothing is ordered of a life after the view that
+suspects it: what it sent in a view must not be delivered in a later one. Its received row says so (MAX_NUMBER has been
+accepted), so go-back-N drops all else. If it was alive, it sends what was not ordered before that view again, in a new
+life: no message is lost, and none comes twice.
 
 *Received rows of members that left.* A sender's row must outlive it, or its old records would be taken for new ones.
-The rows of the last `MAX_LEFT` members that left are kept. An older one is dropped, and its incarnation raises
-`incarnation_floor`: a sender without a row has to come with a higher one. Nothing of a dropped life is above the
-floor, so none comes back; a member that starts again takes the time in ms as its incarnation, which is.
+The rows of the last `MAX_LEFT` members that left are kept, as they were at that time. An older one is dropped, and its
+incarnation raises `incarnation_floor`: a sender without a row has to come with a higher one. Nothing of a dropped life
+is above the floor, so none comes back; a member that starts again takes the time in ms as its incarnation, which is.
 
 *Remote views.* In a mesh, a relay tells the views of the site it comes from, as `remote-view` records of its own: the
 incarnation is the epoch of the view, the local seqno its id. One that is higher than the received row is accepted in
@@ -38,6 +43,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ordering.errors import ProtocolViolation, UsageError
@@ -114,7 +120,7 @@ class Settings:
     closed: only members may send; what others send is a dead letter.
     flush: every view is installed inside a flush, so that a message is delivered in the view in which it was sent.
     suspect_after_ms: how long a member may be silent, by the log's clock. Its client sends a heartbeat each second.
-    flush_timeout_ms: how long a flush may take, by the log's clock, from START_FLUSH to STOP_FLUSH.
+    flush_timeout_ms: how long a flush may take, by the log's clock, from when START_FLUSH is known to be written.
     """
 
     closed: bool = False
@@ -144,9 +150,12 @@ class Settings:
         return replace(self, **changes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Membership:
-    """All that a sequencer knows of a group's members; see the module. `members` stand oldest first."""
+    """All that a sequencer knows of a group's members; see the module. `members` stand oldest first.
+
+    `flush_told`: the flush in hand, and when a tick first knew of it (the log's clock, in ms).
+    """
 
     settings: Settings = Settings()
     members: tuple[Life, ...] = ()
@@ -158,11 +167,12 @@ class Membership:
     remote: Mapping[str, RemoteSite] = field(default_factory=dict)
     heard: Mapping[str, Heard] = field(default_factory=dict)
     clock: Mapping[str, int] = field(default_factory=dict)
+    flush_told: tuple[int, int] = (0, 0)
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody is there, or was at a neighbouring site, so that the time matters."""
-        return bool(self.members or self.joining or any(site.members for site in self.remote.values()))
+        """Whether anybody is there, or was at a neighbouring site, or in a flush, so that the time matters."""
+        return bool(self.members or self.joining or self.flush.id or any(site.members for site in self.remote.values()))
 
     @property
     def relays(self) -> list[str]:
@@ -174,9 +184,30 @@ class Membership:
         """The log's clock for the whole group: that of the partition that is furthest behind."""
         return min(self.clock.values(), default=None)
 
+    @property
+    def latest_ms(self) -> int:
+        """The newest time that any partition tells."""
+        return max(self.clock.values(), default=0)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the flush in hand has taken longer than it may."""
+        flush_id, told_ms = self.flush_told
+        return flush_id == self.flush.id and (self.now_ms or 0) - told_ms > self.settings.flush_timeout_ms
+
+    @cached_property
+    def _addresses(self) -> frozenset[str]:
+        return frozenset(life.address for life in self.members)
+
+    @cached_property
+    def _silenced(self) -> frozenset[str]:
+        """Who has said FLUSH_OK, or need not any more."""
+        answered = frozenset(self.flush.answered)
+        return answered | self._addresses if self.flush.phase is Phase.BLOCKED else answered
+
     def is_member(self, address: str) -> bool:
         """Whether some incarnation of it is in the view."""
-        return any(life.address == address for life in self.members)
+        return address in self._addresses
 
     def may_send(self, address: str, kind: str) -> bool:
         """Whether a FORWARD of that kind is taken from that sender, or a dead letter."""
@@ -186,9 +217,7 @@ class Membership:
 
     def is_silenced(self, address: str, kind: str) -> bool:
         """Whether it has said FLUSH_OK, its last message: what comes all the same must come again after the flush."""
-        if kind != MESSAGE or self.flush.phase is Phase.RUNNING:
-            return False
-        return address in self.flush.answered or (self.flush.phase is Phase.BLOCKED and self.is_member(address))
+        return kind == MESSAGE and address in self._silenced
 
     def unknown(self) -> Accepted:
         """The row of a sender that has none: all incarnations up to the floor are over."""
@@ -196,7 +225,9 @@ class Membership:
 
     def without_time(self) -> Membership:
         """What DATA tells: everybody has a fresh grace period."""
-        return replace(self, heard={}, clock={}) if self.heard or self.clock else self
+        if not (self.heard or self.clock or self.flush_told[0]):
+            return self
+        return replace(self, heard={}, clock={}, flush_told=(0, 0))
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -211,6 +242,7 @@ class Membership:
             "remote": self.remote,
             "heard": self.heard,
             "clock": self.clock,
+            "flush_told": self.flush_told,
         }
 
     @classmethod
@@ -218,6 +250,7 @@ class Membership:
         """Inverse of `to_json`."""
         flush = body.pop("flush")
         flush["phase"], flush["answered"] = Phase(flush["phase"]), tuple(flush["answered"])
+        flush.pop("started_ms", None)  # of earlier versions
         return cls(
             settings=Settings(**body.pop("settings")),
             members=tuple(Life(*row) for row in body.pop("members")),
@@ -230,6 +263,7 @@ class Membership:
                 for name, (members, is_silent) in body.pop("remote", {}).items()
             },
             heard={address: Heard(*row) for address, row in body.pop("heard").items()},
+            flush_told=tuple(body.pop("flush_told", (0, 0))),
             **body,
         )
 
@@ -242,7 +276,7 @@ def refusal(membership: Membership, record: Forward) -> str:
     life, flush = Life(record.sender, record.incarnation), membership.flush
     is_member = life in membership.members and record.sender not in membership.leaving
     if record.kind == JOIN:
-        return "it is a member already" if life in (*membership.members, *membership.joining) else ""
+        return "it is a member already" if is_member or life in membership.joining else ""
     if record.kind == SETTINGS:
         try:
             membership.settings.updated(record.payload)
@@ -288,9 +322,8 @@ def fold(membership: Membership, record: Data, received: MutableMapping[str, Acc
     if kind == REMOTE_VIEW:
         return _look_over(membership, record)
     if kind == START_FLUSH:
-        own = payload_of(record) if not record.sender else {}
-        requester, started_ms = own.get("requester", record.sender), own.get("started_ms", record.forwarded_at_ms)
-        flush = flush.start(record.seqno, requester, requested=bool(record.sender), started_ms=started_ms)
+        requester = record.sender or payload_of(record)["requester"]
+        flush = flush.start(record.seqno, requester, requested=bool(record.sender))
     elif kind == FLUSH_OK:
         flush = flush.answer(record.sender)
     elif kind == FLUSH_COMPLETED:
@@ -306,16 +339,22 @@ def _install(membership: Membership, view: dict[str, Any], received: MutableMapp
     gone = [life.address for life in membership.members if life.address not in present]
     left = [row for row in membership.left if row.address not in present and row.address not in gone]
     left += [Left(address, *received.get(address, NOTHING_ACCEPTED)) for address in gone]
+    if membership.settings.flush or membership.settings.closed:
+        for address, incarnation in membership.members:
+            if address in view["suspected"] and received[address].incarnation == incarnation:
+                received[address] = Accepted(incarnation, MAX_NUMBER)
     floor = membership.incarnation_floor
     for row in left[: max(0, len(left) - MAX_LEFT)]:
         # One that has sent since, as a stranger, is none of the members that left any more.
-        if received.get(row.address) == (row.incarnation, row.local_seqno):
+        if received.get(row.address) in (row[1:], (row.incarnation, MAX_NUMBER)):
             del received[row.address]
             floor = max(floor, row.incarnation)
     flush = membership.flush
     if flush.phase is not Phase.RUNNING:  # who joins within a flush has sent nothing yet: blocked from the start
         answered = [*flush.answered, *(life.address for life in membership.joining)]
         flush = replace(flush, answered=tuple(address for address in dict.fromkeys(answered) if address in present))
+    # A new life of a name has been heard of by nobody: its grace is not what is left of the last one's.
+    stay = {life.address for life in set(members).intersection(membership.members)}
     heard = membership.heard.items()
     after = replace(
         membership,
@@ -325,7 +364,7 @@ def _install(membership: Membership, view: dict[str, Any], received: MutableMapp
         flush=flush,
         left=tuple(left[-MAX_LEFT:]),
         incarnation_floor=floor,
-        heard={address: when for address, when in heard if address in present or is_relay(address)},
+        heard={address: when for address, when in heard if address in stay or is_relay(address)},
     )
     return after if after.is_watched else after.without_time()
 

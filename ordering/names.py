@@ -21,6 +21,9 @@ RESERVED_PREFIX = "abcast."
 RELAY_NAME = f"{RESERVED_PREFIX}relay"
 """The name under which a relay speaks for the site that it comes from. No member can have it."""
 
+TICK_NAME = f"{RESERVED_PREFIX}tick"
+"""The name under which the sequencer's job writes ticks. No member can have it."""
+
 Role = Literal["forward", "data", "epoch", "dead-letter", "inbox", "relayed"]
 ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "relayed")
 
@@ -85,6 +88,11 @@ def is_address(text: str) -> bool:
 def is_relay(address: str) -> bool:
     """Whether `address` is a relay's."""
     return address.endswith(f"/{RELAY_NAME}")
+
+
+def is_tick(address: str) -> bool:
+    """Whether `address` is that of ticks."""
+    return address.endswith(f"/{TICK_NAME}")
 
 
 def relay_of(site: str) -> str:

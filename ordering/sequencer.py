@@ -33,13 +33,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ordering.errors import ProtocolViolation
+from ordering.log_time import Watch
 from ordering.membership import (
-    LONG_AGO_MS,
     NO_MEMBERS,
     NOT_A_MEMBER,
     NOTHING_ACCEPTED,
     Accepted,
-    Heard,
     Membership,
     fold,
     refusal,
@@ -50,6 +49,7 @@ from ordering.records import (
     EPOCH,
     HEARTBEAT,
     LEAVE,
+    MAX_NUMBER,
     MESSAGE,
     REFUSED,
     REMOTE_VIEW,
@@ -131,6 +131,17 @@ class SequencerState:
         except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
             raise ProtocolViolation(f"not a snapshot that this version can read: {error}") from error
 
+    def ordered(self, sender: str) -> Accepted:
+        """A sender's newest incarnation and its highest local seqno that was ordered."""
+        row = self.received.get(sender, NOTHING_ACCEPTED)
+        if row.local_seqno < MAX_NUMBER:
+            return row
+        return next(Accepted(*left[1:]) for left in self.membership.left if left.address == sender)
+
+    def is_over(self, sender: str, incarnation: int) -> bool:
+        """Whether nothing more of that life will be ordered, although no later one has begun."""
+        return self.received.get(sender) == (incarnation, MAX_NUMBER)
+
     def due_for_snapshot(self) -> bool:
         """Whether a successor would have to read back more than it should."""
         return self.unsnapped >= max(SNAPSHOT_EVERY_RECORDS, SNAPSHOT_RECORDS_PER_SENDER * len(self.received))
@@ -150,7 +161,7 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
     outputs: list[Data | DeadLetter] = []
     seqno, duplicates = state.seqno, state.duplicates
     membership = state.membership
-    watch = _Watch(membership)
+    watch = Watch(membership)
     previous: Source | None = None
     for record in records:
         if previous is not None and record.source <= previous:
@@ -166,7 +177,8 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
         watch.hear(record)
         if record.kind == HEARTBEAT or (record.kind == LEAVE and is_relay(record.sender)):
             continue
-        if not membership.may_send(record.sender, record.kind):
+        is_over = received.get(record.sender) == (record.incarnation, MAX_NUMBER)
+        if not is_over and not membership.may_send(record.sender, record.kind):
             outputs.append(DeadLetter(record.source, NOT_A_MEMBER))
             continue
         accepted = _accepted(membership, received, record)
@@ -216,37 +228,6 @@ def _decided(state: SequencerState, seqno: int, record: Forward, refused: str) -
         headers=record.headers,
         forwarded_at_ms=record.timestamp_ms,
     )
-
-
-class _Watch:
-    """Who was heard where and when, in the course of one `step`; nothing is known of it while nobody is there."""
-
-    def __init__(self, membership: Membership) -> None:
-        self.heard = dict(membership.heard)
-        self.clock = dict(membership.clock)
-        self.look(membership)
-
-    def look(self, membership: Membership) -> None:
-        """Whom to watch from here on."""
-        self.is_on = membership.is_watched
-        self.lives = dict(membership.members)
-        self.relays = set(membership.relays)
-        if not self.is_on:
-            self.heard, self.clock = {}, {}
-
-    def hear(self, record: Forward) -> None:
-        """A well-formed record, whatever becomes of it."""
-        if self.is_on:
-            place = f"{record.source.topic}-{record.source.partition}"
-            at_ms = self.clock[place] = max(self.clock.get(place, 0), record.timestamp_ms)
-            if self.lives.get(record.sender) == record.incarnation:
-                self.heard[record.sender] = Heard(place, at_ms)
-            elif record.sender in self.relays:
-                self.heard[record.sender] = Heard(place, LONG_AGO_MS if record.kind == LEAVE else at_ms)
-
-    def applied(self, membership: Membership) -> Membership:
-        """The membership with what was heard."""
-        return replace(membership, heard=self.heard, clock=self.clock)
 
 
 def next_accepted(accepted: Accepted, incarnation: int, local_seqno: int) -> Accepted | None:

@@ -37,19 +37,20 @@ def freshen(membership: Membership) -> Membership:
 
     Not the relay of a site that is silent: that is heard when it speaks.
     """
-    now, remote = membership.now_ms, membership.remote.items()
+    remote = membership.remote.items()
     watched = [life.address for life in membership.members]
     watched += [relay_of(name) for name, site in remote if site.members and not site.is_silent]
     missing = [address for address in watched if address not in membership.heard]
-    if now is None or not missing:
+    if not membership.clock or not missing:
         return membership
-    return replace(membership, heard={**membership.heard, **{address: Heard("", now) for address in missing}})
+    now = Heard("", membership.latest_ms)
+    return replace(membership, heard={**membership.heard, **dict.fromkeys(missing, now)})
 
 
 def next_decision(membership: Membership, received: Mapping[str, Accepted]) -> Decision | None:
     """The next record, or None."""
-    flush, now = membership.flush, membership.now_ms
-    if now is None and membership.members:
+    flush = membership.flush
+    if not membership.clock and membership.members:
         return None  # nothing that has a time was read since the takeover
     changed = _remote_view(membership)
     if changed is not None:
@@ -65,16 +66,15 @@ def next_decision(membership: Membership, received: Mapping[str, Accepted]) -> D
         if not changes:
             return None
         return _start(membership, gone) if membership.settings.flush and waiting else _view(membership, suspects)
-    is_late = now is not None and now - flush.started_ms > membership.settings.flush_timeout_ms
     if flush.requested:
         if flush.requester in gone:
             return _start(membership, gone)
         if flush.phase is Phase.BLOCKING and not waiting:
             return Decision(FLUSH_COMPLETED, {"flush": flush.id})
-        if flush.phase is Phase.BLOCKED and changes:
-            return _view(membership, suspects)
-        return _stop(membership, TIMED_OUT) if is_late else None
-    if waiting and not is_late:
+        if flush.phase is Phase.BLOCKED and (changes or waiting):  # waiting: heard again since the takeover
+            return _view(membership, {*suspects, *waiting})
+        return _stop(membership, TIMED_OUT) if membership.is_late else None
+    if waiting and not membership.is_late:
         return None
     if changes or waiting:  # who has not answered in time may still send in the old view: it has to leave
         return _view(membership, {*suspects, *waiting})
@@ -122,7 +122,7 @@ def _view(membership: Membership, suspects: Collection[str]) -> Decision:
             "members": [*stay, *joined],
             "joined": [life.address for life in membership.joining],
             "left": list(membership.leaving),
-            "suspected": [address for address in lost if address not in replaced],
+            "suspected": [address for address in lost if address not in replaced and address not in membership.leaving],
             "flush": membership.flush.id,
         },
     )
@@ -130,7 +130,7 @@ def _view(membership: Membership, suspects: Collection[str]) -> Decision:
 
 def _start(membership: Membership, gone: Collection[str]) -> Decision:
     requester = next((life.address for life in membership.members if life.address not in gone), "")
-    return Decision(START_FLUSH, {"requester": requester, "started_ms": membership.now_ms or 0})
+    return Decision(START_FLUSH, {"requester": requester})
 
 
 def _stop(membership: Membership, reason: str) -> Decision:

@@ -1,9 +1,9 @@
 """The checker's eye for views: virtual synchrony, as far as the log and the deliveries show it.
 
-A message belongs to the view in force at its seqno. With flush on, that is the view in which it was sent, if three
+A message belongs to the view in force at its seqno. With flush on, that is the view in which it was sent, if four
 things hold in the log: a record is stamped with the view that stands before it; a view with a member that stays stands
-in a flush; and a member says nothing between its FLUSH_OK and the end of the flush. Survivors have the same set in each
-view if every source gives a seqno the same view.
+in a flush; all who stay have said FLUSH_OK in it; and a member says nothing between its FLUSH_OK and the end of the
+flush. Survivors have the same set in each view if every source gives a seqno the same view.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ordering.errors import ProtocolViolation, UsageError
-from ordering.events import EventReader
+from ordering.events import EventReader, ViewChange
 from ordering.membership import Settings
 from ordering.records import FLUSH_OK, MESSAGE, SETTINGS, START_FLUSH, STOP_FLUSH, VIEW, Data
 
@@ -61,6 +61,8 @@ class ViewChecker:
         self._events = EventReader()
         self._view_id: int | None = 0 if complete else None
         self._settings = Settings()
+        self._flush_id: int | None = 0 if complete else None
+        """The flush in hand, 0 if there is none, None if the log does not tell yet."""
         self._answered: set[str] = set()
 
     def next(self, record: Data) -> str:
@@ -83,14 +85,24 @@ class ViewChecker:
         elif record.kind == FLUSH_OK:
             self._answered.add(record.sender)
         elif record.kind in (START_FLUSH, STOP_FLUSH):
+            self._flush_id = record.seqno if record.kind == START_FLUSH else 0
             self._answered.clear()
         before = self._events.view
         self._events.accept(record.kind, record.seqno, record.view, record.sender, record.payload)
         after = self._events.view
-        if record.kind != VIEW or after is None:
-            return ""
-        self._answered &= set(after.members)
-        stays = before is not None and set(before.lives) & set(after.lives)
-        if self._settings.flush and stays and not self._events.flush_id:
+        return self._view(before, after) if record.kind == VIEW and after is not None else ""
+
+    def _view(self, before: ViewChange | None, after: ViewChange) -> str:
+        lives = set(after.lives).intersection(before.lives if before else ())
+        stay = {life.address for life in lives} - set(after.joined)
+        flush_id, answered = self._events.flush_id, self._answered
+        self._answered = (answered & set(after.members)) | set(after.joined) if flush_id else set()
+        if self._settings.flush and stay and not flush_id:
             return "has a view outside of a flush"
+        if self._flush_id is None:
+            return ""
+        if flush_id != self._flush_id:
+            return "has a view in another flush than the one in hand"
+        if flush_id and not stay <= answered:
+            return f"has a view in which {min(stay - answered)} stays, which has not said FLUSH_OK"
         return ""

@@ -76,7 +76,7 @@ class TinySequencer:
             while not self._stop.is_set():
                 if self.state.membership.is_watched and time.monotonic() - ticked > 0.2:
                     ticked = time.monotonic()
-                    tick(self._producer, topic, [partition.partition for partition in partitions])
+                    tick(self._producer, topic, [p.partition for p in partitions], self.state.seqno)
                 polled = consumer.poll(timeout_ms=50)
                 batch: list[Forward | Malformed] = []
                 for partition in sorted(polled):

@@ -271,13 +271,17 @@ def test_a_message_of_another_view_than_the_one_in_force() -> None:
 def test_with_flush_on_a_view_stands_in_a_flush() -> None:
     alone = [_settings(1), _view(2, 1, "s/a"), _view(3, 2, "s/a", "s/b")]
     assert names(fed(alone)) == [VIEW_VIOLATION]
-    start = Data("start-flush", 1, 3, 1, payload=b'{"requester":"s/a","started_ms":1}')
-    flushed = [_settings(1), _view(2, 1, "s/a"), start, _view(4, 2, "s/a", "s/b", flush=3)]
-    assert names(fed(flushed)) == []
+    start = Data("start-flush", 1, 3, 1, payload=b'{"requester":"s/a"}')
+    answer = Data("flush-ok", 1, 4, 1, "s/a", 1, 1, b"3")
+    flushed = [_settings(1), _view(2, 1, "s/a"), start, answer]
+    assert names(fed([*flushed, _view(5, 2, "s/a", "s/b", flush=3)])) == []
+    assert names(fed([*flushed, _view(5, 2, "s/a", "s/b", flush=2)])) == [VIEW_VIOLATION]
+    assert names(fed([*flushed[:3], _view(4, 2, "s/a", "s/b", flush=3)])) == [VIEW_VIOLATION]
+    assert names(fed([*flushed[:3], _view(4, 2, "s/b", flush=3)])) == []
 
 
 def test_a_message_behind_its_senders_flush_ok() -> None:
-    start = Data("start-flush", 1, 2, 1, payload=b'{"requester":"s/a","started_ms":1}')
+    start = Data("start-flush", 1, 2, 1, payload=b'{"requester":"s/a"}')
     answer = Data("flush-ok", 1, 3, 1, "s/a", 1, 2, b"2")
     message = replace(data(4), view=1, sender="s/a")
     stop = Data("stop-flush", 1, 4, 1, payload=b'{"flush":2,"reason":"x"}')

@@ -29,7 +29,6 @@ flushes = st.just(NO_FLUSH) | st.builds(
     id=st.just(7),
     requester=st.sampled_from(SENDERS),
     requested=st.booleans(),
-    started_ms=st.integers(0, 99),
     answered=st.sampled_from(((), ("s/a",), ("s/a", "s/b"))),
 )
 
@@ -52,7 +51,7 @@ def test_the_table() -> None:
 def test_every_state_with_every_event(flush: Flush, event: str) -> None:
     """What the table has leads where it says; all else raises, and the state is a value."""
     apply = {
-        START_FLUSH: lambda: flush.start(9, "s/a", requested=True, started_ms=5),
+        START_FLUSH: lambda: flush.start(9, "s/a", requested=True),
         FLUSH_OK: lambda: flush.answer("s/b"),
         FLUSH_COMPLETED: flush.complete,
         STOP_FLUSH: flush.stop,
@@ -85,7 +84,7 @@ def test_whatever_a_member_sends_is_refused_or_taken(flush: Flush, kind: str, se
 
 
 def test_a_second_flush_is_refused_with_a_reason() -> None:
-    flush = NO_FLUSH.start(7, "s/a", requested=True, started_ms=0)
+    flush = NO_FLUSH.start(7, "s/a", requested=True)
     membership = Membership(members=(Life("s/a", 1), Life("s/b", 1)), flush=flush)
     record = Forward("s/b", 1, 3, b"", Source("abcast.g.forward.s", 0, 0), kind=START_FLUSH)
     assert refusal(membership, record) == "a flush runs already, for s/a"

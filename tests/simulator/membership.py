@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from ordering import sequencer
+from ordering.checker import Checker
 from ordering.events import Block, EventReader, Unblock, ViewChange
+from ordering.flush import Flush, Phase
 from ordering.membership import Life, Membership, RemoteSite, Settings
 from ordering.reader import Reader, Seal, Verdict
 from ordering.records import (
@@ -63,6 +66,12 @@ class Process:
     requests: int = 0
     """Its own flush: 0 none, 1 asked for, 2 completed."""
     sent_in: dict[int, int] = field(default_factory=dict)
+    delivered: dict[int, list[int]] = field(default_factory=dict)
+    """The seqnos of the messages that it has delivered in each of its views."""
+    said: list[bytes] = field(default_factory=list)
+    """What it has broadcast, in this life and in those that were over while it was alive."""
+    carried: list[bytes] = field(default_factory=list)
+    """What its last life had sent and was not ordered: to be sent again as soon as it is in."""
 
     @property
     def life(self) -> Life:
@@ -93,13 +102,15 @@ class Group:
         self.processes: list[Process] = []
         self.problems: list[str] = []
         self.healing = False
-        settings = Settings(self.random.random() < 0.3, self.with_flush, 3_000, 8_000)
-        self._append(Process("s/abcast.admin", 1, 0), 1, SETTINGS, settings.to_json())
+        self.crashes: Counter[tuple[str, Phase]] = Counter()
+        """Who died in which phase of a flush."""
+        self.settings = Settings(self.random.random() < 0.3, self.with_flush, 3_000, 8_000)
+        self._append(Process("s/abcast.admin", 1, 0), 1, SETTINGS, self.settings.to_json())
 
     def run(self) -> list[str]:
         weights = {
-            "work": 30, "sequence": 30, "join": 5, "leave": 2, "crash": 2, "broadcast": 10, "flush": 2, "stop": 3,
-            "sequencer_crash": 3, "wait": 6, "pause": 1,
+            "work": 30, "sequence": 30, "join": 5, "leave": 2, "crash": 2, "broadcast": 10, "flush": 5, "stop": 2,
+            "sequencer_crash": 3, "wait": 6, "pause": 1, "crash_in_a_flush": 3, "backlog": 1, "standstill": 1,
         }  # fmt: skip
         if self.neighbour is not None:
             weights |= {"relay": 8, "neighbour": 3}
@@ -146,9 +157,12 @@ class Group:
         if address not in alive and len(alive) < 5:
             self._join(address)
 
-    def _join(self, address: str) -> None:
+    def _join(self, address: str, before: Process | None = None) -> None:
         self.lives += 1
         process = Process(address, self.lives, sum(address.encode()) % self.own_partitions, offset=0)
+        if before is not None and (self.settings.flush or self.settings.closed):
+            process.said = before.said
+            process.carried = [payload for _, kind, payload in before.table if kind == MESSAGE] + before.carried
         process.send(JOIN, b"")
         self.processes.append(process)
         self._send(process, 0.9)
@@ -161,7 +175,26 @@ class Group:
 
     def _do_crash(self) -> None:
         if (process := self._one()) is not None:
-            process.is_alive = False
+            self._kill(process, self._known().membership.flush)
+
+    def _do_crash_in_a_flush(self) -> None:
+        """Of its requester as often as of somebody else."""
+        flush = self._known().membership.flush
+        if flush.phase is Phase.RUNNING:
+            return
+        members = [each for each in self.processes if each.is_alive and each.is_in]
+        requesters = [each for each in members if each.address == flush.requester]
+        if members:
+            self._kill(self.random.choice(requesters or members if self.random.random() < 0.5 else members), flush)
+
+    def _kill(self, process: Process, flush: Flush) -> None:
+        process.is_alive = False
+        who = "requester" if flush.id and flush.requester == process.address else "member"
+        self.crashes[who if process.is_in else "joiner", flush.phase] += 1
+
+    def _known(self) -> SequencerState:
+        """What DATA tells."""
+        return absorb(SequencerState("g"), self.data)
 
     def _do_broadcast(self) -> None:
         process = self._one()
@@ -169,8 +202,13 @@ class Group:
             self._broadcast(process)
 
     def _broadcast(self, process: Process) -> None:
+        payload = f"{process.life} {process.last + 1}".encode()
+        process.said.append(payload)
+        self._say(process, payload)
+
+    def _say(self, process: Process, payload: bytes) -> None:
         assert process.events.view is not None
-        process.send(MESSAGE, f"{process.life} {process.last + 1}".encode())
+        process.send(MESSAGE, payload)
         process.sent_in[process.last] = process.events.view.view_id
 
     def _do_flush(self) -> None:
@@ -207,10 +245,23 @@ class Group:
             self._tick()
             self._do_sequence()
 
+    def _do_backlog(self) -> None:
+        """The sequencer falls behind by more than a flush may take."""
+        for _ in range(12):
+            self._do_work()
+            self._do_wait()
+
+    def _do_standstill(self) -> None:
+        """Nobody can write for a while; the job's tick is the first record after it."""
+        self.now += 30_000
+        self._tick()
+        self._do_sequence()
+
     def _tick(self) -> None:
+        known = self.state.seqno if self.state is not None else 0
         for place, (topic, _) in enumerate(self.places):
             site = "s" if topic == TOPIC else SITE
-            self._append(Process(f"{site}/abcast.tick", 1, place), 1, HEARTBEAT, b"")
+            self._append(Process(f"{site}/abcast.tick", 1, place), max(known, 1), HEARTBEAT, b"")
 
     # The neighbouring site.
 
@@ -231,6 +282,7 @@ class Group:
     # The sequencer.
 
     def _do_sequencer_crash(self) -> None:
+        self.crashes["sequencer", self._known().membership.flush.phase] += 1
         self.state = None
 
     def _do_sequence(self) -> None:
@@ -241,11 +293,11 @@ class Group:
         state, written = self._decide(self.state)
         if self.random.random() < 0.05:
             self.data += written[: self.random.randint(0, len(written))]
-            self.state = None
+            self._do_sequencer_crash()
             return
         self.data += written
         self.state = state
-        known = absorb(SequencerState("g"), self.data)
+        known = self._known()
         told = replace(state, membership=state.membership.without_time(), positions={}, duplicates=0, unsnapped=0)
         if replace(known, positions={}, duplicates=0, unsnapped=0) != told:
             self.problems.append("DATA tells another state than the sequencer has")
@@ -254,7 +306,7 @@ class Group:
         rows: list[Forward] = []
         for partition, log in enumerate(self.forward):
             start = state.positions.get("-".join(map(str, self.places[partition])), 0)
-            rows += log[start : start + self.random.randint(1, 60)]
+            rows += log[start : start + (self.random.randint(1, 60) if not self.healing else len(log))]
         state, opening = begin_batch(state)
         written = list(opening)
         cut = self.random.randint(0, len(rows))
@@ -297,7 +349,10 @@ class Group:
             self._take_view(process, event)
         if not process.is_in:
             return
+        if record.kind == MESSAGE:
+            process.delivered.setdefault(record.view, []).append(record.seqno)
         if isinstance(event, ViewChange):
+            process.delivered[event.view_id] = []
             process.seen += "V"
         elif isinstance(event, Block):
             process.seen += "B"
@@ -309,6 +364,10 @@ class Group:
             self._block(process, record)
         if record.kind == FLUSH_COMPLETED and process.requests == 1:
             process.requests = 2
+        if process.carried and not process.is_quiet and not process.is_leaving:
+            for payload in process.carried:
+                self._say(process, payload)
+            process.carried = []
 
     def _block(self, process: Process, start: Data) -> None:
         if not process.is_quiet and not process.is_leaving:
@@ -328,7 +387,7 @@ class Group:
             process.is_out = True
             process.is_alive = False
             if not process.is_leaving:
-                self._join(process.address)  # suspected wrongly: it comes again
+                self._join(process.address, process)  # suspected wrongly: it comes again
 
     # The end.
 
@@ -375,6 +434,12 @@ class Group:
             if process.seen and not pattern.fullmatch(process.seen):
                 self.problems.append(f"{process.life} saw {process.seen}")
         self._check_views()
+        self._check_survivors()
+        self._check_messages(alive)
+        checker = Checker()
+        for record in self.data:
+            checker.data("s", record)
+        self.problems += [f"{anomaly.name}: {anomaly.detail}" for anomaly in checker.finish()]
 
     def _check_neighbour(self, membership: Membership, alive: list[Process]) -> None:
         """Its view in force is known to the sequencer, and to every member."""
@@ -400,8 +465,30 @@ class Group:
             view = events.view
             if record.view != (view.view_id if view else 0):
                 self.problems.append(f"seqno {record.seqno} is stamped with view {record.view}")
-            if record.kind != MESSAGE or view is None or life not in view.lives or not self.with_flush:
+            if record.kind != MESSAGE or not self.with_flush:
                 continue
             sent_in = processes[life].sent_in[record.local_seqno]
             if sent_in != record.view:
                 self.problems.append(f"seqno {record.seqno} was sent in view {sent_in}, delivered in {record.view}")
+
+    def _check_messages(self, alive: list[Process]) -> None:
+        """Whoever lives has all that it said ordered once, through however many lives."""
+        ordered: Counter[bytes] = Counter()
+        reader = Reader()
+        for record in self.data:
+            if reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE and record.kind == MESSAGE:
+                ordered[record.payload] += 1
+        self.problems += [f"{payload!r} is ordered {times} times" for payload, times in ordered.items() if times > 1]
+        for process in alive:
+            self.problems += [f"{payload!r} is lost" for payload in process.said if payload not in ordered]
+
+    def _check_survivors(self) -> None:
+        """Who goes on from a view into the next one has delivered the same set in it as all others who do."""
+        sets: dict[int, tuple[Life, list[int]]] = {}
+        for process in self.processes:
+            for view_id, seqnos in process.delivered.items():
+                if view_id + 1 not in process.delivered:
+                    continue
+                life, known = sets.setdefault(view_id, (process.life, seqnos))
+                if known != seqnos:
+                    self.problems.append(f"in view {view_id}, {life} had {known}, but {process.life} {seqnos}")

@@ -1,0 +1,79 @@
+"""Time as the log tells it: who was heard where and when, in the course of one `step`.
+
+`Membership.clock` is the newest broker timestamp of each forward partition, `heard` where and when each member was
+last heard, `flush_told` when a tick first knew of the flush in hand. None of it is part of DATA.
+
+*A standstill is nobody's silence.* While members are there, the job writes a tick into each partition every second. If
+a partition's next record comes later than STANDSTILL_MS, nobody could write there (the broker was away, say), so the
+rest of that time counts for nobody.
+
+*A flush's time begins when the members can know of it.* A tick carries the last seqno that its job knows to be written.
+So a sequencer that works off a backlog, in which the log's clock runs fast, gives everybody the time to answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ordering.membership import LONG_AGO_MS, Heard, Membership
+from ordering.names import is_tick
+from ordering.records import LEAVE, Forward
+
+STANDSTILL_MS = 2_000
+"""Between two records of a partition no more than this counts; a tick comes every second."""
+
+
+class Watch:
+    """Hears the records of a `step`, one by one. Nothing is known of the time while nobody is there."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.heard = dict(membership.heard)
+        self.clock = dict(membership.clock)
+        self.flush_told = membership.flush_told
+        self.look(membership)
+
+    def look(self, membership: Membership) -> None:
+        """Whom to watch from here on."""
+        self.is_on = membership.is_watched
+        self.lives = dict(membership.members)
+        self.relays = set(membership.relays)
+        self.flush_id = membership.flush.id
+        if not self.is_on:
+            self.heard, self.clock, self.flush_told = {}, {}, (0, 0)
+
+    def hear(self, record: Forward) -> None:
+        """A well-formed record, whatever becomes of it."""
+        if not self.is_on:
+            return
+        place = f"{record.source.topic}-{record.source.partition}"
+        before = self.clock.get(place)
+        if before is not None and record.timestamp_ms - before > STANDSTILL_MS:
+            self._stand_still(place, before, record.timestamp_ms)
+        at_ms = self.clock[place] = max(before or 0, record.timestamp_ms)
+        if self.lives.get(record.sender) == record.incarnation:
+            self.heard[record.sender] = Heard(place, at_ms)
+        elif record.sender in self.relays:
+            self.heard[record.sender] = Heard(place, LONG_AGO_MS if record.kind == LEAVE else at_ms)
+        if self.flush_told[0] < self.flush_id <= record.local_seqno and is_tick(record.sender):
+            self.flush_told = (self.flush_id, at_ms)
+
+    def _stand_still(self, place: str, before: int, after: int) -> None:
+        waited = standstill_of_all(self.clock, place, before, after)
+        self.heard = later(self.heard, {place: after - before - STANDSTILL_MS, "": waited})
+        if self.flush_id and self.flush_told[0] == self.flush_id:
+            self.flush_told = (self.flush_id, self.flush_told[1] + waited)
+
+    def applied(self, membership: Membership) -> Membership:
+        """The membership with what was heard."""
+        return replace(membership, heard=self.heard, clock=self.clock, flush_told=self.flush_told)
+
+
+def standstill_of_all(clock: dict[str, int], place: str, before: int, after: int) -> int:
+    """How much of the step of `place` from `before` to `after` is a standstill of the whole group's clock, in ms."""
+    others = [at_ms for other, at_ms in clock.items() if other != place]
+    return max(0, min([after, *others]) - min([before, *others]) - STANDSTILL_MS)
+
+
+def later(heard: dict[str, Heard], by_ms: dict[str, int]) -> dict[str, Heard]:
+    """As if everybody heard at a place had been heard so much later."""
+    return {address: Heard(place, at_ms + by_ms.get(place, 0)) for address, (place, at_ms) in heard.items()}
