@@ -49,9 +49,12 @@ class Deliveries:
         ledger: Path | None,
         *,
         events: bool = False,
+        counted: int = 0,
         between: Callable[[int], None] | None = None,
     ) -> None:
-        """`between` is called by the application's thread, between two deliveries and when there is nothing new, with
+        """`counted`: up to this seqno the application has the messages already, and gets the events only.
+
+        `between` is called by the application's thread, between two deliveries and when there is nothing new, with
         the seqno up to which it has taken everything. Raises UsageError.
         """
         if from_seqno is not None and from_seqno < 1:
@@ -67,8 +70,9 @@ class Deliveries:
         self._events = EventReader() if events else None
         self.finished = threading.Event()
         self._stopping = threading.Event()
+        self._counted = counted
         self._between = between or (lambda _: None)
-        self._next_seqno = self._first_seqno = 0
+        self._next_seqno = self._first_seqno = from_seqno or 0
         self._taken = Place(0, 0, None)
         self._committed_seqno = 0
         self._committed_at = time.monotonic()
@@ -79,8 +83,8 @@ class Deliveries:
 
     @property
     def taken_seqno(self) -> int:
-        """Up to this seqno the application has taken everything, this run's start being where it began; 0 before."""
-        return max(self._taken.seqno, self._first_seqno - 1, 0)
+        """Up to this seqno the application has taken everything, this run's start being where it began."""
+        return max(self._taken.seqno, self._first_seqno - 1, self._counted, 0)
 
     def run(self) -> Iterator[Delivery | Event]:
         """The messages, and the events if asked for.
@@ -120,7 +124,7 @@ class Deliveries:
                     self._commit_if_due(memory)
                     if self._stopping.is_set():
                         return
-                    self._between(place.seqno)
+                    self._between(self.taken_seqno)
                 else:
                     self._taken = place
             self._commit_if_due(memory)
@@ -189,7 +193,7 @@ class Deliveries:
     def _place(self, record: Effective) -> Place:
         what: Delivery | Event | None = None
         if record.kind == MESSAGE:
-            what = _delivery(record)
+            what = _delivery(record) if record.seqno > self._counted else None
         elif self._events is not None:
             sender = record.fields.get(H_SENDER, b"").decode("ascii")
             view_id = int(record.fields[H_VIEW])

@@ -4,10 +4,13 @@ Source: SEQUENCER.txt, "Design" and "Reliability on failover": keep a message un
 doubt, send everything in the table again in increasing order of local seqnos. The sequencer drops duplicates, and
 messages that follow a gap, so a resend never does harm and always repairs.
 
-Two rules keep it simple:
+Three rules keep it simple:
 
 * Whoever sends holds the lock, broadcasts and resends alike. So the FORWARD log has this member's messages in order,
   except where a produce request failed.
+* A life that begins anew takes over what the last one, which is over, had accepted and the group has not ordered
+  (`ordering.membership`). Its JOIN comes first, and in a closed group it alone is sent until there is a view with it:
+  what comes of a non-member is a dead letter, and go-back-N would drop all that follows.
 * After a failed produce request nothing more is sent by that producer: broadcasts only enter the table, until the
   thread has a new producer and sends the table from its beginning. (kafka-python's idempotent producer fails the
   batches in flight when its epoch is bumped, and may then be in a fatal state; a new one is in a known state.)
@@ -16,12 +19,14 @@ Two rules keep it simple:
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
@@ -49,8 +54,8 @@ from ordering.forward_table import ForwardTable, Pending, message_bytes
 from ordering.membership import Membership
 from ordering.names import Address, Topic
 from ordering.reader import Reader
-from ordering.records import FLUSH_OK, HEARTBEAT, MESSAGE, Headers, MessageId
-from ordering.sequencer import NOTHING_ACCEPTED, Accepted, SequencerState
+from ordering.records import FLUSH_OK, HEARTBEAT, JOIN, MESSAGE, Headers, MessageId
+from ordering.sequencer import Accepted, SequencerState
 
 LINGER_MS = 10
 BATCH_BYTES = 256 * 1024
@@ -87,6 +92,13 @@ class SendingLimits:
                 raise UsageError(f"{name} must be greater than 0.")
 
 
+class Carried(NamedTuple):
+    """A message that a life which is over has accepted; its receipt is None if an earlier process gave it."""
+
+    pending: Pending
+    receipt: Receipt | None
+
+
 class Forwarder:
     """One incarnation of a sender. Thread-safe. `close` it, or its thread runs (as a daemon) to the process's end."""
 
@@ -97,14 +109,14 @@ class Forwarder:
         address: Address,
         limits: SendingLimits,
         outbox: Outbox | None,
+        changed: threading.Condition,
         observer: Observer | None = None,
-        *,
-        anew: bool = False,
+        carried: Sequence[Carried] | None = None,
     ) -> None:
         """Take an incarnation (or continue the outbox's, sending again what is pending) and start the thread.
 
-        `observer` is told of the group's control records. `anew`: a new incarnation in any case, under which the
-        outbox's messages are sent again: only if none of them can still be ordered under the old one.
+        `changed` is the one condition of all the member's lives, with a Lock. `observer` is told of the group's
+        control records. `carried`: what the last life in this process hands over, to a new one that joins.
 
         Raises BrokerUnreachable, TopicMissing, Superseded.
         """
@@ -116,7 +128,7 @@ class Forwarder:
         self._outbox = outbox
         self._sender = str(address).encode("ascii")
         self._topic = str(Topic(group, "forward", address.site))
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = changed
         self._stopping = threading.Event()
         self._failure: AbcastError | None = None
         self._receipts: deque[Receipt | None] = deque()  # in step with the table; None: accepted by an earlier run
@@ -130,12 +142,14 @@ class Forwarder:
         self._refusal: AbcastError | None = None  # why nothing more is taken, while what was is still sent
         self._flush_id = 0  # the flush in hand
         self._is_shut = False  # FLUSH_OK is in the table: no message may follow until the flush is over
+        self._is_held = False  # the group is closed, and this life not in the view: no message is sent until it is
+        self._join: Receipt | None = None
 
         self._memory = MemberMemory(connection, group, address)
         try:
             # The log's end is taken before the first message is sent: nothing of ours can be missed behind it.
             start, state = self._end_of_data()
-            self.incarnation, self._table = self._take_up(state, anew)
+            self.incarnation, self._table = self._take_up(state, carried)
             self._cursor = DataCursor(self._memory.consumer, self._memory.data, start)
             self._key_headers = forward_headers(str(address), self.incarnation, 0)[:-1]
             self._use(self._new_producer())
@@ -157,43 +171,66 @@ class Forwarder:
             state = log.state(end)
         return Start(end, Reader(state.epoch, state.seqno)), state
 
-    def _take_up(self, state: SequencerState, anew: bool) -> tuple[int, ForwardTable]:
+    def _take_up(self, state: SequencerState, carried: Sequence[Carried] | None) -> tuple[int, ForwardTable]:
         """The incarnation to send under, and its forward table."""
-        limits = self.limits
-        ordered = state.received.get(str(self.address), NOTHING_ACCEPTED)
-        outbox = self._outbox
-        floor = state.membership.incarnation_floor
-        if outbox is not None and 0 < outbox.incarnation <= floor and not ordered.incarnation:
-            # It left the group long ago: its row is gone, and no record of that life will be taken any more.
-            if any(not _is_control(pending) for pending in outbox.pending()):
-                raise Superseded(
-                    f"{self.address} left the group so long ago that the sequencer has forgotten which messages of the "
-                    f"outbox {outbox.path} were ordered (the ledger knows). Delete the file to give them up."
-                )
-            anew = True
-        if outbox is not None and outbox.incarnation and not anew and not self._has_lost_its_end(outbox, ordered):
-            acknowledged = self._check_outbox(outbox, ordered)
-            outbox.acknowledge(acknowledged, at_once=True)
-            table = ForwardTable(limits.max_pending_records, limits.max_pending_bytes, last=acknowledged)
-            for pending in outbox.pending():
-                if table.append(pending.payload, pending.headers) != pending:
-                    raise ProtocolViolation(
-                        f"the outbox {outbox.path} lacks local seqno {table.last}: it was changed from outside."
-                    )
-                self._receipts.append(None)
-            self.is_continued = True
-            return outbox.incarnation, table
+        limits, outbox = self.limits, self._outbox
+        ordered = state.ordered(str(self.address))
+        joins = carried is not None
+        if carried is None and outbox is not None and outbox.incarnation:
+            carried = self._left_behind(outbox, state, ordered)
+            joins = bool(carried) and state.membership.settings.closed
+            if carried is None and not self._has_lost_its_end(outbox, ordered):
+                acknowledged = self._check_outbox(outbox, ordered)
+                outbox.acknowledge(acknowledged, at_once=True)
+                table = ForwardTable(limits.max_pending_records, limits.max_pending_bytes, last=acknowledged)
+                for pending in outbox.pending():
+                    if table.append(pending.payload, pending.headers) != pending:
+                        raise ProtocolViolation(
+                            f"the outbox {outbox.path} lacks local seqno {table.last}: it was changed from outside."
+                        )
+                    self._receipts.append(None)
+                self.is_continued = True
+                return outbox.incarnation, table
         # Higher than every earlier start: those remembered, and those ordered.
+        floor = state.membership.incarnation_floor
         incarnation = self._memory.claim_incarnation(above=max(ordered.incarnation, floor))
-        if outbox is not None:
-            # A control record belongs to its incarnation; messages that are kept get new local seqnos.
-            kept = [pending for pending in outbox.pending() if not _is_control(pending)] if anew else []
-            outbox.begin(incarnation, kept)
         table = ForwardTable(limits.max_pending_records, limits.max_pending_bytes)
-        for pending in outbox.pending() if outbox is not None else ():
-            table.append(pending.payload, pending.headers)
-            self._receipts.append(None)
+        if joins:
+            self._join = self._new_receipt(incarnation, table.append(b"", _control_headers(JOIN)))
+            self._receipts.append(self._join)
+        for pending, receipt in carried or ():
+            again = table.append(pending.payload, pending.headers)
+            if receipt is not None:
+                receipt.message_id = MessageId(str(self.address), incarnation, again.local_seqno)
+            self._receipts.append(receipt)
+        if outbox is not None:
+            outbox.begin(incarnation, list(table.pending()))
         return incarnation, table
+
+    def _left_behind(self, outbox: Outbox, state: SequencerState, ordered: Accepted) -> list[Carried] | None:
+        """What the outbox's life leaves to a new one, if it can't be continued. Raises Superseded."""
+        pending = [entry for entry in outbox.pending() if entry.local_seqno > outbox.acknowledged]
+        membership, address = state.membership, str(self.address)
+        if not ordered.incarnation and outbox.incarnation <= membership.incarnation_floor:
+            # It left the group long ago: its row is gone, and no record of that life will be taken any more.
+            if all(map(_is_control, pending)):
+                return []
+            raise Superseded(
+                f"{self.address} left the group so long ago that the sequencer has forgotten which messages of the "
+                f"outbox {outbox.path} were ordered (the ledger knows). Delete the file to give them up."
+            )
+        if ordered.incarnation == outbox.incarnation:
+            pending = [entry for entry in pending if entry.local_seqno > ordered.local_seqno]
+        is_stranded = (
+            membership.settings.closed
+            and not membership.is_member(address)
+            and bool(pending)
+            and not _is_control(pending[0])
+            and ordered.incarnation <= outbox.incarnation
+        )
+        if state.is_over(address, outbox.incarnation) or is_stranded:
+            return [Carried(entry, None) for entry in pending if not _is_control(entry)]
+        return None
 
     @staticmethod
     def _has_lost_its_end(outbox: Outbox, ordered: Accepted) -> bool:
@@ -233,22 +270,49 @@ class Forwarder:
 
     # --- what applications call ---
 
-    def broadcast(self, payload: bytes, headers: Headers, timeout: float | None, kind: str = MESSAGE) -> Receipt:
-        """Give the record its local seqno, keep it, send it. Raises ForwardTableFull, Blocked, Superseded."""
-        if kind != MESSAGE:
-            headers = ((H_KIND, kind.encode("ascii")),)
+    def broadcast(self, payload: bytes, headers: Headers, timeout: float | None) -> Receipt:
+        """Give the message its local seqno, keep it, send it.
+
+        Raises ForwardTableFull, Blocked, Excluded, Superseded.
+        """
         with self._changed:
             self._raise_failure()
             size = message_bytes(payload, headers)
             # While it waits for one of them, it can lose the other.
-            while (is_shut := self._is_shut and kind == MESSAGE) or not self._table.has_room(size):
-                if is_shut:
+            while self._is_shut or not self._table.has_room(size):
+                if self._is_shut:
                     self._wait_for_the_flush(timeout)
                 else:
                     self._wait_for_room(size, timeout)
             if self._refusal is not None:
                 raise raised_again(self._refusal)
             return self._accept(payload, headers)
+
+    def control(self, kind: str, payload: bytes = b"") -> Receipt:
+        """The same for a control record. It finds room also in a full table: there are few, none waits for its turn."""
+        with self._changed:
+            self._raise_failure()
+            if self._refusal is not None:
+                raise raised_again(self._refusal)
+            return self._accept(payload, _control_headers(kind))
+
+    def join(self) -> Receipt:
+        """JOIN, unless this life has asked to join before: the receipt of that. Raises Excluded, Superseded."""
+        if self._join is None:
+            self._join = self.control(JOIN)
+        return self._join
+
+    @property
+    def has_asked_to_join(self) -> bool:
+        """Whether a JOIN of this life may be ordered."""
+        return self._join is not None
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether messages that are held stand before the JOIN that is missing: this life can't join any more."""
+        with self._changed:
+            first = next(self._table.pending(), None)
+            return self._is_held and self._join is None and first is not None and not _is_control(first)
 
     def _accept(self, payload: bytes, headers: Headers) -> Receipt:
         """Under the lock, and with room in the table."""
@@ -257,11 +321,14 @@ class Forwarder:
         if not self._receipts:
             self._progress_at = time.monotonic()
         pending = self._table.append(payload, headers)
-        receipt = Receipt(MessageId(str(self.address), self.incarnation, pending.local_seqno), self._changed)
+        receipt = self._new_receipt(self.incarnation, pending)
         self._receipts.append(receipt)
-        if not self._produce_failed:
+        if not self._produce_failed and self._may_send(pending):
             self._send(pending)
         return receipt
+
+    def _new_receipt(self, incarnation: int, pending: Pending) -> Receipt:
+        return Receipt(MessageId(str(self.address), incarnation, pending.local_seqno), self._changed)
 
     def heartbeat(self) -> None:
         """Say that this incarnation is alive, if that costs no waiting."""
@@ -283,14 +350,9 @@ class Forwarder:
     def answer_flush(self, flush_id: int) -> None:
         """FLUSH_OK: the last message until the flush is over. Nothing if it is over already."""
         with self._changed:
-            if self._flush_id != flush_id:
-                return
-            self._is_shut = True
-            payload, headers = b"%d" % flush_id, ((H_KIND, FLUSH_OK.encode("ascii")),)
-            if not self._table.has_room(message_bytes(payload, headers)):
-                self._wait_for_room(message_bytes(payload, headers), None)
-            if self._flush_id == flush_id:
-                self._accept(payload, headers)
+            if self._flush_id == flush_id and self._failure is None and not self._stopping.is_set():
+                self._is_shut = True
+                self._accept(b"%d" % flush_id, _control_headers(FLUSH_OK))
 
     def shut(self, flush_id: int) -> None:
         """No message until the flush is over."""
@@ -302,6 +364,29 @@ class Forwarder:
         with self._changed:
             self._flush_id, self._is_shut = 0, False
             self._changed.notify_all()
+
+    def hold(self) -> None:
+        """Keep messages back, until `release`."""
+        with self._changed:
+            self._is_held = True
+
+    def release(self) -> None:
+        """Send what was held back."""
+        with self._changed:
+            was_held, self._is_held = self._is_held, False
+            if was_held and not self._produce_failed:
+                self._send_table()
+
+    def hand_over(self, failure: AbcastError) -> list[Carried]:
+        """What a life that is over had accepted, and the group has not ordered. All else fails with `failure`."""
+        with self._changed:
+            # Receipts that have failed before are gone.
+            entries = [Carried(*entry) for entry in itertools.zip_longest(self._table.pending(), self._receipts)]
+            carried = [entry for entry in entries if not _is_control(entry.pending)]
+            self._receipts = deque(entry.receipt for entry in entries if _is_control(entry.pending))
+            self._failure = failure
+            self._fail_receipts(failure)
+            return carried
 
     def refuse(self, refusal: AbcastError) -> None:
         """Take nothing more; what was taken before goes on to be sent, and its receipts hold."""
@@ -318,7 +403,10 @@ class Forwarder:
         """Wait until all that was broadcast before is ordered; the last seqno of it. Raises NotOrderedInTime."""
         with self._changed:
             last = self._table.last
-            self._changed.wait_for(lambda: self._failure is not None or self._table.acknowledged >= last, timeout)
+            self._changed.wait_for(
+                lambda: self._failure is not None or self._stopping.is_set() or self._table.acknowledged >= last,
+                timeout,
+            )
             if self._table.acknowledged >= last:
                 return self._last_seqno
             self._raise_failure()
@@ -388,7 +476,11 @@ class Forwarder:
         for pending in self._table.pending():
             if self._produce_failed:
                 return
-            self._send(pending)
+            if self._may_send(pending):
+                self._send(pending)
+
+    def _may_send(self, pending: Pending) -> bool:
+        return not self._is_held or _is_control(pending)
 
     def _note_failure(self, producer: KafkaProducer, error: BaseException) -> None:
         """A produce request failed. Called by the producer's thread too, so without the lock (it may hold it up)."""
@@ -425,6 +517,9 @@ class Forwarder:
         for record in records:
             fields = record.fields
             if record.kind != MESSAGE and self._observer is not None:
+                # What stands before it is ordered, also if it puts this member out of the view.
+                self._apply(own)
+                own.clear()
                 self._observer.accept(record)
             # Other members' records, the most of them, cost no more than this comparison.
             if fields.get(H_SENDER) != self._sender:
@@ -444,7 +539,7 @@ class Forwarder:
         with self._changed:
             for local_seqno, seqno in own:
                 for _ in range(self._table.acknowledge(local_seqno)):
-                    receipt = self._receipts.popleft()
+                    receipt = self._receipts.popleft() if self._receipts else None  # none if it has failed
                     if receipt is not None:
                         receipt.resolve(seqno)
                 self._last_seqno = seqno
@@ -471,17 +566,19 @@ class Forwarder:
         except BrokerUnreachable:
             time.sleep(POLL_S)
             return
-        ordered = state.received.get(str(self.address), NOTHING_ACCEPTED)
+        ordered = state.ordered(str(self.address))
         if ordered.incarnation > self.incarnation:
             raise self._superseded(ordered.incarnation)
         with self._changed:
             if ordered.incarnation == self.incarnation:
                 for _ in range(self._table.acknowledge(ordered.local_seqno)):
-                    receipt = self._receipts.popleft()
+                    receipt = self._receipts.popleft() if self._receipts else None
                     if receipt is not None:
                         receipt.fail(HistoryUnavailable(f"{receipt.message_id} is ordered, but as which seqno? {gone}"))
             self._progressed()
         self._cursor = DataCursor(self._memory.consumer, self._memory.data, start)
+        if self._observer is not None:
+            self._observer.catch_up(state.membership, state.view)
 
     def _resend_if_due(self) -> None:
         if not self._receipts:
@@ -524,8 +621,15 @@ class Observer(Protocol):
     def begin(self, forwarder: Forwarder, membership: Membership, view_id: int) -> None:
         """The state of the log where the forwarder begins to read."""
 
+    def catch_up(self, membership: Membership, view_id: int) -> None:
+        """The state of the log from where it reads on, after records that retention has dropped."""
+
     def accept(self, record: Effective) -> None:
         """The next control record."""
+
+
+def _control_headers(kind: str) -> Headers:
+    return ((H_KIND, kind.encode("ascii")),)
 
 
 def _is_control(pending: Pending) -> bool:

@@ -17,27 +17,37 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, overload
 from weakref import WeakKeyDictionary
 
+from connectors.callbacks import Callback, Callbacks
 from connectors.codec import check_application_headers
 from connectors.connection import DEFAULT_BOOTSTRAP_SERVERS, Connection
 from connectors.deliveries import Deliveries
 from connectors.delivery import Delivery
-from connectors.forwarder import Forwarder, SendingLimits
+from connectors.forwarder import Carried, Forwarder, SendingLimits
 from connectors.inbox import Inbox
 from connectors.letter import Letter, LetterReceipt
 from connectors.letter_sender import LetterSender
 from connectors.member_memory import MemberMemory
 from connectors.outbox import Outbox
 from connectors.receipt import Receipt
-from connectors.session import Callback, Session
+from connectors.session import Session
 from connectors.state_transfer import GetState, SetState, StateTransfer
-from ordering.errors import AbcastError, Excluded, NotOrderedInTime, NotWrittenInTime, Superseded, UsageError
+from ordering.errors import (
+    AbcastError,
+    BrokerUnreachable,
+    Excluded,
+    FlushFailed,
+    NotOrderedInTime,
+    NotWrittenInTime,
+    TopicMissing,
+    UsageError,
+)
 from ordering.events import Event, ViewChange
 from ordering.names import DEFAULT_SITE, RESERVED_PREFIX, Address, check_group
 from ordering.records import MAX_PAYLOAD_BYTES, STATE, Headers
@@ -120,12 +130,19 @@ class Member:
         self.ledger = Path(ledger) if ledger is not None else None
         self._lock = threading.Lock()
         self._closed = False
-        self._callbacks = (block, unblock)
+        self._callbacks = Callbacks(str(self.address), block, unblock)
         self._session: Session | None = None
-        self._is_connected = False
+        self._connecting = threading.Lock()
+        self._is_connected = False  # it is in the group
+        self._is_ready = False  # and has what it asked for in connect()
+        self._is_settled = threading.Event()  # it is not about to join again
+        self._is_settled.set()
         self._first_seqno: int | None = None
-        self._own_run: Deliveries | None = None  # the newest of a member that transfers states
+        self._counted_seqno = 0
+        self._own_run: Deliveries | None = None  # the newest that goes on from the one before
+        self._flushing = threading.Lock()
         self._flushing_thread: int | None = None
+        self._changed = threading.Condition(threading.Lock())  # one for all receipts, in all lives
         self._forwarder: Forwarder | None = None
         self._letters: LetterSender | None = None
         self._runs: WeakKeyDictionary[Iterator[object], Deliveries | Inbox] = WeakKeyDictionary()
@@ -173,75 +190,95 @@ class Member:
         return (*own, *itertools.chain.from_iterable(members for _, members in sorted(self.remote_views.items())))
 
     def connect(self, *, from_ledger: bool = False, state: bool = False, timeout: float = 30.0) -> ViewChange:
-        """Join the group; returns the first view with this member.
+        """Join the group; returns the first view with this member (of one that is connected already, the newest).
 
-        `deliveries` then begins with that view; with `from_ledger`, where it would have without `connect`: after the
-        last message that this name took, or with the group's first. `close` leaves the group. A member that the group
-        has taken for dead (it was suspended, or cut off for too long) joins again by itself, as a new member.
+        `deliveries` then begins with that view; with `from_ledger`, with the group's first message. `close` leaves the
+        group. A member that the group has taken for dead (it was suspended, or cut off for too long) joins again by
+        itself, as a new member.
 
         With `state`, the state of the application comes first: an older member supplies it (the oldest that answers),
-        `set_state` gets it, and `deliveries` then begins with the first message that it does not count. Those who are
-        a group's first view have nobody to ask: there `set_state` is not called, and `deliveries` begins with the view.
+        `set_state` gets it, and `deliveries` then gives the messages that it does not count. Those who are a group's
+        first view have nobody to ask: there `set_state` is not called, and `deliveries` begins with the view.
 
         Raises:
-            UsageError: `state` without `set_state`, with `from_ledger`, or of a member that has it.
+            UsageError: `state` without `set_state`, with `from_ledger`, or of a member that has it; it was closed.
             NotOrderedInTime: there was no view within `timeout` seconds, or no state. Without its state it is a member
-                all the same: call `connect` again, or close it.
+                all the same. Call `connect` again, or close it.
             BrokerUnreachable, Superseded, TopicMissing.
         """
         deadline = time.monotonic() + timeout
-        transfer = self._transfer
-        if state:
-            self._check_state_wanted(from_ledger)
-        self._forwarder or self._start_sending()
-        session = self._session
-        assert session is not None
-        if transfer is not None:
-            transfer.start()
-        view = session.joined_at if self._is_connected and state else None
-        view = view or session.join(timeout)
-        self._is_connected = True
-        seqno: int | None = None
-        if transfer is not None:
+        with self._connecting:
+            transfer = self._transfer
             if state:
-                seqno = transfer.fetch(view, lambda: self.view, max(0.0, deadline - time.monotonic()))
-            self._own_run = None
-            transfer.is_ready = True
-        if seqno is not None:
-            self._first_seqno = seqno + 1
-        elif not from_ledger and view.seqno:
-            self._first_seqno = view.seqno
-        return view
+                self._check_state_wanted(from_ledger)
+            view = self.view
+            if self._is_ready and view is not None:
+                return view
+            forwarder = self._forwarder or self._start_sending()
+            if forwarder.is_stranded:
+                forwarder = self._begin_anew(forwarder)
+            if transfer is not None:
+                transfer.start()
+            assert self._session is not None
+            view = self._session.join(timeout)
+            self._is_connected = True
+            seqno: int | None = None
+            if transfer is not None:
+                if state:
+                    seqno = transfer.fetch(view, lambda: self.view, max(0.0, deadline - time.monotonic()))
+                transfer.is_ready = True
+            self._own_run, self._is_ready = None, True
+            # One that was in the view when its process started has no first view to begin with.
+            self._first_seqno = 1 if from_ledger else view.seqno or (seqno + 1 if seqno is not None else None)
+            self._counted_seqno = seqno or 0
+            return view
 
     def _check_state_wanted(self, from_ledger: bool) -> None:
         if self._transfer is None or self._transfer.set_state is None:
             raise UsageError("connect(state=True) needs a function that takes the state: Member(set_state=…).")
         if from_ledger:
             raise UsageError("take either state=True or from_ledger=True: the state counts the history already.")
-        if self._transfer.is_ready:
+        if self._is_ready:
             raise UsageError(f"{self.address} is connected already: the state comes with the first connect().")
 
     @contextmanager
     def flush(self, timeout: float = 30.0) -> Iterator[None]:
-        """A quiet point: inside the `with`, every member has called its `block` and nobody sends.
+        """A quiet point: inside the `with`, every member has called its `block`, and none of them sends.
 
-        Everything sent before is ordered. The group ends the flush when it takes longer than its `flush_timeout_ms`.
+        Everything they have sent before is ordered. (In an open group, who is not a member may send all the same.) The
+        group ends the flush when it takes longer than its `flush_timeout_ms`. If that, or the exclusion of this
+        member, ends the quiet point before the `with`, it raises at its end; not where the body has raised.
+
+        Args:
+            timeout: seconds to wait for the quiet point, and at its end for the group to go on.
 
         Raises:
-            UsageError: the member is not connected.
-            FlushFailed: another flush runs, or a member was not quiet in time; nothing is blocked then.
+            UsageError: the member is not connected; this is its `block` or `unblock`.
+            FlushFailed: another flush runs, or a member was not quiet in time; nothing is blocked then. Or the quiet
+                point was over before its end.
             Excluded: this member was taken for dead meanwhile.
+            NotOrderedInTime: the end was not ordered within `timeout`.
         """
         session = self._session
         if session is None or not self._is_connected:
             raise UsageError(f"{self.address} is not a member: call connect() first.")
-        flush = session.start_flush(timeout)
-        self._flushing_thread = threading.get_ident()
+        if self._callbacks.is_calling:
+            raise UsageError("block() and unblock() can't call flush(): it would wait for them.")
+        if not self._flushing.acquire(blocking=False):
+            raise FlushFailed(f"a flush of {self.address} runs already.")
         try:
-            yield
+            own = session.start_flush(timeout)
+            self._flushing_thread = threading.get_ident()
+            try:
+                yield
+            except BaseException:
+                session.give_up_flush(own)
+                raise
+            finally:
+                self._flushing_thread = None
+            session.stop_flush(own, timeout)
         finally:
-            self._flushing_thread = None
-            session.stop_flush(flush, timeout)
+            self._flushing.release()
 
     def broadcast(
         self, payload: bytes, headers: Iterable[tuple[str, bytes]] = (), timeout: float | None = 30.0
@@ -322,9 +359,20 @@ class Member:
         """Wait until everything broadcast so far is ordered; the seqno of the last.
 
         None if there was nothing to wait for. What an outbox kept from an earlier run, and was not ordered before
-        this start, counts too. Raises NotOrderedInTime (after `timeout` seconds; None: never), Superseded.
+        this start, counts too. Raises NotOrderedInTime (after `timeout` seconds; None: never), Superseded; Excluded if
+        the group has taken this member for dead and some of it may be lost.
         """
-        return self._forwarder.wait_ordered(timeout) if self._forwarder else None
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (forwarder := self._forwarder) is not None:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                return forwarder.wait_ordered(left)
+            except Excluded:
+                # Its next life may have taken over what it had.
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._is_settled.wait(left) or self._forwarder is forwarder:
+                    raise
+        return None
 
     @overload
     def deliveries(
@@ -359,17 +407,23 @@ class Member:
             HistoryUnavailable: Kafka's retention has dropped what comes next, and the ledger was not given or has
                 it not.
         """
-        first, between = from_seqno, None
-        if from_seqno is None:
+        if from_seqno is not None:
+            run = Deliveries(self.connection, self.group, self.address, from_seqno, timeout, self.ledger, events=events)
+        else:
             first = self._first_seqno
-            between = self._transfer.between if self._transfer is not None else None
-            if first is not None and self._own_run is not None:  # what is in the state does not come again
+            if first is not None and self._own_run is not None:  # what was taken does not come again
                 first = max(first, self._own_run.taken_seqno + 1)
-        run = Deliveries(
-            self.connection, self.group, self.address, first, timeout, self.ledger, events=events, between=between
-        )
-        if between is not None:
-            self._own_run = run
+            run = self._own_run = Deliveries(
+                self.connection,
+                self.group,
+                self.address,
+                first,
+                timeout,
+                self.ledger,
+                events=events,
+                counted=self._counted_seqno,
+                between=self._transfer.between if self._transfer is not None else None,
+            )
         with self._lock:
             self._check_open()
             generator = run.run()
@@ -384,6 +438,8 @@ class Member:
         NotOrderedInTime if something was not ordered: nobody will send it again. With an outbox the next start sends
         its broadcasts. May be called twice.
         """
+        deadline = time.monotonic() + timeout
+        self._is_settled.wait(timeout)
         with self._lock:
             if self._closed:
                 return
@@ -393,7 +449,7 @@ class Member:
             run.stop()
         if self._transfer is not None:
             self._transfer.close()
-        deadline = time.monotonic() + timeout
+        timeout = max(0.0, deadline - time.monotonic())
         not_written: NotWrittenInTime | None = None
         not_ordered: NotOrderedInTime | None = None
         try:
@@ -404,18 +460,24 @@ class Member:
                     not_written = error
                 timeout = max(0.0, deadline - time.monotonic())
             self.wait_ordered(timeout)
-            if self._session is not None and self._is_connected:
-                self._session.leave(timeout)
+            self._leave(max(0.0, deadline - time.monotonic()))
         except NotOrderedInTime as error:
             not_ordered = error
-        except Excluded:
-            pass  # it has left already, in the group's eyes
+        except Excluded as error:
+            not_ordered = NotOrderedInTime(str(error))
         finally:
             self._disconnect(runs)
         if not_written is not None:
             raise not_written
         if not_ordered is not None and self._outbox is None:
             raise not_ordered
+
+    def _leave(self, timeout: float) -> None:
+        try:
+            if self._session is not None:
+                self._session.leave(timeout)
+        except Excluded:
+            pass  # it has left already, in the group's eyes
 
     def _send_state_letter(self, receiver: Address, payload: bytes, headers: Headers) -> LetterReceipt:
         return (self._letters or self._start_letters()).send(receiver, payload, headers, 30.0, STATE)
@@ -427,6 +489,7 @@ class Member:
             self._letters.close()
         if self._forwarder is not None:
             self._forwarder.close()
+        self._callbacks.close()
         if self._outbox is not None:
             self._outbox.close()
         for generator, run in runs:
@@ -455,41 +518,80 @@ class Member:
         if self._closed:
             raise UsageError(f"{self.address} is closed.")
 
-    def _new_forwarder(self, *, anew: bool = False) -> Forwarder:
-        session = Session(self.address, *self._callbacks, self._join_again)
-        forwarder = Forwarder(self.connection, self.group, self.address, self.limits, self._outbox, session, anew=anew)
+    def _new_forwarder(self, carried: Sequence[Carried] | None = None) -> Forwarder:
+        session = Session(self.address, self._callbacks, self._join_again)
+        forwarder = Forwarder(
+            self.connection, self.group, self.address, self.limits, self._outbox, self._changed, session, carried
+        )
         self._session = session
         return forwarder
 
     def _join_again(self) -> None:
         """The group has taken us for dead: become a new member. Runs in a thread of the old session."""
-        old, session = self._forwarder, self._session
-        assert old is not None
-        assert session is not None
-        _logger.warning("%s was taken for dead by the group; joining again", self.address)
-        excluded = Excluded(f"{self.address} was taken for dead by the group, and joins again: broadcast again.")
-        old.refuse(excluded)
+        self._is_settled.clear()
         try:
-            # In an open group a stranger's messages count, too: what was sent is ordered before the new life begins.
-            if not session.settings.closed:
-                old.wait_ordered(None if self._outbox is not None else REJOIN_PATIENCE_S)
-        except AbcastError as error:
-            _logger.warning("%s: %s", self.address, error)
-        old.fail(excluded)
+            old, session = self._forwarder, self._session
+            assert old is not None
+            assert session is not None
+            _logger.warning("%s was taken for dead by the group; joining again", self.address)
+            old.refuse(Excluded(f"{self.address} was taken for dead by the group, and joins again: broadcast again."))
+            if not session.is_over:
+                # A stranger's messages count, too: what was sent is ordered before the new life begins.
+                try:
+                    old.wait_ordered(None if self._outbox is not None else REJOIN_PATIENCE_S)
+                except NotOrderedInTime as error:
+                    _logger.warning("%s: %s", self.address, error)
+            self._begin_anew(old)
+            self._rejoin()
+        except UsageError:
+            pass  # closed meanwhile
+        except AbcastError:
+            _logger.exception("%s can't join again", self.address)
+        finally:
+            self._is_settled.set()
+
+    def _begin_anew(self, old: Forwarder) -> Forwarder:
+        """A new life, which joins at once, with what the old one had accepted, if that is over. Raises UsageError."""
+        session = self._session
+        assert session is not None
+        lost = Excluded(
+            f"{self.address} was taken for dead by the group. What it had sent may be lost: broadcast again."
+        )
+        carried: list[Carried] = []
+        if session.is_over:
+            carried = old.hand_over(lost)
+        else:
+            old.fail(lost)
         session.close()
         old.close()
-        while not self._closed:
+        while True:
             try:
                 with self._lock:
                     self._check_open()
-                    self._forwarder = self._new_forwarder(anew=True)
-                assert self._session is not None
-                self._session.join(timeout=60.0)
-            except Superseded:
-                raise
-            except AbcastError as error:
+                    self._forwarder = forwarder = self._new_forwarder(carried)
+                    return forwarder
+            except (BrokerUnreachable, TopicMissing) as error:
                 _logger.warning("%s can't join again yet: %s", self.address, error)
                 time.sleep(1.0)
+            except AbcastError:
+                self._give_up(carried)
+                raise
+
+    def _give_up(self, carried: Iterable[Carried]) -> None:
+        with self._changed:
+            for _, receipt in carried:
+                if receipt is not None:
+                    receipt.fail(NotOrderedInTime(f"{self.address} was closed before its message was ordered."))
+            self._changed.notify_all()
+
+    def _rejoin(self) -> None:
+        session = self._session
+        assert session is not None
+        while not self._closed:
+            try:
+                session.join(timeout=60.0)
+            except NotOrderedInTime as error:
+                _logger.warning("%s can't join again yet: %s", self.address, error)
             else:
                 return
 

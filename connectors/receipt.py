@@ -16,7 +16,7 @@ def raised_again(error: AbcastError) -> AbcastError:
 
 
 class Receipt:
-    """The promise of one broadcast. Thread-safe.
+    """The promise of one broadcast. Thread-safe. `message_id` changes if a later life of the member sends it again.
 
     It is *resolved* once: with the seqno, when the message's own DATA was seen, or with the error for which that
     will never be seen (the member was superseded or closed).
@@ -45,6 +45,7 @@ class Receipt:
 
         Raises:
             NotOrderedInTime: not within `timeout`, or the member was closed before. It may still be ordered.
+            Excluded: the group has taken the member for dead, and the message may be lost.
             Superseded: another process has started under this member's name; the message may be lost.
         """
         if not self.done:

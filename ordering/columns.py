@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ordering.errors import ProtocolViolation
 from ordering.flush import Phase
-from ordering.log_time import STANDSTILL_MS, later, standstill_of_all
+from ordering.log_time import STANDSTILL_MS, stood_still
 from ordering.membership import NOT_A_MEMBER, Accepted, Heard, Membership
 from ordering.names import is_address
 from ordering.records import HEARTBEAT, MAX_NUMBER, MESSAGE, DeadLetter, Forward, Malformed, Source
@@ -145,8 +145,7 @@ def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membersh
     """The clock of each partition, and where and when each member and each relay was last heard."""
     timed = np.flatnonzero(heard)
     place, at_ms = rows.place[timed], rows.timestamp_ms[timed]
-    clock = dict(membership.clock)
-    standstill = {"": 0}
+    clock, latest = dict(membership.clock), dict(membership.heard)
     since = np.zeros(len(timed), np.int64)  # how long its place stood still after each row
     for code in np.unique(place).tolist():
         name, span = rows.places[code], slice(*np.searchsorted(place, (code, code + 1)).tolist())
@@ -156,11 +155,9 @@ def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membersh
         stood = np.maximum(steps - STANDSTILL_MS, 0)
         for row in np.flatnonzero(stood).tolist():
             after = int(times[row])
-            standstill[""] += standstill_of_all(clock, name, after - int(steps[row]), after)
+            latest = stood_still(latest, clock, name, after - int(steps[row]), after)
         clock[name] = int(times[-1])
-        standstill[name] = int(stood.sum())
-        since[span] = standstill[name] - np.cumsum(stood)
-    latest = later(membership.heard, standstill) if any(standstill.values()) else dict(membership.heard)
+        since[span] = stood.sum() - np.cumsum(stood)
     lives = dict(membership.members)
     life = np.array([lives.get(sender, 0) for sender in rows.senders], dtype=np.int64)
     sender = rows.sender[timed]

@@ -64,7 +64,7 @@ class Blocked(AbcastError):
 
 
 class FlushFailed(AbcastError):
-    """A flush was refused, or ended before everybody was quiet."""
+    """A flush was refused, or ended before everybody was quiet, or before whoever had asked for it ended it."""
 
     retriable = True
 
@@ -72,7 +72,7 @@ class FlushFailed(AbcastError):
 class Excluded(AbcastError):
     """The group has taken this member for dead. It joins again by itself, as a new member.
 
-    What it had sent and was not ordered may be lost.
+    `broadcast` raises it meanwhile, and has not taken the message. A receipt raises it if the message may be lost.
     """
 
     retriable = True

@@ -58,22 +58,32 @@ class Watch:
             self.flush_told = (self.flush_id, at_ms)
 
     def _stand_still(self, place: str, before: int, after: int) -> None:
-        waited = standstill_of_all(self.clock, place, before, after)
-        self.heard = later(self.heard, {place: after - before - STANDSTILL_MS, "": waited})
+        self.heard = stood_still(self.heard, self.clock, place, before, after)
         if self.flush_id and self.flush_told[0] == self.flush_id:
-            self.flush_told = (self.flush_id, self.flush_told[1] + waited)
+            self.flush_told = (self.flush_id, _later(self.flush_told[1], *_whole(self.clock, place, before, after)))
 
     def applied(self, membership: Membership) -> Membership:
         """The membership with what was heard."""
         return replace(membership, heard=self.heard, clock=self.clock, flush_told=self.flush_told)
 
 
-def standstill_of_all(clock: dict[str, int], place: str, before: int, after: int) -> int:
-    """How much of the step of `place` from `before` to `after` is a standstill of the whole group's clock, in ms."""
+def stood_still(
+    heard: dict[str, Heard], clock: dict[str, int], place: str, before: int, after: int
+) -> dict[str, Heard]:
+    """`heard` after a step of the clock of `place`: as if whoever it concerns had been heard so much later."""
+    steps = {place: (before, after), "": _whole(clock, place, before, after)}
+    return {
+        address: Heard(where, _later(at_ms, *steps[where])) if where in steps else Heard(where, at_ms)
+        for address, (where, at_ms) in heard.items()
+    }
+
+
+def _whole(clock: dict[str, int], place: str, before: int, after: int) -> tuple[int, int]:
+    """The step of the whole group's clock, which is that of the partition furthest behind."""
     others = [at_ms for other, at_ms in clock.items() if other != place]
-    return max(0, min([after, *others]) - min([before, *others]) - STANDSTILL_MS)
+    return min([before, *others]), min([after, *others])
 
 
-def later(heard: dict[str, Heard], by_ms: dict[str, int]) -> dict[str, Heard]:
-    """As if everybody heard at a place had been heard so much later."""
-    return {address: Heard(place, at_ms + by_ms.get(place, 0)) for address, (place, at_ms) in heard.items()}
+def _later(at_ms: int, before: int, after: int) -> int:
+    """Of a step of the clock, what comes after `at_ms` counts for STANDSTILL_MS at most."""
+    return at_ms + max(0, after - max(at_ms, before) - STANDSTILL_MS)

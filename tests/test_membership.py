@@ -9,22 +9,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member
 from connectors.broker import EmbeddedBroker
 from connectors.connection import Connection
 from connectors.data_log import DataLog
+from connectors.receipt import Receipt
 from connectors.session import Session
 from connectors.settings import change_settings
 from connectors.topics import create_topics
 from ordering.checker import Checker
-from ordering.errors import Excluded, FlushFailed, UsageError
+from ordering.errors import Blocked, Excluded, FlushFailed, NotOrderedInTime, UsageError
 from ordering.events import Block, Event, Unblock, ViewChange
-from ordering.records import VIEW
+from ordering.records import JOIN, MESSAGE, START_FLUSH, VIEW
 from tests.memory_kafka import MemoryConnection
 from tests.tiny_sequencer import TinySequencer
 
@@ -65,10 +68,15 @@ def eventually(condition: Callable[[], object], timeout: float = WAIT) -> None:
         time.sleep(0.02)
 
 
-def seen(member: Member) -> str:
-    """The events of a member's stream so far: V, B, U and . for a message."""
+def named(stream: Iterable[Delivery | Event]) -> str:
+    """V, B, U and . for a message."""
     names = {ViewChange: "V", Block: "B", Unblock: "U", Delivery: "."}
-    return "".join(names[type(what)] for what in member.deliveries(timeout=0.5, events=True))
+    return "".join(names[type(what)] for what in stream)
+
+
+def seen(member: Member) -> str:
+    """The events of a member's stream so far."""
+    return named(member.deliveries(timeout=0.5, events=True))
 
 
 def anomalies(connection: Connection, group: str) -> list[str]:
@@ -109,9 +117,11 @@ def test_with_flush_every_view_is_inside_one(connection: Connection, group: str)
             eventually(lambda: calls == ["block", "unblock"])
             b.broadcast(b"in the new view").result(WAIT)
         eventually(lambda: calls == ["block", "unblock"] * 2)
-        deliveries = [what for what in a.deliveries(timeout=0.5) if what.payload == b"last words"]
-        assert [delivery.view_id for delivery in deliveries] == [view.view_id - 1, view.view_id]
-        assert seen(a) == "VB.VU.B.VU"
+        stream = list(a.deliveries(timeout=0.5, events=True))
+        last_words = [what.view_id for what in stream if isinstance(what, Delivery) and what.payload == b"last words"]
+        assert last_words == [view.view_id - 1, view.view_id]
+        assert named(stream) == "VB.VU.B.VU"
+        assert list(a.deliveries(timeout=0.3, events=True)) == []  # what was taken does not come again
     assert anomalies(connection, group) == []
 
 
@@ -204,6 +214,263 @@ def test_one_of_three_is_killed_in_a_flush(connection: Connection, group: str) -
 def _flush(member: Member) -> None:
     with member.flush(WAIT):
         pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_outbox", [False, True])
+@pytest.mark.parametrize("settings", [{"closed": True}, {"flush": True}])
+def test_what_a_suspected_member_had_sent_is_sent_again_in_its_new_life(
+    connection: Connection, group: str, sequencer: TinySequencer, tmp_path: Path, settings: Any, in_outbox: bool
+) -> None:
+    """Nothing of the old life is ordered any more, and nothing is lost: receipts hold across lives."""
+    change_settings(connection, group, "nyc", suspect_after_ms=1_500, **settings)
+    outbox = tmp_path / "b.outbox" if in_outbox else None
+    with (
+        Member(group, "nyc/a", connection=connection) as a,
+        Member(group, "nyc/b", connection=connection, outbox=outbox) as b,
+    ):
+        a.connect()
+        b.connect()
+        old = b.incarnation
+        sequencer.drop = lambda forward: (forward.sender, forward.incarnation) == ("nyc/b", old)
+        receipts = [b.broadcast(b"%d" % number) for number in range(20)]
+        eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
+        sequencer.drop = lambda _: False  # the old life's records, sent again or late, count for nothing
+        eventually(lambda: a.view and a.view.members == ("nyc/a", "nyc/b"))
+        for number in range(20, 30):
+            receipts.append(broadcast_when_it_can(b, b"%d" % number))
+        seqnos = [receipt.result(WAIT) for receipt in receipts]
+        assert seqnos == sorted(seqnos)
+        assert {receipt.message_id.incarnation for receipt in receipts} == {b.incarnation}
+        assert [d.payload for d in a.deliveries(1, timeout=0.5)] == [b"%d" % number for number in range(30)]
+    assert anomalies(connection, group) == []
+
+
+def broadcast_when_it_can(member: Member, payload: bytes) -> Receipt:
+    while True:
+        try:
+            return member.broadcast(payload)
+        except Excluded:
+            time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_closed_group_takes_back_a_killed_member_with_an_outbox(
+    connection: Connection, group: str, sequencer: TinySequencer, tmp_path: Path
+) -> None:
+    """Its messages would be dead letters before its JOIN is taken, so that comes first."""
+    change_settings(connection, group, "nyc", closed=True, suspect_after_ms=1_500)
+    path = tmp_path / "b.outbox"
+    with Member(group, "nyc/a", connection=connection) as a:
+        a.connect()
+        b = Member(group, "nyc/b", connection=connection, outbox=path)
+        b.connect()
+        b.broadcast(b"ordered").result(WAIT)
+        sequencer.drop = lambda forward: forward.sender == "nyc/b" and forward.kind == MESSAGE
+        b.broadcast(b"kept")
+        b.broadcast(b"too")
+        killed(b)
+        eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
+        sequencer.drop = lambda _: False
+        with Member(group, "nyc/b", connection=connection, outbox=path) as b:
+            assert b.connect(timeout=WAIT).members == ("nyc/a", "nyc/b")
+            b.broadcast(b"new").result(WAIT)
+        payloads = [d.payload for d in a.deliveries(1, timeout=0.5)]
+        assert payloads == [b"ordered", b"kept", b"too", b"new"]
+    assert dead_letters(connection, group) == 0
+    assert anomalies(connection, group) == []
+
+
+def killed(member: Member) -> None:
+    """As kill -9 would, as far as others see: no leave, nothing more is sent."""
+    session, forwarder, outbox = member._session, member._forwarder, member._outbox
+    assert session is not None
+    assert forwarder is not None
+    session.close()
+    forwarder.close()
+    if outbox is not None:
+        outbox.close()
+
+
+def dead_letters(connection: Connection, group: str) -> int:
+    consumer = connection.consumer()
+    place = TopicPartition(f"abcast.{group}.dead-letter.nyc", 0)
+    count = consumer.end_offsets([place])[place]
+    consumer.close()
+    return int(count)
+
+
+@pytest.mark.slow
+def test_a_restart_within_the_view(connection: Connection, group: str, tmp_path: Path) -> None:
+    """Killed in its own flush, with an outbox, and started again before it is missed: it ends the flush."""
+    path = tmp_path / "b.outbox"
+    with Member(group, "nyc/a", connection=connection) as a:
+        a.connect()
+        b = Member(group, "nyc/b", connection=connection, outbox=path)
+        b.connect()
+        assert b._session is not None
+        b._session.start_flush(WAIT)
+        killed(b)
+        with Member(group, "nyc/b", connection=connection, outbox=path) as b:
+            view = b.connect()
+            assert (view.seqno, view.members) == (0, ("nyc/a", "nyc/b"))
+            started = time.monotonic()
+            a.broadcast(b"x").result(WAIT)
+            assert time.monotonic() - started < 10  # flush_timeout_ms is 30 s
+            b.broadcast(b"y").result(WAIT)
+            assert a.view is not None
+            assert a.view.view_id == view.view_id
+    assert anomalies(connection, group) == []
+
+
+@pytest.mark.slow
+def test_every_block_has_its_unblock(connection: Connection, group: str) -> None:
+    """Also of who is taken for dead at another's quiet point, and of who closes in one."""
+    change_settings(connection, group, "nyc", suspect_after_ms=1_500)
+    calls: list[str] = []
+    with (
+        Member(group, "nyc/a", connection=connection) as a,
+        Member(
+            group,
+            "nyc/b",
+            connection=connection,
+            block=lambda: calls.append("block"),
+            unblock=lambda: calls.append("unblock"),
+        ) as b,
+    ):
+        a.connect()
+        b.connect()
+        with a.flush(WAIT):
+            assert calls == ["block"]
+            session = b._session
+            assert session is not None
+            session._forwarder.heartbeat = lambda: None  # type: ignore[method-assign]
+            eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
+            eventually(lambda: calls == ["block", "unblock"])
+            eventually(lambda: b.view and b.view.joined == ("nyc/b",))
+        with a.flush(WAIT):
+            assert calls == ["block", "unblock", "block"]
+            b.close()
+            assert calls == ["block", "unblock"] * 2
+
+
+def test_a_flush_that_is_given_up_blocks_nobody(connection: Connection, group: str, sequencer: TinySequencer) -> None:
+    """Its START_FLUSH is ordered after the requester has given up; and one of two at a time is refused."""
+    with Member(group, "nyc/a", connection=connection, resend_after=0.5) as a:
+        a.connect()
+        with Member(group, "nyc/b", connection=connection) as b:
+            b.connect()
+            sequencer.drop = lambda forward: forward.kind == START_FLUSH
+            with pytest.raises(FlushFailed, match="not all members were quiet within"), a.flush(0.2):
+                pass
+            with pytest.raises(FlushFailed, match="is not ordered yet"), a.flush(0.2):
+                pass
+            sequencer.drop = lambda _: False
+            with DataLog(connection, group, "nyc") as log:
+                eventually(lambda: START_FLUSH in [stored.data.kind for stored in log.records(0, log.end())])
+            started = time.monotonic()
+            b.broadcast(b"x").result(WAIT)
+            assert time.monotonic() - started < 10  # flush_timeout_ms is 30 s
+            with a.flush(WAIT), pytest.raises(FlushFailed, match="runs already"), a.flush(WAIT):
+                pass
+            b.broadcast(b"y").result(WAIT)
+
+
+def test_a_quiet_point_that_took_too_long_says_so(connection: Connection, group: str) -> None:
+    change_settings(connection, group, "nyc", flush_timeout_ms=1_000)
+    with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
+        a.connect()
+        b.connect()
+        with pytest.raises(FlushFailed, match="took longer than flush_timeout_ms"), a.flush(WAIT):
+            b.broadcast(b"x").result(WAIT)  # as soon as the group has ended the flush
+        with pytest.raises(ZeroDivisionError), a.flush(WAIT):
+            raise ZeroDivisionError
+        b.broadcast(b"y").result(WAIT)
+
+
+def test_callbacks_may_not_flush(connection: Connection, group: str) -> None:
+    refused: list[str] = []
+    members: list[Member] = []
+
+    def callback() -> None:
+        try:
+            with members[0].flush(WAIT):
+                pass
+        except UsageError as error:
+            refused.append(str(error))
+
+    with Member(group, "nyc/a", connection=connection, block=callback, unblock=callback) as a:
+        members.append(a)
+        a.connect()
+        with a.flush(WAIT):
+            assert len(refused) == 1
+        eventually(lambda: len(refused) == 2)
+
+
+def test_a_blocked_broadcast_waits_no_longer_than_it_may(connection: Connection, group: str) -> None:
+    """And letters are not blocked: they have no place in the order."""
+    with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
+        a.connect()
+        b.connect()
+        with a.flush(WAIT):
+            with pytest.raises(Blocked):
+                b.broadcast(b"x", timeout=0.1)
+            b.send("nyc/a", b"letter").result(WAIT)
+            a.send("nyc/b", b"answer").result(WAIT)
+            assert [letter.payload for letter in a.inbox(timeout=0.5)] == [b"letter"]
+            assert [letter.payload for letter in b.inbox(timeout=0.5)] == [b"answer"]
+
+
+def test_connect_again_changes_nothing(connection: Connection, group: str) -> None:
+    calls: list[str] = []
+    with Member(group, "nyc/a", connection=connection, block=lambda: calls.append("block")) as a:
+        view = a.connect()
+        a.broadcast(b"x").result(WAIT)
+        assert seen(a) == "V."
+        assert a.connect() == view
+        assert seen(a) == ""
+        with a.flush(WAIT):
+            assert calls == ["block"]
+
+
+def test_a_join_in_vain_may_be_tried_again_and_is_taken_back(
+    connection: Connection, group: str, sequencer: TinySequencer
+) -> None:
+    """`close` leaves also where the view has not come yet: nobody is left behind to be suspected."""
+    with Member(group, "nyc/a", connection=connection) as a:
+        a.connect()
+        sequencer.drop = lambda forward: forward.kind == JOIN
+        b = Member(group, "nyc/b", connection=connection, resend_after=0.3)
+        for _ in range(2):
+            with pytest.raises(NotOrderedInTime):
+                b.connect(timeout=0.3)
+        sequencer.drop = lambda _: False
+        b.close()
+        with Member(group, "nyc/c", connection=connection) as c:
+            assert c.connect().members == ("nyc/a", "nyc/c")
+
+
+def test_who_waits_for_its_messages_hears_of_the_close(
+    connection: Connection, group: str, sequencer: TinySequencer
+) -> None:
+    sequencer.drop = lambda _: True
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            a.wait_ordered()
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            raised.append(error)
+
+    a = Member(group, "nyc/a", connection=connection)
+    a.broadcast(b"x")
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.2)
+    with pytest.raises(NotOrderedInTime):
+        a.close(timeout=0.2)
+    waiting.join(10)
+    assert [type(error) for error in raised] == [UsageError]
 
 
 def test_a_closed_group_wants_members(connection: Connection, group: str) -> None:

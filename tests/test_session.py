@@ -11,13 +11,25 @@ from typing import Any
 
 import pytest
 
+from connectors.callbacks import Callbacks
 from connectors.data_cursor import Effective
 from connectors.receipt import Receipt
 from connectors.session import Session
-from ordering.errors import Excluded, FlushFailed
-from ordering.membership import NO_MEMBERS, Life, RemoteSite
+from ordering.errors import Excluded, FlushFailed, NotOrderedInTime, UsageError
+from ordering.flush import NO_FLUSH
+from ordering.membership import NO_MEMBERS, Life, RemoteSite, Settings
 from ordering.names import Address
-from ordering.records import FLUSH_COMPLETED, MESSAGE, REFUSED, REMOTE_VIEW, START_FLUSH, STOP_FLUSH, VIEW, MessageId
+from ordering.records import (
+    FLUSH_COMPLETED,
+    JOIN,
+    REFUSED,
+    REMOTE_VIEW,
+    SETTINGS,
+    START_FLUSH,
+    STOP_FLUSH,
+    VIEW,
+    MessageId,
+)
 
 ALICE = "nyc/alice"
 
@@ -27,13 +39,28 @@ class FakeForwarder:
 
     def __init__(self) -> None:
         self.incarnation = 5
+        self.last = 0
+        self.answers = True
         self.told: list[str] = []
 
-    def broadcast(self, payload: bytes, headers: object, timeout: object, kind: str = MESSAGE) -> Receipt:
+    def control(self, kind: str, payload: bytes = b"") -> Receipt:
         self.told.append(f"{kind} {payload.decode()}".strip())
-        receipt = Receipt(MessageId(ALICE, 5, 1), threading.Condition())
-        receipt.resolve(1)
+        self.last += 1
+        receipt = Receipt(MessageId(ALICE, 5, self.last), threading.Condition())
+        if self.answers:
+            receipt.resolve(1)
         return receipt
+
+    def join(self) -> Receipt:
+        return self.control(JOIN)
+
+    has_asked_to_join = True
+
+    def hold(self) -> None:
+        self.told.append("hold")
+
+    def release(self) -> None:
+        self.told.append("release")
 
     def heartbeat(self) -> None:
         pass
@@ -57,21 +84,20 @@ class Bench:
     def __init__(self) -> None:
         self.forwarder = FakeForwarder()
         self.calls: list[str] = []
-        self.session = Session(
-            Address("nyc", "alice"),
-            lambda: self.calls.append("block"),
-            lambda: self.calls.append("unblock"),
-            lambda: self.calls.append("excluded"),
-        )
+        self.callbacks = Callbacks(ALICE, lambda: self.calls.append("block"), lambda: self.calls.append("unblock"))
+        self.session = Session(Address("nyc", "alice"), self.callbacks, lambda: self.calls.append("excluded"))
         self.session.begin(self.forwarder, NO_MEMBERS, 0)  # type: ignore[arg-type]
+        self.forwarder.told.clear()
         self.seqno = 0
         self.view_id = 0
 
-    def feed(self, kind: str, sender: str = "", payload: bytes = b"") -> int:
+    def feed(self, kind: str, sender: str = "", payload: bytes = b"", local_seqno: int = 0) -> int:
+        """`local_seqno`: 0 for the sender's last."""
         self.seqno += 1
         fields = {"abcast-view": b"%d" % self.view_id}
         if sender:
-            fields |= {"abcast-sender": sender.encode(), "abcast-incarnation": b"5"}
+            number = b"%d" % (local_seqno or self.forwarder.last)
+            fields |= {"abcast-sender": sender.encode(), "abcast-incarnation": b"5", "abcast-local-seqno": number}
         self.session.accept(Effective(self.seqno, self.seqno, kind, fields, [], payload))
         return self.seqno
 
@@ -100,6 +126,7 @@ def bench() -> Iterator[Bench]:
     made = Bench()
     yield made
     made.session.close()
+    made.callbacks.close()
 
 
 def decided(**body: Any) -> bytes:
@@ -108,12 +135,12 @@ def decided(**body: Any) -> bytes:
 
 def test_block_then_the_answer_then_unblock(bench: Bench) -> None:
     bench.join()
-    flush = bench.feed(START_FLUSH, payload=decided(requester="nyc/bob", started_ms=1))
+    flush = bench.feed(START_FLUSH, payload=decided(requester="nyc/bob"))
     bench.told(f"begins {flush}", f"answer {flush}")
     bench.view("nyc/bob", ALICE, "nyc/carol", flush=flush)
     bench.feed(STOP_FLUSH, payload=decided(flush=flush, reason="the view is installed"))
     bench.told("ends")
-    bench.session.close()
+    bench.callbacks.close()
     assert bench.calls == ["block", "unblock"]
 
 
@@ -130,7 +157,7 @@ def test_remote_views_are_those_of_the_state_and_what_came_since(bench: Bench) -
 def test_a_flush_from_scratch_is_answered_without_a_second_block(bench: Bench) -> None:
     bench.join()
     first = bench.feed(START_FLUSH, "nyc/bob")
-    again = bench.feed(START_FLUSH, payload=decided(requester=ALICE, started_ms=1))
+    again = bench.feed(START_FLUSH, payload=decided(requester=ALICE))
     bench.told(f"begins {first}", f"begins {again}", f"answer {first}", f"answer {again}")
     assert bench.calls == ["block"]
 
@@ -139,7 +166,7 @@ def test_who_joins_within_a_flush_is_shut_until_its_end(bench: Bench) -> None:
     thread = threading.Timer(0.05, bench.view, (ALICE,), {"flush": 7})
     thread.start()
     bench.session.join(5)
-    bench.told("join", "begins 7", "shut 7")
+    bench.told("join", "begins 7", "shut 7", "release")
     bench.feed(STOP_FLUSH, payload=decided(flush=7, reason="x"))
     bench.told("ends")
 
@@ -153,10 +180,147 @@ def test_a_flush_of_its_own(bench: Bench) -> None:
 
     threading.Timer(0.05, sequencer).start()
     flush = bench.session.start_flush(5)
-    assert flush == 2
+    assert flush.id == 2
     threading.Timer(0.05, bench.feed, (STOP_FLUSH, ALICE, b"2")).start()
     bench.session.stop_flush(flush, 5)
     bench.told("start-flush", "begins 2", "answer 2", "stop-flush 2", "ends")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_quiet_point_that_was_over_before_its_end(bench: Bench, again: bool) -> None:
+    """Others may have sent in it, so whoever asked for it has to know."""
+    bench.join()
+
+    def sequencer() -> None:
+        flush = bench.feed(START_FLUSH, ALICE)
+        bench.feed(FLUSH_COMPLETED, payload=decided(flush=flush))
+
+    threading.Timer(0.05, sequencer).start()
+    flush = bench.session.start_flush(5)
+    if again:
+        bench.feed(START_FLUSH, payload=decided(requester="nyc/bob"))
+    else:
+        bench.feed(STOP_FLUSH, payload=decided(flush=flush.id, reason="it took too long"))
+    with pytest.raises(FlushFailed, match="ran it again" if again else "it took too long"):
+        bench.session.stop_flush(flush, 5)
+    assert f"stop-flush {flush.id}" not in bench.forwarder.told
+
+
+def test_an_end_that_nobody_confirms(bench: Bench) -> None:
+    bench.join()
+
+    def sequencer() -> None:
+        bench.feed(FLUSH_COMPLETED, payload=decided(flush=bench.feed(START_FLUSH, ALICE)))
+
+    threading.Timer(0.05, sequencer).start()
+    flush = bench.session.start_flush(5)
+    with pytest.raises(NotOrderedInTime, match="the end of the flush"):
+        bench.session.stop_flush(flush, 0.1)
+
+
+def test_a_flush_that_nobody_wants_any_more_is_stopped(bench: Bench) -> None:
+    """As soon as it has a number; and the one that is asked for next is another."""
+    bench.join()
+    with pytest.raises(FlushFailed, match="not all members were quiet within"):
+        bench.session.start_flush(0.05)
+    given_up = bench.forwarder.last
+    bench.told("start-flush")
+
+    def sequencer() -> None:
+        flush = bench.feed(START_FLUSH, ALICE, local_seqno=given_up)
+        bench.feed(STOP_FLUSH, ALICE, b"%d" % flush)
+        flush = bench.feed(START_FLUSH, ALICE, local_seqno=given_up + 1)
+        bench.feed(FLUSH_COMPLETED, payload=decided(flush=flush))
+
+    threading.Timer(0.05, sequencer).start()
+    assert bench.session.start_flush(5).id == 4
+    bench.told("start-flush", "stop-flush 2", "begins 2", "ends", "begins 4", "answer 2", "answer 4")
+
+
+def test_a_flush_that_takes_too_long_is_stopped_at_once(bench: Bench) -> None:
+    bench.join()
+    threading.Timer(0.05, bench.feed, (START_FLUSH, ALICE)).start()
+    with pytest.raises(FlushFailed, match="not all members were quiet within"):
+        bench.session.start_flush(0.3)
+    bench.told("start-flush", "begins 2", "answer 2", "stop-flush 2")
+
+
+def test_one_flush_at_a_time_waits_to_be_ordered(bench: Bench) -> None:
+    bench.join()
+    bench.forwarder.answers = False
+    for match in ("not all members were quiet", "is not ordered yet"):
+        with pytest.raises(FlushFailed, match=match):
+            bench.session.start_flush(0.05)
+    bench.told("start-flush")
+
+
+def test_a_flush_of_a_killed_process_is_stopped_by_the_next(bench: Bench) -> None:
+    """With an outbox it goes on in the same life, and in the same view."""
+    flush = NO_FLUSH.start(7, ALICE, requested=True)
+    members = (Life(ALICE, 5), Life("nyc/bob", 5))
+    bench.session.begin(bench.forwarder, replace(NO_MEMBERS, members=members, flush=flush), 3)  # type: ignore[arg-type]
+    bench.told("ends", "release", "begins 7", "stop-flush 7", "answer 7")
+    assert bench.calls == ["block"]
+    assert bench.session.is_member
+
+
+def test_in_a_closed_group_messages_wait_for_the_view(bench: Bench) -> None:
+    bench.session.begin(bench.forwarder, replace(NO_MEMBERS, settings=Settings(closed=True)), 0)  # type: ignore[arg-type]
+    bench.told("ends", "hold")
+    bench.view(ALICE)
+    bench.told("release")
+
+
+def test_a_group_that_opens_waits_for_nobody(bench: Bench) -> None:
+    bench.session.begin(bench.forwarder, replace(NO_MEMBERS, settings=Settings(closed=True)), 0)  # type: ignore[arg-type]
+    bench.feed(SETTINGS, "nyc/bob", b'{"closed":false}')
+    bench.told("ends", "hold", "release")
+
+
+def test_what_retention_has_dropped_is_made_up_for(bench: Bench) -> None:
+    """It has missed the end of a flush; then its own exclusion."""
+    bench.join()
+    flush = bench.feed(START_FLUSH, payload=decided(requester="nyc/bob"))
+    bench.told(f"begins {flush}", f"answer {flush}")
+    members = (Life("nyc/bob", 5), Life(ALICE, 5))
+    bench.session.catch_up(replace(NO_MEMBERS, members=members), 4)
+    bench.told("ends", "release")
+    assert bench.session.view is not None
+    assert bench.session.view.view_id == 4
+    bench.session.catch_up(replace(NO_MEMBERS, members=members[:1]), 5)
+    bench.callbacks.close()
+    assert bench.session.is_excluded
+    deadline = time.monotonic() + 5
+    while len(bench.calls) < 3 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert bench.calls == ["block", "unblock", "excluded"]
+
+
+def test_who_is_excluded_when_blocked_is_unblocked(bench: Bench) -> None:
+    bench.join()
+    flush = bench.feed(START_FLUSH, payload=decided(requester="nyc/bob"))
+    bench.told(f"begins {flush}", f"answer {flush}")
+    bench.view("nyc/bob", flush=flush)
+    bench.told("ends")
+    bench.callbacks.close()
+    assert bench.calls[:2] == ["block", "unblock"]
+
+
+def test_who_is_closed_when_blocked_is_unblocked(bench: Bench) -> None:
+    bench.join()
+    flush = bench.feed(START_FLUSH, payload=decided(requester="nyc/bob"))
+    bench.told(f"begins {flush}", f"answer {flush}")
+    bench.session.close()
+    bench.callbacks.close()
+    assert bench.calls == ["block", "unblock"]
+
+
+def test_who_closes_in_join_hears_of_it(bench: Bench) -> None:
+    threading.Timer(0.1, bench.session.leave, (5,)).start()
+    started = time.monotonic()
+    with pytest.raises(UsageError, match="is closed"):
+        bench.session.join(10)
+    assert time.monotonic() - started < 5
 
 
 def test_a_refused_flush_says_why(bench: Bench) -> None:

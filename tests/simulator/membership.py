@@ -364,7 +364,10 @@ class Group:
             self._block(process, record)
         if record.kind == FLUSH_COMPLETED and process.requests == 1:
             process.requests = 2
-        if process.carried and not process.is_quiet and not process.is_leaving:
+        self._say_carried(process)
+
+    def _say_carried(self, process: Process) -> None:
+        if not process.is_quiet and not process.is_leaving:
             for payload in process.carried:
                 self._say(process, payload)
             process.carried = []
