@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
 import signal
@@ -27,7 +29,8 @@ from connectors.topics import create_topics
 from ordering.checker import Checker
 from ordering.errors import Blocked, Excluded, FlushFailed, NotOrderedInTime, UsageError
 from ordering.events import Block, Event, Unblock, ViewChange
-from ordering.records import JOIN, MESSAGE, START_FLUSH, VIEW
+from ordering.membership import Life
+from ordering.records import JOIN, LEAVE, MESSAGE, START_FLUSH, VIEW
 from tests.memory_kafka import MemoryConnection
 from tests.tiny_sequencer import TinySequencer
 
@@ -196,13 +199,15 @@ def test_one_of_three_is_killed_in_a_flush(connection: Connection, group: str) -
             assert victim.stdout is not None
             assert victim.stdout.readline() == "in\n"
             a.broadcast(b"before").result(WAIT)
-            flush = threading.Thread(target=lambda: _flush(a))
+            quiet_after: list[float] = []
+            flush = threading.Thread(target=lambda: quiet_after.append(_flush(a)))
             flush.start()
             assert victim.stdout.readline() == "blocked\n"
         finally:
             victim.send_signal(signal.SIGKILL)
             victim.wait()
         flush.join(WAIT)
+        assert 1 < quiet_after[0] < 20  # flush_timeout_ms is 30 s
         eventually(lambda: a.view and a.view.members == ("nyc/a", "nyc/b"))
         b.broadcast(b"after").result(WAIT)
         sets = [[(d.seqno, d.view_id, d.payload) for d in m.deliveries(1, timeout=0.5)] for m in (a, b)]
@@ -211,9 +216,54 @@ def test_one_of_three_is_killed_in_a_flush(connection: Connection, group: str) -
     assert anomalies(connection, group) == []
 
 
-def _flush(member: Member) -> None:
+def _flush(member: Member) -> float:
+    """Seconds to the quiet point."""
+    started = time.monotonic()
     with member.flush(WAIT):
-        pass
+        return time.monotonic() - started
+
+
+@pytest.mark.parametrize("connection", [pytest.param("broker", marks=pytest.mark.broker)], indirect=True)
+def test_the_requester_is_killed_in_its_flush(connection: Connection, group: str) -> None:
+    """Once at its quiet point: the next member runs the flush from scratch, and ends it."""
+    change_settings(connection, group, "nyc", suspect_after_ms=2_500)
+    program = (
+        "import sys, time; from connectors import Member\n"
+        "m = Member(sys.argv[1], 'nyc/victim', bootstrap_servers=sys.argv[2])\n"
+        "m.connect(); print('in', flush=True); sys.stdin.readline()\n"
+        "with m.flush(): print('quiet', flush=True); time.sleep(60)\n"
+    )
+    victim = subprocess.Popen(
+        [sys.executable, "-c", program, group, connection.bootstrap_servers],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert victim.stdin is not None
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "in\n"
+        with Member(group, "nyc/b", connection=connection) as b, Member(group, "nyc/a", connection=connection) as a:
+            b.connect()
+            a.connect()
+            victim.stdin.write("\n")
+            victim.stdin.flush()
+            assert victim.stdout.readline() == "quiet\n"
+            with pytest.raises(Blocked):
+                a.broadcast(b"x", timeout=0.3)
+            victim.kill()
+            a.broadcast(b"after").result(WAIT)
+            assert seen(b) == "VVBVU."
+            assert b.view is not None
+            assert b.view.members == ("nyc/b", "nyc/a")
+    finally:
+        victim.kill()
+        victim.wait()
+    with DataLog(connection, group, "nyc") as log:
+        starts = [stored.data for stored in log.records(0, log.end()) if stored.data.kind == START_FLUSH]
+    assert [start.sender or json.loads(start.payload)["requester"] for start in starts] == ["nyc/victim", "nyc/b"]
+    assert anomalies(connection, group) == []
 
 
 @pytest.mark.slow
@@ -484,57 +534,95 @@ def test_a_closed_group_wants_members(connection: Connection, group: str) -> Non
         assert a.broadcast(b"x").result(WAIT) == 4
 
 
+def _is_in(log: DataLog, life: Life) -> bool:
+    return life in log.state().membership.members
+
+
 def test_many_joins_and_leaves_are_few_views(connection: Connection, group: str) -> None:
     """100 of them in a row, by way of the records: members are clients with threads, and the sequencer is the same."""
     from connectors.codec import forward_headers
 
     producer = connection.producer()
-    for number in range(50):
-        sender = f"nyc/m{number}"
-        for local_seqno, kind in ((1, "join"), (2, "leave")):
+
+    def send(numbers: Iterable[int], local_seqno: int, kind: str) -> None:
+        for number in numbers:
+            sender = f"nyc/m{number}"
             headers = forward_headers(sender, 1, local_seqno, kind=kind)
             producer.send(f"abcast.{group}.forward.nyc", key=sender.encode(), value=b"", headers=headers)
-    producer.flush(timeout=10)
+        producer.flush(timeout=10)
+
+    with DataLog(connection, group, "nyc") as log:
+        for first in range(0, 50, 10):
+            send(range(first, first + 10), 1, JOIN)
+            if first:
+                send(range(first - 10, first), 2, LEAVE)
+            last = Life(f"nyc/m{first + 9}", 1)
+            eventually(functools.partial(_is_in, log, last))
+        send(range(40, 50), 2, LEAVE)
     producer.close()
     with DataLog(connection, group, "nyc") as log:
         eventually(lambda: log.state().seqno >= 100 and not log.state().membership.is_watched)
         views = [stored.data for stored in log.records(0, log.end()) if stored.data.kind == VIEW]
-    assert len(views) <= 20
+    assert 3 <= len(views) <= 20
+    assert [data.seqno for data in views] == sorted(data.seqno for data in views)
+    told = [json.loads(data.payload) for data in views]
+    assert sorted(name for view in told for name in view["joined"]) == sorted(f"nyc/m{number}" for number in range(50))
+    assert sorted(name for view in told for name in view["left"]) == sorted(f"nyc/m{number}" for number in range(50))
 
 
 class Account:
     """FLUSH.txt, "Use case: block() callback needs to complete transactions which are in the 2PC phase".
 
-    A replicated balance. A transaction is PREPARE, an ACK of every other member, then COMMIT; `block` finishes or
-    rolls back those that are in hand, so that at the quiet point no copy has a prepared transaction.
+    A replicated balance. A transaction is PREPARE, an ACK of every other member, then COMMIT or ROLLBACK. `block` ends
+    those that are in hand, so that a state that is supplied after it has no prepared transaction. The ACKs are letters:
+    these are not blocked, so a PREPARE that reaches a member behind its FLUSH_OK is acknowledged all the same.
     """
 
-    def __init__(self, group: str, name: str, connection: Connection) -> None:
+    def __init__(self, group: str, name: str, connection: Connection, *, votes: bool = True) -> None:
         self.balance = 0
+        self.votes = votes
+        self.begun: set[str] = set()
         self.prepared: dict[str, int] = {}
-        self.acks: dict[str, int] = {}
+        self.acks: dict[str, set[str]] = {}
         self.changed = threading.Condition()
-        self.member = Member(group, name, connection=connection, block=self.finish)
-        self.member.connect()
         self.name = name
-        self.thread = threading.Thread(target=self.run)
-        self.thread.start()
+        self.prepared_in_state: list[str] = []
+        self.member = Member(
+            group, name, connection=connection, block=self.finish, get_state=self.dump, set_state=self.load
+        )
+        self.member.connect(state=True, timeout=WAIT)
+        self.threads = [threading.Thread(target=target) for target in (self.run, self.count)]
+        for thread in self.threads:
+            thread.start()
 
-    def prepare(self, transaction: str, amount: int) -> None:
-        self.send("prepare", transaction, amount)
+    def dump(self) -> bytes:
+        return json.dumps([self.balance, self.prepared]).encode()
+
+    def load(self, state: bytes) -> None:
+        self.balance, self.prepared = json.loads(state)
+        self.prepared_in_state = list(self.prepared)
+
+    def begin(self, transaction: str, amount: int) -> None:
+        with self.changed:
+            self.begun.add(name := f"{self.name} {transaction}")
+        self.send("prepare", name, amount)
 
     def send(self, what: str, transaction: str, amount: int = 0) -> None:
         self.member.broadcast(json.dumps([what, transaction, amount]).encode())
 
     def finish(self) -> None:
-        """Commit what everybody has acknowledged, as soon as they have; wait until it has come back."""
+        """Commit what all others have acknowledged, roll back the rest; wait until that has come back."""
         with self.changed:
-            mine = [name for name in self.prepared if name.startswith(self.name)]
-            self.changed.wait_for(lambda: all(self.acks.get(name) for name in mine), WAIT)
-        for name in mine:
-            self.send("commit", name, self.prepared[name])
+            mine = sorted(self.begun)
+            view = self.member.view
+            assert view is not None
+            others = set(view.members) - {self.name}
+            self.changed.wait_for(lambda: all(self.acks.get(name, set()) >= others for name in mine), 1)
+            outcomes = {name: "commit" if self.acks.get(name, set()) >= others else "rollback" for name in mine}
+        for name, outcome in outcomes.items():
+            self.send(outcome, name)
         with self.changed:
-            self.changed.wait_for(lambda: not any(name in self.prepared for name in mine), WAIT)
+            self.changed.wait_for(lambda: not self.begun, WAIT)
 
     def run(self) -> None:
         for delivery in self.member.deliveries():
@@ -542,40 +630,49 @@ class Account:
             with self.changed:
                 if what == "prepare":
                     self.prepared[transaction] = amount
-                    if delivery.sender != self.name:
-                        self.send("ack", transaction)
-                elif what == "ack":
-                    self.acks[transaction] = self.acks.get(transaction, 0) + 1
+                    if delivery.sender != self.name and self.votes:
+                        self.member.send(delivery.sender, transaction.encode())
                 else:
-                    self.balance += self.prepared.pop(transaction)
+                    self.balance += self.prepared.pop(transaction) * (what == "commit")
+                    self.begun.discard(transaction)
+                self.changed.notify_all()
+
+    def count(self) -> None:
+        for letter in self.member.inbox():
+            with self.changed:
+                self.acks.setdefault(letter.payload.decode(), set()).add(letter.sender)
                 self.changed.notify_all()
 
     def close(self) -> None:
         self.member.close()
-        self.thread.join(WAIT)
+        for thread in self.threads:
+            thread.join(WAIT)
 
 
-def test_transactions_in_hand_are_finished_before_the_quiet_point(connection: Connection, group: str) -> None:
-    a, b = Account(group, "nyc/a", connection), Account(group, "nyc/b", connection)
-    try:
+@pytest.mark.parametrize("votes", [True, False])
+def test_transactions_in_hand_are_ended_before_a_state_transfer(
+    connection: Connection, group: str, votes: bool
+) -> None:
+    """C joins, and the flush of its view makes A and B end what they have prepared; without B's vote, by ROLLBACK."""
+    change_settings(connection, group, "nyc", flush=True)
+    with contextlib.ExitStack() as cleanup:
+        a = Account(group, "nyc/a", connection)
+        cleanup.callback(a.close)
+        b = Account(group, "nyc/b", connection, votes=votes)
+        cleanup.callback(b.close)
         for number in range(5):
-            a.prepare(f"nyc/a {number}", 10)
-            b.prepare(f"nyc/b {number}", 1)
-        eventually(lambda: len(a.prepared) == len(b.prepared) == 10)
-        with Member(group, "nyc/c", connection=connection) as c:
-            c.connect()
-            with c.flush(WAIT):
-                with DataLog(connection, group, "nyc") as log:
-                    seqno = log.state().seqno
-                copies = [d.payload for d in c.deliveries(1, timeout=0.3) if d.seqno <= seqno]
-                sent = [json.loads(payload) for payload in copies]
-                assert (
-                    sum(what == "prepare" for what, _, _ in sent) == sum(what == "commit" for what, _, _ in sent) == 10
-                )
-        eventually(lambda: a.balance == b.balance == 55)
-    finally:
-        a.close()
-        b.close()
+            a.begin(str(number), 10)
+            b.begin(str(number), 1)
+        c = Account(group, "nyc/c", connection)
+        cleanup.callback(c.close)
+        assert c.prepared_in_state == []
+        eventually(lambda: a.balance == b.balance == c.balance == (55 if votes else 5))
+        c.begin("last", 100)
+        with b.member.flush(WAIT):
+            pass
+        eventually(lambda: a.balance == b.balance == c.balance == (155 if votes else 5))
+        assert not a.prepared
+    assert anomalies(connection, group) == []
 
 
 def test_an_event_stream_begins_at_the_first_view(connection: Connection, group: str) -> None:
@@ -595,6 +692,9 @@ def test_history_may_come_first(connection: Connection, group: str) -> None:
         b.connect(from_ledger=True)
         assert [delivery.payload for delivery in b.deliveries(timeout=0.3)] == [b"before"]
         assert list(a.deliveries(timeout=0.3)) == []
+    with Member(group, "nyc/b", connection=connection) as b:
+        b.connect(from_ledger=True)  # the whole history, also for a name that has taken it before
+        assert [delivery.payload for delivery in b.deliveries(timeout=0.3)] == [b"before"]
 
 
 @pytest.mark.slow

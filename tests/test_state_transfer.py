@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from connectors import Member, state_transfer
+from connectors import Delivery, Member, state_transfer
 from connectors.broker import EmbeddedBroker
 from connectors.connection import Connection
 from connectors.letter import Letter, LetterReceipt
@@ -35,6 +38,7 @@ from tests.memory_kafka import MemoryConnection
 from tests.tiny_sequencer import TinySequencer
 
 WAIT = 60.0
+ROOT = Path(__file__).parent.parent
 _numbers = itertools.count(1)
 
 
@@ -160,8 +164,9 @@ class TestLetters:
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_a_joiner_under_load(connection: Connection, group: str, flush: bool) -> None:
+def test_a_joiner_under_load(connection: Connection, group: str, flush: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two senders go on all the time; every joiner has each message once, in the one order."""
+    monkeypatch.setattr(state_transfer, "PATIENCE_S", 5.0)
     if flush:
         change_settings(connection, group, "nyc", flush=True)
     stop = threading.Event()
@@ -180,6 +185,9 @@ def test_a_joiner_under_load(connection: Connection, group: str, flush: bool) ->
         senders = [threading.Thread(target=load, args=(sender,)) for sender in (s, t)]
         with Replica(connection, group, "a") as a:
             assert a.loaded == []
+            if flush:  # so that the joins block the senders, too
+                s.connect()
+                t.connect()
             for thread in senders:
                 thread.start()
             try:
@@ -239,8 +247,88 @@ def test_a_supplier_that_dies_midway(connection: Connection, group: str) -> None
 
 
 @pytest.mark.slow
+def test_a_supplier_that_falls_silent_midway(connection: Connection, group: str) -> None:
+    """It is in the view all the time: the joiner's patience ends, and it asks the next one."""
+    with Replica(connection, group, "b", ballast=5 * CHUNK_BYTES) as b, Replica(connection, group, "a") as a:
+        b.say("x")
+        assert b.member._transfer is not None
+        sent: list[Headers] = []
+        really = b.member._transfer._send
+
+        def send(receiver: Address, payload: bytes, headers: Headers) -> LetterReceipt:
+            if len(sent) == 3:
+                raise NotWrittenInTime("hangs")
+            sent.append(headers)
+            return really(receiver, payload, headers)
+
+        b.member._transfer._send = send
+        with Replica(connection, group, "c") as c:
+            assert (len(sent), b.dumped, a.dumped) == (3, 2, 1)  # the oldest first; it had supplied a before
+            assert c.taken == ["x"]
+
+
+SUPPLIER = """
+import json, sys, threading, time
+from connectors import Member
+
+taken = []
+
+def dump():
+    return json.dumps(taken).encode() + bytes(100_000_000)
+
+member = Member(sys.argv[1], "nyc/supplier", bootstrap_servers=sys.argv[2], get_state=dump)
+member.connect()
+print("in", flush=True)
+send, sent = member._transfer._send, 0
+
+def tell(*letter):
+    global sent
+    sent += 1
+    if sent == 4:
+        print("sending", flush=True)
+        time.sleep(60)
+    return send(*letter)
+
+member._transfer._send = tell
+for delivery in member.deliveries():
+    taken.append(delivery.payload.decode())
+"""
+
+
+@pytest.mark.parametrize("connection", [pytest.param("broker", marks=pytest.mark.broker)], indirect=True)
+def test_a_supplier_killed_with_9_midway(connection: Connection, group: str) -> None:
+    """A process, in the midst of its chunks: the next oldest takes over, before anybody knows that it is dead."""
+    victim = subprocess.Popen(
+        [sys.executable, "-c", SUPPLIER, group, connection.bootstrap_servers],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "in\n"
+        with Replica(connection, group, "a", state=False) as a:
+            a.say("x")
+            joined: list[Replica] = []
+            joining = threading.Thread(target=lambda: joined.append(Replica(connection, group, "b")))
+            joining.start()
+            assert victim.stdout.readline() == "sending\n"
+            victim.kill()
+            victim.wait()
+            joining.join(WAIT)
+            with joined[0] as b:
+                assert b.taken == ["x"]
+                assert len(b.loaded) == a.dumped == 1
+                a.say("y")
+                eventually(lambda: a.taken == b.taken == ["x", "y"])
+    finally:
+        victim.kill()
+        victim.wait()
+
+
+@pytest.mark.slow
 def test_a_large_state(connection: Connection, group: str) -> None:
-    size = 20_000_000
+    size = 100_000_000
     with Replica(connection, group, "a", ballast=size) as a:
         a.say("x")
         with Replica(connection, group, "b") as b:
@@ -309,6 +397,37 @@ def test_who_had_it_has_left(connection: Connection, group: str) -> None:
         threading.Timer(1.5, a.close).start()
         with pytest.raises(NotOrderedInTime, match="have all left"):
             b.connect(state=True, timeout=WAIT)
+
+
+def test_events_begin_with_the_joiners_view(
+    connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages begin after the state, which may count some of a later view; no view, block or unblock is left out."""
+    supplying = threading.Event()
+    really = StateTransfer.between
+    monkeypatch.setattr(StateTransfer, "between", lambda *asked: really(*asked) if supplying.is_set() else None)
+    change_settings(connection, group, "nyc", flush=True)
+    with Replica(connection, group, "a") as a:
+        a.say("x")
+        b = Member(group, "nyc/b", connection=connection, set_state=lambda _: None)
+        joined: list[ViewChange] = []
+        joining = threading.Thread(target=lambda: joined.append(b.connect(state=True, timeout=WAIT)))
+        joining.start()
+        eventually(lambda: a.member.view and len(a.member.view.members) == 2)
+        a.say("y")
+        with Member(group, "nyc/c", connection=connection) as c:
+            c.connect()
+            a.say("z")
+            eventually(lambda: a.taken == ["x", "y", "z"])
+            supplying.set()
+            joining.join(WAIT)
+            a.say("w")
+            stream = list(b.deliveries(timeout=0.5, events=True))
+            assert stream[0] == joined[0]
+            names = [what.payload.decode() if isinstance(what, Delivery) else type(what).__name__ for what in stream]
+            assert names == ["ViewChange", "Unblock", "Block", "ViewChange", "Unblock", "w"]
+            assert list(b.deliveries(timeout=0.3)) == []
+        b.close()
 
 
 def test_alone(connection: Connection, group: str) -> None:
