@@ -411,8 +411,8 @@ class Forwarder:
                 return self._last_seqno
             self._raise_failure()
             raise NotOrderedInTime(
-                f"{last - self._table.acknowledged} messages of {self.address} were not ordered within {round(timeout or 0, 2):g} s. "
-                "Does the group's sequencer run (`abcast status`)?"
+                f"{last - self._table.acknowledged} messages of {self.address} were not ordered within "
+                f"{round(timeout or 0, 2):g} s. Does the group's sequencer run (`abcast status`)?"
             )
 
     def close(self) -> None:
