@@ -115,9 +115,9 @@ class Deliveries:
         self._first_seqno = self._next_seqno
         for places in self._places(memory):
             for place in places:
-                if place.delivery is not None:
+                if (what := self._new(place)) is not None:
                     try:
-                        yield place.delivery
+                        yield what
                     finally:
                         self._taken = place
                     self._silence.broken()
@@ -133,6 +133,11 @@ class Deliveries:
             self._between(self.taken_seqno)
             if self._silence.is_over:
                 return
+
+    def _new(self, place: Place) -> Delivery | Event | None:
+        """What the application gets."""
+        is_counted = isinstance(place.delivery, Delivery) and place.seqno <= self._counted
+        return None if is_counted else place.delivery
 
     def _commit_if_due(self, memory: MemberMemory) -> None:
         if time.monotonic() - self._committed_at >= COMMIT_EVERY_S:
@@ -193,7 +198,7 @@ class Deliveries:
     def _place(self, record: Effective) -> Place:
         what: Delivery | Event | None = None
         if record.kind == MESSAGE:
-            what = _delivery(record) if record.seqno > self._counted else None
+            what = _delivery(record)
         elif self._events is not None:
             sender = record.fields.get(H_SENDER, b"").decode("ascii")
             view_id = int(record.fields[H_VIEW])

@@ -51,7 +51,6 @@ from ordering.errors import (
     UsageError,
 )
 from ordering.forward_table import ForwardTable, Pending, message_bytes
-from ordering.membership import Membership
 from ordering.names import Address, Topic
 from ordering.reader import Reader
 from ordering.records import FLUSH_OK, HEARTBEAT, JOIN, MESSAGE, Headers, MessageId
@@ -110,13 +109,15 @@ class Forwarder:
         limits: SendingLimits,
         outbox: Outbox | None,
         changed: threading.Condition,
+        claimed: set[int],
         observer: Observer | None = None,
         carried: Sequence[Carried] | None = None,
     ) -> None:
         """Take an incarnation (or continue the outbox's, sending again what is pending) and start the thread.
 
-        `changed` is the one condition of all the member's lives, with a Lock. `observer` is told of the group's
-        control records. `carried`: what the last life in this process hands over, to a new one that joins.
+        `changed` is the one condition of all the member's lives, with a Lock, `claimed` their incarnations. `observer`
+        is told of the group's control records. `carried`: what the last life in this process hands over, to a new one
+        that joins.
 
         Raises BrokerUnreachable, TopicMissing, Superseded.
         """
@@ -124,11 +125,13 @@ class Forwarder:
         self.group = group
         self.address = address
         self.limits = limits
+        self.has_handed_over = False  # what it had accepted is a later life's
         self.is_continued = False  # whether the incarnation is that of an earlier start, from the outbox
         self._outbox = outbox
         self._sender = str(address).encode("ascii")
         self._topic = str(Topic(group, "forward", address.site))
         self._changed = changed
+        self._claimed = claimed
         self._stopping = threading.Event()
         self._failure: AbcastError | None = None
         self._receipts: deque[Receipt | None] = deque()  # in step with the table; None: accepted by an earlier run
@@ -143,21 +146,27 @@ class Forwarder:
         self._flush_id = 0  # the flush in hand
         self._is_shut = False  # FLUSH_OK is in the table: no message may follow until the flush is over
         self._is_held = False  # the group is closed, and this life not in the view: no message is sent until it is
+        self._has_held_back = False  # some, and they are to be sent
         self._join: Receipt | None = None
 
         self._memory = MemberMemory(connection, group, address)
+        try:
+            self._use(self._new_producer())
+        except BaseException:
+            self._memory.close()
+            raise
         try:
             # The log's end is taken before the first message is sent: nothing of ours can be missed behind it.
             start, state = self._end_of_data()
             self.incarnation, self._table = self._take_up(state, carried)
             self._cursor = DataCursor(self._memory.consumer, self._memory.data, start)
             self._key_headers = forward_headers(str(address), self.incarnation, 0)[:-1]
-            self._use(self._new_producer())
         except BaseException:
+            abandon(self._producer)
             self._memory.close()
             raise
         if observer is not None:
-            observer.begin(self, state.membership, state.view)
+            observer.begin(self, state)
         with self._changed:
             self._send_table()
         self._thread = threading.Thread(target=self._run, name=f"abcast-{group}-{address}", daemon=True)
@@ -176,6 +185,10 @@ class Forwarder:
         limits, outbox = self.limits, self._outbox
         ordered = state.ordered(str(self.address))
         joins = carried is not None
+        if joins:
+            latest = max(self._memory.incarnation(), ordered.incarnation)
+            if latest > max(self._claimed):
+                raise self._superseded(latest, max(self._claimed))
         if carried is None and outbox is not None and outbox.incarnation:
             carried = self._left_behind(outbox, state, ordered)
             joins = bool(carried) and state.membership.settings.closed
@@ -190,10 +203,11 @@ class Forwarder:
                         )
                     self._receipts.append(None)
                 self.is_continued = True
+                self._claimed.add(outbox.incarnation)
                 return outbox.incarnation, table
         # Higher than every earlier start: those remembered, and those ordered.
         floor = state.membership.incarnation_floor
-        incarnation = self._memory.claim_incarnation(above=max(ordered.incarnation, floor))
+        incarnation = self._memory.claim_incarnation(max(ordered.incarnation, floor), self._claimed)
         table = ForwardTable(limits.max_pending_records, limits.max_pending_bytes)
         if joins:
             self._join = self._new_receipt(incarnation, table.append(b"", _control_headers(JOIN)))
@@ -269,6 +283,11 @@ class Forwarder:
         self._produce_failed = False
 
     # --- what applications call ---
+
+    def check(self) -> None:
+        """Raise what it has failed with, if it has."""
+        with self._changed:
+            self._raise_failure()
 
     def broadcast(self, payload: bytes, headers: Headers, timeout: float | None) -> Receipt:
         """Give the message its local seqno, keep it, send it.
@@ -363,6 +382,7 @@ class Forwarder:
         """Messages may be sent again."""
         with self._changed:
             self._flush_id, self._is_shut = 0, False
+            self._send_held_back()
             self._changed.notify_all()
 
     def hold(self) -> None:
@@ -371,15 +391,26 @@ class Forwarder:
             self._is_held = True
 
     def release(self) -> None:
-        """Send what was held back."""
+        """Send what was held back: now, or after the flush in which the member was born."""
         with self._changed:
-            was_held, self._is_held = self._is_held, False
-            if was_held and not self._produce_failed:
+            self._has_held_back |= self._is_held
+            self._is_held = False
+            self._send_held_back()
+
+    def _send_held_back(self) -> None:
+        if self._has_held_back and not self._is_shut:
+            self._has_held_back = False
+            if not self._produce_failed:
                 self._send_table()
 
     def hand_over(self, failure: AbcastError) -> list[Carried]:
-        """What a life that is over had accepted, and the group has not ordered. All else fails with `failure`."""
+        """What a life that is over had accepted, and the group has not ordered. All else fails with `failure`.
+
+        Raises Superseded, or what else it has failed with.
+        """
         with self._changed:
+            self._raise_failure()
+            self.has_handed_over = True
             # Receipts that have failed before are gone.
             entries = [Carried(*entry) for entry in itertools.zip_longest(self._table.pending(), self._receipts)]
             carried = [entry for entry in entries if not _is_control(entry.pending)]
@@ -389,13 +420,15 @@ class Forwarder:
             return carried
 
     def refuse(self, refusal: AbcastError) -> None:
-        """Take nothing more; what was taken before goes on to be sent, and its receipts hold."""
+        """Take nothing more; what was taken before goes on to be sent, and its receipts hold. Raises Superseded."""
         with self._changed:
+            self._raise_failure()
             self._refusal = refusal
 
     def fail(self, failure: AbcastError) -> None:
         """Let everybody who waits, and whoever comes, hear of it."""
         with self._changed:
+            self.has_handed_over = False
             self._failure = failure
             self._fail_receipts(failure)
 
@@ -425,6 +458,7 @@ class Forwarder:
         with self._changed:
             if self._outbox is not None:
                 self._outbox.acknowledge(self._table.acknowledged, at_once=True)
+                self._outbox = None  # it may be a later life's from here on
             self._fail_receipts(
                 NotOrderedInTime(f"{self.address} was closed before its message was ordered. It may still be ordered.")
             )
@@ -527,7 +561,7 @@ class Forwarder:
             incarnation = int(fields[H_INCARNATION])
             if incarnation > self.incarnation:
                 self._apply(own)
-                raise self._superseded(incarnation)
+                raise self._superseded(incarnation, self.incarnation)
             if incarnation == self.incarnation:
                 own.append((int(fields[H_LOCAL_SEQNO]), record.seqno))
         self._apply(own)
@@ -553,10 +587,10 @@ class Forwarder:
         self._resends = 0
         self._changed.notify_all()
 
-    def _superseded(self, incarnation: int) -> Superseded:
+    def _superseded(self, incarnation: int, ours: int) -> Superseded:
         return Superseded(
             f"another process has started as {self.address}, with incarnation {incarnation} (ours is "
-            f"{self.incarnation}): messages of ours that are not ordered yet are lost. Run one process per member."
+            f"{ours}): messages of ours that are not ordered yet are lost. Run one process per member."
         )
 
     def _catch_up(self, gone: HistoryUnavailable) -> None:
@@ -568,7 +602,7 @@ class Forwarder:
             return
         ordered = state.ordered(str(self.address))
         if ordered.incarnation > self.incarnation:
-            raise self._superseded(ordered.incarnation)
+            raise self._superseded(ordered.incarnation, self.incarnation)
         with self._changed:
             if ordered.incarnation == self.incarnation:
                 for _ in range(self._table.acknowledge(ordered.local_seqno)):
@@ -578,7 +612,7 @@ class Forwarder:
             self._progressed()
         self._cursor = DataCursor(self._memory.consumer, self._memory.data, start)
         if self._observer is not None:
-            self._observer.catch_up(state.membership, state.view)
+            self._observer.catch_up(state)
 
     def _resend_if_due(self) -> None:
         if not self._receipts:
@@ -618,10 +652,10 @@ class Forwarder:
 class Observer(Protocol):
     """Who wants to hear of the control records: a session. Called by the forwarder's thread, in order."""
 
-    def begin(self, forwarder: Forwarder, membership: Membership, view_id: int) -> None:
+    def begin(self, forwarder: Forwarder, state: SequencerState) -> None:
         """The state of the log where the forwarder begins to read."""
 
-    def catch_up(self, membership: Membership, view_id: int) -> None:
+    def catch_up(self, state: SequencerState) -> None:
         """The state of the log from where it reads on, after records that retention has dropped."""
 
     def accept(self, record: Effective) -> None:

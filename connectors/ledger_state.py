@@ -13,9 +13,9 @@ from pyarrow import Table
 from pyarrow import dataset as ds
 
 from connectors.delta_files import dataset_of
-from ordering.membership import NO_MEMBERS, Membership, fold
+from ordering.membership import NO_MEMBERS, Left, Membership, fold
 from ordering.reader import Seal
-from ordering.records import MESSAGE, Data
+from ordering.records import MAX_NUMBER, MESSAGE, Data
 from ordering.sequencer import Accepted, SequencerState
 
 
@@ -46,22 +46,36 @@ def state_from_ledger(path: Path, group: str) -> SequencerState | None:
         view = max(view, pc.max(rows["view_id"]).as_py())
     if not last_seqno:
         return None
+    membership, over = _membership(dataset, group, received)
     return SequencerState(
         group,
         epoch=max(first_seqno),
         seqno=last_seqno,
         view=view,
-        received=received,
-        membership=_membership(dataset, group, received),
+        received=received | over,
+        membership=membership,
         seals=tuple(Seal(epoch, first) for epoch, first in sorted(first_seqno.items())),
     )
 
 
-def _membership(dataset: ds.Dataset, group: str, received: Mapping[str, Accepted]) -> Membership:
-    """The control records, folded in their order. The rows of members that left are kept here, every one."""
+class _KeptRows(dict[str, Accepted]):
+    """The last rows of all senders, as the fold of the history sees them: none is dropped."""
+
+    def __delitem__(self, _: str) -> None:
+        pass
+
+
+def _membership(
+    dataset: ds.Dataset, group: str, received: Mapping[str, Accepted]
+) -> tuple[Membership, dict[str, Accepted]]:
+    """The control records, folded in their order; and the rows of lives that are over.
+
+    Of the members that left, only those whose life is over have to be known as such: all the others' rows are as they
+    were.
+    """
     columns = ["seqno", "epoch", "view_id", "sender", "incarnation", "local_seqno", "kind", "payload", "forwarded_at"]
     rows = dataset.to_table(columns=columns, filter=(ds.field("group") == group) & (ds.field("kind") != MESSAGE))
-    membership, scratch = NO_MEMBERS, dict(received)
+    membership, rows_of = NO_MEMBERS, _KeptRows(received)
     for row in rows.sort_by("seqno").to_pylist():
         forwarded_at = row["forwarded_at"]
         data = Data(
@@ -75,5 +89,6 @@ def _membership(dataset: ds.Dataset, group: str, received: Mapping[str, Accepted
             payload=row["payload"],
             forwarded_at_ms=int(forwarded_at.timestamp() * 1000) if forwarded_at else 0,
         )
-        membership = fold(membership, data, scratch)
-    return replace(membership, left=())
+        membership = fold(membership, data, rows_of)
+    over = {sender: row for sender, row in rows_of.items() if row.local_seqno == MAX_NUMBER}
+    return replace(membership, left=tuple(Left(sender, *received[sender]) for sender in over)), over

@@ -135,14 +135,14 @@ class Member:
         self._connecting = threading.Lock()
         self._is_connected = False  # it is in the group
         self._is_ready = False  # and has what it asked for in connect()
-        self._is_settled = threading.Event()  # it is not about to join again
-        self._is_settled.set()
+        self._rejoins = 0  # in progress
         self._first_seqno: int | None = None
         self._counted_seqno = 0
         self._own_run: Deliveries | None = None  # the newest that goes on from the one before
         self._flushing = threading.Lock()
         self._flushing_thread: int | None = None
         self._changed = threading.Condition(threading.Lock())  # one for all receipts, in all lives
+        self._claimed: set[int] = set()  # their incarnations
         self._forwarder: Forwarder | None = None
         self._letters: LetterSender | None = None
         self._runs: WeakKeyDictionary[Iterator[object], Deliveries | Inbox] = WeakKeyDictionary()
@@ -157,7 +157,8 @@ class Member:
             return
         self._outbox = Outbox(outbox, self.group, str(self.address))
         try:
-            self._forwarder = self._new_forwarder()
+            with self._lock:
+                self._forwarder = self._new_forwarder()
         except BaseException:
             self._outbox.close()
             raise
@@ -212,9 +213,10 @@ class Member:
             if state:
                 self._check_state_wanted(from_ledger)
             view = self.view
+            forwarder = self._forwarder or self._start_sending()
+            forwarder.check()
             if self._is_ready and view is not None:
                 return view
-            forwarder = self._forwarder or self._start_sending()
             if forwarder.is_stranded:
                 forwarder = self._begin_anew(forwarder)
             if transfer is not None:
@@ -227,7 +229,9 @@ class Member:
                 if state:
                     seqno = transfer.fetch(view, lambda: self.view, max(0.0, deadline - time.monotonic()))
                 transfer.is_ready = True
-            self._own_run, self._is_ready = None, True
+            self._is_ready = True
+            if from_ledger or seqno is not None:
+                self._own_run = None
             # One that was in the view when its process started has no first view to begin with.
             self._first_seqno = 1 if from_ledger else view.seqno or (seqno + 1 if seqno is not None else None)
             self._counted_seqno = seqno or 0
@@ -370,7 +374,7 @@ class Member:
             except Excluded:
                 # Its next life may have taken over what it had.
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._is_settled.wait(left) or self._forwarder is forwarder:
+                if not self._settle(left) or self._forwarder is forwarder or not forwarder.has_handed_over:
                     raise
         return None
 
@@ -411,8 +415,9 @@ class Member:
             run = Deliveries(self.connection, self.group, self.address, from_seqno, timeout, self.ledger, events=events)
         else:
             first = self._first_seqno
-            if first is not None and self._own_run is not None:  # what was taken does not come again
-                first = max(first, self._own_run.taken_seqno + 1)
+            taken = self._own_run.taken_seqno if self._own_run is not None else 0
+            if taken:  # that does not come again
+                first = max(first or 0, taken + 1)
             run = self._own_run = Deliveries(
                 self.connection,
                 self.group,
@@ -439,7 +444,7 @@ class Member:
         its broadcasts. May be called twice.
         """
         deadline = time.monotonic() + timeout
-        self._is_settled.wait(timeout)
+        self._settle(timeout)
         with self._lock:
             if self._closed:
                 return
@@ -521,16 +526,31 @@ class Member:
     def _new_forwarder(self, carried: Sequence[Carried] | None = None) -> Forwarder:
         session = Session(self.address, self._callbacks, self._join_again)
         forwarder = Forwarder(
-            self.connection, self.group, self.address, self.limits, self._outbox, self._changed, session, carried
+            self.connection,
+            self.group,
+            self.address,
+            self.limits,
+            self._outbox,
+            self._changed,
+            self._claimed,
+            session,
+            carried,
         )
         self._session = session
         return forwarder
 
+    def _settle(self, timeout: float | None) -> bool:
+        """Wait until it is not about to join again."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._rejoins, timeout)
+
     def _join_again(self) -> None:
         """The group has taken us for dead: become a new member. Runs in a thread of the old session."""
-        self._is_settled.clear()
+        with self._changed:
+            self._rejoins += 1
         try:
-            old, session = self._forwarder, self._session
+            with self._lock:
+                old, session = self._forwarder, self._session
             assert old is not None
             assert session is not None
             _logger.warning("%s was taken for dead by the group; joining again", self.address)
@@ -543,25 +563,28 @@ class Member:
                     _logger.warning("%s: %s", self.address, error)
             self._begin_anew(old)
             self._rejoin()
-        except UsageError:
-            pass  # closed meanwhile
-        except AbcastError:
-            _logger.exception("%s can't join again", self.address)
+        except AbcastError as error:
+            if not self._closed:
+                _logger.warning("%s can't join again: %s", self.address, error)
         finally:
-            self._is_settled.set()
+            with self._changed:
+                self._rejoins -= 1
+                self._changed.notify_all()
 
     def _begin_anew(self, old: Forwarder) -> Forwarder:
-        """A new life, which joins at once, with what the old one had accepted, if that is over. Raises UsageError."""
+        """A new life, which joins at once, with what the old one had accepted, if that is over.
+
+        Raises what keeps it from doing so for good: UsageError (it was closed), Superseded, EnvironmentProblem ...
+        """
         session = self._session
         assert session is not None
         lost = Excluded(
             f"{self.address} was taken for dead by the group. What it had sent may be lost: broadcast again."
         )
-        carried: list[Carried] = []
-        if session.is_over:
-            carried = old.hand_over(lost)
-        else:
-            old.fail(lost)
+        carried = old.hand_over(lost)
+        if session.is_excluded and not session.is_over:  # if it is not excluded, it is stranded, which is as good
+            self._give_up(old, carried, lost)
+            carried = []
         session.close()
         old.close()
         while True:
@@ -573,15 +596,20 @@ class Member:
             except (BrokerUnreachable, TopicMissing) as error:
                 _logger.warning("%s can't join again yet: %s", self.address, error)
                 time.sleep(1.0)
-            except AbcastError:
-                self._give_up(carried)
+            except BaseException as error:
+                failure = error if isinstance(error, AbcastError) else AbcastError(f"{self.address} failed: {error!r}")
+                if self._closed:
+                    failure = NotOrderedInTime(f"{self.address} was closed before its message was ordered.")
+                self._give_up(old, carried, failure)
                 raise
 
-    def _give_up(self, carried: Iterable[Carried]) -> None:
+    def _give_up(self, old: Forwarder, carried: Iterable[Carried], failure: AbcastError) -> None:
+        """What was carried over is lost in this process; nothing more is taken."""
+        old.fail(failure)
         with self._changed:
             for _, receipt in carried:
                 if receipt is not None:
-                    receipt.fail(NotOrderedInTime(f"{self.address} was closed before its message was ordered."))
+                    receipt.fail(failure)
             self._changed.notify_all()
 
     def _rejoin(self) -> None:
@@ -612,7 +640,7 @@ class Member:
                     # The outbox does not know how far the letters of its incarnation had been numbered.
                     memory = MemberMemory(self.connection, self.group, self.address)
                     try:
-                        incarnation = memory.claim_incarnation(above=incarnation)
+                        incarnation = memory.claim_incarnation(incarnation, self._claimed)
                     finally:
                         memory.close()
                 self._letters = LetterSender(self.connection, self.group, self.address, incarnation, self.limits)

@@ -60,12 +60,15 @@ class MemberMemory:
         """Must return before the first message of the incarnation is sent. Raises BrokerUnreachable."""
         self._remember(self.forward, 0, f"{_INCARNATION}{incarnation}", self._timeout_ms)
 
-    def claim_incarnation(self, above: int) -> int:
+    def claim_incarnation(self, above: int, claimed: set[int]) -> int:
         """A new incarnation, remembered: higher than all claimed before and than `above`. Raises BrokerUnreachable.
+
+        It is added to `claimed` first: it may be remembered although nobody says so.
 
         For a name that Kafka has long forgotten, it is higher than those before in time.
         """
         incarnation = max(time.time_ns() // 1_000_000, self.incarnation() + 1, above + 1)
+        claimed.add(incarnation)
         self.remember_incarnation(incarnation)
         return incarnation
 

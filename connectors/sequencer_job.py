@@ -49,6 +49,7 @@ class SequencerJob(StreamingJob):
         self._logs: list[DataLog] = []
         self._query: StreamingQuery | None = None
         self._forward: dict[str, list[str]] = {}
+        self._is_stale = False  # what is watched, since a membership has changed
         self._watched: dict[str, int] = {}  # groups with members, and a seqno that stands in their DATA
         self._seen_batch = -1
         self._ticker: KafkaProducer | None = None
@@ -91,7 +92,7 @@ class SequencerJob(StreamingJob):
         decoded = decode_forward(forward, site, sites, relayed=relayed)
         runs = sequence(decoded, states, self.options.parallelism, sites)
         self._forward, self._seen_batch = dict(topics), -1
-        self._watched = _watched(states)
+        self._watched, self._is_stale = _watched(states), False
         self._query = (
             encode_decided(runs.observe(_OBSERVED, changes), site)
             .writeStream.format("kafka")
@@ -112,8 +113,10 @@ class SequencerJob(StreamingJob):
         for data in self._logs:
             check_not_fenced(data, self._epochs[data.topic.group])
         news = self._news()
-        if news.memberships_changed:
+        self._is_stale |= news.memberships_changed
+        if self._is_stale:  # also if the broker did not answer the last time
             self._watched = _watched({data.topic.group: data.state() for data in self._logs})
+            self._is_stale = False
         ticked = {**dict.fromkeys(self._forward, 0), **self._watched} if news.is_snapshot_late else self._watched
         if ticked:
             self._tick(ticked)

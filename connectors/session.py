@@ -27,7 +27,7 @@ from connectors.receipt import Receipt
 from ordering.errors import AbcastError, Excluded, FlushFailed, NotOrderedInTime, UsageError
 from ordering.events import Block, EventReader, Unblock, ViewChange
 from ordering.flush import Flush
-from ordering.membership import Life, Membership, Settings
+from ordering.membership import Life, Settings
 from ordering.names import Address
 from ordering.records import (
     FLUSH_COMPLETED,
@@ -37,10 +37,12 @@ from ordering.records import (
     START_FLUSH,
     STOP_FLUSH,
 )
+from ordering.sequencer import SequencerState
 
 HEARTBEAT_S = 1.0
 """How often a member says that it is alive."""
 
+LEAVE_POLL_S = 0.1
 STOPPED = "it was stopped"
 _logger = logging.getLogger(__name__)
 
@@ -68,7 +70,9 @@ class Session:
         """The first view with this life."""
         self.is_excluded = False
         """A view has come without it, although it did not leave."""
-        self._changed = threading.Condition()
+        self.is_over = False
+        """If so, nothing more of this life is ordered (see `ordering.membership`)."""
+        self._changed = threading.Condition()  # over an RLock
         self._events = EventReader()
         self._start: Receipt | None = None  # of the last START_FLUSH of its own
         self._own: OwnFlush | None = None
@@ -94,36 +98,33 @@ class Session:
         return view is not None and self._life in view.lives
 
     @property
-    def is_over(self) -> bool:
-        """Once excluded: whether nothing more of this life is ordered (see `ordering.membership`)."""
-        return self.settings.closed or self.settings.flush
-
-    @property
     def _life(self) -> Life:
         return Life(self.address, self._forwarder.incarnation)
 
     # --- what the forwarder's thread tells ---
 
-    def begin(self, forwarder: Forwarder, membership: Membership, view_id: int) -> None:
+    def begin(self, forwarder: Forwarder, state: SequencerState) -> None:
         """Where the log stood when the forwarder began to read it. A member with an outbox may be in the view still."""
         self._forwarder = forwarder
-        self.catch_up(membership, view_id)
+        self.catch_up(state)
 
-    def catch_up(self, membership: Membership, view_id: int) -> None:
+    def catch_up(self, state: SequencerState) -> None:
         """Take where the log stands from a state, in the place of records that were not read."""
+        membership = state.membership
         with self._changed:
             self.settings = membership.settings
-            view = ViewChange(0, view_id, membership.members)
+            view = ViewChange(0, state.view, membership.members)
             self._events.view = view if membership.members else None
             self._events.know_remote(membership)
             self._events.flush_id, self._events.is_blocked = membership.flush.id, bool(membership.flush.id)
             self._end_flush("Kafka's retention has dropped what became of it")
             if self.is_member:
                 self.joined_at = self.joined_at or view
+                self._start_beating()
                 self._forwarder.release()
                 self._take_up_flush(membership.flush)
             elif self.joined_at is not None:
-                self._exclude()
+                self._exclude(is_over=membership.settings.closed or state.is_over(*self._life))
             elif membership.settings.closed:
                 self._forwarder.hold()
             self._changed.notify_all()
@@ -199,10 +200,13 @@ class Session:
                     self._forwarder.shut(self._events.flush_id)
                 self._forwarder.release()
         elif self.joined_at is not None and self.address not in view.members:
-            self._exclude()
+            # The settings at the view count, whatever they become. If it is not suspected, an earlier start has left.
+            was_suspected = self.address in view.suspected
+            self._exclude(is_over=self.settings.closed or (self.settings.flush and was_suspected))
 
-    def _exclude(self) -> None:
-        if not self._is_leaving:
+    def _exclude(self, *, is_over: bool) -> None:
+        if not self.is_excluded:
+            self.is_over = is_over
             self._forwarder.flush_ends()
             self._callbacks.flush_ends()
             self.is_excluded = True
@@ -216,10 +220,7 @@ class Session:
         Raises NotOrderedInTime, Superseded, BrokerUnreachable, UsageError (it was closed meanwhile).
         """
         deadline = time.monotonic() + timeout
-        if self._beating is None:
-            beating = threading.Thread(target=self._beat, name=f"abcast-{self.address}-beat", daemon=True)
-            beating.start()
-            self._beating = beating
+        self._start_beating()
         if self.joined_at is None:
             self._forwarder.join().result(timeout)
         with self._changed:
@@ -236,13 +237,30 @@ class Session:
             "sequencer run (`abcast status`)? A flush may be waiting for another member."
         )
 
+    def _start_beating(self) -> None:
+        with self._changed:
+            if self._beating is None:
+                beating = threading.Thread(target=self._beat, name=f"abcast-{self.address}-beat", daemon=True)
+                beating.start()
+                self._beating = beating
+
     def leave(self, timeout: float) -> None:
-        """Leave the group, after everything that was broadcast. Raises NotOrderedInTime, Superseded."""
+        """Leave the group, after everything that was broadcast. Raises NotOrderedInTime, Excluded, Superseded."""
+        deadline = time.monotonic() + timeout
         with self._changed:
             self._is_leaving = True
             self._changed.notify_all()
         if self.is_member or self._forwarder.has_asked_to_join:
-            self._forwarder.control(LEAVE).result(timeout)
+            receipt = self._forwarder.control(LEAVE)
+            while not self.is_excluded:
+                left = deadline - time.monotonic()
+                try:
+                    receipt.result(max(0.0, min(left, LEAVE_POLL_S)))
+                    return
+                except NotOrderedInTime:
+                    if left <= LEAVE_POLL_S:
+                        raise
+            raise Excluded(f"{self.address} was taken for dead before it could leave.")
 
     def start_flush(self, timeout: float) -> OwnFlush:
         """Ask for a quiet point and wait for it. Raises FlushFailed, Excluded."""
@@ -324,5 +342,5 @@ class Session:
         while not self._is_closed and not self.is_excluded:
             self._forwarder.heartbeat()
             self._wake_up.wait(HEARTBEAT_S)
-        if not self._is_closed and self._excluded is not None:
+        if not self._is_closed and not self._is_leaving and self._excluded is not None:
             self._excluded()

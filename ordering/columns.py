@@ -149,7 +149,7 @@ def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membersh
     since = np.zeros(len(timed), np.int64)  # how long its place stood still after each row
     for code in np.unique(place).tolist():
         name, span = rows.places[code], slice(*np.searchsorted(place, (code, code + 1)).tolist())
-        before = clock.get(name, int(at_ms[span][0]))
+        before = clock.get(name, max(0, int(at_ms[span][0])))
         times = at_ms[span] = np.maximum.accumulate(np.maximum(at_ms[span], before))
         steps = np.diff(times, prepend=before)
         stood = np.maximum(steps - STANDSTILL_MS, 0)
@@ -169,7 +169,7 @@ def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membersh
     for code in np.flatnonzero(last >= 0).tolist():
         row = int(last[code])
         latest[rows.senders[code]] = Heard(rows.places[int(place[row])], int(at_ms[row] + since[row]))
-    return replace(membership, heard=latest, clock=clock)
+    return replace(membership, heard=latest, clock=clock, told_flush=0, told_ms={})
 
 
 def _assert_log_order(rows: ForwardColumns) -> None:

@@ -1,14 +1,15 @@
 """Time as the log tells it: who was heard where and when, in the course of one `step`.
 
 `Membership.clock` is the newest broker timestamp of each forward partition, `heard` where and when each member was
-last heard, `flush_told` when a tick first knew of the flush in hand. None of it is part of DATA.
+last heard, `told_ms` when, in each partition, a tick first knew of the flush in hand. None of it is part of DATA.
 
 *A standstill is nobody's silence.* While members are there, the job writes a tick into each partition every second. If
 a partition's next record comes later than STANDSTILL_MS, nobody could write there (the broker was away, say), so the
 rest of that time counts for nobody.
 
 *A flush's time begins when the members can know of it.* A tick carries the last seqno that its job knows to be written.
-So a sequencer that works off a backlog, in which the log's clock runs fast, gives everybody the time to answer.
+So a sequencer that works off a backlog, in which the log's clock runs fast, gives everybody the time to answer. It is
+over when it is in every partition: an answer may stand in each of them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Watch:
     def __init__(self, membership: Membership) -> None:
         self.heard = dict(membership.heard)
         self.clock = dict(membership.clock)
-        self.flush_told = membership.flush_told
+        self.told_flush, self.told_ms = membership.told_flush, dict(membership.told_ms)
         self.look(membership)
 
     def look(self, membership: Membership) -> None:
@@ -39,7 +40,7 @@ class Watch:
         self.relays = set(membership.relays)
         self.flush_id = membership.flush.id
         if not self.is_on:
-            self.heard, self.clock, self.flush_told = {}, {}, (0, 0)
+            self.heard, self.clock, self.told_flush, self.told_ms = {}, {}, 0, {}
 
     def hear(self, record: Forward) -> None:
         """A well-formed record, whatever becomes of it."""
@@ -54,17 +55,24 @@ class Watch:
             self.heard[record.sender] = Heard(place, at_ms)
         elif record.sender in self.relays:
             self.heard[record.sender] = Heard(place, LONG_AGO_MS if record.kind == LEAVE else at_ms)
-        if self.flush_told[0] < self.flush_id <= record.local_seqno and is_tick(record.sender):
-            self.flush_told = (self.flush_id, at_ms)
+        if 0 < self.flush_id <= record.local_seqno and is_tick(record.sender):
+            self._tell(place, at_ms)
+
+    def _tell(self, place: str, at_ms: int) -> None:
+        if self.told_flush != self.flush_id:
+            self.told_flush, self.told_ms = self.flush_id, {}
+        self.told_ms.setdefault(place, at_ms)
 
     def _stand_still(self, place: str, before: int, after: int) -> None:
         self.heard = stood_still(self.heard, self.clock, place, before, after)
-        if self.flush_id and self.flush_told[0] == self.flush_id:
-            self.flush_told = (self.flush_id, _later(self.flush_told[1], *_whole(self.clock, place, before, after)))
+        if place in self.told_ms:
+            self.told_ms[place] = _later(self.told_ms[place], before, after)
 
     def applied(self, membership: Membership) -> Membership:
         """The membership with what was heard."""
-        return replace(membership, heard=self.heard, clock=self.clock, flush_told=self.flush_told)
+        if not self.flush_id:
+            self.told_flush, self.told_ms = 0, {}
+        return replace(membership, heard=self.heard, clock=self.clock, told_flush=self.told_flush, told_ms=self.told_ms)
 
 
 def stood_still(

@@ -154,7 +154,7 @@ class Settings:
 class Membership:
     """All that a sequencer knows of a group's members; see the module. `members` stand oldest first.
 
-    `flush_told`: the flush in hand, and when a tick first knew of it (the log's clock, in ms).
+    `told_flush` is the flush of which ticks know, `told_ms` when the first of them did, in each partition.
     """
 
     settings: Settings = Settings()
@@ -167,7 +167,8 @@ class Membership:
     remote: Mapping[str, RemoteSite] = field(default_factory=dict)
     heard: Mapping[str, Heard] = field(default_factory=dict)
     clock: Mapping[str, int] = field(default_factory=dict)
-    flush_told: tuple[int, int] = (0, 0)
+    told_flush: int = 0
+    told_ms: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_watched(self) -> bool:
@@ -192,8 +193,10 @@ class Membership:
     @property
     def is_late(self) -> bool:
         """Whether the flush in hand has taken longer than it may."""
-        flush_id, told_ms = self.flush_told
-        return flush_id == self.flush.id and (self.now_ms or 0) - told_ms > self.settings.flush_timeout_ms
+        if self.told_flush != self.flush.id:
+            return False
+        limit = self.settings.flush_timeout_ms
+        return all(now_ms - self.told_ms.get(place, now_ms) > limit for place, now_ms in self.clock.items())
 
     @cached_property
     def _addresses(self) -> frozenset[str]:
@@ -225,13 +228,15 @@ class Membership:
 
     def without_time(self) -> Membership:
         """What DATA tells: everybody has a fresh grace period."""
-        if not (self.heard or self.clock or self.flush_told[0]):
+        if not (self.heard or self.clock or self.told_flush):
             return self
-        return replace(self, heard={}, clock={}, flush_told=(0, 0))
+        return replace(self, heard={}, clock={}, told_flush=0, told_ms={})
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """As JSON values. What earlier versions do not know stands there only where it matters."""
+        told = {"told_flush": self.told_flush, "told_ms": self.told_ms} if self.told_flush else {}
         return {
+            **told,
             "settings": asdict(self.settings),
             "members": self.members,
             "joining": self.joining,
@@ -242,7 +247,6 @@ class Membership:
             "remote": self.remote,
             "heard": self.heard,
             "clock": self.clock,
-            "flush_told": self.flush_told,
         }
 
     @classmethod
@@ -263,7 +267,6 @@ class Membership:
                 for name, (members, is_silent) in body.pop("remote", {}).items()
             },
             heard={address: Heard(*row) for address, row in body.pop("heard").items()},
-            flush_told=tuple(body.pop("flush_told", (0, 0))),
             **body,
         )
 
@@ -341,7 +344,7 @@ def _install(membership: Membership, view: dict[str, Any], received: MutableMapp
     left += [Left(address, *received.get(address, NOTHING_ACCEPTED)) for address in gone]
     if membership.settings.flush or membership.settings.closed:
         for address, incarnation in membership.members:
-            if address in view["suspected"] and received[address].incarnation == incarnation:
+            if address in view["suspected"] and received.get(address, NOTHING_ACCEPTED).incarnation == incarnation:
                 received[address] = Accepted(incarnation, MAX_NUMBER)
     floor = membership.incarnation_floor
     for row in left[: max(0, len(left) - MAX_LEFT)]:

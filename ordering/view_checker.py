@@ -1,9 +1,10 @@
 """The checker's eye for views: virtual synchrony, as far as the log and the deliveries show it.
 
-A message belongs to the view in force at its seqno. With flush on, that is the view in which it was sent, if four
+A message belongs to the view in force at its seqno. With flush on, that is the view in which it was sent, if five
 things hold in the log: a record is stamped with the view that stands before it; a view with a member that stays stands
-in a flush; all who stay have said FLUSH_OK in it; and a member says nothing between its FLUSH_OK and the end of the
-flush. Survivors have the same set in each view if every source gives a seqno the same view.
+in a flush; all who stay have said FLUSH_OK in it; a member says nothing between its FLUSH_OK and the end of the flush;
+and nothing after a view that suspects it. Survivors have the same set in each view if every source gives a seqno the
+same view.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from ordering.errors import ProtocolViolation, UsageError
 from ordering.events import EventReader, ViewChange
-from ordering.membership import Settings
+from ordering.membership import Life, Settings
 from ordering.records import FLUSH_OK, MESSAGE, SETTINGS, START_FLUSH, STOP_FLUSH, VIEW, Data
 
 
@@ -64,6 +65,8 @@ class ViewChecker:
         self._flush_id: int | None = 0 if complete else None
         """The flush in hand, 0 if there is none, None if the log does not tell yet."""
         self._answered: set[str] = set()
+        self._over: set[Life] = set()
+        """Lives that are over (`ordering.membership`). O(suspected members)."""
 
     def next(self, record: Data) -> str:
         """Take the next record; say what is wrong with it, or ''."""
@@ -72,17 +75,19 @@ class ViewChecker:
         self._view_id = record.view
         if expected is not None and record.view != expected:
             return "has a record of another view than the one in force"
+        if record.sender and (record.sender, record.incarnation) in self._over:
+            return "has a record of a life that was over"
         if record.kind == MESSAGE:
             return "has a message of a member behind its FLUSH_OK" if record.sender in self._answered else ""
         try:
             return self._control(record)
-        except (ProtocolViolation, UsageError):
+        except (ProtocolViolation, UsageError, ValueError):
             return f"has a {record.kind} that can't be read"
 
     def _control(self, record: Data) -> str:
         if record.kind == SETTINGS:
             self._settings = self._settings.updated(record.payload)
-        elif record.kind == FLUSH_OK:
+        elif record.kind == FLUSH_OK and self._flush_id in (None, int(record.payload)):
             self._answered.add(record.sender)
         elif record.kind in (START_FLUSH, STOP_FLUSH):
             self._flush_id = record.seqno if record.kind == START_FLUSH else 0
@@ -95,6 +100,8 @@ class ViewChecker:
     def _view(self, before: ViewChange | None, after: ViewChange) -> str:
         lives = set(after.lives).intersection(before.lives if before else ())
         stay = {life.address for life in lives} - set(after.joined)
+        if before is not None and (self._settings.flush or self._settings.closed):
+            self._over |= {life for life in before.lives if life.address in after.suspected}
         flush_id, answered = self._events.flush_id, self._answered
         self._answered = (answered & set(after.members)) | set(after.joined) if flush_id else set()
         if self._settings.flush and stay and not flush_id:

@@ -21,13 +21,23 @@ from kafka.structs import TopicPartition
 from connectors import Delivery, Member
 from connectors.broker import EmbeddedBroker
 from connectors.connection import Connection
+from connectors.data_cursor import DataCursor, Effective
 from connectors.data_log import DataLog
 from connectors.receipt import Receipt
 from connectors.session import Session
 from connectors.settings import change_settings
 from connectors.topics import create_topics
 from ordering.checker import Checker
-from ordering.errors import Blocked, Excluded, FlushFailed, NotOrderedInTime, UsageError
+from ordering.errors import (
+    AbcastError,
+    Blocked,
+    BrokerUnreachable,
+    Excluded,
+    FlushFailed,
+    NotOrderedInTime,
+    Superseded,
+    UsageError,
+)
 from ordering.events import Block, Event, Unblock, ViewChange
 from ordering.membership import Life
 from ordering.records import JOIN, LEAVE, MESSAGE, START_FLUSH, VIEW
@@ -304,6 +314,12 @@ def broadcast_when_it_can(member: Member, payload: bytes) -> Receipt:
             time.sleep(0.02)
 
 
+def broadcast_until_it_fails(member: Member) -> None:
+    while True:
+        broadcast_when_it_can(member, b"x")
+        time.sleep(0.02)
+
+
 @pytest.mark.slow
 def test_a_closed_group_takes_back_a_killed_member_with_an_outbox(
     connection: Connection, group: str, sequencer: TinySequencer, tmp_path: Path
@@ -348,6 +364,70 @@ def dead_letters(connection: Connection, group: str) -> int:
     count = consumer.end_offsets([place])[place]
     consumer.close()
     return int(count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"flush": True}])
+def test_who_was_replaced_meanwhile_does_not_come_back(connection: Connection, group: str, settings: Any) -> None:
+    """A process that was suspended, excluded, and started anew elsewhere under its name: the later start stays."""
+    change_settings(connection, group, "nyc", suspect_after_ms=1_500, **settings)
+    with Member(group, "nyc/a", connection=connection) as a:
+        a.connect()
+        suspended = Member(group, "nyc/b", connection=connection)
+        suspended.connect()
+        session, forwarder = suspended._session, suspended._forwarder
+        assert session is not None
+        assert forwarder is not None
+        resumed = threading.Event()
+        really = forwarder._cursor.poll
+
+        def poll(timeout: float) -> list[Effective]:
+            return really(timeout) if resumed.wait(0.05) else []
+
+        forwarder._cursor.poll = poll  # type: ignore[method-assign]
+        forwarder.heartbeat = lambda: None  # type: ignore[method-assign]
+        eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
+        with Member(group, "nyc/b", connection=connection) as b:
+            b.connect()
+            resumed.set()
+            with pytest.raises(Superseded):
+                broadcast_until_it_fails(suspended)
+            time.sleep(0.5)
+            b.broadcast(b"mine").result(WAIT)
+        with contextlib.suppress(AbcastError):
+            suspended.close(timeout=0)
+
+
+def test_a_rejoin_that_fails_leaves_the_outbox_as_it_is(
+    connection: Connection, group: str, sequencer: TinySequencer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker is away between the two lives, and the member is closed: its next start sends all."""
+    change_settings(connection, group, "nyc", closed=True, suspect_after_ms=1_500)
+    path = tmp_path / "b.outbox"
+    with Member(group, "nyc/a", connection=connection) as a:
+        a.connect()
+        b = Member(group, "nyc/b", connection=connection, outbox=path)
+        b.connect()
+        old = b.incarnation
+        sequencer.drop = lambda forward: (forward.sender, forward.incarnation) == ("nyc/b", old)
+        receipts = [b.broadcast(b"%d" % number) for number in range(10)]
+        tried = threading.Event()
+
+        def unreachable(*_: object) -> DataCursor:
+            tried.set()
+            raise BrokerUnreachable("gone")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("connectors.forwarder.DataCursor", unreachable)
+            assert tried.wait(WAIT)
+            b.close(timeout=1.5)
+        for receipt in receipts:
+            with pytest.raises(AbcastError):
+                receipt.result(WAIT)
+        with Member(group, "nyc/b", connection=connection, outbox=path) as b:
+            b.connect(timeout=WAIT)
+            b.wait_ordered(WAIT)
+        assert [d.payload for d in a.deliveries(1, timeout=0.5)] == [b"%d" % number for number in range(10)]
 
 
 @pytest.mark.slow

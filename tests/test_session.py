@@ -17,7 +17,7 @@ from connectors.receipt import Receipt
 from connectors.session import Session
 from ordering.errors import Excluded, FlushFailed, NotOrderedInTime, UsageError
 from ordering.flush import NO_FLUSH
-from ordering.membership import NO_MEMBERS, Life, RemoteSite, Settings
+from ordering.membership import NO_MEMBERS, Life, Membership, RemoteSite, Settings
 from ordering.names import Address
 from ordering.records import (
     FLUSH_COMPLETED,
@@ -30,8 +30,13 @@ from ordering.records import (
     VIEW,
     MessageId,
 )
+from ordering.sequencer import SequencerState
 
 ALICE = "nyc/alice"
+
+
+def at(view: int, membership: Membership = NO_MEMBERS) -> SequencerState:
+    return SequencerState("g", view=view, membership=membership)
 
 
 class FakeForwarder:
@@ -86,7 +91,7 @@ class Bench:
         self.calls: list[str] = []
         self.callbacks = Callbacks(ALICE, lambda: self.calls.append("block"), lambda: self.calls.append("unblock"))
         self.session = Session(Address("nyc", "alice"), self.callbacks, lambda: self.calls.append("excluded"))
-        self.session.begin(self.forwarder, NO_MEMBERS, 0)  # type: ignore[arg-type]
+        self.session.begin(self.forwarder, at(0))  # type: ignore[arg-type]
         self.forwarder.told.clear()
         self.seqno = 0
         self.view_id = 0
@@ -101,9 +106,10 @@ class Bench:
         self.session.accept(Effective(self.seqno, self.seqno, kind, fields, [], payload))
         return self.seqno
 
-    def view(self, *members: str, flush: int = 0) -> None:
+    def view(self, *members: str, flush: int = 0, suspected: tuple[str, ...] = ()) -> None:
         self.view_id += 1
-        body = {"members": [[name, 5] for name in members], "joined": [], "left": [], "suspected": [], "flush": flush}
+        lives = [[name, 5] for name in members]
+        body = {"members": lives, "joined": [], "left": [], "suspected": suspected, "flush": flush}
         self.feed(VIEW, payload=json.dumps(body).encode())
 
     def join(self, flush: int = 0) -> None:
@@ -146,7 +152,7 @@ def test_block_then_the_answer_then_unblock(bench: Bench) -> None:
 
 def test_remote_views_are_those_of_the_state_and_what_came_since(bench: Bench) -> None:
     known = {"sfo": RemoteSite((Life("sfo/bob", 1),)), "lax": RemoteSite((Life("lax/dan", 1),), is_silent=True)}
-    bench.session.begin(bench.forwarder, replace(NO_MEMBERS, remote=known), 0)  # type: ignore[arg-type]
+    bench.session.begin(bench.forwarder, at(0, replace(NO_MEMBERS, remote=known)))  # type: ignore[arg-type]
     assert bench.session.remote_views == {"sfo": ("sfo/bob",), "lax": ()}
     bench.feed(REMOTE_VIEW, "lax/abcast.relay", decided(members=[["lax/dan", 1], ["lax/eve", 2]]))
     bench.feed(REMOTE_VIEW, payload=decided(site="sfo", members=[], silent=True))
@@ -258,21 +264,21 @@ def test_a_flush_of_a_killed_process_is_stopped_by_the_next(bench: Bench) -> Non
     """With an outbox it goes on in the same life, and in the same view."""
     flush = NO_FLUSH.start(7, ALICE, requested=True)
     members = (Life(ALICE, 5), Life("nyc/bob", 5))
-    bench.session.begin(bench.forwarder, replace(NO_MEMBERS, members=members, flush=flush), 3)  # type: ignore[arg-type]
+    bench.session.begin(bench.forwarder, at(3, replace(NO_MEMBERS, members=members, flush=flush)))  # type: ignore[arg-type]
     bench.told("ends", "release", "begins 7", "stop-flush 7", "answer 7")
     assert bench.calls == ["block"]
     assert bench.session.is_member
 
 
 def test_in_a_closed_group_messages_wait_for_the_view(bench: Bench) -> None:
-    bench.session.begin(bench.forwarder, replace(NO_MEMBERS, settings=Settings(closed=True)), 0)  # type: ignore[arg-type]
+    bench.session.begin(bench.forwarder, at(0, replace(NO_MEMBERS, settings=Settings(closed=True))))  # type: ignore[arg-type]
     bench.told("ends", "hold")
     bench.view(ALICE)
     bench.told("release")
 
 
 def test_a_group_that_opens_waits_for_nobody(bench: Bench) -> None:
-    bench.session.begin(bench.forwarder, replace(NO_MEMBERS, settings=Settings(closed=True)), 0)  # type: ignore[arg-type]
+    bench.session.begin(bench.forwarder, at(0, replace(NO_MEMBERS, settings=Settings(closed=True))))  # type: ignore[arg-type]
     bench.feed(SETTINGS, "nyc/bob", b'{"closed":false}')
     bench.told("ends", "hold", "release")
 
@@ -283,11 +289,11 @@ def test_what_retention_has_dropped_is_made_up_for(bench: Bench) -> None:
     flush = bench.feed(START_FLUSH, payload=decided(requester="nyc/bob"))
     bench.told(f"begins {flush}", f"answer {flush}")
     members = (Life("nyc/bob", 5), Life(ALICE, 5))
-    bench.session.catch_up(replace(NO_MEMBERS, members=members), 4)
+    bench.session.catch_up(at(4, replace(NO_MEMBERS, members=members)))
     bench.told("ends", "release")
     assert bench.session.view is not None
     assert bench.session.view.view_id == 4
-    bench.session.catch_up(replace(NO_MEMBERS, members=members[:1]), 5)
+    bench.session.catch_up(at(5, replace(NO_MEMBERS, members=members[:1])))
     bench.callbacks.close()
     assert bench.session.is_excluded
     deadline = time.monotonic() + 5
@@ -352,3 +358,33 @@ def test_a_view_without_it_excludes_it(bench: Bench) -> None:
     while "excluded" not in bench.calls and time.monotonic() < deadline:
         time.sleep(0.005)
     assert bench.calls == ["excluded"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "suspected", "is_over"),
+    [
+        (b'{"flush":true}', True, True),
+        (b'{"flush":true}', False, False),  # an earlier start has left: what it says is a stranger's now
+        (b'{"closed":true}', False, True),
+        (b'{"suspect_after_ms":9}', True, False),
+    ],
+)
+def test_a_life_is_over_by_the_settings_at_the_view(
+    bench: Bench, settings: bytes, suspected: bool, is_over: bool
+) -> None:
+    bench.join()
+    bench.feed(SETTINGS, "nyc/bob", settings)
+    bench.view("nyc/bob", suspected=(ALICE,) if suspected else ())
+    bench.feed(SETTINGS, "nyc/bob", b'{"flush":false,"closed":false}')
+    assert bench.session.is_over == is_over
+
+
+def test_who_is_excluded_while_it_leaves_waits_for_nothing(bench: Bench) -> None:
+    bench.join()
+    bench.forwarder.answers = False
+    threading.Timer(0.2, bench.view, ("nyc/bob",)).start()
+    started = time.monotonic()
+    with pytest.raises(Excluded, match="before it could leave"):
+        bench.session.leave(30)
+    assert time.monotonic() - started < 10
+    assert "excluded" not in bench.calls

@@ -289,6 +289,28 @@ def test_a_message_behind_its_senders_flush_ok() -> None:
     assert VIEW_VIOLATION not in names(fed([_view(1, 1, "s/a"), start, answer, stop, replace(message, seqno=5)]))
 
 
+def test_a_record_of_a_life_that_was_over() -> None:
+    """What a suspected member has sent in a view must not be delivered in a later one, with flush on."""
+    for settings, expected in (((_settings(1),), [VIEW_VIOLATION]), ((), [])):
+        last = len(settings)
+        log = [*settings, _view(last + 1, 1, "s/a", "s/b")]
+        start = Data("start-flush", 1, last + 2, 1, payload=b'{"requester":"s/a"}')
+        answer = Data("flush-ok", 1, last + 3, 1, "s/a", 1, 1, b"%d" % start.seqno)
+        view = _view(last + 4, 2, "s/a", flush=start.seqno)
+        payload = json.loads(view.payload) | {"suspected": ["s/b"]}
+        stop = Data("stop-flush", 1, last + 5, 2, payload=b'{"flush":0,"reason":"x"}')
+        late = replace(data(last + 6, local=1), sender="s/b", view=2)
+        log += [start, answer, replace(view, payload=json.dumps(payload).encode()), stop, late]
+        assert names(fed(log)) == expected
+
+
+def test_an_answer_to_another_flush_is_none() -> None:
+    start = Data("start-flush", 1, 3, 1, payload=b'{"requester":"s/a"}')
+    answer = Data("flush-ok", 1, 4, 1, "s/a", 1, 1, b"2")
+    log = [_settings(1), _view(2, 1, "s/a"), start, answer, _view(5, 2, "s/a", "s/b", flush=3)]
+    assert names(fed(log)) == [VIEW_VIOLATION]
+
+
 def test_survivors_that_disagree_on_the_set_of_a_view() -> None:
     checker = Checker()
     for member, views in (("s/a", (1, 1, 2)), ("s/b", (1, 2, 2))):

@@ -22,10 +22,12 @@ from connectors.ledger import (
     read_table_state,
 )
 from connectors.ledger_state import state_from_ledger
+from ordering import membership
 from ordering.membership import Life
 from ordering.reader import Reader
-from ordering.records import VIEW, Data, Headers, Source
-from ordering.sequencer import SequencerState, seal, snapshot
+from ordering.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, VIEW, Data, Headers, Source
+from ordering.sequencer import SequencerState, seal, snapshot, step
+from tests.core.test_membership import Log
 from tests.spark.kafka_rows import TIMESTAMP_MS, Row, data, source_frame
 
 pytestmark = pytest.mark.spark
@@ -222,3 +224,30 @@ def test_views(spark: SparkSession, table: Path, group: str) -> None:
     assert state is not None
     assert (state.seqno, state.view) == (4, 2)
     assert state.membership.members == (Life("nyc/a", 7), Life("nyc/b", 7))
+
+
+@pytest.mark.slow
+def test_lives_that_are_over_stay_over(spark: SparkSession, table: Path, group: str) -> None:
+    """A successor that has the ledger alone decides about them as one that has DATA, however many have left since."""
+    log = Log(closed=True, suspect_after_ms=2_000)
+    with patch.object(membership, "MAX_LEFT", 2):
+        log.batch(("s/a", JOIN), ("s/b", JOIN))
+        log.batch(("s/b", MESSAGE))
+        log.tick(1_000, "s/a", "s/b")
+        log.tick(3_000, "s/a")
+        for number in range(4):
+            log.batch((f"s/m{number}", JOIN, b"", 5), ("s/a", HEARTBEAT))
+            log.batch((f"s/m{number}", LEAVE, b"", 5), ("s/a", HEARTBEAT))
+        log.batch(("s/c", JOIN, b"", 9), ("s/a", HEARTBEAT))
+        log.tick(1_000, "s/a")
+        log.tick(3_000, "s/a")
+        LedgerWriter(table, {group: Reader()}).write(source_frame(spark, log_of(seal(1), *log.data, group=group)), 0)
+        known = state_from_ledger(table, group)
+    assert known is not None
+    assert known.membership.members == log.state.membership.members == (Life("s/a", 1),)
+    assert known.is_over("s/c", 9)
+    assert log.state.is_over("s/c", 9)
+    assert known.ordered("s/c") == log.state.ordered("s/c") == (9, 1)
+    for state in (known, log.state):  # a row that DATA's state has dropped is below the floor there
+        late = [log.forward("s/b", MESSAGE), log.forward("s/c", MESSAGE, b"", 9)]
+        assert [record for record in step(state, late).outputs if isinstance(record, Data)] == []
