@@ -8,9 +8,8 @@ Three rules keep it simple:
 
 * Whoever sends holds the lock, broadcasts and resends alike. So the FORWARD log has this member's messages in order,
   except where a produce request failed.
-* A life that begins anew takes over what the last one, which is over, had accepted and the group has not ordered
-  (`ordering.membership`). Its JOIN comes first, and in a closed group it alone is sent until there is a view with it:
-  what comes of a non-member is a dead letter, and go-back-N would drop all that follows.
+* In a closed group nothing but JOIN is sent until there is a view with this life: what comes of a non-member is a dead
+  letter, and go-back-N would drop all that follows.
 * After a failed produce request nothing more is sent by that producer: broadcasts only enter the table, until the
   thread has a new producer and sends the table from its beginning. (kafka-python's idempotent producer fails the
   batches in flight when its epoch is bumped, and may then be in a fatal state; a new one is in a known state.)
@@ -25,19 +24,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 from kafka.future import Future
 
-from connectors.codec import H_INCARNATION, H_KIND, H_LOCAL_SEQNO, H_SENDER, forward_headers
+from connectors.codec import H_INCARNATION, H_LOCAL_SEQNO, H_SENDER, forward_headers
 from connectors.connection import Connection
 from connectors.data_cursor import DataCursor, Effective
 from connectors.data_log import DataLog, Start
+from connectors.lives import Carried, Lives, control_headers, is_control
 from connectors.member_memory import MemberMemory
-from connectors.outbox import Outbox
 from connectors.receipt import Receipt, raised_again
 from ordering.errors import (
     AbcastError,
@@ -46,15 +44,13 @@ from ordering.errors import (
     ForwardTableFull,
     HistoryUnavailable,
     NotOrderedInTime,
-    ProtocolViolation,
-    Superseded,
     UsageError,
 )
-from ordering.forward_table import ForwardTable, Pending, message_bytes
-from ordering.names import Address, Topic
+from ordering.forward_table import Pending, message_bytes
+from ordering.names import Topic
 from ordering.reader import Reader
 from ordering.records import FLUSH_OK, HEARTBEAT, JOIN, MESSAGE, Headers, MessageId
-from ordering.sequencer import Accepted, SequencerState
+from ordering.sequencer import SequencerState
 
 LINGER_MS = 10
 BATCH_BYTES = 256 * 1024
@@ -75,29 +71,6 @@ STUCK_PRODUCER_S = 150.0
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class SendingLimits:
-    """Bounds of the forward table (records, bytes), and seconds without progress after which it is sent again."""
-
-    max_pending_records: int = 10_000
-    max_pending_bytes: int = 64 * 1024 * 1024
-    resend_after: float = 20.0
-    """What Kafka has acknowledged is hardly ever lost; a takeover, which takes less, is no time for a second copy."""
-
-    def validate(self) -> None:
-        """Raises UsageError."""
-        for name in ("max_pending_records", "max_pending_bytes", "resend_after"):
-            if getattr(self, name) <= 0:
-                raise UsageError(f"{name} must be greater than 0.")
-
-
-class Carried(NamedTuple):
-    """A message that a life which is over has accepted; its receipt is None if an earlier process gave it."""
-
-    pending: Pending
-    receipt: Receipt | None
-
-
 class Forwarder:
     """One incarnation of a sender. Thread-safe. `close` it, or its thread runs (as a daemon) to the process's end."""
 
@@ -105,36 +78,29 @@ class Forwarder:
         self,
         connection: Connection,
         group: str,
-        address: Address,
-        limits: SendingLimits,
-        outbox: Outbox | None,
-        changed: threading.Condition,
-        claimed: set[int],
+        lives: Lives,
         observer: Observer | None = None,
         carried: Sequence[Carried] | None = None,
     ) -> None:
-        """Take an incarnation (or continue the outbox's, sending again what is pending) and start the thread.
+        """Begin a life, or continue the outbox's, sending again what is pending, and start the thread.
 
-        `changed` is the one condition of all the member's lives, with a Lock, `claimed` their incarnations. `observer`
-        is told of the group's control records. `carried`: what the last life in this process hands over, to a new one
-        that joins.
+        `observer` is told of the group's control records. `carried`: what the last life in this process hands over, to
+        a new one that joins.
 
         Raises BrokerUnreachable, TopicMissing, Superseded.
         """
         self.connection = connection
         self.group = group
-        self.address = address
-        self.limits = limits
+        self.address = address = lives.address
+        self.limits = lives.limits
         self.has_handed_over = False  # what it had accepted is a later life's
-        self.is_continued = False  # whether the incarnation is that of an earlier start, from the outbox
-        self._outbox = outbox
+        self._outbox = lives.outbox
         self._sender = str(address).encode("ascii")
         self._topic = str(Topic(group, "forward", address.site))
-        self._changed = changed
-        self._claimed = claimed
+        self._changed = lives.changed
+        self._lives = lives
         self._stopping = threading.Event()
         self._failure: AbcastError | None = None
-        self._receipts: deque[Receipt | None] = deque()  # in step with the table; None: accepted by an earlier run
         self._last_seqno: int | None = None
         self._newest: Future | None = None
         self._produce_failed = False
@@ -147,7 +113,6 @@ class Forwarder:
         self._is_shut = False  # FLUSH_OK is in the table: no message may follow until the flush is over
         self._is_held = False  # the group is closed, and this life not in the view: no message is sent until it is
         self._has_held_back = False  # some, and they are to be sent
-        self._join: Receipt | None = None
 
         self._memory = MemberMemory(connection, group, address)
         try:
@@ -158,7 +123,8 @@ class Forwarder:
         try:
             # The log's end is taken before the first message is sent: nothing of ours can be missed behind it.
             start, state = self._end_of_data()
-            self.incarnation, self._table = self._take_up(state, carried)
+            begun = lives.begin(self._memory, state, carried)
+            self.incarnation, self._table, self._receipts, self._join, self.is_continued = begun
             self._cursor = DataCursor(self._memory.consumer, self._memory.data, start)
             self._key_headers = forward_headers(str(address), self.incarnation, 0)[:-1]
         except BaseException:
@@ -179,98 +145,6 @@ class Forwarder:
             end = log.end()
             state = log.state(end)
         return Start(end, Reader(state.epoch, state.seqno)), state
-
-    def _take_up(self, state: SequencerState, carried: Sequence[Carried] | None) -> tuple[int, ForwardTable]:
-        """The incarnation to send under, and its forward table."""
-        limits, outbox = self.limits, self._outbox
-        ordered = state.ordered(str(self.address))
-        joins = carried is not None
-        if joins:
-            latest = max(self._memory.incarnation(), ordered.incarnation)
-            if latest > max(self._claimed):
-                raise self._superseded(latest, max(self._claimed))
-        if carried is None and outbox is not None and outbox.incarnation:
-            carried = self._left_behind(outbox, state, ordered)
-            joins = bool(carried) and state.membership.settings.closed
-            if carried is None and not self._has_lost_its_end(outbox, ordered):
-                acknowledged = self._check_outbox(outbox, ordered)
-                outbox.acknowledge(acknowledged, at_once=True)
-                table = ForwardTable(limits.max_pending_records, limits.max_pending_bytes, last=acknowledged)
-                for pending in outbox.pending():
-                    if table.append(pending.payload, pending.headers) != pending:
-                        raise ProtocolViolation(
-                            f"the outbox {outbox.path} lacks local seqno {table.last}: it was changed from outside."
-                        )
-                    self._receipts.append(None)
-                self.is_continued = True
-                self._claimed.add(outbox.incarnation)
-                return outbox.incarnation, table
-        # Higher than every earlier start: those remembered, and those ordered.
-        floor = state.membership.incarnation_floor
-        incarnation = self._memory.claim_incarnation(max(ordered.incarnation, floor), self._claimed)
-        table = ForwardTable(limits.max_pending_records, limits.max_pending_bytes)
-        if joins:
-            self._join = self._new_receipt(incarnation, table.append(b"", _control_headers(JOIN)))
-            self._receipts.append(self._join)
-        for pending, receipt in carried or ():
-            again = table.append(pending.payload, pending.headers)
-            if receipt is not None:
-                receipt.message_id = MessageId(str(self.address), incarnation, again.local_seqno)
-            self._receipts.append(receipt)
-        if outbox is not None:
-            outbox.begin(incarnation, list(table.pending()))
-        return incarnation, table
-
-    def _left_behind(self, outbox: Outbox, state: SequencerState, ordered: Accepted) -> list[Carried] | None:
-        """What the outbox's life leaves to a new one, if it can't be continued. Raises Superseded."""
-        pending = [entry for entry in outbox.pending() if entry.local_seqno > outbox.acknowledged]
-        membership, address = state.membership, str(self.address)
-        if not ordered.incarnation and outbox.incarnation <= membership.incarnation_floor:
-            # It left the group long ago: its row is gone, and no record of that life will be taken any more.
-            if all(map(_is_control, pending)):
-                return []
-            raise Superseded(
-                f"{self.address} left the group so long ago that the sequencer has forgotten which messages of the "
-                f"outbox {outbox.path} were ordered (the ledger knows). Delete the file to give them up."
-            )
-        if ordered.incarnation == outbox.incarnation:
-            pending = [entry for entry in pending if entry.local_seqno > ordered.local_seqno]
-        is_stranded = (
-            membership.settings.closed
-            and not membership.is_member(address)
-            and bool(pending)
-            and not _is_control(pending[0])
-            and ordered.incarnation <= outbox.incarnation
-        )
-        if state.is_over(address, outbox.incarnation) or is_stranded:
-            return [Carried(entry, None) for entry in pending if not _is_control(entry)]
-        return None
-
-    @staticmethod
-    def _has_lost_its_end(outbox: Outbox, ordered: Accepted) -> bool:
-        """Whether messages were ordered that the file does not know: a restored copy, or a power failure.
-
-        Their local seqnos are taken. All the file's own messages are ordered then (the sequencer takes them in
-        order), so a new incarnation loses nothing.
-        """
-        return ordered.incarnation == outbox.incarnation and ordered.local_seqno > outbox.last()
-
-    def _check_outbox(self, outbox: Outbox, ordered: Accepted) -> int:
-        """The local seqno up to which the outbox's messages are ordered. Raises Superseded, ProtocolViolation."""
-        if ordered.incarnation > outbox.incarnation:
-            unordered = outbox.last() - outbox.acknowledged
-            raise Superseded(
-                f"{self.address} was started elsewhere with the incarnation {ordered.incarnation}, higher than that of "
-                f"the outbox {outbox.path} ({outbox.incarnation}). Up to {unordered} messages in it were never ordered "
-                "and never will be. Delete the outbox to give them up, and run one process per member."
-            )
-        acknowledged = ordered.local_seqno if ordered.incarnation == outbox.incarnation else 0
-        if acknowledged < outbox.acknowledged:
-            raise ProtocolViolation(
-                f"the outbox {outbox.path} knows local seqno {outbox.acknowledged} to be ordered, but DATA ends at "
-                f"{acknowledged}: were the group's topics made anew? Then delete the outbox."
-            )
-        return acknowledged
 
     def _new_producer(self) -> KafkaProducer:
         return self.connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
@@ -313,7 +187,7 @@ class Forwarder:
             self._raise_failure()
             if self._refusal is not None:
                 raise raised_again(self._refusal)
-            return self._accept(payload, _control_headers(kind))
+            return self._accept(payload, control_headers(kind))
 
     def join(self) -> Receipt:
         """JOIN, unless this life has asked to join before: the receipt of that. Raises Excluded, Superseded."""
@@ -331,7 +205,7 @@ class Forwarder:
         """Whether messages that are held stand before the JOIN that is missing: this life can't join any more."""
         with self._changed:
             first = next(self._table.pending(), None)
-            return self._is_held and self._join is None and first is not None and not _is_control(first)
+            return self._is_held and self._join is None and first is not None and not is_control(first)
 
     def _accept(self, payload: bytes, headers: Headers) -> Receipt:
         """Under the lock, and with room in the table."""
@@ -340,14 +214,11 @@ class Forwarder:
         if not self._receipts:
             self._progress_at = time.monotonic()
         pending = self._table.append(payload, headers)
-        receipt = self._new_receipt(self.incarnation, pending)
+        receipt = Receipt(MessageId(str(self.address), self.incarnation, pending.local_seqno), self._changed)
         self._receipts.append(receipt)
         if not self._produce_failed and self._may_send(pending):
             self._send(pending)
         return receipt
-
-    def _new_receipt(self, incarnation: int, pending: Pending) -> Receipt:
-        return Receipt(MessageId(str(self.address), incarnation, pending.local_seqno), self._changed)
 
     def heartbeat(self) -> None:
         """Say that this incarnation is alive, if that costs no waiting."""
@@ -371,7 +242,7 @@ class Forwarder:
         with self._changed:
             if self._flush_id == flush_id and self._failure is None and not self._stopping.is_set():
                 self._is_shut = True
-                self._accept(b"%d" % flush_id, _control_headers(FLUSH_OK))
+                self._accept(b"%d" % flush_id, control_headers(FLUSH_OK))
 
     def shut(self, flush_id: int) -> None:
         """No message until the flush is over."""
@@ -413,8 +284,8 @@ class Forwarder:
             self.has_handed_over = True
             # Receipts that have failed before are gone.
             entries = [Carried(*entry) for entry in itertools.zip_longest(self._table.pending(), self._receipts)]
-            carried = [entry for entry in entries if not _is_control(entry.pending)]
-            self._receipts = deque(entry.receipt for entry in entries if _is_control(entry.pending))
+            carried = [entry for entry in entries if not is_control(entry.pending)]
+            self._receipts = deque(entry.receipt for entry in entries if is_control(entry.pending))
             self._failure = failure
             self._fail_receipts(failure)
             return carried
@@ -495,7 +366,7 @@ class Forwarder:
 
     def _send(self, pending: Pending) -> None:
         headers = [*self._key_headers, (H_LOCAL_SEQNO, b"%d" % pending.local_seqno), *pending.headers]
-        if _is_control(pending):
+        if is_control(pending):
             headers[1] = headers.pop()  # its kind, in the place of a message's
         try:
             future = self._producer.send(self._topic, value=pending.payload, key=self._sender, headers=headers)
@@ -514,7 +385,7 @@ class Forwarder:
                 self._send(pending)
 
     def _may_send(self, pending: Pending) -> bool:
-        return not self._is_held or _is_control(pending)
+        return not self._is_held or is_control(pending)
 
     def _note_failure(self, producer: KafkaProducer, error: BaseException) -> None:
         """A produce request failed. Called by the producer's thread too, so without the lock (it may hold it up)."""
@@ -561,7 +432,7 @@ class Forwarder:
             incarnation = int(fields[H_INCARNATION])
             if incarnation > self.incarnation:
                 self._apply(own)
-                raise self._superseded(incarnation, self.incarnation)
+                raise self._lives.superseded(incarnation, self.incarnation)
             if incarnation == self.incarnation:
                 own.append((int(fields[H_LOCAL_SEQNO]), record.seqno))
         self._apply(own)
@@ -587,12 +458,6 @@ class Forwarder:
         self._resends = 0
         self._changed.notify_all()
 
-    def _superseded(self, incarnation: int, ours: int) -> Superseded:
-        return Superseded(
-            f"another process has started as {self.address}, with incarnation {incarnation} (ours is "
-            f"{ours}): messages of ours that are not ordered yet are lost. Run one process per member."
-        )
-
     def _catch_up(self, gone: HistoryUnavailable) -> None:
         """Retention overtook us (the process was suspended): learn from the state what was ordered meanwhile."""
         try:
@@ -602,7 +467,7 @@ class Forwarder:
             return
         ordered = state.ordered(str(self.address))
         if ordered.incarnation > self.incarnation:
-            raise self._superseded(ordered.incarnation, self.incarnation)
+            raise self._lives.superseded(ordered.incarnation, self.incarnation)
         with self._changed:
             if ordered.incarnation == self.incarnation:
                 for _ in range(self._table.acknowledge(ordered.local_seqno)):
@@ -660,15 +525,6 @@ class Observer(Protocol):
 
     def accept(self, record: Effective) -> None:
         """The next control record."""
-
-
-def _control_headers(kind: str) -> Headers:
-    return ((H_KIND, kind.encode("ascii")),)
-
-
-def _is_control(pending: Pending) -> bool:
-    """Whether it is none of the application's messages: its kind then stands in its headers."""
-    return bool(pending.headers) and pending.headers[0][0] == H_KIND
 
 
 def abandon(producer: KafkaProducer) -> None:

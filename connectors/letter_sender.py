@@ -37,11 +37,11 @@ from connectors.forwarder import (
     MAX_RESEND_S,
     POLL_S,
     STUCK_PRODUCER_S,
-    SendingLimits,
     abandon,
 )
 from connectors.letter import LetterReceipt
 from connectors.letter_codec import letter_headers
+from connectors.lives import SendingLimits
 from connectors.receipt import raised_again
 from connectors.topics import inbox_partitions
 from ordering.errors import AbcastError, BrokerUnreachable, LetterTableFull, NotWrittenInTime, UsageError

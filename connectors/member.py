@@ -29,10 +29,11 @@ from connectors.codec import check_application_headers
 from connectors.connection import DEFAULT_BOOTSTRAP_SERVERS, Connection
 from connectors.deliveries import Deliveries
 from connectors.delivery import Delivery
-from connectors.forwarder import Carried, Forwarder, SendingLimits
+from connectors.forwarder import Forwarder
 from connectors.inbox import Inbox
 from connectors.letter import Letter, LetterReceipt
 from connectors.letter_sender import LetterSender
+from connectors.lives import Carried, Lives, SendingLimits
 from connectors.member_memory import MemberMemory
 from connectors.outbox import Outbox
 from connectors.receipt import Receipt
@@ -122,8 +123,8 @@ class Member:
         if self.address.name.startswith(RESERVED_PREFIX):
             raise UsageError(f"member {member!r} can't be used: a name that begins with {RESERVED_PREFIX} is reserved.")
         self._default_site = default_site
-        self.limits = SendingLimits(max_pending_records, max_pending_bytes, resend_after)
-        self.limits.validate()
+        self._lives = Lives(self.address, SendingLimits(max_pending_records, max_pending_bytes, resend_after))
+        self._lives.limits.validate()
         if connect_timeout <= 0:
             raise UsageError("connect_timeout must be greater than 0.")
         self.connection = connection or Connection(bootstrap_servers, connect_timeout)
@@ -141,8 +142,7 @@ class Member:
         self._own_run: Deliveries | None = None  # the newest that goes on from the one before
         self._flushing = threading.Lock()
         self._flushing_thread: int | None = None
-        self._changed = threading.Condition(threading.Lock())  # one for all receipts, in all lives
-        self._claimed: set[int] = set()  # their incarnations
+        self._changed = self._lives.changed
         self._forwarder: Forwarder | None = None
         self._letters: LetterSender | None = None
         self._runs: WeakKeyDictionary[Iterator[object], Deliveries | Inbox] = WeakKeyDictionary()
@@ -155,7 +155,7 @@ class Member:
         if outbox is None:
             MemberMemory(self.connection, self.group, self.address).close()  # a wrong address shows now, not later
             return
-        self._outbox = Outbox(outbox, self.group, str(self.address))
+        self._outbox = self._lives.outbox = Outbox(outbox, self.group, str(self.address))
         try:
             with self._lock:
                 self._forwarder = self._new_forwarder()
@@ -528,11 +528,7 @@ class Member:
         forwarder = Forwarder(
             self.connection,
             self.group,
-            self.address,
-            self.limits,
-            self._outbox,
-            self._changed,
-            self._claimed,
+            self._lives,
             session,
             carried,
         )
@@ -640,10 +636,10 @@ class Member:
                     # The outbox does not know how far the letters of its incarnation had been numbered.
                     memory = MemberMemory(self.connection, self.group, self.address)
                     try:
-                        incarnation = memory.claim_incarnation(incarnation, self._claimed)
+                        incarnation = memory.claim_incarnation(incarnation, self._lives.claimed)
                     finally:
                         memory.close()
-                self._letters = LetterSender(self.connection, self.group, self.address, incarnation, self.limits)
+                self._letters = LetterSender(self.connection, self.group, self.address, incarnation, self._lives.limits)
             return self._letters
 
 

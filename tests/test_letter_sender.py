@@ -14,10 +14,10 @@ from kafka.structs import TopicPartition
 
 from connectors import letter_sender
 from connectors.connection import Connection
-from connectors.forwarder import SendingLimits
 from connectors.letter import Letter
 from connectors.letter_codec import decode_letter
 from connectors.letter_sender import LetterSender
+from connectors.lives import SendingLimits
 from ordering.errors import BrokerUnreachable
 from ordering.inbox import InboxReader
 from ordering.names import Address

@@ -162,8 +162,9 @@ def test_limits() -> None:
     """The limits it lists are those in the code."""
     from connectors.backlog import BATCH_BYTES
     from connectors.connection import MAX_RECORD_BYTES, Connection
-    from connectors.forwarder import MAX_RESEND_S, SendingLimits
+    from connectors.forwarder import MAX_RESEND_S
     from connectors.ledger_job import TRIGGER_SECONDS
+    from connectors.lives import SendingLimits
     from connectors.streaming_job import JobOptions
     from ordering import names, records, sequencer
 
