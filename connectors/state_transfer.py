@@ -4,9 +4,10 @@ Both halves are here, the joiner's and the supplier's.
 
 Invariant. A state is the pair (bytes, p): what `get_state` returned in the thread that iterates the supplier's
 `deliveries()`, between two deliveries, when it had taken exactly the messages up to seqno p. The joiner takes the
-chunks of one such pair, all of them, or nothing; its own deliveries give the messages from p + 1 on (and the events from
-its first view on). So every message is in the state or delivered after it, and none is both, whoever supplies it and
-however often it was asked. p is not below the joiner's first view, and the ones that join together as a group's first view have no state to get: they begin with that view.
+chunks of one such pair, all of them, or nothing; its own deliveries give the messages from p + 1 on, and the events
+from its first view on. So every message is in the state or delivered after it, and none is both, whoever supplies it
+and however often it was asked. p is not below the joiner's first view, and the ones that join together as a group's
+first view have no state to get: they begin with that view.
 
 The supplier is the oldest other member; when it leaves the view, or is silent for PATIENCE_S, the joiner asks the next
 one, and begins again when all were asked in vain, each round twice as patient. A request's name is its letter's
