@@ -458,6 +458,9 @@ class TestDeliveries:
                 bob.broadcast(b"11")
                 assert list(bob.deliveries(from_seqno=3, timeout=0.5))[:8] == everything[2:]
                 assert [d.seqno for d in bob.deliveries(from_seqno=1, timeout=0.5)] == list(range(1, 12))
+            with Member(filled, "nyc/bob", connection=connection, ledger=tmp_path / "ledger") as bob:
+                bob.connect(from_ledger=True)
+                assert [d.seqno for d in bob.deliveries(timeout=0.5)] == list(range(1, 12))
 
     def test_a_ledger_that_ends_too_early(self, connection: Connection, filled: str, tmp_path: Path) -> None:
         everything = delivered(connection, filled)
