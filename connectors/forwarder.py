@@ -241,6 +241,9 @@ class Forwarder:
         """FLUSH_OK: the last message until the flush is over. Nothing if it is over already."""
         with self._changed:
             if self._flush_id == flush_id and self._failure is None and not self._stopping.is_set():
+                # Run from scratch, the flush in which the member was born waits for its messages, too.
+                self._is_shut = False
+                self._send_held_back()
                 self._is_shut = True
                 self._accept(b"%d" % flush_id, control_headers(FLUSH_OK))
 

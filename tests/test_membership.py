@@ -40,7 +40,7 @@ from ordering.errors import (
 )
 from ordering.events import Block, Event, Unblock, ViewChange
 from ordering.membership import Life
-from ordering.records import JOIN, LEAVE, MESSAGE, START_FLUSH, VIEW
+from ordering.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, START_FLUSH, VIEW
 from tests.memory_kafka import MemoryConnection
 from tests.tiny_sequencer import TinySequencer
 
@@ -428,6 +428,33 @@ def test_a_rejoin_that_fails_leaves_the_outbox_as_it_is(
             b.connect(timeout=WAIT)
             b.wait_ordered(WAIT)
         assert [d.payload for d in a.deliveries(1, timeout=0.5)] == [b"%d" % number for number in range(10)]
+
+
+@pytest.mark.slow
+def test_what_is_carried_into_a_flush_that_is_run_again(
+    connection: Connection, group: str, sequencer: TinySequencer
+) -> None:
+    """b is in again at r's quiet point, with a message to send; r dies, and b has to say it before its FLUSH_OK."""
+    change_settings(connection, group, "nyc", closed=True, suspect_after_ms=1_500)
+    with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
+        r = Member(group, "nyc/r", connection=connection)
+        for member in (a, b, r):
+            member.connect()
+        old = b.incarnation
+        sequencer.drop = lambda forward: (
+            (forward.sender, forward.incarnation) == ("nyc/b", old) and forward.kind in (MESSAGE, HEARTBEAT)
+        )
+        receipt = b.broadcast(b"x")
+        assert r._session is not None
+        r._session.start_flush(WAIT)
+        eventually(lambda: a.view and a.view.joined == ("nyc/b",))
+        assert not receipt.done
+        killed(r)
+        started = time.monotonic()
+        receipt.result(WAIT)
+        assert time.monotonic() - started < 15  # flush_timeout_ms is 30 s
+        eventually(lambda: a.view and a.view.members == ("nyc/a", "nyc/b"))
+    assert anomalies(connection, group) == []
 
 
 @pytest.mark.slow
