@@ -48,6 +48,9 @@ WAIT = 60.0
 ROOT = Path(__file__).parent.parent
 _numbers = itertools.count(1)
 
+ON_A_BROKER = pytest.mark.parametrize("connection", [pytest.param("broker", marks=pytest.mark.broker)], indirect=True)
+"""For what is too slow for the fast suite, or kills a process."""
+
 
 @pytest.fixture(params=["memory", pytest.param("broker", marks=pytest.mark.broker)])
 def connection(request: pytest.FixtureRequest) -> Connection:
@@ -160,7 +163,7 @@ def test_a_quiet_point(connection: Connection, group: str) -> None:
         assert seen(b) == "VBU.."
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 def test_a_member_that_was_suspended_joins_again(connection: Connection, group: str) -> None:
     """Suspected wrongly, it learns it from the view, and comes back as a new member."""
     change_settings(connection, group, "nyc", suspect_after_ms=1_500)
@@ -186,7 +189,7 @@ def test_a_member_that_was_suspended_joins_again(connection: Connection, group: 
     assert anomalies(connection, group) == []
 
 
-@pytest.mark.parametrize("connection", [pytest.param("broker", marks=pytest.mark.broker)], indirect=True)
+@ON_A_BROKER
 def test_one_of_three_is_killed_in_a_flush(connection: Connection, group: str) -> None:
     """It is not waited for: the flush ends without it, and the survivors have the same view and the same messages."""
     change_settings(connection, group, "nyc", flush=True, suspect_after_ms=2_500)
@@ -233,7 +236,7 @@ def _flush(member: Member) -> float:
         return time.monotonic() - started
 
 
-@pytest.mark.parametrize("connection", [pytest.param("broker", marks=pytest.mark.broker)], indirect=True)
+@ON_A_BROKER
 def test_the_requester_is_killed_in_its_flush(connection: Connection, group: str) -> None:
     """Once at its quiet point: the next member runs the flush from scratch, and ends it."""
     change_settings(connection, group, "nyc", suspect_after_ms=2_500)
@@ -276,7 +279,7 @@ def test_the_requester_is_killed_in_its_flush(connection: Connection, group: str
     assert anomalies(connection, group) == []
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 @pytest.mark.parametrize("in_outbox", [False, True])
 @pytest.mark.parametrize("settings", [{"closed": True}, {"flush": True}])
 def test_what_a_suspected_member_had_sent_is_sent_again_in_its_new_life(
@@ -320,7 +323,7 @@ def broadcast_until_it_fails(member: Member) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 def test_a_closed_group_takes_back_a_killed_member_with_an_outbox(
     connection: Connection, group: str, sequencer: TinySequencer, tmp_path: Path
 ) -> None:
@@ -366,7 +369,7 @@ def dead_letters(connection: Connection, group: str) -> int:
     return int(count)
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 @pytest.mark.parametrize("settings", [{}, {"flush": True}])
 def test_who_was_replaced_meanwhile_does_not_come_back(connection: Connection, group: str, settings: Any) -> None:
     """A process that was suspended, excluded, and started anew elsewhere under its name: the later start stays."""
@@ -430,7 +433,7 @@ def test_a_rejoin_that_fails_leaves_the_outbox_as_it_is(
         assert [d.payload for d in a.deliveries(1, timeout=0.5)] == [b"%d" % number for number in range(10)]
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 def test_what_is_carried_into_a_flush_that_is_run_again(
     connection: Connection, group: str, sequencer: TinySequencer
 ) -> None:
@@ -457,7 +460,7 @@ def test_what_is_carried_into_a_flush_that_is_run_again(
     assert anomalies(connection, group) == []
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 def test_a_restart_within_the_view(connection: Connection, group: str, tmp_path: Path) -> None:
     """Killed in its own flush, with an outbox, and started again before it is missed: it ends the flush."""
     path = tmp_path / "b.outbox"
@@ -480,7 +483,7 @@ def test_a_restart_within_the_view(connection: Connection, group: str, tmp_path:
     assert anomalies(connection, group) == []
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 def test_every_block_has_its_unblock(connection: Connection, group: str) -> None:
     """Also of who is taken for dead at another's quiet point, and of who closes in one."""
     change_settings(connection, group, "nyc", suspect_after_ms=1_500)
@@ -791,7 +794,7 @@ def test_an_event_stream_begins_at_the_first_view(connection: Connection, group:
         assert [delivery.payload for delivery in a.deliveries(1, timeout=0.3)] == [b"before"]
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 def test_history_may_come_first(connection: Connection, group: str) -> None:
     with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
         a.broadcast(b"before").result(WAIT)
@@ -804,7 +807,7 @@ def test_history_may_come_first(connection: Connection, group: str) -> None:
         assert [delivery.payload for delivery in b.deliveries(timeout=0.3)] == [b"before"]
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 def test_with_an_outbox_nothing_is_lost_when_it_was_taken_for_dead(
     connection: Connection, group: str, tmp_path: Path
 ) -> None:

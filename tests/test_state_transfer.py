@@ -41,6 +41,9 @@ WAIT = 60.0
 ROOT = Path(__file__).parent.parent
 _numbers = itertools.count(1)
 
+ON_A_BROKER = pytest.mark.parametrize("connection", [pytest.param("broker", marks=pytest.mark.broker)], indirect=True)
+"""For what is too slow for the fast suite, or kills a process."""
+
 
 @pytest.fixture(params=["memory", pytest.param("broker", marks=pytest.mark.broker)])
 def connection(request: pytest.FixtureRequest) -> Connection:
@@ -207,7 +210,7 @@ def test_a_joiner_under_load(connection: Connection, group: str, flush: bool, mo
                 stop.set()
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 def test_a_supplier_that_never_answers(connection: Connection, group: str) -> None:
     """The oldest does not iterate its deliveries: the next oldest is asked."""
     with Member(group, "nyc/mute", connection=connection, get_state=lambda: b"[]") as mute:
@@ -246,7 +249,7 @@ def test_a_supplier_that_dies_midway(connection: Connection, group: str) -> None
             eventually(lambda: b.taken == c.taken == ["x", "y"])
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 def test_a_supplier_that_falls_silent_midway(connection: Connection, group: str) -> None:
     """It is in the view all the time: the joiner's patience ends, and it asks the next one."""
     with Replica(connection, group, "b", ballast=5 * CHUNK_BYTES) as b, Replica(connection, group, "a") as a:
@@ -295,7 +298,7 @@ for delivery in member.deliveries():
 """
 
 
-@pytest.mark.parametrize("connection", [pytest.param("broker", marks=pytest.mark.broker)], indirect=True)
+@ON_A_BROKER
 def test_a_supplier_killed_with_9_midway(connection: Connection, group: str) -> None:
     """A process, in the midst of its chunks: the next oldest takes over, before anybody knows that it is dead."""
     victim = subprocess.Popen(
@@ -326,7 +329,7 @@ def test_a_supplier_killed_with_9_midway(connection: Connection, group: str) -> 
         victim.wait()
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 def test_a_large_state(connection: Connection, group: str) -> None:
     size = 100_000_000
     with Replica(connection, group, "a", ballast=size) as a:
@@ -337,7 +340,7 @@ def test_a_large_state(connection: Connection, group: str) -> None:
             eventually(lambda: a.taken == b.taken == ["x", "y"])
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 def test_an_empty_state_and_errors_of_get_state(connection: Connection, group: str) -> None:
     """A get_state that fails is logged, and the next member asked; its deliveries go on."""
     replies: list[object] = ["no bytes", b""]
@@ -358,7 +361,7 @@ def test_an_empty_state_and_errors_of_get_state(connection: Connection, group: s
     loop.join(WAIT)
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 def test_inboxes_do_not_see_it(connection: Connection, group: str) -> None:
     """Letters of the application before, during and after, in both directions, and by a new start of the reader."""
     with Replica(connection, group, "a", ballast=3 * CHUNK_BYTES) as a:
@@ -374,7 +377,7 @@ def test_inboxes_do_not_see_it(connection: Connection, group: str) -> None:
             assert len(b.loaded) == 1
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 def test_nobody_has_a_state(connection: Connection, group: str) -> None:
     """A clear error, after which the same call may succeed."""
     states: list[bytes] = []
@@ -389,7 +392,7 @@ def test_nobody_has_a_state(connection: Connection, group: str) -> None:
                 assert (states, c.dumped) == ([b"[]"], 1)
 
 
-@pytest.mark.slow
+@ON_A_BROKER
 def test_who_had_it_has_left(connection: Connection, group: str) -> None:
     with Member(group, "nyc/b", connection=connection, set_state=lambda _: None) as b:
         a = Member(group, "nyc/a", connection=connection, get_state=lambda: b"")
