@@ -1,0 +1,131 @@
+"""Casts: messages that go straight from a member to the members, in FIFO or causal order, with no seqno.
+
+Source: seeds/002 ("Group Communication": FIFO, causal, total, synchronous). A total message goes through the sequencer;
+a cast goes from the sender's partition to every member. The three orders meet in each member, in `ordering.causal`.
+
+What holds between two messages m1 and m2, if the sender of m2 had *sent or delivered* m1 before it sent m2: does
+every member deliver m1 first?
+
+| m1 → m2        | m2 fifo             | m2 causal | m2 total |
+| -------------- | ------------------- | --------- | -------- |
+| **m1 fifo**    | if of one sender    | yes       | yes      |
+| **m1 causal**  | if of one sender    | yes       | yes      |
+| **m1 total**   | no                  | yes       | yes      |
+
+* *Casts of one sender* have one numbering, 1, 2, 3 …, fifo and causal alike: so they are delivered as they were sent.
+* *m2 causal.* It carries the vector of the casts (`clock`) and the highest seqno (`after`) that its sender had
+  delivered, and waits for them. What the sender has broadcast itself has no seqno yet: so a causal cast is not sent
+  before its sender has delivered its own broadcasts (`ordering.outgoing`).
+* *m2 total.* It carries the vector (`Depends`), and the whole total order waits with it. A total m1 has the lower
+  seqno: of another sender, since m2 is numbered after m1 was delivered somewhere; of the same one, by go-back-N.
+* *m2 fifo* carries nothing but its number. So no chain of causes leads through a fifo message, other than along the
+  casts of its sender: that is what makes it cheap.
+
+By transitivity the rest follows: a chain of causal and total messages is delivered in its order everywhere.
+
+*Synchronous* (the source's last kind): a total message whose sender takes its own delivery for the moment of sending.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from ordering.membership import Life
+from ordering.records import MESSAGE, Headers
+
+FIFO = "fifo"
+CAUSAL = "causal"
+TOTAL = "total"
+ORDERS = (FIFO, CAUSAL, TOTAL)
+
+NO_VIEW = 0
+"""The view of a cast whose sender is in none: fifo only, numbered on its own (`ordering.fifo`)."""
+
+
+class Cast(NamedTuple):
+    """A message in FIFO or causal order. `local_seqno` counts the casts of a life, apart from its broadcasts.
+
+    `view` is the one in which it was sent. With order `causal`, `clock` says what its sender had delivered of each
+    member of that view (`ordering.clocks`; its own entry is `local_seqno`), and `after` is the highest seqno that it
+    had delivered.
+    """
+
+    sender: str
+    incarnation: int
+    local_seqno: int
+    payload: bytes = b""
+    order: str = FIFO
+    view: int = NO_VIEW
+    after: int = 0
+    clock: str = ""
+    headers: Headers = ()
+
+    @property
+    def life(self) -> Life:
+        """Who sent it."""
+        return Life(self.sender, self.incarnation)
+
+
+class Depends(NamedTuple):
+    """What a total message depends on: the casts that its sender had delivered or sent, as the clock of a view."""
+
+    view: int
+    clock: str
+
+
+class Settled(NamedTuple):
+    """A life that is over with a view, and how many of its casts were delivered."""
+
+    life: Life
+    local_seqno: int
+
+
+class Ordered(NamedTuple):
+    """An effective DATA record, as `ordering.reader` takes it. `view` and `lives` (in order) are those of a view.
+
+    As a delivery, a view says what is `settled` with it.
+
+    `depends` stands on messages and on FLUSH_OK of members that send casts. `record` is the caller's, for him alone.
+    """
+
+    seqno: int
+    kind: str = MESSAGE
+    sender: str = ""
+    incarnation: int = 0
+    local_seqno: int = 0
+    depends: Depends | None = None
+    view: int = NO_VIEW
+    lives: tuple[Life, ...] = ()
+    settled: tuple[Settled, ...] = ()
+    record: object = None
+
+    @property
+    def life(self) -> Life:
+        """Who sent it."""
+        return Life(self.sender, self.incarnation)
+
+
+class Verdict(Enum):
+    """What a receiver makes of one record. The numbers are those of the source's rules."""
+
+    ACCEPT = "accept"
+    """(1) and (2): it is delivered, and perhaps others that were held."""
+    HOLD = "hold"
+    """(3) or (4): it waits in the hold-back queue."""
+    DISCARD = "discard"
+    """(5): a duplicate."""
+    OVER = "over"
+    """It is of a life, or of a view, that is over: nobody will deliver it any more."""
+    FULL = "full"
+    """It would wait, but the hold-back queue is full. Nothing has changed: read it again when there is room."""
+    MALFORMED = "malformed"
+    """Its clock can't be read. All find that, so all pass it over: it is dropped, and its number is taken."""
+
+
+class Step(NamedTuple):
+    """What one record leads to: deliveries in their order, and what nobody delivers any more (over, malformed)."""
+
+    verdict: Verdict
+    deliveries: tuple[Cast | Ordered, ...] = ()
+    dropped: tuple[Cast, ...] = ()

@@ -1,0 +1,129 @@
+"""FIFO per sender, without a view: the receiver of casts in a group that nobody needs to join.
+
+Source: seeds/002, the receiver's rule: a message is *delayed* if its number is greater than 1 plus the local one,
+*accepted* if it is equal to it, *discarded* if it is less. The source has one local number for the sequencer's
+messages; here there is one for each sender.
+
+Invariant. Of each life, the receiver has delivered exactly the local seqnos 1 … n, in this order and each once. A
+member that starts again begins at 1 in a higher incarnation; from then on its earlier lives are over, and what is held
+of them is dropped: the one that could have filled the gap is dead, and what it had written stood before.
+
+Bounded: `max_held` casts wait, of all senders together. When that many do, one that would wait is FULL, and nothing
+changes. One that need not wait is always taken. A gap stands in a sender's partition only until the sender has written
+the missing cast again, and then it writes all behind it again, too: what was FULL comes back by itself (go-back-N).
+
+A crash keeps the invariant: the state is O(senders) numbers, and reading anything again finds it discarded. What was
+held is not in it: whoever starts from a state reads on from where the oldest held cast stood.
+
+`FifoReceiver` is a mutable cursor, as `ordering.reader.Reader` is: a state copied for each cast would cost O(senders).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ordering.casts import Cast, Step, Verdict
+from ordering.errors import ProtocolViolation
+from ordering.membership import NOTHING_ACCEPTED, Accepted, Life
+
+MAX_HELD = 10_000
+"""Casts in the hold-back queue of one receiver, at most."""
+
+FORMAT = 1
+"""Of states."""
+
+
+@dataclass(frozen=True, slots=True)
+class FifoState:
+    """What has been delivered: of each sender its newest incarnation, and the highest local seqno of that."""
+
+    received: Mapping[str, Accepted] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """As JSON, equal states as equal bytes."""
+        body = {"format": FORMAT, "received": self.received}
+        return json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii")
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> FifoState:
+        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        try:
+            body = json.loads(raw)
+            if body["format"] != FORMAT:
+                raise ValueError("unknown format")
+            return cls({sender: Accepted(*map(int, row)) for sender, row in body["received"].items()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ProtocolViolation(f"not a fifo state that this version can read: {error}") from error
+
+
+class FifoReceiver:
+    """Takes casts in any order, delivers those of each sender in theirs."""
+
+    def __init__(self, state: FifoState | None = None, max_held: int = MAX_HELD) -> None:
+        self._received = dict(state.received) if state is not None else {}
+        self._held: dict[str, dict[Life, dict[int, Cast]]] = {}
+        self._count = 0
+        self.max_held = max_held
+
+    @property
+    def holding(self) -> int:
+        """How many casts are held."""
+        return self._count
+
+    @property
+    def state(self) -> FifoState:
+        """What has been delivered until now."""
+        return FifoState(dict(self._received))
+
+    def held(self) -> Iterator[Cast]:
+        """What waits: whoever starts from `state` has to read these again."""
+        for lives in self._held.values():
+            for casts in lives.values():
+                yield from casts.values()
+
+    def step(self, cast: Cast) -> Step:
+        """Judge the next cast that was read."""
+        row = self._received.get(cast.sender, NOTHING_ACCEPTED)
+        if cast.incarnation < row.incarnation:
+            return Step(Verdict.OVER)
+        last = row.local_seqno if cast.incarnation == row.incarnation else 0
+        if cast.local_seqno <= last:
+            return Step(Verdict.DISCARD)
+        if cast.local_seqno > last + 1:
+            return self._hold(cast)
+        deliveries = [cast]
+        lives = self._held.get(cast.sender, {})
+        waiting = lives.get(cast.life, {})
+        last = cast.local_seqno
+        while (following := waiting.pop(last + 1, None)) is not None:
+            deliveries.append(following)
+            last += 1
+        self._count -= len(deliveries) - 1
+        self._received[cast.sender] = Accepted(cast.incarnation, last)
+        return Step(Verdict.ACCEPT, tuple(deliveries), self._drop_below(cast.life))
+
+    def _hold(self, cast: Cast) -> Step:
+        waiting = self._held.get(cast.sender, {}).get(cast.life, {})
+        if cast.local_seqno in waiting:
+            return Step(Verdict.DISCARD)
+        if self._count >= self.max_held:
+            return Step(Verdict.FULL)
+        self._held.setdefault(cast.sender, {}).setdefault(cast.life, waiting)[cast.local_seqno] = cast
+        self._count += 1
+        return Step(Verdict.HOLD)
+
+    def _drop_below(self, life: Life) -> tuple[Cast, ...]:
+        """Forget earlier lives of the sender, and its own place in the queue if that is empty."""
+        lives = self._held.get(life.address)
+        if lives is None:
+            return ()
+        over = [other for other in lives if other.incarnation < life.incarnation]
+        dropped = tuple(cast for other in over for cast in lives.pop(other).values())
+        self._count -= len(dropped)
+        if life in lives and not lives[life]:
+            del lives[life]
+        if not lives:
+            del self._held[life.address]
+        return dropped

@@ -1,0 +1,176 @@
+"""What one member sends, in all orders: nothing is written before all that it depends on is durable.
+
+Source: seeds/002 ("When node Mi sends a message, it will time stamp it with the vector"). Invariant: whatever is
+released depends only on what stands in a log already, so every member can deliver it, whoever dies next:
+
+* what its sender had *delivered* was read from a log;
+* a *total* message depends on its sender's own casts: it waits until Kafka has acknowledged them. (Otherwise the total
+  order would wait for a cast that died with its sender, and with it everybody.)
+* a *causal* cast depends on its sender's own broadcasts, which have no seqno yet: it waits until its sender has
+  delivered them. Nobody could deliver it before, so nobody has it later.
+* a cast depends on its sender's earlier casts. They go to one partition in their order. If one of them never gets
+  there, nobody delivers those behind it, and nothing depends on them.
+
+What waits keeps its place: messages leave in the order in which the application gave them, and a message is stamped
+with the clock when it leaves: that is when it is *sent*. FLUSH_OK is one of them, so it says what was sent before it,
+and after it nothing leaves until the flush is over. A life that has left the view, or was put out of it, sends no more.
+
+A crash loses what was not acknowledged, as it does for total messages; an outbox gives it to the next life, whose casts
+begin at 1 in a higher incarnation.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ordering import clocks
+from ordering.casts import CAUSAL, FIFO, NO_VIEW, ORDERS, TOTAL, Cast, Depends, Ordered
+from ordering.causal import CausalReceiver
+from ordering.clocks import Clock
+from ordering.errors import UsageError
+from ordering.membership import Life
+from ordering.records import FLUSH_OK, MESSAGE, STOP_FLUSH, Headers
+
+MAX_OUTGOING = 10_000
+"""Messages that wait to be sent, at most."""
+
+CAUSAL_NEEDS_A_VIEW = (
+    "causal order needs a view that says whose messages there are to wait for, and a flush that ends it: "
+    "set flush for the group and join it, or send with order fifo."
+)
+
+
+class Broadcast(NamedTuple):
+    """A record for the forward table: a total message, or FLUSH_OK."""
+
+    kind: str
+    payload: bytes
+    depends: Depends | None
+    headers: Headers = ()
+
+
+class Outgoing:
+    """The messages of one life, on their way out. `receiver` is its own: what it has delivered. Not thread-safe."""
+
+    def __init__(self, life: Life, receiver: CausalReceiver, max_records: int = MAX_OUTGOING) -> None:
+        self.life = life
+        self.max_records = max_records
+        self.sent = 0
+        """Casts of the view's numbering."""
+        self.is_quiet = receiver.is_blocked
+        """Whether it has said FLUSH_OK, or has joined within a flush."""
+        self._receiver = receiver
+        self._was_in = False
+        self._queue: deque[tuple[str, str, bytes, Headers]] = deque()
+        self._sent_in_no_view = 0
+        self._written = 0
+        self._in_flight = 0
+        self._view = NO_VIEW
+        self._last_clock: Clock | None = None
+        self._last_broadcast_clock: Clock | None = None
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more message may wait."""
+        return len(self._queue) < self.max_records
+
+    def send(self, order: str, payload: bytes, headers: Headers = ()) -> None:
+        """Give it a message, if it `has_room`. Raises UsageError for an order that can't be kept."""
+        if order not in ORDERS:
+            raise UsageError(f"there is no order {order!r}: take one of {', '.join(ORDERS)}.")
+        if order == CAUSAL and self._receiver.index_of(self.life) is None:
+            raise UsageError(CAUSAL_NEEDS_A_VIEW)
+        assert self.has_room
+        self._queue.append((order, MESSAGE, payload, headers))
+
+    def flush_ok(self, flush_id: int) -> None:
+        """Say FLUSH_OK when all that waits is sent; at once, if it was said in this flush before (it began anew)."""
+        self._forget_flush_ok()
+        entry = (TOTAL, FLUSH_OK, b"%d" % flush_id, ())
+        if self.is_quiet:
+            self._queue.appendleft(entry)
+        else:
+            self._queue.append(entry)
+
+    def _forget_flush_ok(self) -> None:
+        self._queue = deque(entry for entry in self._queue if entry[1] != FLUSH_OK)
+
+    def written(self, local_seqno: int) -> None:
+        """Kafka has acknowledged the casts up to `local_seqno` of the view's numbering."""
+        self._written = max(self._written, local_seqno)
+
+    def delivered(self, record: Cast | Ordered) -> None:
+        """Take notice of what the receiver has delivered, in order."""
+        if isinstance(record, Cast):
+            if record.life == self.life and record.view != NO_VIEW:
+                self.written(record.local_seqno)
+            return
+        if record.life == self.life and record.kind == MESSAGE:
+            self._in_flight -= 1
+        if record.kind == STOP_FLUSH:
+            self.is_quiet = False
+            self._forget_flush_ok()
+
+    def release(self) -> Iterator[Cast | Broadcast]:
+        """What may be written now, in order."""
+        is_in = self._receiver.index_of(self.life) is not None
+        if self._was_in and not is_in:
+            return
+        self._was_in = is_in
+        while self._queue and self._may_go(*self._queue[0][:2]):
+            order, kind, payload, headers = self._queue.popleft()
+            if order == TOTAL:
+                yield self._broadcast(kind, payload, headers)
+            else:
+                yield self._cast(order, payload, headers)
+
+    def _may_go(self, order: str, kind: str) -> bool:
+        if self.is_quiet and kind != FLUSH_OK:
+            return False
+        if order == TOTAL:
+            return self._written == self.sent
+        return order == FIFO or self._in_flight == 0
+
+    def _look_at_the_view(self) -> int | None:
+        """The sender's place in the view; in a new one its first clocks are written as they are."""
+        if self._view != self._receiver.view:
+            self._view = self._receiver.view
+            self._last_clock = self._last_broadcast_clock = None
+        return self._receiver.index_of(self.life)
+
+    def _cast(self, order: str, payload: bytes, headers: Headers) -> Cast:
+        index = self._look_at_the_view()
+        if index is None:
+            self._sent_in_no_view += 1
+            return Cast(*self.life, self._sent_in_no_view, payload, headers=headers)
+        self.sent += 1
+        if order == FIFO:
+            return Cast(*self.life, self.sent, payload, FIFO, self._view, headers=headers)
+        clock = _with(self._receiver.vector, index, 0)
+        text = clocks.write(clock, self._last_clock)
+        self._last_clock = clock
+        return Cast(*self.life, self.sent, payload, CAUSAL, self._view, self._receiver.seqno, text, headers)
+
+    def _broadcast(self, kind: str, payload: bytes, headers: Headers) -> Broadcast:
+        index = self._look_at_the_view()
+        if kind == MESSAGE:
+            self._in_flight += 1
+        else:
+            self.is_quiet = True
+        if index is None:
+            return Broadcast(kind, payload, None, headers)
+        clock = _with(self._receiver.vector, index, self.sent)
+        if kind != MESSAGE:  # may be refused, and then nobody would know the clock to which the next is a difference
+            return Broadcast(kind, payload, Depends(self._view, clocks.write(clock, None)), headers)
+        text = clocks.write(clock, self._last_broadcast_clock)
+        self._last_broadcast_clock = clock
+        return Broadcast(kind, payload, Depends(self._view, text), headers)
+
+
+def _with(clock: Clock, index: int, number: int) -> Clock:
+    return (*clock[:index], number, *clock[index + 1 :])

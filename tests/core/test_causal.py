@@ -1,0 +1,342 @@
+"""CBCAST: each of the source's rules, the total order beside it, views, a full queue, and states for late joiners."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from operator import le
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ordering import clocks
+from ordering.casts import CAUSAL, Cast, Depends, Ordered, Settled, Step, Verdict
+from ordering.causal import CausalReceiver, CausalState
+from ordering.errors import ProtocolViolation
+from ordering.membership import Life
+from ordering.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
+
+A, B, C, D = Life("s/a", 1), Life("s/b", 1), Life("s/c", 1), Life("s/d", 1)
+VIEW_1 = Ordered(1, VIEW, view=1, lives=(A, B, C))
+
+
+def member(max_held: int = 100, max_waiting: int = 100) -> CausalReceiver:
+    """A receiver in view 1, of A, B and C."""
+    receiver = CausalReceiver(max_held=max_held, max_waiting=max_waiting)
+    assert receiver.step(VIEW_1).deliveries == (VIEW_1,)
+    return receiver
+
+
+def causal(life: Life, local_seqno: int, clock: str, after: int = 1, view: int = 1) -> Cast:
+    return Cast(*life, local_seqno, b"", CAUSAL, view, after, clock)
+
+
+def fifo(life: Life, local_seqno: int, view: int = 1) -> Cast:
+    return Cast(*life, local_seqno, view=view)
+
+
+def total(seqno: int, life: Life = A, clock: str | None = None, view: int = 1, kind: str = MESSAGE) -> Ordered:
+    return Ordered(seqno, kind, *life, seqno, Depends(view, clock) if clock is not None else None)
+
+
+class TestTheSourcesRules:
+    """M_j has [S1 … Sn]; a message of M_i has [T1 … Tn]."""
+
+    def test_1_and_2_accept(self) -> None:
+        """Ti = Si + 1, and Tk <= Sk for all other k."""
+        receiver = member()
+        receiver.step(fifo(B, 1))
+        assert receiver.step(causal(A, 1, ",1")) == Step(Verdict.ACCEPT, (causal(A, 1, ",1"),))
+        assert receiver.vector == (1, 1, 0)
+
+    def test_3_hold_what_is_ahead_of_its_sender(self) -> None:
+        """Ti > Si + 1."""
+        receiver = member()
+        assert receiver.step(causal(A, 2, "0")).verdict is Verdict.HOLD
+        assert receiver.step(causal(A, 1, "0")).deliveries == (causal(A, 1, "0"), causal(A, 2, "0"))
+
+    def test_4_hold_what_knows_more_of_others(self) -> None:
+        """Ti = Si + 1, and Tk > Sk for some k."""
+        receiver = member()
+        assert receiver.step(causal(A, 1, ",2")).verdict is Verdict.HOLD
+        assert receiver.step(fifo(B, 1)).deliveries == (fifo(B, 1),)
+        assert receiver.step(fifo(B, 2)).deliveries == (fifo(B, 2), causal(A, 1, ",2"))
+
+    def test_5_discard_a_duplicate(self) -> None:
+        """Ti <= Si; and what is held already."""
+        receiver = member()
+        receiver.step(fifo(A, 1))
+        assert receiver.step(fifo(A, 1)) == Step(Verdict.DISCARD)
+        receiver.step(fifo(A, 3))
+        assert receiver.step(fifo(A, 3)) == Step(Verdict.DISCARD)
+
+    def test_the_senders_own_entry_is_its_local_seqno(self) -> None:
+        """A producer in another language may fill it in; it changes nothing."""
+        assert member().step(causal(A, 1, "1")).verdict is Verdict.ACCEPT
+
+
+class TestTotalOrder:
+    def test_a_causal_cast_waits_for_what_its_sender_had_delivered(self) -> None:
+        receiver = member()
+        assert receiver.step(causal(A, 1, "0", after=3)).verdict is Verdict.HOLD
+        assert receiver.step(total(2)).deliveries == (total(2),)
+        assert receiver.step(total(3)).deliveries == (total(3), causal(A, 1, "0", after=3))
+
+    def test_a_fifo_cast_waits_for_no_total_message(self) -> None:
+        assert member().step(fifo(A, 1)).verdict is Verdict.ACCEPT
+
+    def test_a_total_message_waits_for_what_it_depends_on_and_all_behind_it_wait_with_it(self) -> None:
+        receiver = member()
+        assert receiver.step(total(2, A, ",1")) == Step(Verdict.HOLD)
+        assert receiver.step(total(3, B)) == Step(Verdict.HOLD)
+        assert receiver.waiting == 2
+        assert receiver.step(fifo(B, 1)).deliveries == (fifo(B, 1), total(2, A, ",1"), total(3, B))
+
+    def test_its_clock_is_a_difference_to_its_senders_last_message(self) -> None:
+        """Not to a FLUSH_OK: the sequencer may refuse one."""
+        receiver = member()
+        for record in (fifo(B, 1), total(2, A, ",1"), total(3, A, ",1", kind=FLUSH_OK)):
+            assert receiver.step(record).verdict is Verdict.ACCEPT
+        assert receiver.step(total(4, A, "+1")).verdict is Verdict.HOLD
+        assert receiver.step(fifo(B, 2)).deliveries == (fifo(B, 2), total(4, A, "+1"))
+
+    @pytest.mark.parametrize("depends", [Depends(1, "+1"), Depends(1, "?"), Depends(1, "1,1,1,1"), Depends(7, "9")])
+    def test_what_no_member_writes_is_no_dependency(self, depends: Depends) -> None:
+        """Everybody reads the same of it, so everybody takes it at its seqno."""
+        assert member().step(Ordered(2, MESSAGE, *A, 1, depends)).verdict is Verdict.ACCEPT
+
+    def test_a_repeat_is_discarded_and_a_gap_is_a_violation(self) -> None:
+        receiver = member()
+        assert receiver.step(VIEW_1).verdict is Verdict.DISCARD
+        with pytest.raises(ProtocolViolation, match="gap: seqno 3 came behind 1"):
+            receiver.step(total(3))
+
+
+class TestViews:
+    def test_a_later_view_is_waited_for(self) -> None:
+        receiver = CausalReceiver()
+        assert receiver.step(fifo(A, 1)) == Step(Verdict.HOLD)
+        assert receiver.step(fifo(A, 1)) == Step(Verdict.DISCARD)
+        assert receiver.step(fifo(D, 1)) == Step(Verdict.HOLD)
+        assert receiver.step(VIEW_1) == Step(Verdict.ACCEPT, (VIEW_1, fifo(A, 1)), (fifo(D, 1),))
+        assert receiver.holding == 0
+
+    def test_entries_come_and_go(self) -> None:
+        """Who stays keeps its number, who is new begins at 0, who is gone takes its entry along."""
+        receiver = member()
+        for record in (fifo(A, 1), fifo(B, 1), fifo(B, 2), total(2, kind=START_FLUSH)):
+            receiver.step(record)
+        again = Life("s/a", 2)
+        view = Ordered(3, VIEW, view=2, lives=(B, C, again))
+        settled = (Settled(A, 0),)
+        assert receiver.step(view).deliveries == (view._replace(settled=settled),)
+        assert receiver.vector == (2, 0, 0)
+        assert (receiver.settled(A), receiver.settled(B)) == (0, None)
+        assert receiver.step(fifo(A, 2)) == Step(Verdict.OVER)
+        receiver.step(total(4, kind=STOP_FLUSH))
+        assert receiver.step(fifo(again, 1, view=2)).verdict is Verdict.ACCEPT
+        assert receiver.step(fifo(B, 3)) == Step(Verdict.OVER)
+
+    def test_a_flush_delivers_what_is_agreed_and_nothing_else(self) -> None:
+        """C is dead. B had delivered its first cast, nobody its second."""
+        receiver = member()
+        for record in (total(2, kind=START_FLUSH), fifo(C, 1), fifo(C, 2), fifo(A, 1)):
+            receiver.step(record)
+        assert receiver.vector == (0, 0, 0)
+        ok_of_b = total(3, B, ",,1", kind=FLUSH_OK)
+        assert receiver.step(ok_of_b).deliveries == (fifo(C, 1), ok_of_b)
+        ok_of_a = total(4, A, "1", kind=FLUSH_OK)
+        assert receiver.step(ok_of_a).deliveries == (fifo(A, 1), ok_of_a)
+        view = Ordered(5, VIEW, view=2, lives=(A, B))
+        step = receiver.step(view)
+        assert step == Step(Verdict.ACCEPT, (view._replace(settled=(Settled(C, 1),)),), (fifo(C, 2),))
+
+    def test_a_flush_without_a_view_lets_go_what_it_has_held(self) -> None:
+        receiver = member()
+        receiver.step(total(2, kind=START_FLUSH))
+        assert receiver.step(fifo(C, 1)).verdict is Verdict.HOLD
+        assert receiver.step(total(3, kind=STOP_FLUSH)).deliveries == (total(3, kind=STOP_FLUSH), fifo(C, 1))
+
+    def test_a_message_of_the_dead_that_is_ordered_is_agreed_with_all_it_depends_on(self) -> None:
+        receiver = member()
+        receiver.step(total(2, kind=START_FLUSH))
+        receiver.step(fifo(B, 1))
+        receiver.step(fifo(C, 1))
+        assert receiver.step(total(3, C, ",1,1")).deliveries == (fifo(B, 1), fifo(C, 1), total(3, C, ",1,1"))
+
+    def test_a_view_outside_of_a_flush(self) -> None:
+        with pytest.raises(ProtocolViolation, match="view 2 is outside of a flush, and s/a stays in it"):
+            member().step(Ordered(2, VIEW, view=2, lives=(A,)))
+
+
+class TestAFullQueue:
+    def test_what_would_wait_changes_nothing(self) -> None:
+        receiver = member(max_held=1)
+        receiver.step(fifo(A, 2))
+        before = receiver.state
+        assert receiver.step(fifo(B, 2)) == Step(Verdict.FULL)
+        assert receiver.step(causal(C, 1, "2")) == Step(Verdict.FULL)
+        assert receiver.step(fifo(A, 1, view=2)) == Step(Verdict.FULL)
+        assert receiver.state == before
+        assert [*receiver.held()] == [fifo(A, 2)]
+
+    def test_what_need_not_wait_is_taken(self) -> None:
+        receiver = member(max_held=1)
+        receiver.step(fifo(A, 2))
+        assert receiver.step(fifo(B, 1)).verdict is Verdict.ACCEPT
+        assert receiver.step(fifo(A, 1)).deliveries == (fifo(A, 1), fifo(A, 2))
+
+    def test_all_that_are_held_may_wait_for_one_that_was_full(self) -> None:
+        """So `progress`, not only room, says when to read it again."""
+        receiver = member(max_held=1)
+        for record in (total(2, kind=START_FLUSH), causal(B, 1, "1")):
+            receiver.step(record)
+        assert receiver.step(fifo(A, 1)).verdict is Verdict.FULL
+        before = receiver.progress
+        assert receiver.step(total(3, A, "1")).verdict is Verdict.HOLD
+        assert receiver.progress > before
+        assert receiver.step(fifo(A, 1)).deliveries == (fifo(A, 1), total(3, A, "1"))
+
+    def test_data_is_full(self) -> None:
+        receiver = member(max_waiting=1)
+        assert receiver.step(total(2, A, ",1")).verdict is Verdict.HOLD
+        assert receiver.step(total(3)) == Step(Verdict.FULL)
+        receiver.step(fifo(B, 1))
+        assert receiver.step(total(3)).verdict is Verdict.ACCEPT
+
+
+@pytest.mark.parametrize("clock", ["", "?", "+1", "0,0,0,0"])
+def test_a_clock_that_cant_be_read_is_passed_over(clock: str) -> None:
+    """At once, or when its turn comes: by everybody alike, so nobody waits for it."""
+    receiver = member()
+    bad = causal(A, 1, clock)
+    assert receiver.step(bad) == Step(Verdict.MALFORMED, (), (bad,))
+    assert receiver.step(bad) == Step(Verdict.DISCARD)
+    assert receiver.step(causal(B, 2, clock)).verdict is Verdict.HOLD
+    assert receiver.step(causal(C, 1, ",2")).verdict is Verdict.HOLD
+    step = receiver.step(fifo(B, 1))
+    assert step == Step(Verdict.ACCEPT, (fifo(B, 1), causal(C, 1, ",2")), (causal(B, 2, clock),))
+    assert receiver.vector == (1, 2, 1)
+    assert receiver.holding == 0
+
+
+def test_it_is_not_passed_over_in_a_flush() -> None:
+    """Unless it is agreed: or a dead member's entry would not be the same for all who go on."""
+    receiver = member()
+    receiver.step(total(2, kind=START_FLUSH))
+    assert receiver.step(causal(C, 1, "?")).verdict is Verdict.HOLD
+    assert receiver.vector == (0, 0, 0)
+
+
+class Sent(NamedTuple):
+    """A cast, and all that has to be delivered before it: a number for each member."""
+
+    cast: Cast
+    before: tuple[int, ...]
+
+
+def a_history(dice: random.Random, members: int, length: int) -> list[Sent]:
+    """Casts of members each of which has delivered some prefix of what all have sent, in the order of sending."""
+    lives = [Life(f"s/{number}", 1) for number in range(members)]
+    senders: list[int] = []
+    read = [0] * members
+    last: dict[int, clocks.Clock] = {}
+    history = []
+    for _ in range(length):
+        who = dice.randrange(members)
+        read[who] = dice.randint(read[who], len(senders))
+        number = senders.count(who) + 1
+        known = [senders[: read[who]].count(other) for other in range(members)]
+        senders.append(who)
+        if dice.random() < 0.3:
+            history.append(
+                Sent(fifo(lives[who], number), tuple(number - 1 if other == who else 0 for other in range(members)))
+            )
+            continue
+        clock = tuple(0 if other == who else count for other, count in enumerate(known))
+        cast = causal(lives[who], number, clocks.write(clock, last.get(who)))
+        history.append(Sent(cast, tuple(number - 1 if other == who else count for other, count in enumerate(known))))
+        last[who] = clock
+    return history
+
+
+def group_of(members: int) -> CausalReceiver:
+    receiver = CausalReceiver()
+    receiver.step(Ordered(1, VIEW, view=1, lives=tuple(Life(f"s/{number}", 1) for number in range(members))))
+    return receiver
+
+
+def deliverable(arrived: list[Sent], members: int) -> list[Cast]:
+    """The slow and simple way: of all that has arrived, again and again what has all before it delivered."""
+    counts = [0] * members
+    delivered: list[Cast] = []
+    while True:
+        found = [sent for sent in arrived if sent.cast not in delivered and all(map(le, sent.before, counts))]
+        if not found:
+            return delivered
+        delivered.append(found[0].cast)
+        counts[int(found[0].cast.sender.removeprefix("s/"))] += 1
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(0, 20))
+def test_in_any_order_with_repeats_the_same_is_delivered_as_the_slow_and_simple_way_finds(
+    dice: random.Random, members: int, length: int
+) -> None:
+    """After every single arrival: nothing too early, nothing too late, everything once."""
+    history = a_history(dice, members, length)
+    log = history + dice.choices(history, k=5) if history else []
+    dice.shuffle(log)
+    receiver = group_of(members)
+    delivered: list[Cast | Ordered] = []
+    for arrived, sent in enumerate(log, start=1):
+        delivered += receiver.step(sent.cast).deliveries
+        assert sorted(delivered, key=str) == sorted(deliverable(log[:arrived], members), key=str)
+    assert len(delivered) == len(history)
+    assert receiver.holding == 0
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(0, 30))
+def test_a_late_joiner_goes_on_from_a_state(dice: random.Random, members: int, length: int) -> None:
+    """Whatever was held is read again; what the other had delivered is discarded."""
+    casts = [sent.cast for sent in a_history(dice, members, length)]
+    log = list(casts)
+    dice.shuffle(log)
+    receiver = group_of(members)
+    cut = dice.randint(0, len(log))
+    before = [one for cast in log[:cut] for one in receiver.step(cast).deliveries]
+    joiner = CausalReceiver(CausalState.from_bytes(receiver.state.to_bytes()))
+    assert joiner.state == receiver.state
+    after = [one for cast in [*receiver.held(), *log] for one in joiner.step(cast).deliveries]
+    assert sorted(map(str, before + after)) == sorted(map(str, casts))
+
+
+numbers = st.integers(0, 10**9)
+states = st.integers(0, 4).flatmap(
+    lambda size: st.builds(
+        CausalState,
+        view=numbers,
+        lives=st.tuples(*(st.builds(Life, st.just(f"s/{index}"), numbers) for index in range(size))),
+        vector=st.tuples(*[numbers] * size),
+        seqno=numbers,
+        agreed=st.tuples(*[numbers] * size),
+        flush=numbers,
+        limit=st.none() | st.tuples(*[numbers] * size),
+        clocks=st.dictionaries(st.integers(0, 3), st.tuples(*[numbers] * size)),
+        broadcast_clocks=st.dictionaries(st.integers(0, 3), st.tuples(*[numbers] * size)),
+        settled=st.lists(st.builds(Settled, st.builds(Life, st.just("s/z"), numbers), numbers), max_size=3).map(tuple),
+    )
+)
+
+
+@given(states)
+def test_a_state_round_trip(state: CausalState) -> None:
+    assert CausalState.from_bytes(state.to_bytes()) == state
+    assert CausalState.from_bytes(state.to_bytes()).to_bytes() == state.to_bytes()
+
+
+@pytest.mark.parametrize("raw", [b"", b"{}", gzip.compress(b"[]"), gzip.compress(b'{"format":9}')])
+def test_what_is_no_state(raw: bytes) -> None:
+    with pytest.raises(ProtocolViolation, match="not a causal state"):
+        CausalState.from_bytes(raw)

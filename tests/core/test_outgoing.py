@@ -1,0 +1,156 @@
+"""What a member sends: nothing before all that it depends on is durable, and everything in the order of the calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from ordering.casts import CAUSAL, FIFO, NO_VIEW, TOTAL, Cast, Depends, Ordered
+from ordering.causal import CausalReceiver
+from ordering.errors import UsageError
+from ordering.membership import Life
+from ordering.outgoing import Broadcast, Outgoing
+from ordering.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
+
+A, B = Life("s/a", 1), Life("s/b", 1)
+
+
+class Member:
+    """A in a view with B: its receiver and what it sends."""
+
+    def __init__(self) -> None:
+        self.receiver = CausalReceiver()
+        self.outgoing = Outgoing(A, self.receiver, max_records=3)
+        self.seqno = 0
+        self.order(VIEW, view=1, lives=(A, B))
+
+    def take(self, record: Cast | Ordered) -> None:
+        for delivery in self.receiver.step(record).deliveries:
+            self.outgoing.delivered(delivery)
+
+    def order(self, kind: str, life: Life = Life("", 0), view: int = 0, lives: tuple[Life, ...] = ()) -> None:  # noqa: B008
+        self.seqno += 1
+        self.take(Ordered(self.seqno, kind, *life, view=view, lives=lives))
+
+    def send(self, *orders: str) -> list[Cast | Broadcast]:
+        for order in orders:
+            self.outgoing.send(order, b"")
+        return list(self.outgoing.release())
+
+
+def test_a_causal_cast_says_what_was_delivered() -> None:
+    member = Member()
+    member.take(Cast(*B, 1, view=1))
+    member.order(MESSAGE, B)
+    assert member.send(FIFO, CAUSAL) == [Cast(*A, 1, view=1), Cast(*A, 2, b"", CAUSAL, 1, 2, ",1")]
+
+
+def test_a_total_message_waits_until_its_senders_casts_are_written() -> None:
+    """Or the total order would wait for a cast that died with its sender."""
+    member = Member()
+    assert len(member.send(FIFO, FIFO, TOTAL)) == 2
+    member.outgoing.written(1)
+    assert member.send() == []
+    member.outgoing.written(2)
+    assert member.send() == [Broadcast(MESSAGE, b"", Depends(1, "2"))]
+
+
+def test_what_is_read_back_is_written() -> None:
+    member = Member()
+    member.send(FIFO, TOTAL)
+    member.take(Cast(*A, 1, view=1))
+    assert member.send() == [Broadcast(MESSAGE, b"", Depends(1, "1"))]
+
+
+def test_a_causal_cast_waits_until_its_sender_has_delivered_its_own_broadcasts() -> None:
+    """Before that, they have no seqno to wait for. What is behind it waits, too: it keeps its place."""
+    member = Member()
+    assert len(member.send(TOTAL, CAUSAL, FIFO)) == 1
+    member.order(MESSAGE, A)
+    assert member.send() == [Cast(*A, 1, b"", CAUSAL, 1, 2, "0"), Cast(*A, 2, view=1)]
+
+
+def test_a_fifo_cast_waits_for_nothing() -> None:
+    assert len(Member().send(TOTAL, FIFO)) == 2
+
+
+def test_nothing_leaves_behind_flush_ok() -> None:
+    member = Member()
+    member.order(START_FLUSH)
+    member.send(FIFO)
+    member.outgoing.flush_ok(2)
+    assert member.send(FIFO) == []
+    member.outgoing.written(1)
+    assert member.send() == [Broadcast(FLUSH_OK, b"2", Depends(1, "1"))]
+    assert member.send() == []
+    member.order(STOP_FLUSH)
+    assert member.send() == [Cast(*A, 2, view=1)]
+
+
+def test_a_flush_that_begins_anew_is_answered_at_once() -> None:
+    member = Member()
+    member.order(START_FLUSH)
+    member.outgoing.flush_ok(2)
+    member.send(FIFO)
+    member.order(START_FLUSH)
+    member.outgoing.flush_ok(3)
+    assert member.send() == [Broadcast(FLUSH_OK, b"3", Depends(1, "0"))]
+
+
+def test_a_flush_that_is_over_is_not_answered() -> None:
+    """Or its sender would fall silent until the next one."""
+    member = Member()
+    member.send(FIFO)
+    member.order(START_FLUSH)
+    member.outgoing.flush_ok(2)
+    member.order(STOP_FLUSH)
+    member.outgoing.written(1)
+    assert member.send(FIFO) == [Cast(*A, 2, view=1)]
+
+
+def test_a_life_that_is_over_sends_no_more() -> None:
+    member = Member()
+    member.send(FIFO)
+    member.order(START_FLUSH)
+    member.order(VIEW, view=2, lives=(B,))
+    member.order(STOP_FLUSH)
+    assert member.send(FIFO) == []
+
+
+def test_clocks_begin_anew_with_a_view() -> None:
+    member = Member()
+    member.take(Cast(*B, 1, view=1))
+    assert [one.clock for one in member.send(CAUSAL, CAUSAL) if isinstance(one, Cast)] == [",1", "+"]
+    member.outgoing.written(2)
+    member.order(START_FLUSH)
+    member.take(Cast(*A, 1, view=1))
+    member.take(Ordered(3, FLUSH_OK, *A, 1, Depends(1, "2,1")))
+    member.take(Cast(*A, 2, b"", CAUSAL, 1, 1, "0"))
+    member.seqno = 3
+    member.order(VIEW, view=2, lives=(A, B))
+    member.order(STOP_FLUSH)
+    (cast,) = member.send(CAUSAL)
+    assert isinstance(cast, Cast)
+    assert (cast.local_seqno, cast.view, cast.clock) == (3, 2, ",1")
+
+
+def test_without_a_view_fifo_works_and_causal_is_refused() -> None:
+    outgoing = Outgoing(A, CausalReceiver())
+    with pytest.raises(UsageError, match="causal order needs a view that says whose messages there are to wait for"):
+        outgoing.send(CAUSAL, b"")
+    outgoing.send(FIFO, b"1")
+    outgoing.send(TOTAL, b"2")
+    assert list(outgoing.release()) == [Cast(*A, 1, b"1", view=NO_VIEW), Broadcast(MESSAGE, b"2", None)]
+
+
+def test_an_order_that_does_not_exist() -> None:
+    with pytest.raises(UsageError, match="take one of fifo, causal, total"):
+        Member().send("lifo")
+
+
+def test_it_is_bounded() -> None:
+    """In messages that wait; the caller asks first."""
+    member = Member()
+    member.send(FIFO, TOTAL, TOTAL)
+    assert member.outgoing.has_room
+    member.send(TOTAL)
+    assert not member.outgoing.has_room

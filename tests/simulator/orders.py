@@ -1,0 +1,534 @@
+"""A group that casts and broadcasts in all orders at once, at two sites: one seed, one history.
+
+Receivers and senders are the real core (`ordering.causal`, `ordering.outgoing`). The rest is a model: partitions in
+which one sender's casts keep their order, but for gaps and repeats of a failed request; relays that carry partitions at
+their own pace, and repeat; a sequencer and its flushes, which never fail here (`tests.simulator.membership` has those);
+members that die, leave, start again and join late.
+
+The judge knows nothing of clocks. It writes down, for each message, all that happened before it was sent: what its
+sender had sent or delivered, and what had happened before that; and compares that with what others had delivered.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ordering.casts import CAUSAL, FIFO, TOTAL, Cast, Ordered, Settled, Verdict
+from ordering.causal import CausalReceiver, CausalState
+from ordering.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
+from ordering.membership import Life
+from ordering.outgoing import Broadcast, Outgoing
+from ordering.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
+
+ACTIONS = 400
+MAX_MEMBERS = 8
+SITES = ("n", "s")
+ROUNDS_TO_HEAL = 100
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which parts the actors are made of, and what they do themselves: a mutation breaks one."""
+
+    receiver: type[CausalReceiver] = CausalReceiver
+    outgoing: type[Outgoing] = Outgoing
+    read_full_again: bool = True
+    """What was FULL is read again when there is room."""
+
+
+@dataclass
+class Partition:
+    """One log of casts. A copy of another site's has it as its `origin`, and follows it."""
+
+    site: str
+    records: list[Cast] = field(default_factory=list)
+    origin: Partition | None = None
+    carried: int = 0
+
+
+@dataclass
+class Process:
+    """One life of a member."""
+
+    life: Life
+    home: Partition
+    receiver: CausalReceiver | None = None
+    outgoing: Outgoing | None = None
+    offsets: dict[int, int] = field(default_factory=dict)
+    progress: int = 0
+    full_at: dict[int, int] = field(default_factory=dict)
+    places: dict[tuple[Life, int, int], int] = field(default_factory=dict)
+    """Where each cast stands that it has read (partition and first offset), to say from where to read again."""
+    data_offset: int = 0
+    unwritten: list[Cast] = field(default_factory=list)
+    unacknowledged: list[Cast] = field(default_factory=list)
+    forwards: list[Broadcast] = field(default_factory=list)
+    ordered: int = 0
+    delivered: int = 0
+    """What it has delivered, and its state had, as a set of bits: bit n is message n of the judge."""
+    happened: int = 0
+    """What happened before its next message."""
+    happened_to_casts: int = 0
+    """What happened before its next fifo message: its own casts, and what happened before those."""
+    in_view: dict[int, int] = field(default_factory=dict)
+    """What it had delivered when it delivered each view."""
+    is_alive: bool = True
+    is_leaving: bool = False
+    is_suspected: bool = False
+
+    @property
+    def stays(self) -> bool:
+        """Whether it goes on into the next view."""
+        return self.is_alive and not self.is_leaving and not self.is_suspected
+
+
+class Orders:
+    """The history of a seed. `run` it; it returns what was broken, as (anomaly, sentence)."""
+
+    def __init__(self, seed: int, rules: Rules | None = None) -> None:
+        self.random = random.Random(seed)
+        self.rules = rules or Rules()
+        self.max_held = self.random.choice((3, 8, 1_000))
+        self.sites = SITES[: self.random.randint(1, 2)]
+        own = [Partition(site) for site in self.sites for _ in range(self.random.randint(1, 3))]
+        copies = [Partition(to, origin=log) for log in own for to in self.sites if to != log.site]
+        self.partitions = own + copies
+        self.data: list[Ordered] = []
+        self.lives = 0
+        self.processes: list[Process] = []
+        self.members: list[Process] = []
+        """Of the newest view that was decided."""
+        self.views = 0
+        self.joining: list[Process] = []
+        self.flush = 0
+        self.answered: set[Life] = set()
+        self.past: list[int] = []
+        """What happened before each message."""
+        self.orders: list[str] = []
+        self.senders: list[Life] = []
+        self.settled: dict[int, tuple[Settled, ...]] = {}
+        self.problems: list[tuple[str, str]] = []
+        self.seen: Counter[str] = Counter()
+        """What happened how often, so that a test can say that it did."""
+        for _ in range(self.random.randint(2, 4)):
+            self._join()
+        self._decide_view()
+        for process in self.members:
+            self._take_state(process, CausalState())
+
+    def run(self) -> list[tuple[str, str]]:
+        weights = {
+            "send": 30, "read": 60, "read_data": 30, "write": 25, "relay": 20, "sequence": 25, "acknowledge": 10,
+            "join": 3, "die": 2, "leave": 1, "suspect": 1, "flush": 2, "transfer": 4, "coordinate": 10, "again": 5,
+            "repeat": 2,
+        }  # fmt: skip
+        for name in self.random.choices(list(weights), list(weights.values()), k=ACTIONS):
+            getattr(self, f"_do_{name}")()
+            if self.problems:
+                return self.problems
+        self._heal()
+        self._check()
+        return self.problems
+
+    # Members.
+
+    def _one(self) -> Process | None:
+        ready = [process for process in self.processes if process.is_alive and process.receiver is not None]
+        return self.random.choice(ready) if ready else None
+
+    def _join(self) -> None:
+        self.lives += 1
+        alive = {process.life.address for process in self.processes if process.is_alive}
+        addresses = [f"{site}/{name}" for site in self.sites for name in "abcdefgh"]
+        dead = [each.life.address for each in self.members if each.life.address not in alive]
+        again = bool(dead) and self.random.random() < 0.5
+        address = self.random.choice(dead if again else [address for address in addresses if address not in alive])
+        self.seen["started again"] += again
+        homes = [log for log in self.partitions if log.site == address[0] and log.origin is None]
+        process = Process(Life(address, self.lives), homes[sum(address.encode()) % len(homes)])
+        self.processes.append(process)
+        self.joining.append(process)
+
+    def _take_state(self, process: Process, state: CausalState) -> None:
+        process.receiver = self.rules.receiver(CausalState.from_bytes(state.to_bytes()), self.max_held, max_waiting=5)
+        process.outgoing = self.rules.outgoing(process.life, process.receiver)
+        process.data_offset = state.seqno
+
+    def _do_transfer(self) -> None:
+        """A late joiner takes the state of a member that has delivered its view, or a later one."""
+        waiting = [each for each in self.members if each.is_alive and each.receiver is None]
+        if not waiting:
+            return
+        joiner = self.random.choice(waiting)
+        has = [each for each in self.members if each.receiver is not None and joiner.life in each.receiver.lives]
+        if not has:
+            return
+        donor = self.random.choice(has)
+        assert donor.receiver is not None
+        self._take_state(joiner, donor.receiver.state)
+        assert joiner.outgoing is not None
+        if joiner.outgoing.is_quiet:  # refused, if it has joined within the flush
+            joiner.outgoing.flush_ok(donor.receiver.flush)
+            self._release(joiner)
+        joiner.delivered = joiner.happened = donor.delivered
+        for bit in bits(donor.delivered):
+            joiner.happened |= self.past[bit]
+        if donor.home.site == joiner.home.site and self.random.random() < 0.7:
+            joiner.offsets = dict(donor.offsets)
+            for where, offset in donor.full_at.items():
+                joiner.offsets[where] = min(joiner.offsets[where], offset)
+            for cast in donor.receiver.held():
+                where, offset = divmod(donor.places[key_of(cast)], 1 << 32)
+                joiner.offsets[where] = min(joiner.offsets[where], offset)
+            self.seen["joined from offsets"] += 1
+        self.seen["joined late"] += 1
+
+    def _do_join(self) -> None:
+        if sum(process.is_alive for process in self.processes) < MAX_MEMBERS:
+            self._join()
+
+    def _do_die(self) -> None:
+        """What it has not written is gone. What it has sent to the sequencer may get there until the view."""
+        if (process := self._one_to_spare()) is not None:
+            process.is_alive = False
+            self.seen["died with casts unwritten" if process.unwritten else "died"] += 1
+            self.seen["died in a flush"] += self.flush > 0
+            process.unwritten.clear()
+
+    def _do_leave(self) -> None:
+        if (process := self._one_to_spare()) is not None:
+            process.is_leaving = True
+
+    def _do_suspect(self) -> None:
+        """A member that lives is put out of the view."""
+        if (process := self._one_to_spare()) is not None:
+            process.is_suspected = True
+
+    def _one_to_spare(self) -> Process | None:
+        ready = [each for each in self.members if each.stays and each.receiver is not None]
+        return self.random.choice(ready) if len(ready) > 2 or (len(ready) > 1 and len(self.data) > 30) else None
+
+    # Sending.
+
+    def _do_send(self) -> None:
+        process = self._one()
+        if process is None or process.outgoing is None or process.receiver is None:
+            return
+        if process.receiver.index_of(process.life) is None:
+            return
+        for _ in range(self.random.choice((1, 1, 1, 2, 5))):
+            process.outgoing.send(self.random.choice((FIFO, CAUSAL, CAUSAL, TOTAL)), b"")
+        self._release(process)
+
+    def _release(self, process: Process) -> None:
+        assert process.outgoing is not None
+        for message in process.outgoing.release():
+            if isinstance(message, Broadcast):
+                if message.kind == MESSAGE:
+                    message = message._replace(payload=self._note(process, TOTAL))
+                process.forwards.append(message)
+            else:
+                process.unwritten.append(message._replace(payload=self._note(process, message.order)))
+
+    def _note(self, process: Process, order: str) -> bytes:
+        """Write down what happened before a message that leaves now; its number is its payload."""
+        number = len(self.past)
+        past = process.happened_to_casts if order == FIFO else process.happened
+        self.past.append(past)
+        self.orders.append(order)
+        self.senders.append(process.life)
+        process.happened |= past | 1 << number
+        if order != TOTAL:
+            process.happened_to_casts |= past | 1 << number
+        self.seen[order] += 1
+        return b"%d" % number
+
+    def _do_write(self) -> None:
+        """A request: some of the next casts. It may lose one in the middle; then they are all written again later."""
+        process = self._one()
+        if process is None or not process.unwritten:
+            return
+        count = self.random.randint(1, len(process.unwritten))
+        request = process.unwritten[:count]
+        lost = self.random.random() < 0.1
+        if lost and count > 1:
+            process.home.records += request[self.random.randint(1, count - 1) :]
+            self.seen["gap"] += 1
+            return
+        process.home.records += request
+        if self.random.random() < 0.1:  # the answer is lost
+            self.seen["written again"] += 1
+            return
+        del process.unwritten[:count]
+        process.unacknowledged += request
+
+    def _do_acknowledge(self) -> None:
+        process = self._one()
+        if process is not None and process.unacknowledged and process.outgoing is not None:
+            process.outgoing.written(process.unacknowledged[-1].local_seqno)
+            process.unacknowledged.clear()
+            self._release(process)
+
+    def _do_repeat(self) -> None:
+        """A request that was long on its way comes after all, perhaps behind the death of its sender."""
+        logs = [log for log in self.partitions if log.origin is None and log.records]
+        if logs:
+            log = self.random.choice(logs)
+            at = self.random.randrange(len(log.records))
+            sender = log.records[at].sender
+            log.records += [cast for cast in log.records[at : at + 3] if cast.sender == sender]
+
+    def _do_relay(self) -> None:
+        copies = [log for log in self.partitions if log.origin is not None]
+        if copies:
+            self._carry(self.random.choice(copies), self.random.randint(1, 10))
+
+    def _carry(self, log: Partition, count: int) -> None:
+        assert log.origin is not None
+        if self.random.random() < 0.1:  # started again: from a little before
+            log.carried = max(0, log.carried - self.random.randint(0, 5))
+        log.records += log.origin.records[log.carried : log.carried + count]
+        log.carried = min(len(log.origin.records), log.carried + count)
+
+    # Reading.
+
+    def _do_read(self) -> None:
+        process = self._one()
+        if process is not None:
+            where = self.random.randrange(len(self.partitions))
+            if self.partitions[where].site == process.life.address[0]:
+                self._read(process, where, self.random.randint(1, 8))
+
+    def _read(self, process: Process, where: int, count: int) -> None:
+        assert process.receiver is not None
+        start = process.offsets.get(where, 0)
+        log = self.partitions[where].records
+        for offset in range(start, min(start + count, len(log))):
+            process.offsets[where] = offset + 1
+            cast = log[offset]
+            process.places.setdefault(key_of(cast), (where << 32) + offset)
+            verdict = self._step(process, cast)
+            self.seen[verdict.value] += 1
+            if verdict is Verdict.FULL:
+                process.full_at.setdefault(where, offset)
+
+    def _do_again(self) -> None:
+        if (process := self._one()) is not None:
+            self._read_again(process)
+
+    def _read_again(self, process: Process) -> bool:
+        """Go back to where the hold-back queue was full, if that may help."""
+        assert process.receiver is not None
+        if not process.full_at or not self.rules.read_full_again:
+            return False
+        if not process.receiver.has_room and process.receiver.progress == process.progress:
+            return False
+        process.progress = process.receiver.progress
+        for where, offset in process.full_at.items():
+            process.offsets[where] = min(process.offsets[where], offset)
+        process.full_at.clear()
+        return True
+
+    def _do_read_data(self) -> None:
+        if (process := self._one()) is not None:
+            self._read_data(process, self.random.randint(1, 6))
+
+    def _read_data(self, process: Process, count: int) -> None:
+        for record in self.data[process.data_offset : process.data_offset + count]:
+            if not process.is_alive:
+                return
+            verdict = self._step(process, record)
+            if verdict is Verdict.FULL:
+                self.seen["DATA is full"] += 1
+                return
+            self.seen["DATA waits"] += verdict is Verdict.HOLD
+            process.data_offset += 1
+
+    def _step(self, process: Process, record: Cast | Ordered) -> Verdict:
+        assert process.receiver is not None
+        step = process.receiver.step(record)
+        for delivery in step.deliveries:
+            self._deliver(process, delivery)
+        self.seen["dropped with a view"] += len(step.dropped)
+        if step.deliveries and process.is_alive:
+            self._release(process)
+        return step.verdict
+
+    def _deliver(self, process: Process, record: Cast | Ordered) -> None:
+        assert process.outgoing is not None
+        process.outgoing.delivered(record)
+        if isinstance(record, Ordered) and record.kind != MESSAGE:
+            self._event(process, record)
+            return
+        number = int(record.payload if isinstance(record, Cast) else str(record.record))
+        bit = 1 << number
+        if process.delivered & bit:
+            self._find(DUPLICATE, f"{process.life} delivers {self._name(number)} twice")
+        if missing := self.past[number] & ~process.delivered:
+            first = next(bits(missing))
+            of_casts = TOTAL not in (self.orders[first], self.orders[number])
+            one_sender = of_casts and self.senders[first] == self.senders[number]
+            name = FIFO_VIOLATION if one_sender else CAUSAL_VIOLATION
+            self._find(name, f"{process.life} delivers {self._name(number)} before {self._name(first)}")
+        process.delivered |= bit
+        process.happened |= bit | self.past[number]
+
+    def _event(self, process: Process, record: Ordered) -> None:
+        assert process.outgoing is not None
+        assert process.receiver is not None
+        if record.kind == START_FLUSH and process.receiver.index_of(process.life) is not None:
+            process.outgoing.flush_ok(record.seqno)
+        if record.kind == VIEW:
+            settled = record.settled
+            if settled != self.settled.setdefault(record.view, settled):
+                self._find(VIEW_VIOLATION, f"{process.life} takes {settled} for settled with view {record.view}")
+            if process.life in record.lives:
+                process.in_view[record.view] = process.delivered
+            else:
+                self.seen["put out of a view"] += process.is_suspected
+                process.is_alive = False
+
+    # The sequencer.
+
+    def _decide(self, kind: str, record: Ordered | None = None) -> None:
+        self.data.append((record or Ordered(0))._replace(seqno=len(self.data) + 1, kind=kind))
+
+    def _do_sequence(self) -> None:
+        """One of the members' broadcasts; those of one that died, too, as long as it is in the view."""
+        waiting = [each for each in self.members if self._may_be_ordered(each)]
+        if waiting:
+            self._sequence(self.random.choice(waiting))
+
+    def _may_be_ordered(self, process: Process) -> bool:
+        return len(process.forwards) > process.ordered and process.life not in self.answered
+
+    def _sequence(self, process: Process) -> None:
+        message = process.forwards[process.ordered]
+        process.ordered += 1
+        if message.kind == FLUSH_OK:
+            if message.payload != b"%d" % self.flush:
+                return
+            self.answered.add(process.life)
+        self._decide(
+            message.kind,
+            Ordered(0, "", *process.life, process.ordered, message.depends, record=message.payload.decode()),
+        )
+
+    def _do_flush(self) -> None:
+        """A view is due, or somebody asks for a flush."""
+        if not self.flush:
+            self._decide(START_FLUSH)
+            self.flush = len(self.data)
+
+    def _do_coordinate(self) -> None:
+        """Install a view once all who go on have answered."""
+        changes = bool(self.joining) or not all(each.stays for each in self.members)
+        if not self.flush:
+            if changes:
+                self._do_flush()
+            return
+        if not all(each.life in self.answered for each in self.members if each.is_alive and not each.is_suspected):
+            return
+        if changes:
+            self._decide_view()
+            if self.random.random() < 0.1:
+                return  # another view may follow in this flush
+        self._decide(STOP_FLUSH)
+        self.flush = 0
+        self.answered.clear()
+
+    def _decide_view(self) -> None:
+        self.members = [each for each in self.members if each.stays] + self.joining
+        if self.flush:
+            self.answered |= {each.life for each in self.joining}
+        self.joining = []
+        self.views += 1
+        self._decide(VIEW, Ordered(0, view=self.views, lives=tuple(each.life for each in self.members)))
+
+    # The end.
+
+    def _heal(self) -> None:
+        """Nothing more fails, until nothing more happens."""
+        before = None
+        for _ in range(ROUNDS_TO_HEAL):
+            for log in self.partitions:
+                if log.origin is not None:
+                    self._carry(log, len(log.origin.records))
+            for process in self.processes:
+                if process.is_alive and process.receiver is not None and not self._finish(process):
+                    return
+            for process in self.members:
+                while self._may_be_ordered(process):
+                    self._sequence(process)
+            self._do_transfer()
+            self._do_coordinate()
+            receivers = [each.receiver for each in self.processes if each.receiver is not None]
+            now = len(self.data), self.flush, len(self.past), [(each.progress, each.holding) for each in receivers]
+            if now == before and not any(each.full_at for each in self.members):
+                return
+            before = now
+
+    def _finish(self, process: Process) -> bool:
+        """Write and read all that there is."""
+        process.home.records += process.unwritten
+        process.unacknowledged += process.unwritten
+        process.unwritten.clear()
+        assert process.outgoing is not None
+        if process.unacknowledged:
+            process.outgoing.written(process.unacknowledged.pop().local_seqno)
+            process.unacknowledged.clear()
+        self._release(process)
+        for where, log in enumerate(self.partitions):
+            if log.site == process.life.address[0]:
+                self._read(process, where, len(log.records))
+        self._read_data(process, len(self.data))
+        self._read_again(process)
+        return not self.problems
+
+    def _check(self) -> None:
+        """Members that live deliver the same, and all that any of them sent. Who goes on has the same in each view."""
+        alive = [process for process in self.members if process.is_alive]
+        everything = 0
+        for process in alive:
+            everything |= process.delivered
+        for number, sender in enumerate(self.senders):
+            if any(process.life == sender for process in alive):
+                everything |= 1 << number
+        for process in alive:
+            if process.receiver is None:
+                self._find(LOST, f"{process.life} finds nobody with a state")
+            elif missing := everything & ~process.delivered:
+                self._find(LOST, f"{process.life} never delivers {self._name(next(bits(missing)))}")
+            elif process.outgoing is not None and len(process.outgoing):
+                self._find(LOST, f"{process.life} can't send {len(process.outgoing)} messages")
+        states = [process.receiver.state for process in alive if process.receiver is not None]
+        if not self.problems and any(state != states[0] for state in states):
+            self._find(LOST, f"the states of those who live differ: {states}")
+        known: dict[int, tuple[Life, int]] = {}
+        for process in self.processes:
+            for view, delivered in process.in_view.items():
+                life, first = known.setdefault(view, (process.life, delivered))
+                if first != delivered:
+                    self._find(VIEW_VIOLATION, f"before view {view}, {life} and {process.life} delivered other sets")
+
+    def _find(self, name: str, detail: str) -> None:
+        self.problems.append((name, detail))
+
+    def _name(self, number: int) -> str:
+        return f"message {number} ({self.orders[number]}, of {self.senders[number]})"
+
+
+def key_of(cast: Cast) -> tuple[Life, int, int]:
+    """What makes a cast the same cast."""
+    return cast.life, cast.view, cast.local_seqno
+
+
+def bits(number: int) -> Iterator[int]:
+    """The places of the ones in a number, lowest first."""
+    while number:
+        low = number & -number
+        yield low.bit_length() - 1
+        number ^= low

@@ -1,0 +1,154 @@
+"""Each rule of the casts, broken on purpose: what is wrong about it, and the anomaly that it must show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from ordering.casts import CAUSAL, FIFO, Cast, Ordered, Settled, Verdict
+from ordering.causal import CausalReceiver, CausalState, Need
+from ordering.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
+from ordering.clocks import Clock
+from ordering.outgoing import Outgoing
+from tests.simulator.orders import Rules
+
+
+class BlindToOthers(CausalReceiver):
+    """Rule (1) without rule (2): it does not look at the entries of others."""
+
+    def _missing(self, index: int, cast: Cast) -> Need | None:
+        need = super()._missing(index, cast)
+        return need if need is not None and need.entry < 0 else None
+
+
+class BlindToTotal(CausalReceiver):
+    """It does not wait for `after`."""
+
+    def _missing(self, index: int, cast: Cast) -> Need | None:
+        return super()._missing(index, cast._replace(after=0))
+
+
+class TotalAlone(CausalReceiver):
+    """Total messages do not wait for what they depend on."""
+
+    def _clock_of(self, record: Ordered) -> Clock:
+        return ()
+
+
+class Forgetful(CausalReceiver):
+    """What it delivers of others does not get into its own clock: it forgets to merge."""
+
+    @property
+    def vector(self) -> Clock:
+        return (0,) * len(self.lives)
+
+
+class TakesOlder(CausalReceiver):
+    """Without rule (5)."""
+
+    def _take_cast(self, cast: Cast) -> Verdict:
+        verdict = super()._take_cast(cast)
+        if verdict is Verdict.DISCARD and cast not in self.held():
+            self._deliveries.append(cast)
+            return Verdict.ACCEPT
+        return verdict
+
+
+class TakesAhead(CausalReceiver):
+    """Without rule (3): a fifo cast need not be its sender's next one."""
+
+    def _take_cast(self, cast: Cast) -> Verdict:
+        verdict = super()._take_cast(cast)
+        if verdict is Verdict.HOLD and cast.order == FIFO and cast.view == self.view:
+            self._deliveries.append(cast)
+        return verdict
+
+
+class DropsInsteadOfHolding(CausalReceiver):
+    """What can't be delivered at once is gone."""
+
+    def _take_cast(self, cast: Cast) -> Verdict:
+        before = self.max_held
+        self.max_held = 0
+        verdict = super()._take_cast(cast)
+        self.max_held = before
+        return Verdict.HOLD if verdict is Verdict.FULL else verdict
+
+
+class NeverBlocks(CausalReceiver):
+    """In a flush it goes on to deliver what is not agreed."""
+
+    def _missing(self, index: int, cast: Cast) -> Need | None:
+        limit, self._limit = self._limit, None
+        need = super()._missing(index, cast)
+        self._limit = limit
+        return need
+
+
+class OneLife(CausalReceiver):
+    """It goes by addresses: a new life goes on with the entry of the last one."""
+
+    def _install(self, record: Ordered) -> tuple[Settled, ...]:
+        before = {life.address: number for life, number in zip(self.lives, self._vector, strict=True)}
+        settled = super()._install(record)
+        self._vector = [
+            max(number, before.get(life.address, 0)) for life, number in zip(self.lives, self._vector, strict=True)
+        ]
+        return settled
+
+
+class TornState(CausalReceiver):
+    """The state for a late joiner is no cut: one cast of the donor's own vector is missing in it, or one too many."""
+
+    @property
+    def state(self) -> CausalState:
+        state = super().state
+        return replace(state, vector=tuple(number + 1 for number in state.vector))
+
+
+class Hasty(Outgoing):
+    """A total message does not wait until its sender's casts are written."""
+
+    def _may_go(self, order: str, kind: str) -> bool:
+        return super()._may_go(CAUSAL if order != FIFO else FIFO, kind)
+
+
+class CausalBeforeOwnTotal(Outgoing):
+    """A causal cast does not wait until its sender has delivered its own broadcasts."""
+
+    def _may_go(self, order: str, kind: str) -> bool:
+        return super()._may_go(FIFO if order == CAUSAL else order, kind)
+
+
+class TalksAfterFlushOk(Outgoing):
+    """It sends on behind its FLUSH_OK."""
+
+    def _may_go(self, order: str, kind: str) -> bool:
+        self.is_quiet = False
+        return super()._may_go(order, kind)
+
+
+class Mutation(NamedTuple):
+    """A broken rule: what is wrong about it, the anomaly it must show, and how it is broken."""
+
+    name: str
+    expected: str
+    rules: Rules
+
+
+MUTATIONS = (
+    Mutation("blind-to-others", CAUSAL_VIOLATION, Rules(receiver=BlindToOthers)),
+    Mutation("forgets-to-merge", CAUSAL_VIOLATION, Rules(receiver=Forgetful)),
+    Mutation("takes-older", DUPLICATE, Rules(receiver=TakesOlder)),
+    Mutation("takes-ahead", FIFO_VIOLATION, Rules(receiver=TakesAhead)),
+    Mutation("drops-instead-of-holding", LOST, Rules(receiver=DropsInsteadOfHolding)),
+    Mutation("ignores-after", CAUSAL_VIOLATION, Rules(receiver=BlindToTotal)),
+    Mutation("ignores-depends", CAUSAL_VIOLATION, Rules(receiver=TotalAlone)),
+    Mutation("never-blocks", VIEW_VIOLATION, Rules(receiver=NeverBlocks)),
+    Mutation("one-life", LOST, Rules(receiver=OneLife)),
+    Mutation("torn-state", LOST, Rules(receiver=TornState)),
+    Mutation("total-before-casts-are-written", LOST, Rules(outgoing=Hasty)),
+    Mutation("causal-before-own-total", CAUSAL_VIOLATION, Rules(outgoing=CausalBeforeOwnTotal)),
+    Mutation("talks-after-flush-ok", LOST, Rules(outgoing=TalksAfterFlushOk)),
+    Mutation("full-is-not-read-again", LOST, Rules(read_full_again=False)),
+)

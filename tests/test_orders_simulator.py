@@ -1,0 +1,57 @@
+"""FIFO, causal and total order at once, in simulated histories: everything holds, and each broken rule is found out."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.simulator.orders import Orders
+from tests.simulator.orders_mutations import MUTATIONS, Mutation
+
+SEEDS = 2_000
+SEEDS_FOR_A_MUTATION = 200
+FAST_SEEDS = 300
+
+
+def check(seeds: range) -> Counter[str]:
+    """Run them; return what happened in them how often."""
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        history = Orders(seed)
+        if problems := history.run():
+            pytest.fail(f"seed {seed} (again with: python -m tests.simulator --orders --seed {seed}): {problems[0]}")
+        seen += history.seen
+    return seen
+
+
+def test_every_order_holds() -> None:
+    """Whatever comes late, comes twice, dies, leaves, starts again or joins late; and all of that does happen."""
+    seen = check(range(FAST_SEEDS))
+    rare = {
+        "gap", "written again", "full", "over", "DATA waits", "DATA is full", "joined late", "joined from offsets",
+        "started again", "died in a flush", "died with casts unwritten", "put out of a view", "dropped with a view",
+    }  # fmt: skip
+    assert {name for name in rare if seen[name] < 20} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(FAST_SEEDS, FAST_SEEDS + SEEDS, 500))
+def test_every_order_holds_for_long(first: int) -> None:
+    check(range(first, first + 500))
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_broken_rule_is_found_out(mutation: Mutation) -> None:
+    """Each rule is needed, and what breaks without it has its name."""
+    for seed in range(SEEDS_FOR_A_MUTATION):
+        if mutation.expected in {name for name, _ in Orders(seed, mutation.rules).run()}:
+            return
+    pytest.fail(f"{SEEDS_FOR_A_MUTATION} seeds without {mutation.expected!r}")
+
+
+def test_a_seed_is_a_history() -> None:
+    mutation = MUTATIONS[0]
+    assert [Orders(seed, mutation.rules).run() for seed in range(20)] == [
+        Orders(seed, mutation.rules).run() for seed in range(20)
+    ]
