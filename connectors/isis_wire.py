@@ -1,0 +1,191 @@
+"""ISIS messages as datagrams: several in one, each datagram checked as a whole.
+
+    header    `AI`, version, CRC-32 of all that follows, digest of the hostfile, the sender's id and incarnation
+    message   kind, length, body
+
+The four messages that every run needs are packed by hand; the rest, which is rare, is compressed JSON. A body that is
+read gives a message or raises Malformed, whatever it is: numbers are unsigned, and counts are bounded by the length.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from ordering.errors import ProtocolViolation
+from ordering.hold_back import Key, Run
+from ordering.isis import Finals, Known, Propose, Send
+from ordering.isis_codec import decode, encode
+from ordering.isis_formation import Hello
+from ordering.isis_history import Answer, Ask
+from ordering.isis_messages import Accept, Accepted, Beat, Decided, Join, Message, Prepare, Promise, Refuse
+
+MAX_DATAGRAM_BYTES = 60_000
+"""The largest datagram; a message that does not fit is not sent (a run's payload is bounded below it)."""
+
+PACKED_BYTES = 8_192
+"""Messages are packed up to this size, if they are not larger by themselves."""
+
+MAX_PAYLOAD_BYTES = 32_000
+"""The largest message of an application."""
+
+MAX_BODY_BYTES = 4 * 1024 * 1024
+"""The largest body after it was decompressed."""
+
+Packet = Message | Ask | Answer
+
+_MAGIC, _VERSION = b"AI", 1
+_HEADER = struct.Struct("!2sBI")
+_ORIGIN = struct.Struct("!8sHQ")
+_MESSAGE = struct.Struct("!BI")
+_SEND, _RUN = struct.Struct("!QQH"), struct.Struct("!II")
+_PROPOSE, _FINALS, _KNOWN = struct.Struct("!QHQH"), struct.Struct("!QQH"), struct.Struct("!QQH")
+_KINDS: tuple[type[Any], ...] = (
+    *(Send, Propose, Finals, Known),
+    *(Beat, Hello, Join, Prepare, Promise, Refuse, Accept, Accepted, Decided, Ask, Answer),
+)
+_NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS, start=1)}
+
+
+class Malformed(Exception):
+    """What has come is not a datagram of this version and this group. The text says why, in a few fixed words."""
+
+
+class Datagram(NamedTuple):
+    """What has come: the sender's id and incarnation, and its messages."""
+
+    sender: int
+    incarnation: int
+    messages: tuple[Packet, ...]
+
+
+def encode_message(message: Packet) -> Iterator[bytes]:
+    """A message in one piece or, if it has many runs, in several."""
+    if isinstance(message, Send):
+        for part in _split(message):
+            yield _framed(1, b"".join(_send_parts(part)))
+        return
+    if isinstance(message, Propose):
+        view, sender, first, numbers = message
+        body = struct.pack(f"!QHQH{len(numbers)}Q", view, sender, first, len(numbers), *numbers)
+    elif isinstance(message, Finals):
+        flat = [number for key in message.keys for number in key]
+        body = struct.pack(f"!QQH{'QH' * len(message.keys)}", message.view, message.first, len(message.keys), *flat)
+    elif isinstance(message, Known):
+        view, finals, delivered = message
+        body = struct.pack(f"!QQH{len(finals)}Q", view, delivered, len(finals), *finals)
+    else:
+        body = zlib.compress(encode(message), 1)
+    yield _framed(_NUMBER_OF[type(message)], body)
+
+
+def pack(group: bytes, sender: int, incarnation: int, messages: Iterable[bytes]) -> Iterator[bytes]:
+    """Encoded messages as datagrams."""
+    origin = _ORIGIN.pack(group, sender, incarnation)
+    parts, size = [origin], len(origin)
+    for message in messages:
+        if size + len(message) > PACKED_BYTES and len(parts) > 1:
+            yield _checked(parts)
+            parts, size = [origin], len(origin)
+        if len(message) <= MAX_DATAGRAM_BYTES - len(origin) - _HEADER.size:
+            parts.append(message)
+            size += len(message)
+    if len(parts) > 1:
+        yield _checked(parts)
+
+
+def unpack(group: bytes, raw: bytes) -> Datagram:
+    """Inverse of `pack`. Raises Malformed for anything else."""
+    if len(raw) < _HEADER.size + _ORIGIN.size:
+        raise Malformed("too short")
+    magic, version, check = _HEADER.unpack_from(raw)
+    if magic != _MAGIC or version != _VERSION:
+        raise Malformed("not of this version")
+    if zlib.crc32(memoryview(raw)[_HEADER.size :]) != check:
+        raise Malformed("damaged")
+    their_group, sender, incarnation = _ORIGIN.unpack_from(raw, _HEADER.size)
+    if their_group != group:
+        raise Malformed("of another hostfile")
+    try:
+        return Datagram(sender, incarnation, tuple(_messages(raw, _HEADER.size + _ORIGIN.size)))
+    except (struct.error, ProtocolViolation, zlib.error, IndexError) as error:
+        raise Malformed("not a message") from error
+
+
+def _messages(raw: bytes, position: int) -> Iterator[Packet]:
+    while position < len(raw):
+        kind, length = _MESSAGE.unpack_from(raw, position)
+        position += _MESSAGE.size
+        if position + length > len(raw):
+            raise Malformed("cut off")
+        body = raw[position : position + length]
+        position += length
+        if kind == 1:
+            yield _read_send(body)
+        elif kind == 2:
+            view, sender, first, count = _PROPOSE.unpack_from(body)
+            yield Propose(view, sender, first, struct.unpack_from(f"!{count}Q", body, _PROPOSE.size))
+        elif kind == 3:
+            view, first, count = _FINALS.unpack_from(body)
+            flat = struct.unpack_from("!" + "QH" * count, body, _FINALS.size)
+            yield Finals(view, first, tuple(map(Key._make, zip(flat[::2], flat[1::2], strict=True))))
+        elif kind == 4:
+            view, delivered, count = _KNOWN.unpack_from(body)
+            yield Known(view, struct.unpack_from(f"!{count}Q", body, _KNOWN.size), delivered)
+        else:
+            yield _read_rare(kind, body)
+
+
+def _read_rare(kind: int, body: bytes) -> Packet:
+    if not 4 < kind <= len(_KINDS):
+        raise Malformed("of an unknown kind")
+    opened = zlib.decompressobj()
+    plain = opened.decompress(body, MAX_BODY_BYTES)
+    if not opened.eof:
+        raise Malformed("too large")
+    message: Packet = decode(_KINDS[kind - 1], plain)
+    return message
+
+
+def _read_send(body: bytes) -> Send:
+    view, first, count = _SEND.unpack_from(body)
+    position, runs = _SEND.size, []
+    for _ in range(count):
+        length, size = _RUN.unpack_from(body, position)
+        position += _RUN.size
+        if position + size > len(body):
+            raise Malformed("cut off")
+        runs.append(Run(body[position : position + size], length))
+        position += size
+    return Send(view, first, tuple(runs))
+
+
+def _send_parts(message: Send) -> Iterator[bytes]:
+    yield _SEND.pack(message.view, message.first, len(message.runs))
+    for reference, length in message.runs:
+        yield _RUN.pack(length, len(reference))
+        yield reference
+
+
+def _split(message: Send) -> Iterator[Send]:
+    """The same in parts that fit a datagram."""
+    start, size = 0, 0
+    room = PACKED_BYTES - _HEADER.size - _ORIGIN.size - _MESSAGE.size - _SEND.size
+    for index, run in enumerate(message.runs):
+        needed = _RUN.size + len(run.reference)
+        if index > start and size + needed > room:
+            yield Send(message.view, message.first + start, message.runs[start:index])
+            start, size = index, 0
+        size += needed
+    yield Send(message.view, message.first + start, message.runs[start:])
+
+
+def _framed(kind: int, body: bytes) -> bytes:
+    return _MESSAGE.pack(kind, len(body)) + body
+
+
+def _checked(parts: list[bytes]) -> bytes:
+    rest = b"".join(parts)
+    return _HEADER.pack(_MAGIC, _VERSION, zlib.crc32(rest)) + rest

@@ -1,0 +1,110 @@
+"""`abcast isis`: total order among plain processes, by agreement, over UDP."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jobs.options import run_script
+
+if TYPE_CHECKING:
+    from connectors.isis_process import Event, IsisProcess
+
+IN_FLIGHT_MESSAGES = 4_096
+"""Messages that are handed to the process before the first of them are ordered."""
+
+
+def isis(
+    hostfile: Annotated[
+        Path, typer.Option("--hostfile", "-h", help="The processes: a line each, HOST or HOST:PORT. The same for all.")
+    ],
+    process_id: Annotated[int, typer.Option("--id", "-i", min=0, help="Which line this process is, from 0.")],
+    count: Annotated[int, typer.Option("--count", "-c", min=0, help="How many messages to multicast.")],
+    port: Annotated[
+        int | None, typer.Option("--port", "-p", min=1, max=65_535, help="The port of lines that have none.")
+    ] = None,
+    delays: Annotated[
+        bool, typer.Option("--delays", "-d", help="Delay some datagrams by a random time, to stress the algorithm.")
+    ] = False,
+    drop: Annotated[float, typer.Option(min=0, max=0.9, help="Lose this share of the datagrams on purpose.")] = 0.0,
+    repeat: Annotated[float, typer.Option(min=0, max=1, help="Send this share of the datagrams twice.")] = 0.0,
+    suspect_after: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Seconds of silence after which a process is suspected.")
+    ] = 2.0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say on standard error what happens.")] = False,
+) -> None:
+    """Agree on one order with other processes, without a sequencer, Kafka or a JVM (the ISIS algorithm).
+
+    All processes are alike, and may be started in any order; the first message is delivered when all have been started
+    once. Each prints its deliveries, and stays until Ctrl-C:
+
+        0: Processed message 3 from sender 1 with seq (17, 2)
+
+    Message 3 of process 1 has the number 17, proposed by process 2. All print the same lines in the same order.
+
+    A process that is silent is suspected; the others agree on a view without it and go on, if they are more than half
+    of the last view. Fewer wait, and say so. A process that is started again joins, and prints what it has missed.
+
+    Example: write the lines 127.0.0.1:7001, 127.0.0.1:7002 and 127.0.0.1:7003 to a file `hosts`, and run in three
+    terminals, with 0, 1 and 2 in the place of N: `abcast isis --hostfile hosts --id N --count 5`.
+    """
+    from connectors.hostfile import read_hostfile
+    from connectors.isis_process import DELAYS, Faults, IsisProcess, counted
+
+    hosts = read_hostfile(hostfile, port)
+    faults = Faults(drop=drop, repeat=repeat, delay=DELAYS.delay if delays else 0.0)
+    process = IsisProcess(hosts, process_id, faults=faults, suspect_after_ms=int(suspect_after * 1_000))
+    try:
+        _run(process, process_id, count, verbose=verbose)
+    except KeyboardInterrupt:
+        return
+    finally:
+        process.close()
+        if verbose:
+            for line in counted(process):
+                typer.echo(f"{process_id}: {line}", err=True)
+
+
+def _run(process: IsisProcess, process_id: int, count: int, *, verbose: bool) -> None:
+    sent, told = 0, set[str]()
+    while True:
+        while sent < count and process.process.in_flight < IN_FLIGHT_MESSAGES:
+            sent += 1
+            process.submit(b"message %d of process %d" % (sent, process_id))
+        events = process.work()
+        for why in process.rejected.keys() - told:
+            told.add(why)
+            typer.echo(f"{process_id}: dropping datagrams {why} (said once)", err=True)
+        if events:
+            for event in events:
+                _say(process_id, event, verbose=verbose)
+            sys.stdout.flush()
+
+
+def _say(process_id: int, event: Event, *, verbose: bool) -> None:
+    from ordering.isis_history import Gone
+    from ordering.isis_messages import Deliver, Installed, Stuck
+
+    if isinstance(event, Deliver):
+        seq = f"({event.key}, {int(event.proposer.name)})"
+        sender = int(event.sender.name)
+        sys.stdout.write(f"{process_id}: Processed message {event.number} from sender {sender} with seq {seq}\n")
+        return
+    if isinstance(event, Gone):
+        text = f"deliveries {event.first} to {event.last} were made before, and nobody keeps them any more"
+    elif isinstance(event, Stuck):
+        here, all_of_it = len(event.reached), len(event.view.members)
+        text = f"waiting: {here} of the {all_of_it} processes of view {event.view.id} answer, {event.needed} are needed"
+    elif not verbose:
+        return
+    else:
+        members = ", ".join(str(int(life.name)) for life in event.view.members)
+        text = f"view {event.view.id}: {members}" + ("" if isinstance(event, Installed) else " (joining)")
+    typer.echo(f"{process_id}: {text}", err=True)
+
+
+if __name__ == "__main__":
+    run_script(isis)

@@ -1,0 +1,131 @@
+"""The hold-back queue: runs that a process has received and may not deliver yet, in the order of their numbers.
+
+Source: Total Order Multicast, "HoldBackQueue" and "HoldBackQueue Data Structures": an unordered map beside an ordered
+set. Here the ordered set is a heap with lazy deletion. A run has at most two keys in its life, its proposal and its
+final number, so the heap never holds more than twice the runs: lookup is O(1), insertion and update are O(log n).
+
+Invariant. Every run of the queue has exactly one entry in force, whose key is the process's own proposal until the run
+is final, and the final number from then on. A final number is never below the process's own proposal, so a key that was
+replaced stands before the one in force: whatever is in force at the head of the heap is the smallest of all.
+
+`HoldBackQueue` is mutable: a cursor inside `ordering.isis.Agreement`, which has the state that can be stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from ordering.errors import ProtocolViolation
+
+
+class Key(NamedTuple):
+    """A number that was proposed, and who proposed it. No two runs have the same: ties are broken by the proposer."""
+
+    number: int
+    proposer: int
+
+
+class RunId(NamedTuple):
+    """Which run: its sender (a place in the view), and the sender's own number of it (1, 2, 3 …)."""
+
+    sender: int
+    number: int
+
+
+class Run(NamedTuple):
+    """What is agreed on as one: where its messages are, and how many. A run of one is the protocol of the source.
+
+    `reference` is opaque here: a range of FORWARD at a site; between plain processes the message itself.
+    """
+
+    reference: bytes
+    length: int = 1
+
+
+class Insertion(Enum):
+    """What became of an insertion."""
+
+    INSERTED = "inserted"
+    REPEATED = "repeated"  # it is there already; nothing has changed
+    FULL = "full"  # the bound is reached; nothing has changed, and the sender sends again
+
+
+@dataclass(slots=True)
+class Held:
+    """A run in the queue. `key` is the own proposal, or the final number."""
+
+    id: RunId
+    run: Run
+    key: Key
+    is_final: bool = False
+
+
+def may_be_final(held: Held, final: Key) -> bool:
+    """Whether a number can be the run's final one: there is only one, and it is not below the own proposal."""
+    return held.key == final if held.is_final else held.key <= final
+
+
+class HoldBackQueue:
+    """At most `capacity` runs, the smallest key first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._held: dict[RunId, Held] = {}
+        self._heap: list[tuple[Key, RunId]] = []
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, run_id: RunId) -> bool:
+        return run_id in self._held
+
+    def __iter__(self) -> Iterator[Held]:
+        """All runs, in the order of their keys."""
+        return iter(sorted(self._held.values(), key=lambda held: held.key))
+
+    def get(self, run_id: RunId) -> Held | None:
+        """A run by its id."""
+        return self._held.get(run_id)
+
+    def insert_undeliverable(self, run_id: RunId, run: Run, proposal: Key) -> Insertion:
+        """A run that was just received, under the process's own proposal."""
+        if run_id in self._held:
+            return Insertion.REPEATED
+        if len(self._held) >= self.capacity:
+            return Insertion.FULL
+        self._held[run_id] = Held(run_id, run, proposal)
+        heappush(self._heap, (proposal, run_id))
+        return Insertion.INSERTED
+
+    def set_deliverable(self, run_id: RunId, final: Key) -> None:
+        """Give a run its final number. Raises ProtocolViolation if it is not there, or the number can't be."""
+        held = self._held.get(run_id)
+        if held is None or not may_be_final(held, final):
+            raise ProtocolViolation(f"{final} is not a final number of {run_id}: the process has {held}.")
+        if held.key != final:
+            heappush(self._heap, (final, run_id))
+        held.key, held.is_final = final, True
+
+    def head(self) -> Held | None:
+        """The run with the smallest key, if it has its final number: nothing can come before it any more."""
+        heap = self._heap
+        while heap:
+            key, run_id = heap[0]
+            held = self._held.get(run_id)
+            if held is not None and held.key == key:
+                return held if held.is_final else None
+            heappop(heap)
+        return None
+
+    def pop(self, run_id: RunId) -> Held:
+        """Take a run out. Raises ProtocolViolation if it is not there."""
+        held = self._held.pop(run_id, None)
+        if held is None:
+            raise ProtocolViolation(f"{run_id} is not in the hold-back queue.")
+        if self._heap and self._heap[0][1] == run_id:
+            heappop(self._heap)
+        return held

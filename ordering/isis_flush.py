@@ -1,0 +1,69 @@
+"""The flush at a view change: how a view ends, and who is in the next one, from what a quorum knows.
+
+Pure functions of the reports of frozen processes. Why all that was delivered is in every answer, in its place, is
+argued in `ordering.isis_views`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ordering.isis import Placed
+from ordering.isis_formation import Life, View
+from ordering.isis_messages import NextView, Report
+
+
+def is_quorum(who: Iterable[int], size: int, excluded: Iterable[int] = ()) -> bool:
+    """Whether these members of a view of that size may decide: a majority, or all that an operator has left."""
+    answered, gone = set(who), set(excluded)
+    if len(answered) >= size // 2 + 1:
+        return True
+    return bool(gone) and may_exclude(size, gone) and answered >= set(range(size)) - gone
+
+
+def may_exclude(size: int, gone: Iterable[int]) -> bool:
+    """Whether those who are left share a member with every majority."""
+    return len(set(gone)) < size // 2 + 1
+
+
+def settle(reports: Sequence[Report]) -> tuple[Placed, ...]:
+    """The end of a view from what a quorum of frozen members knows; see the module's text, "The new value"."""
+    delivered = {placed.seqno: placed for report in reports for placed in report.recent}
+    done = {placed.id for placed in delivered.values()}
+    waiting = {placed.id: placed for report in reports for placed in report.finals if placed.id not in done}
+    seqno = max(report.delivered for report in reports) + 1
+    order = [delivered[first] for first in sorted(delivered)]
+    for placed in sorted(waiting.values(), key=lambda placed: placed.key):
+        order.append(placed._replace(seqno=seqno))
+        seqno += placed.length
+    return tuple(order)
+
+
+def next_view(view: View, reports: Mapping[int, Report], joiners: Iterable[Life]) -> NextView:
+    """A new value: those who have reported stay, those who have asked join, and the view ends as the reports say."""
+    settled = settle([reports[place] for place in sorted(reports)])
+    last = max(report.delivered for report in reports.values())
+    rows = dict(view.rows)
+    for place, life in enumerate(view.members):
+        ordered = max(report.ordered[place] for report in reports.values())
+        rows[life] = max(ordered, rows.get(life, 0))
+    for placed in settled:
+        life = view.members[placed.id.sender]
+        rows[life] = max(rows[life], placed.id.number)
+        last = max(last, placed.seqno + placed.length - 1)
+    members = tuple(sorted(_members([view.members[place] for place in reports], joiners)))
+    newest: dict[str, Life] = {}
+    for life in sorted((*rows, *members)):
+        newest[life.name] = life
+    kept = tuple((life, rows.get(life, 0)) for life in sorted(newest.values()))
+    return NextView(View(view.origin, view.id + 1, members, last, kept), settled)
+
+
+def _members(stay: list[Life], joiners: Iterable[Life]) -> list[Life]:
+    """Those who stay, and as many of those who ask as they at most. A new life takes the place of an old one."""
+    joined: list[Life] = []
+    for joiner in joiners:
+        others = [life for life in stay if life.name != joiner.name]
+        if len(joined) < len(others):
+            stay, joined = others, [*joined, joiner]
+    return [*stay, *joined]

@@ -1,0 +1,670 @@
+"""Views of ISIS processes: who takes part in the agreement, and how it goes on without those that have failed.
+
+The source's program waits for ever for a proposal of a process that is gone. Here the others install a *view* without
+it. Views are numbered; each has its members, and the agreement of `ordering.isis` runs anew in each. The step from view
+v to v + 1 is decided once, by ballots (Paxos), with a majority of the members of v:
+
+    Prepare     a member opens a ballot, because it suspects somebody, or somebody asks to join
+    Promise     a member *freezes*: it takes no further part in the agreement of v. It reports what it knows: its last
+                deliveries, the final numbers it has, and a value that it has accepted in an earlier ballot
+    Accept      from a majority of promises: the value with the highest ballot among them, else a new one (`next_view`)
+    Accepted    from a majority: decided
+    Decided     everybody delivers the rest of v as the value says (`settled`), and begins v + 1
+
+The new value, the flush. Of the runs that no one of the majority has delivered, those whose final number any of them
+knows keep it, and stand in the order of these numbers behind all that were delivered. The others are purged by all. A
+sender that stays sends its purged runs again in the new view, under the same numbers; so does one that was excluded,
+as soon as it is back. Members of v + 1 are those that have promised, and processes that have asked to join, as many
+as they at most.
+
+Invariants, whatever is cut off, crashes, comes back, or is suspected wrongly.
+
+1. *One next view.* A decided value was accepted by a majority of v. Every later ballot has a promise of one of them,
+   and takes over the value with the highest ballot: by induction the decided one. Two coordinators are two ballots.
+2. *All deliver the same in v.* Let p have delivered m in v. By `ordering.isis` a majority knew its final number, and
+   each of them before its promise: frozen processes learn nothing. So one of the promises has m, delivered or with its
+   number, and m is settled. Every run with a lower final number than m's is settled before it: p has delivered it (and
+   what is delivered is known to a majority, too). No run that p has not delivered gets a place before m: it would have
+   a final number below m's, and p would have proposed for it, seen m's number, and waited for it. So what p has
+   delivered is a beginning of what is settled. And each member of v has all settled runs: a final number is the
+   maximum of proposals of all members, and who has proposed has the run.
+3. *Seqnos go on.* All settle the same, so v ends with the same seqno for everybody, the `base` of v + 1.
+4. *A run is ordered once.* `rows` has the last run of each life that is ordered by the end of v. Runs of a sender
+   become final in its order, so those that are settled are the first of its unordered ones. A member accepts only what
+   is above the row, and a sender sends again only what is above its own.
+5. *A minority does nothing.* It can neither decide a view nor deliver (a final number needs proposals of all members,
+   and a majority that knows it). It says that it waits (`Stuck`).
+6. *Who joins decides nothing alone.* Those who join are at most as many as those who stay, so in every majority of
+   v + 1 there is one who has what was ordered in v. Who joins delivers from `base` + 1 on; what it lacks before
+   (`Missing`) it reads from the others' memory (`ordering.isis_history`) or logs.
+
+Messages of an old view are ignored, proposals among them: a view's messages name it, and its members are lives, so
+a process that was started again without its memory is another one, from whom nobody has promises.
+
+A crash at any point keeps this, if the state is stored before the outputs of a step leave: a coordinator that starts
+again opens a higher ballot than any that it has promised, its own included. A process that stores nothing is gone with
+its state; the others need a majority of the lives of the last view. If there is none left, nobody goes on.
+
+With two members a majority is both. `Exclude` is an operator's decision that some members are never to be waited for: a
+ballot then needs all the others, which must be so many that they meet every majority. It is safe for what was
+delivered. It is not if operators on both sides of a cut exclude each other.
+
+Time is `Tick`'s: it suspects, and sends again. It decides nothing: every suspicion may be wrong.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ordering.errors import ProtocolViolation
+from ordering.hold_back import Run
+from ordering.isis import (
+    MAX_BACKLOG_RUNS,
+    RESEND_AFTER_MS,
+    Agreement,
+    AgreementState,
+    Cast,
+    Drop,
+    Finals,
+    Known,
+    Placed,
+    Propose,
+    Refused,
+    Send,
+    Submit,
+    Tell,
+    Tick,
+    begin,
+)
+from ordering.isis import Deliver as Delivered
+from ordering.isis_codec import decode, encode
+from ordering.isis_flush import is_quorum, may_exclude, next_view
+from ordering.isis_formation import Formation, Hello, Life, View
+from ordering.isis_messages import (
+    NO_BALLOT,
+    Accept,
+    Accepted,
+    Ballot,
+    Beat,
+    Decided,
+    Deliver,
+    Event,
+    From,
+    Installed,
+    Join,
+    Message,
+    Missing,
+    NextView,
+    NotExcluded,
+    Output,
+    Outside,
+    Prepare,
+    Promise,
+    Refuse,
+    Report,
+    Stuck,
+    To,
+    Vote,
+)
+
+SUSPECT_AFTER_MS = 2_000
+"""How long a member may be silent until it is suspected."""
+
+MAX_JOINERS = 64
+"""Lives that may be waiting to join."""
+
+FORMAT = 1
+"""Of stored states."""
+
+
+class Attempt(NamedTuple):
+    """A ballot of the process's own."""
+
+    ballot: Ballot
+    since_ms: int
+    asked_at_ms: int
+    promises: tuple[tuple[int, Promise], ...]
+    value: NextView | None = None
+    accepted_by: tuple[int, ...] = ()
+    is_stuck: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """All that a process knows. `agreement` is None while it is in no view; `backlog` has its own runs then, those
+    above number `own_row`.
+
+    `decided` is what installed the view, `promised` and `vote` are about the next one, `attempt` the ballot of its own.
+    `heard` is when each member was heard last, `joiners` when each life last asked to join, `told` when each was last
+    told the view, `excluded` what the operator has decided. `patience_ms` is when to open a ballot, 0 without a reason.
+    """
+
+    me: Life
+    view: View
+    suspect_after_ms: int = SUSPECT_AFTER_MS
+    settled: tuple[Placed, ...] = ()
+    agreement: AgreementState | None = None
+    promised: Ballot = NO_BALLOT
+    vote: Vote | None = None
+    attempt: Attempt | None = None
+    highest_round: int = 0
+    delivered: int = 0
+    own_row: int = 0
+    backlog: tuple[Run, ...] = ()
+    heard: tuple[tuple[Life, int], ...] = ()
+    joiners: tuple[tuple[Life, int], ...] = ()
+    told: tuple[tuple[Life, int], ...] = ()
+    excluded: tuple[Life, ...] = ()
+    now_ms: int = 0
+    beat_at_ms: int = 0
+    patience_ms: int = 0
+    ignored: int = 0
+
+    def to_bytes(self) -> bytes:
+        """The state as JSON, equal states as equal bytes."""
+        return encode((FORMAT,))[:-1] + b"," + encode(self) + b"]"
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> ProcessState:
+        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        start = encode((FORMAT,))[:-1] + b","
+        if not (raw.startswith(start) and raw.endswith(b"]")):
+            raise ProtocolViolation("not a state of an ISIS process that this version can read.")
+        return decode(cls, raw[len(start) : -1])
+
+
+class Step(NamedTuple):
+    """What `step` returns: the next state, and the outputs in their order."""
+
+    state: ProcessState
+    outputs: tuple[Output, ...]
+
+
+def step(state: ProcessState, events: Iterable[Event]) -> Step:
+    """Take events in their order: one, or a batch."""
+    process = Process(state)
+    for event in events:
+        process.take(event)
+    outputs = process.end_batch()
+    return Step(process.state(), outputs)
+
+
+def member(me: Life, view: View, *, now_ms: int = 0, suspect_after_ms: int = SUSPECT_AFTER_MS) -> ProcessState:
+    """A process that begins in a view it was given: a site, whose file says who is in the first one."""
+    rows = [0] * len(view.members)
+    return ProcessState(
+        me=me,
+        view=view,
+        suspect_after_ms=suspect_after_ms,
+        agreement=begin(view.id, view.members.index(me), rows, delivered=view.base, now_ms=now_ms),
+        delivered=view.base,
+        heard=tuple((life, now_ms) for life in view.members),
+        now_ms=now_ms,
+    )
+
+
+def fresh(me: Life, *, now_ms: int = 0, suspect_after_ms: int = SUSPECT_AFTER_MS) -> ProcessState:
+    """A process that remembers nothing (`ordering.isis_formation`)."""
+    return ProcessState(me, View(0, 0, ()), suspect_after_ms, now_ms=now_ms)
+
+
+@dataclass(slots=True)
+class _Reason:
+    """Why a ballot is opened."""
+
+    suspects: set[int] = field(default_factory=set)
+    joiners: list[Life] = field(default_factory=list)
+
+
+class Process:
+    """One process, through all views. Take events with `take`, then `end_batch`. Not thread-safe.
+
+    Mutable, as a cursor is; `state` gives the value of it at the end of a batch. With `formation` it is a fresh one.
+    """
+
+    def __init__(self, state: ProcessState, formation: Formation | None = None) -> None:
+        self._state = state
+        self.me, self.view, self.delivered = state.me, state.view, state.delivered
+        self.formation = formation
+        self.agreement = Agreement(state.agreement) if state.agreement is not None else None
+        self.suspect_after_ms, self.now_ms = state.suspect_after_ms, state.now_ms
+        self._settled = state.settled
+        self._promised, self._vote, self._attempt = state.promised, state.vote, state.attempt
+        self._highest_round = state.highest_round
+        self._own_row, self._backlog = state.own_row, deque(state.backlog)
+        self._heard, self._joiners, self._told = dict(state.heard), dict(state.joiners), dict(state.told)
+        self._excluded = set(state.excluded)
+        self._beat_at_ms, self._patience_ms = state.beat_at_ms, state.patience_ms
+        self.ignored = state.ignored
+        self._places = {life: place for place, life in enumerate(self.view.members)}
+        self._outputs: list[Output] = []
+
+    def state(self) -> ProcessState:
+        """The value of it, at the end of a batch."""
+        return replace(
+            self._state,
+            view=self.view,
+            settled=self._settled,
+            agreement=self.agreement.state() if self.agreement is not None else None,
+            promised=self._promised,
+            vote=self._vote,
+            attempt=self._attempt,
+            highest_round=self._highest_round,
+            delivered=self.agreement.delivered if self.agreement is not None else self.delivered,
+            own_row=self._own_row,
+            backlog=tuple(self._backlog),
+            heard=tuple(sorted(self._heard.items())),
+            joiners=tuple(sorted(self._joiners.items())),
+            told=tuple(sorted(self._told.items())),
+            excluded=tuple(sorted(self._excluded)),
+            now_ms=self.now_ms,
+            beat_at_ms=self._beat_at_ms,
+            patience_ms=self._patience_ms,
+            ignored=self.ignored,
+        )
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing can be ordered here now: no view, or one that is being left."""
+        return self.agreement is None or self.agreement.is_frozen
+
+    def begin_alone(self) -> None:
+        """The first view of a group of one: there is nobody to say anything."""
+        view = self.formation.view() if self.formation is not None else None
+        if view is not None:
+            self._learn(NextView(view))
+
+    @property
+    def in_flight(self) -> int:
+        """The process's own runs that are not delivered everywhere, and those that wait."""
+        return self.agreement.in_flight if self.agreement is not None else len(self._backlog)
+
+    def take(self, event: Event) -> None:
+        """Take one event; what follows from it goes out with `end_batch`."""
+        if isinstance(event, From):
+            self.receive(event.sender, event.message)
+        elif isinstance(event, Submit):
+            self.submit(event.run)
+        elif isinstance(event, Tick):
+            self.tick(event.now_ms)
+        else:
+            self.exclude(event.names)
+
+    def end_batch(self) -> tuple[Output, ...]:
+        """What follows from all that was taken since the last time."""
+        self._flush()
+        outputs, self._outputs = self._outputs, []
+        return tuple(outputs)
+
+    def submit(self, run: Run) -> bool:
+        """Order a run of the process's own; False (and `Refused`) if its backlog is full."""
+        if self.agreement is not None:
+            return self.agreement.submit(run)
+        if len(self._backlog) >= MAX_BACKLOG_RUNS:
+            self._outputs.append(Refused(run))
+            return False
+        self._backlog.append(run)
+        return True
+
+    def exclude(self, names: Iterable[str]) -> None:
+        """Wait for these members no longer."""
+        asked = set(names) - {self.me.name}
+        gone = {life for life in self.view.members if life.name in asked} | self._excluded
+        is_member = self.agreement is not None
+        if not is_member or not gone or not may_exclude(len(self.view.members), map(self._places.__getitem__, gone)):
+            self._outputs.append(NotExcluded(tuple(sorted(asked))))
+            return
+        self._excluded = gone
+
+    # What comes from others
+
+    def receive(self, sender: Life, message: Message) -> None:
+        """Take a message of another process."""
+        if sender == self.me:
+            self.ignored += 1
+            return
+        if sender in self._heard:
+            self._heard[sender] = self.now_ms
+        if isinstance(message, Hello):
+            self._hear_hello(sender, message)
+        elif isinstance(message, Decided):
+            self._learn_from(sender, message.value)
+        elif isinstance(message, Join):
+            self._hear_join(sender)
+        elif message.view < self.view.id or sender not in self._places:
+            self._tell_view(sender)
+        elif message.view > self.view.id:
+            self._ask_view(sender)
+        elif self.agreement is not None:
+            self._receive_in_view(self.agreement, sender, message)
+
+    def _receive_in_view(self, agreement: Agreement, sender: Life, message: Message) -> None:
+        place = self._places[sender]
+        if isinstance(message, Send | Propose | Finals | Known):
+            agreement.receive(place, message)
+        elif isinstance(message, Prepare):
+            self._promise(agreement, sender, message)
+        elif isinstance(message, Accept):
+            self._accept(agreement, sender, message)
+        elif isinstance(message, Promise):
+            self._count_promise(place, message)
+        elif isinstance(message, Accepted):
+            self._count_accepted(place, message)
+        elif isinstance(message, Refuse):
+            self._highest_round = max(self._highest_round, message.promised.round)
+            if self._attempt is not None and message.promised > self._attempt.ballot:
+                self._give_way()
+
+    def _hear_hello(self, sender: Life, message: Hello) -> None:
+        if self.formation is not None:
+            view = self.formation.hear(sender, message)
+            if view is not None:
+                self._learn(NextView(view))
+        elif self.agreement is not None:
+            self._hear_join(sender)
+
+    def _hear_join(self, sender: Life) -> None:
+        self._tell_view(sender)
+        is_newest = all(life.incarnation < sender.incarnation for life in self.view.members if life.name == sender.name)
+        if self.agreement is not None and sender not in self._places and is_newest:
+            for life in [life for life in self._joiners if life.name == sender.name and life < sender]:
+                del self._joiners[life]
+            if sender in self._joiners or len(self._joiners) < MAX_JOINERS:
+                self._joiners[sender] = self.now_ms
+
+    def _tell_view(self, receiver: Life) -> None:
+        """Say which view is in force, if this process is or was in one; and not to everybody all the time."""
+        last = self._told.get(receiver)
+        if self.formation is None and self.view.id and (last is None or self.now_ms - last >= RESEND_AFTER_MS):
+            if last is None and len(self._told) >= MAX_JOINERS:
+                self._told.clear()
+            self._told[receiver] = self.now_ms
+            self._outputs.append(To(receiver, Decided(NextView(self.view, self._settled))))
+
+    def _ask_view(self, sender: Life) -> None:
+        """A process that is in a later view tells it to who asks to join."""
+        last = self._told.get(sender)
+        if last is None or self.now_ms - last >= RESEND_AFTER_MS:
+            self._told[sender] = self.now_ms
+            self._outputs.append(To(sender, Join(self.view.id)))
+
+    # Time
+
+    def tick(self, now_ms: int) -> None:
+        """It is so late: suspect, send again, open a ballot."""
+        self.now_ms = max(self.now_ms, now_ms)
+        if self.agreement is None:
+            self._tick_outside()
+            return
+        self.agreement.tick(self.now_ms)
+        if self.now_ms - self._beat_at_ms >= self.suspect_after_ms // 4:
+            self._beat_at_ms = self.now_ms
+            self._cast(Beat(self.view.id) if self.agreement.is_frozen else self.agreement.known())
+        reason = self._reason()
+        if self._attempt is not None:
+            self._go_on(self._attempt)
+        elif not (reason.suspects or reason.joiners or self._promised > NO_BALLOT or self._excluded):
+            self._patience_ms = 0
+        elif self._patience_ms == 0:
+            self._patience_ms = self.now_ms + 1 + self._rank(reason.suspects) * self.suspect_after_ms // 2
+        elif self.now_ms >= self._patience_ms:
+            self._open_ballot()
+
+    def _tick_outside(self) -> None:
+        if self.now_ms - self._beat_at_ms < max(RESEND_AFTER_MS, self.suspect_after_ms // 8) and self._beat_at_ms:
+            return
+        self._beat_at_ms = self.now_ms
+        if self.formation is not None:
+            for name in self.formation.names:
+                if name != self.me.name:
+                    self._outputs.append(To(Life(name), self.formation.hello()))
+        names = {life.name for life in self.view.members} | {life.name for life, _ in self.view.rows}
+        for name in sorted(names - {self.me.name}):
+            self._outputs.append(To(Life(name), Join(self.view.id)))
+
+    def _reason(self) -> _Reason:
+        late = self.now_ms - self.suspect_after_ms
+        self._joiners = {life: at for life, at in self._joiners.items() if at > late}
+        again = {life.name for life in self._joiners}
+        suspects = {
+            place
+            for life, place in self._places.items()
+            if life != self.me and (self._heard[life] <= late or life.name in again or life in self._excluded)
+        }
+        return _Reason(suspects, sorted(self._joiners))
+
+    def _rank(self, suspects: set[int]) -> int:
+        """How many unsuspected members stand before this one: the first opens the ballot, the others wait longer."""
+        mine = self._places[self.me]
+        return sum(place < mine for place in self._places.values() if place not in suspects)
+
+    def _give_way(self) -> None:
+        """To a higher ballot; open a still higher one only if nothing comes of it."""
+        self._attempt = None
+        rank = self._rank(self._reason().suspects)
+        self._patience_ms = self.now_ms + self.suspect_after_ms // 2 * (1 + rank)
+
+    # The ballots: as coordinator
+
+    def _open_ballot(self) -> None:
+        assert self.agreement is not None
+        self._highest_round = max(self._highest_round, self._promised.round) + 1
+        ballot = Ballot(self._highest_round, self._places[self.me])
+        self._attempt = Attempt(ballot, self.now_ms, self.now_ms, ())
+        self._promised = ballot
+        self._cast(Prepare(self.view.id, ballot))
+        self._freeze(self.agreement)
+        self._count_promise(self._places[self.me], self._own_promise(self.agreement))
+
+    def _go_on(self, attempt: Attempt) -> None:
+        """Ask those again who have not answered; say it if too few do."""
+        mine, size = self._places[self.me], len(self.view.members)
+        if self.now_ms - attempt.asked_at_ms >= RESEND_AFTER_MS:
+            self._attempt = attempt = attempt._replace(asked_at_ms=self.now_ms)
+            answered = attempt.accepted_by if attempt.value is not None else tuple(dict(attempt.promises))
+            for life, place in self._places.items():
+                if place not in answered and place != mine:
+                    self._outputs.append(To(life, self._question(attempt)))
+        reached = attempt.accepted_by if attempt.value is not None else tuple(dict(attempt.promises))
+        is_late = self.now_ms - attempt.since_ms >= self.suspect_after_ms
+        if is_late and not attempt.is_stuck and not is_quorum(reached, size, self._excluded_places()):
+            self._attempt = attempt._replace(is_stuck=True)
+            lives = tuple(self.view.members[place] for place in sorted(reached))
+            self._outputs.append(Stuck(self.view, lives, size // 2 + 1))
+        self._choose()
+
+    def _question(self, attempt: Attempt) -> Message:
+        if attempt.value is None:
+            return Prepare(self.view.id, attempt.ballot)
+        return Accept(self.view.id, attempt.ballot, attempt.value)
+
+    def _count_promise(self, place: int, message: Promise) -> None:
+        attempt = self._attempt
+        if attempt is None or message.ballot != attempt.ballot or attempt.value is not None:
+            return
+        promises = {**dict(attempt.promises), place: message}
+        self._attempt = attempt._replace(promises=tuple(sorted(promises.items())))
+        self._choose()
+
+    def _choose(self) -> None:
+        """The value, once a quorum has promised, and all others that seem to be there have or are late."""
+        attempt = self._attempt
+        if attempt is None or attempt.value is not None:
+            return
+        promises, size = dict(attempt.promises), len(self.view.members)
+        if not is_quorum(promises, size, self._excluded_places()):
+            return
+        reason = self._reason()
+        missing = set(range(size)) - set(promises) - reason.suspects
+        if missing and self.now_ms - attempt.since_ms < self.suspect_after_ms // 2:
+            return
+        votes = [promise.vote for promise in promises.values() if promise.vote is not None]
+        if votes:
+            value = max(votes, key=lambda vote: vote.ballot).value
+        else:
+            reports = {place: promise.report for place, promise in promises.items()}
+            value = next_view(self.view, reports, reason.joiners)
+        self._vote = Vote(attempt.ballot, value)
+        self._attempt = attempt._replace(value=value, asked_at_ms=self.now_ms)
+        self._cast(Accept(self.view.id, attempt.ballot, value))
+        self._count_accepted(self._places[self.me], Accepted(self.view.id, attempt.ballot))
+
+    def _count_accepted(self, place: int, message: Accepted) -> None:
+        attempt = self._attempt
+        if attempt is None or attempt.value is None or message.ballot != attempt.ballot:
+            return
+        accepted_by = tuple(sorted({*attempt.accepted_by, place}))
+        self._attempt = attempt._replace(accepted_by=accepted_by)
+        if is_quorum(accepted_by, len(self.view.members), self._excluded_places()):
+            everybody = {*self.view.members, *attempt.value.view.members} - {self.me}
+            self._outputs += [To(life, Decided(attempt.value)) for life in sorted(everybody)]
+            self._learn(attempt.value)
+
+    def _excluded_places(self) -> set[int]:
+        return {self._places[life] for life in self._excluded}
+
+    # The ballots: as member
+
+    def _promise(self, agreement: Agreement, sender: Life, message: Prepare) -> None:
+        if message.ballot < self._promised:
+            self._outputs.append(To(sender, Refuse(self.view.id, self._promised)))
+            return
+        self._follow(agreement, message.ballot)
+        self._outputs.append(To(sender, self._own_promise(agreement)))
+
+    def _accept(self, agreement: Agreement, sender: Life, message: Accept) -> None:
+        if message.ballot < self._promised:
+            self._outputs.append(To(sender, Refuse(self.view.id, self._promised)))
+            return
+        self._follow(agreement, message.ballot)
+        self._vote = Vote(message.ballot, message.value)
+        self._outputs.append(To(sender, Accepted(self.view.id, message.ballot)))
+
+    def _follow(self, agreement: Agreement, ballot: Ballot) -> None:
+        self._highest_round = max(self._highest_round, ballot.round)
+        if ballot > self._promised:
+            self._promised = ballot
+            self._give_way()
+        self._freeze(agreement)
+
+    def _freeze(self, agreement: Agreement) -> None:
+        if not agreement.is_frozen:
+            self._flush()
+            agreement.freeze()
+
+    def _own_promise(self, agreement: Agreement) -> Promise:
+        report = Report(agreement.delivered, agreement.recent(), agreement.final_runs(), agreement.ordered())
+        return Promise(self.view.id, self._promised, self._vote, report)
+
+    # A new view
+
+    def _learn_from(self, sender: Life, value: NextView) -> None:
+        view = value.view
+        if self.formation is None:
+            if view.origin == self.view.origin:
+                self._learn(value)
+        elif self.me not in view.members:
+            is_other = view.origin != self.view.origin
+            if self.formation.is_newest(sender) and (is_other or view.id > self.view.id):
+                self.view, self._settled = view, value.settled
+                self._places = {}
+                self._outputs.append(Outside(view))
+        elif self.formation.is_newest(sender) if view.id > 1 else self.formation.may_take_over(sender, view.members):
+            self.view = View(0, 0, ())
+            self._learn(value)
+
+    def _learn(self, value: NextView) -> None:
+        """Leave the view in force as the value says, and begin the next one, if this process is in it."""
+        view, agreement = value.view, self.agreement
+        if view.id <= self.view.id and agreement is not None:
+            return
+        if view.id < self.view.id or (view.id == self.view.id and self.me not in view.members):
+            return
+        row = max(dict(view.rows).get(self.me, 0), self._own_row)
+        counter = 0
+        if agreement is not None:
+            self._flush()
+            agreement.freeze()
+            if view.id == self.view.id + 1:
+                self._deliver(agreement.settle(value.settled))
+            self.delivered, counter = agreement.delivered, agreement.counter
+            self._backlog = deque(agreement.unordered(row))
+        else:
+            for _ in range(min(row - self._own_row, len(self._backlog))):
+                self._backlog.popleft()
+        self._own_row = row
+        self._forget_view(value)
+        if self.me in view.members:
+            self._install(view, counter)
+        else:
+            self.agreement = None
+            self._outputs.append(Outside(view))
+
+    def _forget_view(self, value: NextView) -> None:
+        self.view, self._settled = value.view, value.settled
+        self._promised, self._vote, self._attempt, self._patience_ms = NO_BALLOT, None, None, 0
+        self._highest_round = 0
+        self._excluded = set()
+        self._places = {life: place for place, life in enumerate(self.view.members)}
+        self._heard = dict.fromkeys(self.view.members, self.now_ms)
+        self._joiners = {
+            life: at
+            for life, at in self._joiners.items()
+            if not any(member.name == life.name and member >= life for member in self.view.members)
+        }
+        self._told = {}
+
+    def _install(self, view: View, counter: int) -> None:
+        self.formation = None
+        if self.delivered < view.base:
+            self._outputs.append(Missing(self.delivered + 1, view.base))
+        self.delivered = view.base
+        known = dict(view.rows)
+        rows = [known.get(life, 0) for life in view.members]
+        self.agreement = Agreement(
+            begin(
+                view.id,
+                self._places[self.me],
+                rows,
+                delivered=view.base,
+                counter=counter,
+                backlog=self._backlog,
+                now_ms=self.now_ms,
+            )
+        )
+        self._backlog = deque()
+        self._outputs.append(Installed(view))
+        self.agreement.tick(self.now_ms)
+
+    # What goes out
+
+    def _cast(self, message: Message) -> None:
+        self._outputs += [To(life, message) for life in self.view.members if life != self.me]
+
+    def _flush(self) -> None:
+        """Hand on what the agreement wants to say."""
+        if self.agreement is None:
+            return
+        for output in self.agreement.end_batch():
+            if isinstance(output, Cast):
+                self._cast(output.message)
+            elif isinstance(output, Tell):
+                self._outputs.append(To(self.view.members[output.to], output.message))
+            elif isinstance(output, Delivered):
+                self._deliver((output,))
+            else:
+                self._outputs.append(output)
+
+    def _deliver(self, delivered: Iterable[Delivered]) -> None:
+        lives = self.view.members
+        for seqno, run_id, run, key in delivered:
+            sender, proposer = lives[run_id.sender], lives[key.proposer]
+            self._outputs.append(Deliver(seqno, sender, run_id.number, run, key.number, proposer))
+
+    @property
+    def dropped(self) -> dict[Drop, int]:
+        """What came in this view and was not taken, by its reason."""
+        return dict(self.agreement.dropped) if self.agreement is not None else {}

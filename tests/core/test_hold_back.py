@@ -1,0 +1,93 @@
+"""The hold-back queue: the source's "HoldBackQueue", against a naive one, and its bound."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ordering.errors import ProtocolViolation
+from ordering.hold_back import HoldBackQueue, Insertion, Key, Run, RunId
+
+A, B = RunId(0, 1), RunId(1, 1)
+RUN = Run(b"x")
+
+
+def test_an_undeliverable_run_holds_back_what_is_behind_it() -> None:
+    queue = HoldBackQueue(8)
+    queue.insert_undeliverable(A, RUN, Key(1, 0))
+    queue.insert_undeliverable(B, RUN, Key(2, 0))
+    queue.set_deliverable(B, Key(2, 1))
+    assert queue.head() is None
+    queue.set_deliverable(A, Key(3, 1))
+    head = queue.head()
+    assert head is not None
+    assert head.id == B
+
+
+def test_ties_are_broken_by_the_proposer() -> None:
+    queue = HoldBackQueue(8)
+    queue.insert_undeliverable(A, RUN, Key(1, 0))
+    queue.insert_undeliverable(B, RUN, Key(2, 0))
+    queue.set_deliverable(A, Key(4, 2))
+    queue.set_deliverable(B, Key(4, 1))
+    head = queue.head()
+    assert head is not None
+    assert head.id == B
+
+
+def test_a_run_is_inserted_once() -> None:
+    queue = HoldBackQueue(8)
+    assert queue.insert_undeliverable(A, RUN, Key(1, 0)) is Insertion.INSERTED
+    assert queue.insert_undeliverable(A, RUN, Key(9, 0)) is Insertion.REPEATED
+    held = queue.get(A)
+    assert held is not None
+    assert held.key == Key(1, 0)
+
+
+def test_a_full_queue_says_so_and_changes_nothing() -> None:
+    queue = HoldBackQueue(1)
+    queue.insert_undeliverable(A, RUN, Key(1, 0))
+    assert queue.insert_undeliverable(B, RUN, Key(2, 0)) is Insertion.FULL
+    assert B not in queue
+    assert len(queue) == 1
+
+
+@pytest.mark.parametrize("final", [Key(1, 0), Key(2, 0)], ids=["below the proposal", "another final number"])
+def test_what_can_not_be_a_final_number_is_refused(final: Key) -> None:
+    queue = HoldBackQueue(8)
+    queue.insert_undeliverable(A, RUN, Key(2, 0))
+    if final == Key(2, 0):
+        queue.set_deliverable(A, Key(3, 0))
+    with pytest.raises(ProtocolViolation, match="is not a final number"):
+        queue.set_deliverable(A, final)
+
+
+operations = st.lists(st.tuples(st.sampled_from("iud"), st.integers(0, 5), st.integers(0, 9)), max_size=60)
+
+
+@given(operations)
+def test_it_delivers_what_a_naive_queue_delivers(steps: list[tuple[str, int, int]]) -> None:
+    """A dictionary that is searched for its smallest key; and the heap never has more than two keys a run."""
+    queue, naive, counter = HoldBackQueue(64), dict[RunId, tuple[Key, bool]](), 0
+    for operation, place, more in steps:
+        if operation == "i":
+            counter += 1
+            run_id = RunId(place, counter)
+            queue.insert_undeliverable(run_id, RUN, Key(counter, 0))
+            naive[run_id] = (Key(counter, 0), False)
+        elif operation == "u" and (pending := [run_id for run_id, (_, final) in naive.items() if not final]):
+            run_id = pending[place % len(pending)]
+            counter = max(counter, naive[run_id][0].number + more)
+            key = Key(naive[run_id][0].number + more, 1 + run_id.number)
+            queue.set_deliverable(run_id, key)
+            naive[run_id] = (key, True)
+        elif operation == "d":
+            smallest = min(naive, key=lambda run_id: naive[run_id][0], default=None)
+            head = queue.head()
+            assert (head.id if head else None) == (smallest if smallest and naive[smallest][1] else None)
+            if head is not None:
+                queue.pop(head.id)
+                del naive[head.id]
+        assert len(queue) == len(naive)
+        assert len(queue._heap) <= 2 * counter

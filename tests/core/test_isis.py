@@ -1,0 +1,274 @@
+"""The agreement in one view, by the sections of its source."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ordering.hold_back import Key, Run, RunId
+from ordering.isis import (
+    MAX_BACKLOG_RUNS,
+    Agreement,
+    AgreementState,
+    Cast,
+    Deliver,
+    Drop,
+    Event,
+    Finals,
+    Known,
+    Message,
+    Output,
+    Propose,
+    Received,
+    Refused,
+    Send,
+    Submit,
+    Tell,
+    Tick,
+    begin,
+    step,
+)
+from ordering.isis_codec import decode, encode
+
+
+class View:
+    """Processes of one view, as states, and what is on its way between them."""
+
+    def __init__(self, size: int) -> None:
+        self.states = [begin(1, me, (0,) * size) for me in range(size)]
+        self.delivered: list[list[Deliver]] = [[] for _ in range(size)]
+        self.letters: list[tuple[int, int, Message]] = []
+        self.refused: list[Run] = []
+
+    def take(self, place: int, *events: Event) -> tuple[Output, ...]:
+        self.states[place], outputs = step(self.states[place], events)
+        for output in outputs:
+            if isinstance(output, Cast):
+                others = [other for other in range(len(self.states)) if other != place]
+                self.letters += [(place, other, output.message) for other in others]
+            elif isinstance(output, Tell):
+                self.letters.append((place, output.to, output.message))
+            elif isinstance(output, Deliver):
+                self.delivered[place].append(output)
+            else:
+                self.refused.append(output.run)
+        return outputs
+
+    def carry(self, dice: random.Random | None = None) -> None:
+        """Carry all letters, in their order or in any."""
+        while self.letters:
+            sender, receiver, message = self.letters.pop(dice.randrange(len(self.letters)) if dice else 0)
+            self.take(receiver, Received(sender, message))
+
+
+def order(deliveries: list[Deliver]) -> list[RunId]:
+    return [delivery.id for delivery in deliveries]
+
+
+# Process
+
+
+def test_one_message_takes_the_states_of_the_diagram() -> None:
+    """Data to all, a proposal from each, the maximum to all, and everybody delivers."""
+    view = View(3)
+    assert view.take(0, Submit(Run(b"a"))) == (Cast(Send(1, 1, (Run(b"a"),))),)
+    view.letters.clear()
+    data = Received(0, Send(1, 1, (Run(b"a"),)))
+    assert view.take(1, data) == (Tell(0, Propose(1, 0, 1, (1,))),)
+    view.states[2] = begin(1, 2, (0, 0, 0), counter=6)
+    assert view.take(2, data) == (Tell(0, Propose(1, 0, 1, (7,))),)
+    assert view.take(0, Received(1, Propose(1, 0, 1, (1,)))) == ()
+    finals = Finals(1, 1, (Key(7, 2),))
+    assert view.take(0, Received(2, Propose(1, 0, 1, (7,)))) == (Cast(finals), Cast(Known(1, (1, 0, 0), 0)))
+    delivered = Deliver(1, RunId(0, 1), Run(b"a"), Key(7, 2))
+    assert delivered in view.take(1, Received(0, finals))
+    assert view.take(0, Received(1, Known(1, (1, 0, 0), 1))) == (delivered,)
+
+
+def test_a_run_takes_as_many_seqnos_as_it_has_messages() -> None:
+    view = View(2)
+    view.take(0, Submit(Run(b"a", 3)), Submit(Run(b"b")))
+    view.carry()
+    assert [(delivery.seqno, delivery.run.reference) for delivery in view.delivered[1]] == [(1, b"a"), (4, b"b")]
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_all_deliver_the_same_in_any_order_of_arrival(size: int) -> None:
+    view, dice = View(size), random.Random(size)
+    for number in range(40):
+        view.take(dice.randrange(size), Submit(Run(b"%d" % number)))
+        for _ in range(dice.randrange(12)):
+            if view.letters:
+                sender, receiver, message = view.letters.pop(dice.randrange(len(view.letters)))
+                view.take(receiver, Received(sender, message))
+    view.carry(dice)
+    for now_ms in range(0, 2_000, 20):
+        for place in range(size):
+            view.take(place, Tick(now_ms))
+        view.carry(dice)
+    assert [delivery.seqno for delivery in view.delivered[0]] == list(range(1, 41))
+    assert all(deliveries == view.delivered[0] for deliveries in view.delivered)
+    for sender in range(size):  # FIFO
+        own = [run_id.number for run_id in order(view.delivered[0]) if run_id.sender == sender]
+        assert own == list(range(1, len(own) + 1))
+
+
+# Total Order Server
+
+
+def test_a_replayed_message_gets_the_same_proposal_before_and_after_its_delivery() -> None:
+    view = View(3)
+    data = Received(0, Send(1, 1, (Run(b"a"),)))
+    first = view.take(1, data)
+    view.take(1, Received(2, Send(1, 1, (Run(b"b"),))))
+    assert view.take(1, data) == first == (Tell(0, Propose(1, 0, 1, (1,))),)
+    view.take(1, Received(0, Finals(1, 1, (Key(9, 2),))), Received(2, Finals(1, 1, (Key(8, 0),))))
+    assert order(view.delivered[1]) == [RunId(2, 1), RunId(0, 1)]
+    assert view.take(1, data) == first
+
+
+def test_what_everybody_has_delivered_is_forgotten() -> None:
+    view = View(3)
+    view.take(0, Submit(Run(b"a")))
+    view.carry()
+    for now_ms in (1_000, 2_000):
+        for place in range(3):
+            view.take(place, Tick(now_ms))
+        view.carry()
+    assert not any(state.recent or state.proposals or state.own or state.held for state in view.states)
+
+
+def test_a_number_that_no_majority_knows_is_not_delivered() -> None:
+    """Beyond the source: sender and receiver could be cut off together, and nobody else would know the number."""
+    view = View(5)
+    view.take(1, Received(0, Send(1, 1, (Run(b"a"),))), Received(0, Finals(1, 1, (Key(5, 4),))))
+    assert view.delivered[1] == []
+    view.take(1, Received(2, Known(1, (1, 0, 0, 0, 0), 0)))
+    assert order(view.delivered[1]) == [RunId(0, 1)]
+
+
+def test_a_run_that_overtakes_waits_for_the_one_before_it() -> None:
+    view = View(2)
+    assert view.take(1, Received(0, Send(1, 2, (Run(b"b"),)))) == ()
+    assert view.take(1, Received(0, Send(1, 1, (Run(b"a"),)))) == (Tell(0, Propose(1, 0, 1, (1, 2))),)
+
+
+def test_what_is_not_answered_is_sent_again_to_those_who_have_not() -> None:
+    view = View(3)
+    view.take(0, Submit(Run(b"a")))
+    view.letters.clear()
+    view.take(0, Received(1, Propose(1, 0, 1, (1,))))
+    assert Tell(2, Send(1, 1, (Run(b"a"),))) in view.take(0, Tick(1_000))
+    assert not any(isinstance(output, Tell) for output in view.take(0, Tick(1_010)))
+
+
+# Sequence Counter
+
+
+def test_no_proposal_is_at_or_below_a_number_seen() -> None:
+    view = View(3)
+    view.take(1, Received(0, Send(1, 1, (Run(b"a"),))), Received(0, Finals(1, 1, (Key(41, 2),))))
+    assert view.take(1, Received(2, Send(1, 1, (Run(b"b"),))))[0] == Tell(2, Propose(1, 2, 1, (42,)))
+
+
+def test_the_final_number_is_the_maximum_and_the_proposer_breaks_ties() -> None:
+    view = View(3)
+    view.take(0, Submit(Run(b"a")))
+    view.take(0, Received(2, Propose(1, 0, 1, (4,))), Received(1, Propose(1, 0, 1, (4,))))
+    assert Cast(Finals(1, 1, (Key(4, 2),))) in [Cast(m) for _, _, m in view.letters]
+
+
+# Bounds, and what can't be
+
+
+def test_a_full_backlog_refuses() -> None:
+    agreement = Agreement(begin(1, 0, (0, 0)))
+    accepted = sum(agreement.submit(Run(b"a")) for _ in range(MAX_BACKLOG_RUNS + 1_000))
+    assert accepted == MAX_BACKLOG_RUNS + agreement.window
+    assert Refused(Run(b"a")) in agreement.end_batch()
+
+
+def test_a_sender_that_keeps_to_no_window_meets_a_full_queue() -> None:
+    """The named outcome: the run is not taken, nothing else changes, and the others' runs are."""
+    agreement = Agreement(begin(1, 1, (0, 0)))
+    for number in range(1, 3 * agreement.window):
+        agreement.receive(0, Send(1, number, (Run(b"a"),)))
+    agreement.receive(0, Send(1, 2 * agreement.window + 1, (Run(b"a"),)))
+    assert agreement.dropped == {Drop.FULL: 2}
+    agreement.receive(0, Send(1, 10_000, (Run(b"a"),)))
+    assert agreement.dropped[Drop.EARLY] == 1
+
+
+@pytest.mark.parametrize(
+    ("sender", "message", "why"),
+    [
+        (0, Send(2, 1, (Run(b"a"),)), Drop.OLD_VIEW),
+        (7, Send(1, 1, (Run(b"a"),)), Drop.INVALID),
+        (0, Send(1, 1, (Run(b"a", 0),)), Drop.INVALID),
+        (0, Finals(1, 1, (Key(5, 9),)), Drop.INVALID),
+        (0, Finals(1, 1, (Key(5, 0),)), Drop.INVALID),
+        (0, Finals(1, 5_000, (Key(5, 0),)), Drop.EARLY),
+        (0, Known(1, (1,), 1), Drop.INVALID),
+        (0, Propose(1, 1, 1, (1,)), Drop.REPEATED),
+    ],
+)
+def test_what_can_not_be_is_counted_and_changes_nothing(sender: int, message: Message, why: Drop) -> None:
+    state = begin(1, 1, (0, 0, 0))
+    after, outputs = step(state, [Received(sender, message)])
+    assert outputs == ()
+    assert dict(after.dropped)[why.value] == 1
+    assert not after.held
+    assert not after.early_finals
+    assert after.counter == 0
+
+
+# The state
+
+
+def history(seed: int) -> list[Event]:
+    """What one process of three takes in some run of all of them."""
+    view, dice, taken = View(3), random.Random(seed), list[Event]()
+    for number in range(30):
+        view.take(dice.randrange(1, 3), Submit(Run(b"%d" % number, dice.choice((1, 3)))))
+        event: Event = Submit(Run(b"own %d" % number)) if dice.random() < 0.4 else Tick(20 * number)
+        taken.append(event)
+        view.take(0, event)
+        for _ in range(dice.randrange(10)):
+            if view.letters:
+                sender, receiver, message = view.letters.pop(dice.randrange(len(view.letters)))
+                if receiver == 0:
+                    taken.append(Received(sender, message))
+                view.take(receiver, Received(sender, message))
+    return taken
+
+
+@given(st.integers(0, 50), st.lists(st.integers(0, 120), max_size=8))
+def test_however_events_are_cut_into_batches_the_state_and_the_deliveries_are_the_same(
+    seed: int, cuts: list[int]
+) -> None:
+    events = history(seed)
+    expected, outputs = step(begin(1, 0, (0, 0, 0)), events)
+    state, delivered = begin(1, 0, (0, 0, 0)), list[Output]()
+    bounds = sorted({0, len(events), *(min(cut, len(events)) for cut in cuts)})
+    for start, end in pairwise(bounds):
+        state, more = step(state, events[start:end])
+        delivered += [output for output in more if isinstance(output, Deliver)]
+    assert delivered == [output for output in outputs if isinstance(output, Deliver)]
+    assert without_time(state) == without_time(expected)
+
+
+def without_time(state: AgreementState) -> AgreementState:
+    """When something was said last follows the batches."""
+    return replace(state, known_at_ms=0, told=0)
+
+
+@given(st.integers(0, 50), st.integers(0, 120))
+def test_the_codec_round_trips(seed: int, length: int) -> None:
+    state, _ = step(begin(1, 0, (0, 0, 0)), history(seed)[:length])
+    assert decode(AgreementState, encode(state)) == state
+    assert Agreement(state).state() == state

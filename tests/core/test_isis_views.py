@@ -1,0 +1,312 @@
+"""Views of ISIS processes: what a flush keeps and purges, ballots, minorities, and those who come back."""
+
+from __future__ import annotations
+
+import pytest
+
+from ordering.errors import ProtocolViolation
+from ordering.hold_back import Key, Run, RunId
+from ordering.isis import Finals, Placed, Propose, Send, Submit, Tick
+from ordering.isis_flush import is_quorum, next_view, settle
+from ordering.isis_formation import Formation, Hello, Life, View, first_view
+from ordering.isis_messages import (
+    Accept,
+    Ballot,
+    Decided,
+    Deliver,
+    Exclude,
+    From,
+    Installed,
+    Missing,
+    NotExcluded,
+    Output,
+    Outside,
+    Prepare,
+    Report,
+    Stuck,
+    To,
+)
+from ordering.isis_views import Process, ProcessState, member, step
+from tests.simulator.isis import World
+
+SUSPECT_AFTER_MS = 200
+
+
+class Sites:
+    """Sites of one view that remember all; `cut` ones are reached by nobody."""
+
+    def __init__(self, names: str) -> None:
+        self.view = first_view(Life(name) for name in names)
+        self.states = {name: member(Life(name), self.view, suspect_after_ms=SUSPECT_AFTER_MS) for name in names}
+        self.said: dict[str, list[Output]] = {name: [] for name in names}
+        self.letters: list[tuple[str, To]] = []
+        self.cut: set[str] = set()
+        self.now_ms = 0
+
+    def take(self, name: str, *events: From | Submit | Tick | Exclude) -> tuple[Output, ...]:
+        self.states[name], outputs = step(self.states[name], events)
+        self.letters += [(name, output) for output in outputs if isinstance(output, To)]
+        self.said[name] += [output for output in outputs if not isinstance(output, To)]
+        return outputs
+
+    def carry(self) -> None:
+        while self.letters:
+            sender, to = self.letters.pop(0)
+            if sender not in self.cut and to.receiver.name in self.states.keys() - self.cut:
+                self.take(to.receiver.name, From(Life(sender), to.message))
+
+    def wait(self, ms: int) -> None:
+        for _ in range(ms // 20):
+            self.now_ms += 20
+            for name in self.states:
+                self.take(name, Tick(self.now_ms))
+            self.carry()
+
+    def delivered(self, name: str) -> list[tuple[int, str, bytes]]:
+        found = [output for output in self.said[name] if isinstance(output, Deliver)]
+        return [(output.seqno, output.sender.name, output.run.reference) for output in found]
+
+    def members(self, name: str) -> str:
+        return "".join(life.name for life in self.states[name].view.members)
+
+
+def placed(seqno: int, sender: int, number: int, key: int) -> Placed:
+    return Placed(seqno, RunId(sender, number), 1, Key(key, 0))
+
+
+# The flush
+
+
+def test_a_number_that_any_of_them_knows_is_kept_behind_all_that_was_delivered() -> None:
+    reports = [
+        Report(2, (placed(2, 0, 1, 5),), (placed(0, 1, 2, 9),), (1, 1)),
+        Report(1, (), (placed(0, 0, 1, 5), placed(0, 1, 2, 9), placed(0, 0, 2, 7)), (0, 1)),
+    ]
+    assert settle(reports) == (placed(2, 0, 1, 5), placed(3, 0, 2, 7), placed(4, 1, 2, 9))
+
+
+def test_the_next_view_says_up_to_where_each_life_was_ordered() -> None:
+    view = View(7, 3, (Life("a"), Life("b"), Life("c", 4)), 10, ((Life("a"), 2), (Life("z", 9), 6)))
+    report = Report(11, (placed(11, 0, 3, 5),), (placed(0, 2, 1, 6),), (3, 0, 0))
+    value = next_view(view, {0: report, 1: report}, [Life("c", 5), Life("d")])
+    assert value.view.members == (Life("a"), Life("b"), Life("c", 5), Life("d"))
+    assert value.view.base == 12
+    assert dict(value.view.rows) == {
+        Life("a"): 3,
+        Life("b"): 0,
+        Life("c", 5): 0,
+        Life("d"): 0,
+        Life("z", 9): 6,
+    }
+
+
+def test_those_who_join_are_at_most_as_many_as_those_who_stay() -> None:
+    view = first_view(map(Life, "ab"))
+    report = Report(0, (), (), (0, 0))
+    assert next_view(view, {0: report}, map(Life, "xyz")).view.members == (Life("a"), Life("x"))
+    again = [Life("b", 1), Life("x"), Life("y")]
+    assert next_view(view, {0: report, 1: report}, again).view.members == (Life("a"), Life("b", 1))
+
+
+def test_a_number_known_to_one_survivor_is_kept_and_a_run_without_one_is_sent_again() -> None:
+    """c is cut off after it has told b, but not a, the number of its run; a's run has no proposal of c."""
+    sites = Sites("abc")
+    sites.take("c", Submit(Run(b"final")))
+    sites.letters = [letter for letter in sites.letters if letter[0] != "c" or isinstance(letter[1].message, Send)]
+    while sites.letters:
+        sender, to = sites.letters.pop(0)
+        if not (isinstance(to.message, Finals) and to.receiver.name == "a"):
+            sites.take(to.receiver.name, From(Life(sender), to.message))
+    sites.cut = {"c"}
+    sites.take("a", Submit(Run(b"not final")))
+    sites.wait(1_000)
+    assert sites.members("a") == sites.members("b") == "ab"
+    assert sites.delivered("a") == sites.delivered("b") == [(1, "c", b"final"), (2, "a", b"not final")]
+    sites.cut = set()
+    sites.wait(1_000)
+    assert sites.members("c") == "abc"
+    assert sites.delivered("c")[:1] == sites.delivered("a")[:1]
+
+
+def test_proposals_of_an_old_view_are_ignored() -> None:
+    sites = Sites("abc")
+    sites.cut = {"c"}
+    sites.wait(1_000)
+    assert sites.states["a"].view.id == 2
+    sites.take("a", Submit(Run(b"m")))
+    sites.letters.clear()
+    sites.take("a", From(Life("b"), Propose(1, 0, 1, (50,))))
+    agreement = sites.states["a"].agreement
+    assert agreement is not None
+    assert agreement.own[0].missing == 0b10
+
+
+# Ballots
+
+
+def test_two_coordinators_of_one_view_change_install_the_same() -> None:
+    """b suspects a, which is there: both open ballots; the lower one is refused, or its value is taken over."""
+    sites = Sites("abc")
+    sites.take("a", Tick(SUSPECT_AFTER_MS), Tick(SUSPECT_AFTER_MS + 5))
+    sites.take("b", Tick(2 * SUSPECT_AFTER_MS), Tick(4 * SUSPECT_AFTER_MS))
+    ballots = {to.message.ballot for _, to in sites.letters if isinstance(to.message, Prepare)}
+    assert len(ballots) == 2
+    sites.now_ms = 4 * SUSPECT_AFTER_MS
+    sites.wait(2_000)
+    assert len({sites.states[name].view for name in "abc"}) == 1
+
+
+def test_a_value_that_may_be_decided_is_taken_over() -> None:
+    """a's value was accepted by b, and nobody has heard that it is decided: the next ballot brings the same."""
+    sites = Sites("abc")
+    report = Report(0, (), (), (0, 0, 0))
+    value = next_view(sites.view, {0: report, 1: report}, [Life("x")])
+    sites.take("b", From(Life("a"), Accept(1, Ballot(3, 0), value)))
+    sites.letters.clear()
+    sites.cut = {"a"}
+    sites.wait(1_500)
+    for name in "bc":
+        views = [output.view for output in sites.said[name] if isinstance(output, Installed | Outside)]
+        assert views[0] == value.view
+
+
+def test_a_promise_is_kept_after_a_crash() -> None:
+    sites = Sites("abc")
+    sites.take("b", From(Life("c"), Prepare(1, Ballot(5, 2))))
+    sites.states["b"] = ProcessState.from_bytes(sites.states["b"].to_bytes())
+    sites.letters.clear()
+    outputs = sites.take("b", From(Life("a"), Prepare(1, Ballot(4, 0))))
+    assert [output.message.promised for output in outputs if isinstance(output, To)] == [Ballot(5, 2)]  # type: ignore[union-attr]
+
+
+# Minorities, and the operator
+
+
+def test_a_minority_waits_and_says_so() -> None:
+    sites = Sites("abc")
+    sites.cut = {"b", "c"}
+    sites.take("a", Submit(Run(b"m")))
+    sites.wait(2_000)
+    assert sites.said["a"] == [Stuck(sites.view, (Life("a"),), 2)]
+    sites.cut = set()
+    sites.wait(2_000)
+    assert sites.delivered("a") == [(1, "a", b"m")]
+    assert [sites.states[name].delivered for name in "abc"] == [1, 1, 1]
+
+
+def test_with_two_only_the_operator_goes_on_without_one() -> None:
+    sites = Sites("ab")
+    sites.take("a", Submit(Run(b"m")))
+    sites.letters.clear()
+    sites.cut = {"b"}
+    sites.wait(1_000)
+    assert sites.delivered("a") == []
+    sites.take("a", Exclude(("b",)))
+    sites.wait(1_000)
+    assert sites.members("a") == "a"
+    assert sites.delivered("a") == [(1, "a", b"m")]
+    sites.cut = set()
+    sites.take("b", Submit(Run(b"accepted while it was cut off")))
+    sites.wait(2_000)
+    assert sites.members("b") == "ab"
+    assert Missing(1, 1) in sites.said["b"]
+    assert sites.delivered("a")[1:] == sites.delivered("b") == [(2, "b", b"accepted while it was cut off")]
+
+
+def test_too_many_can_not_be_excluded() -> None:
+    sites = Sites("abc")
+    assert sites.take("a", Exclude(("b", "c"))) == (NotExcluded(("b", "c")),)
+    assert sites.take("a", Exclude(("nobody",))) == (NotExcluded(("nobody",)),)
+
+
+@pytest.mark.parametrize(
+    ("who", "size", "excluded", "expected"),
+    [({0, 1}, 3, (), True), ({0}, 3, (), False), ({0}, 2, (), False), ({0}, 2, {1}, True), ({0}, 3, {1, 2}, False)],
+)
+def test_quorums(who: set[int], size: int, excluded: set[int], expected: bool) -> None:
+    assert is_quorum(who, size, excluded) is expected
+
+
+# Those who come back
+
+
+def test_what_a_site_accepted_while_it_was_away_is_ordered_once_in_the_new_view() -> None:
+    sites = Sites("abc")
+    sites.take("c", Submit(Run(b"before")))
+    sites.carry()
+    sites.cut = {"c"}
+    sites.take("c", Submit(Run(b"cut off")))
+    sites.wait(1_000)
+    sites.take("a", Submit(Run(b"without c")))
+    sites.carry()
+    sites.cut = set()
+    sites.wait(2_000)
+    assert sites.members("c") == "abc"
+    assert sites.delivered("a") == [(1, "c", b"before"), (2, "a", b"without c"), (3, "c", b"cut off")]
+    assert sites.delivered("c") == [(1, "c", b"before"), (3, "c", b"cut off")]
+    assert Missing(2, 2) in sites.said["c"]
+
+
+def test_a_process_without_memory_is_another_one() -> None:
+    """What its old life had promised is not asked of the new one, and its old messages are nobody's."""
+    sites = Sites("abc")
+    sites.take("a", From(Life("b", 3), Send(1, 1, (Run(b"x"),))))
+    agreement = sites.states["a"].agreement
+    assert agreement is not None
+    assert agreement.held == ()
+
+
+# The first view of processes that remember nothing
+
+
+def test_the_first_view_needs_everybody_to_have_said_the_same() -> None:
+    names = "abc"
+    formations = {name: Formation(Life(name, 1), names) for name in names}
+    a, b, c = formations.values()
+    assert a.hear(Life("b", 1), b.hello()) is None
+    assert a.hear(Life("c", 1), c.hello()) is None  # they have not heard of all
+    for one in (b, c):
+        for other in "abc":
+            one.hear(Life(other, 1), formations[other].hello()) if other != one.me.name else None
+    a.hear(Life("b", 1), b.hello())
+    view = a.hear(Life("c", 1), c.hello())
+    assert view is not None
+    assert view.members == (Life("a", 1), Life("b", 1), Life("c", 1))
+
+
+def test_an_earlier_life_has_nothing_to_say() -> None:
+    a = Formation(Life("a", 1), "ab")
+    a.hear(Life("b", 5), Hello((Life("b", 5),)))
+    assert a.hear(Life("b", 4), Hello((Life("a", 1), Life("b", 4)))) is None
+    assert a.hello() == Hello((Life("a", 1), Life("b", 5)))
+    assert not a.may_take_over(Life("b", 4), (Life("a", 1), Life("b", 4)))
+
+
+# States
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_codec_round_trips(seed: int) -> None:
+    """States of processes in the middle of histories, ballots among them."""
+    world = World(seed)
+    for _ in range(60):
+        world._act()
+        for node in world.nodes.values():
+            if node.process is not None:
+                node.process.end_batch()
+                state = node.process.state()
+                assert ProcessState.from_bytes(state.to_bytes()) == state
+                assert Process(state).state() == state
+
+
+@pytest.mark.parametrize("raw", [b"", b"{}", b"[1,[]]", b"[2,null]", b"[1,", b"\xff\xff"])
+def test_what_is_not_a_state_is_refused(raw: bytes) -> None:
+    with pytest.raises(ProtocolViolation):
+        ProcessState.from_bytes(raw)
+
+
+def test_a_decided_view_of_another_group_is_ignored() -> None:
+    sites = Sites("abc")
+    other = View(1, 9, (Life("a"), Life("x")))
+    sites.take("a", From(Life("x"), Decided(next_view(other, {0: Report(0, (), (), (0, 0))}, []))))
+    assert sites.states["a"].view == sites.view

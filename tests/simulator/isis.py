@@ -1,0 +1,407 @@
+"""ISIS processes and sites around the very same core: loss, repeats, reordering, crashes, cuts, wrong suspicion.
+
+A seed is a history. In half of them a crash takes a process's memory with it (plain processes: who comes back is a new
+life), in the other half it takes what was not stored yet (sites: every step is stored before its outputs leave).
+
+    python -m tests.simulator --isis --seeds 2000
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from unittest.mock import patch
+
+from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
+from ordering.errors import ProtocolViolation
+from ordering.hold_back import Run
+from ordering.isis import Finals, Submit, Tick
+from ordering.isis_formation import Formation, Life, View, first_view
+from ordering.isis_history import Answer, Ask, Gone, History
+from ordering.isis_messages import Deliver, Exclude, From, Installed, Message, Missing, Output, Stuck, To
+from ordering.isis_views import Process, ProcessState, fresh, member
+from ordering.records import MessageId
+from tests.simulator.isis_mutations import NONE, Mutation
+
+SUSPECT_AFTER_MS = 200
+ACTIONS = 80
+SETTLING_ROUNDS = 260
+TICK_MS = 25
+WRONG_STATE = "wrong-state"
+
+
+class Letter(NamedTuple):
+    """A message on its way."""
+
+    sender: Life
+    receiver: str
+    message: Message | Ask | Answer
+
+
+@dataclass
+class Log:
+    """What a life has delivered, and in which group: if all die, who starts again is in another one."""
+
+    life: Life
+    delivered: list[Deliver]
+    origin: int = 0
+
+
+@dataclass
+class Node:
+    """A name: a process that is up or down, its present life, and what it has delivered in it.
+
+    `stored` is what a site would find if it crashed now, None if that is the process as it is.
+    """
+
+    name: str
+    process: Process | None = None
+    incarnation: int = 0
+    stored: ProcessState | None = None
+    history: History = field(default_factory=History)
+    delivered: list[Deliver] = field(default_factory=list)
+    sent: int = 0
+    submitted: list[int] = field(default_factory=list)
+    unstored: list[int] = field(default_factory=list)
+    origin: int = 0
+    stuck: int = 0
+
+    @property
+    def life(self) -> Life:
+        return Life(self.name, self.incarnation)
+
+
+class World:
+    """One history."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.remembers = self.dice.random() < 0.5
+        size = self.dice.choice((2, 3, 3, 3, 4, 5, 5, 6, 7))
+        self.nodes = {name: Node(name) for name in "abcdefg"[:size]}
+        self.loss = self.dice.choice((0, 0, 5, 20))
+        self.repeats = self.dice.choice((0, 10, 30))
+        self.sudden_death = 0.002
+        self.now_ms = 1_000
+        self.letters: list[Letter] = []
+        self.cut: set[frozenset[str]] = set()
+        self.logs: list[Log] = []
+        self.views: dict[tuple[int, int], View] = {}
+        self.lives = 0
+        self.has_excluded = False
+        self.gone = False
+        self.anomalies: list[Anomaly] = []
+        self._start_all()
+
+    # The history
+
+    def run(self) -> list[Anomaly]:
+        """Act, settle, and ask the checker."""
+        if not self.remembers:
+            for _ in range(12):
+                self._round()
+        for _ in range(ACTIONS):
+            self._act()
+        self._settle()
+        return self._check()
+
+    def _start_all(self) -> None:
+        view = first_view(Life(name) for name in self.nodes)
+        for node in self.nodes.values():
+            if self.remembers:
+                state = member(node.life, view, now_ms=self.now_ms, suspect_after_ms=SUSPECT_AFTER_MS)
+                node.process = Process(state)
+                self.logs.append(Log(node.life, node.delivered, view.origin))
+            else:
+                self._start(node)
+
+    def _start(self, node: Node) -> None:
+        """A process starts, or comes back."""
+        if self.remembers:
+            if node.stored is not None:
+                node.process = Process(ProcessState.from_bytes(node.stored.to_bytes()))
+                node.stored = None
+            return
+        node.incarnation = self._next_life(node)
+        node.history, node.delivered, node.sent, node.submitted, node.unstored = History(), [], 0, [], []
+        state = fresh(node.life, now_ms=self.now_ms, suspect_after_ms=SUSPECT_AFTER_MS)
+        node.process = Process(state, Formation(node.life, self.nodes))
+        self.logs.append(Log(node.life, node.delivered))
+
+    def _next_life(self, _node: Node) -> int:
+        """A number that no life has had."""
+        self.lives += 1
+        return self.lives
+
+    def _act(self) -> None:
+        kind = self.dice.choices(
+            ("submit", "round", "letters", "crash", "restart", "cut", "heal", "suspect", "exclude", "storm"),
+            (18, 35, 40, 3, 6, 3, 3, 2, 1, 3),
+        )[0]
+        node = self.dice.choice(list(self.nodes.values()))
+        if kind == "submit":
+            self._submit(node)
+        elif kind == "round":
+            self._round()
+        elif kind == "letters":
+            self._carry(self.dice.randrange(1, 30))
+        elif kind == "crash":
+            self._crash(node)
+        elif kind == "restart" and node.process is None:
+            self._start(node)
+        elif kind == "cut":
+            self._cut()
+        elif kind == "heal":
+            self.cut.clear()
+        elif kind == "suspect" and node.process is not None:
+            self._take(node, Tick(self.now_ms + SUSPECT_AFTER_MS + TICK_MS))  # its clock runs ahead: it suspects all
+        elif kind == "exclude":
+            self._exclude(node)
+        elif kind == "storm":
+            self._storm()
+
+    def _storm(self) -> None:
+        """Much is on its way when some are cut off; they are suspected; and it happens again while the rest decides."""
+        for node in self.dice.sample(sorted(self.nodes.values(), key=lambda node: node.name), 2):
+            self._submit(node)
+        if self.dice.random() < 0.5:
+            self._carry(self.dice.randrange(40))
+            self._cut()
+        else:
+            self._cut_off_a_number()
+        for _ in range(self.dice.randrange(8, 16)):
+            self._round()
+        self._carry(self.dice.randrange(40))
+        if self.dice.random() < 0.5:
+            self._cut()
+        else:
+            self._crash(self.dice.choice(list(self.nodes.values())))
+
+    def _cut_off_a_number(self) -> None:
+        """As soon as a sender has computed a final number, it is cut off, or with one other."""
+        for _ in range(60):
+            sent = [letter.sender.name for letter in self.letters if isinstance(letter.message, Finals)]
+            if sent:
+                side = {sent[-1], *self.dice.sample(sorted(self.nodes), self.dice.randrange(2))}
+                self._carry(self.dice.randrange(2))
+                self.cut = {frozenset((one, other)) for one in side for other in self.nodes if other not in side}
+                return
+            self._carry(1)
+
+    def _submit(self, node: Node) -> None:
+        if node.process is None or (self.remembers is False and node.process.view.id == 0):
+            return
+        for _ in range(self.dice.choice((1, 1, 2, 5))):
+            if node.name in self._down():
+                return
+            length = self.dice.choice((1, 1, 1, 3))
+            first = node.sent + 1
+            node.sent += length
+            node.unstored += range(first, first + length)
+            self._take(node, Submit(Run(b"%s %d %d" % (node.name.encode(), node.incarnation, first), length)))
+
+    def _round(self) -> None:
+        """Time goes on for all, and what is on its way arrives, mostly."""
+        self.now_ms += self.dice.randrange(1, 2 * TICK_MS)
+        for node in self.nodes.values():
+            self._take(node, Tick(self.now_ms))
+            if node.process is not None:
+                question = node.history.question(self.now_ms, self._others(node))
+                if question is not None:
+                    self.letters.append(Letter(node.life, question[0].name, question[1]))
+        self._carry(len(self.letters))
+
+    def _carry(self, count: int) -> None:
+        for _ in range(min(count, len(self.letters))):
+            index = self.dice.randrange(min(len(self.letters), 40))
+            letter = self.letters[index]
+            if not self.dice.randrange(100) < self.repeats:
+                self.letters.pop(index)
+            is_cut = frozenset((letter.sender.name, letter.receiver)) in self.cut
+            if not is_cut and not self.dice.randrange(100) < self.loss:
+                self._arrive(self.nodes[letter.receiver], letter)
+        del self.letters[: max(0, len(self.letters) - 3_000)]
+
+    def _arrive(self, node: Node, letter: Letter) -> None:
+        if node.process is None:
+            return
+        if isinstance(letter.message, Ask):
+            if letter.message.seqno <= node.history.last or node.history.is_filling:
+                answer = node.history.answer(letter.message)
+                self.letters.append(Letter(node.life, letter.sender.name, answer))
+        elif isinstance(letter.message, Answer):
+            self._come_out(node, node.history.fill(letter.sender, letter.message, self._others(node)))
+        else:
+            self._take(node, From(letter.sender, letter.message))
+
+    def _crash(self, node: Node) -> None:
+        """Kill a process; without memory only as long as enough lives of the views in force are left."""
+        if node.process is None:
+            return
+        if not self.remembers:
+            views = {other.process.view for other in self._up()}
+            if self.dice.random() < 0.95 and not all(self._is_alive(view, without=node.name) for view in views):
+                return
+        self._kill(node)
+
+    def _kill(self, node: Node) -> None:
+        """What was stored last is what a site finds again."""
+        assert node.process is not None
+        if node.stored is None:
+            node.stored = node.process.state()
+        node.process = None
+        node.sent -= len(node.unstored)
+        node.unstored = []
+
+    def _cut(self) -> None:
+        side = {name for name in self.nodes if self.dice.random() < 0.5}
+        if self.dice.random() < 0.3 and len(self.nodes) > 1:
+            self.cut.add(frozenset(self.dice.sample(sorted(self.nodes), 2)))  # one link only
+            return
+        self.cut = {frozenset((one, other)) for one in side for other in self.nodes if other not in side}
+
+    def _exclude(self, node: Node) -> None:
+        """An operator decides once, at one place, and about names that are down."""
+        down = tuple(name for name, other in self.nodes.items() if other.process is None)
+        if node.process is not None and down and not self.has_excluded:
+            self.has_excluded = True
+            self._take(node, Exclude(down))
+
+    # One step of a process
+
+    def _take(self, node: Node, event: From | Submit | Tick | Exclude) -> None:
+        if node.process is None:
+            return
+        goes_on = self.dice.random() < 0.2 and not isinstance(event, Tick)
+        if goes_on and node.stored is None:
+            node.stored = node.process.state()
+        try:
+            node.process.take(event)
+            if goes_on:
+                return
+            outputs = node.process.end_batch()
+            node.submitted += node.unstored
+            node.unstored, node.stored = [], None
+        except ProtocolViolation as error:
+            self.anomalies.append(Anomaly(WRONG_STATE, f"{node.life}: {error}", ()))
+            node.process = None
+            return
+        lost = self.dice.random() < self.sudden_death
+        for output in outputs:
+            self._hand_out(node, output, lost=lost)
+        if lost:
+            self._kill(node)
+
+    def _hand_out(self, node: Node, output: Output, *, lost: bool) -> None:
+        """What leaves a process; with `lost`, it crashes after it has stored the step and before it sends."""
+        if isinstance(output, To):
+            if not lost:
+                self.letters.append(Letter(node.life, output.receiver.name, output.message))
+        elif isinstance(output, Deliver):
+            self._come_out(node, node.history.add(output))
+        elif isinstance(output, Missing):
+            node.history.miss(output.last)
+        elif isinstance(output, Installed):
+            next(log for log in self.logs if log.delivered is node.delivered).origin = output.view.origin
+            known = self.views.setdefault((output.view.origin, output.view.id), output.view)
+            if known != output.view:
+                self.anomalies.append(Anomaly(VIEW_VIOLATION, f"{known} and {output.view}", ()))
+        elif isinstance(output, Stuck):
+            node.stuck += 1
+
+    def _come_out(self, node: Node, deliveries: tuple[Deliver | Gone, ...]) -> None:
+        for delivery in deliveries:
+            if isinstance(delivery, Gone):
+                self.gone = True
+            else:
+                node.delivered.append(delivery)
+
+    # The end
+
+    def _settle(self) -> None:
+        """All is healed and up; what can be delivered is."""
+        self.cut.clear()
+        self.loss = self.repeats = 0
+        self.sudden_death = 0.0
+        for node in self.nodes.values():
+            if node.process is None:
+                self._start(node)
+        for _ in range(SETTLING_ROUNDS):
+            self._round()
+            if not self.letters and self._is_done():
+                break
+
+    def _is_done(self) -> bool:
+        ends = {node.history.last for node in self._up()}
+        return len(ends) == 1 and all(self._is_quiet(node) for node in self._up())
+
+    def _is_quiet(self, node: Node) -> bool:
+        agreement = node.process.agreement if node.process is not None else None
+        return agreement is not None and not agreement.is_frozen and not agreement.in_flight
+
+    def _check(self) -> list[Anomaly]:
+        checkers: dict[int, Checker] = {}
+        goes_on = self._goes_on()
+        for log in self.logs:
+            checker = checkers.setdefault(log.origin, Checker())
+            for delivery in log.delivered:
+                sender, incarnation, first = delivery.run.reference.split()
+                for index in range(delivery.run.length):
+                    message = MessageId(f"s/{sender.decode()}", int(incarnation) + 1, int(first) + index)
+                    checker.delivery(f"s/{log.life.name}:{log.life.incarnation}", delivery.seqno + index, message)
+        if goes_on:
+            for up in self._up():
+                for local in up.submitted:
+                    checkers.setdefault(up.process.view.origin, Checker()).sent(
+                        MessageId(f"s/{up.name}", up.incarnation + 1, local)
+                    )
+        found = [anomaly for checker in checkers.values() for anomaly in checker.finish()]
+        if goes_on and not found and not self.anomalies:
+            ends = {node.name: node.history.last for node in self._up()}
+            if len(set(ends.values())) > 1 or len(ends) < len(self.nodes):
+                found.append(Anomaly(LOST, f"not all deliver all: {ends}", ()))
+        return [*self.anomalies, *found]
+
+    def _goes_on(self) -> bool:
+        """Whether enough lives are left for the last view; else it is right to wait."""
+        origins = {node.process.view.origin for node in self._up() if node.process.agreement is not None}
+        views = [node.process.view for node in self._up() if node.process.view.origin in origins]
+        return bool(views) and not self.gone and self._is_alive(max(views, key=lambda view: view.id), without="")
+
+    def _is_alive(self, view: View, without: str) -> bool:
+        lives = {node.life for node in self._up() if node.name != without}
+        return len(lives & set(view.members)) > len(view.members) // 2
+
+    def _down(self) -> list[str]:
+        return [name for name, node in self.nodes.items() if node.process is None]
+
+    def _up(self) -> list[_Up]:
+        return [node for node in self.nodes.values() if node.process is not None]  # type: ignore[misc]
+
+    def _others(self, node: Node) -> list[Life]:
+        assert node.process is not None
+        return [life for life in node.process.view.members if life.name != node.name]
+
+
+class _Up(Node):
+    """A node that is up."""
+
+    process: Process
+
+
+@contextmanager
+def broken(mutation: Mutation) -> Iterator[None]:
+    """Break a rule of the core for the time of a run."""
+    with ExitStack() as stack:
+        for target, replacement in mutation.patches:
+            stack.enter_context(patch(target, replacement))
+        yield
+
+
+def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
+    """Run one history; what it breaks."""
+    with broken(mutation):
+        return World(seed).run()

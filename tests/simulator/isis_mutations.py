@@ -1,0 +1,166 @@
+"""Each rule of ISIS broken on purpose: the simulator must then name what is broken.
+
+A mutation replaces a piece of the core for the time of a run. None of it can be reached from the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ordering.checker import DIVERGENT, DUPLICATE, GAP, VIEW_VIOLATION
+from ordering.hold_back import Held, HoldBackQueue, Insertion, Key, Run, RunId
+from ordering.isis import NO_KEY, Agreement, Placed
+from ordering.isis_flush import next_view
+from ordering.isis_formation import Life, View
+from ordering.isis_history import History
+from ordering.isis_messages import NextView, Promise, Report
+from ordering.isis_views import Process
+
+
+class Mutation(NamedTuple):
+    """A broken rule: what is wrong about it, the anomaly it must show, and how it is broken."""
+
+    name: str
+    why: str
+    expected: str
+    patches: tuple[tuple[str, Callable[..., Any]], ...] = ()
+    from_seed: int = 0
+    """Where the tests begin to look: a mutation that takes a rare coincidence begins near one."""
+
+
+NONE = Mutation("none", "all rules hold", "")
+
+
+class ImpatientQueue(HoldBackQueue):
+    """Lets a run out before it is final."""
+
+    def head(self) -> Held | None:
+        return next(iter(self), None)
+
+
+class ArrivalQueue(HoldBackQueue):
+    """Breaks ties by which run came first."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._arrivals: dict[RunId, int] = {}
+
+    def insert_undeliverable(self, run_id: RunId, run: Run, proposal: Key) -> Insertion:
+        self._arrivals.setdefault(run_id, len(self._arrivals))
+        return super().insert_undeliverable(run_id, run, proposal)
+
+    def head(self) -> Held | None:
+        first = min(self, key=lambda held: (held.key.number, self._arrivals[held.id]), default=None)
+        return first if first is not None and first.is_final else None
+
+
+def lower(best: Key, proposal: Key) -> Key:
+    """The minimum of the proposals."""
+    return proposal if best == NO_KEY else min(best, proposal)
+
+
+def all_but_one(missing: int) -> bool:
+    """One proposal more or less."""
+    return missing & (missing - 1) == 0
+
+
+def yes(*_: object) -> bool:
+    return True
+
+
+def anybody(who: Iterable[int], _size: int, _excluded: Iterable[int] = ()) -> bool:
+    """A minority is enough."""
+    return bool(set(who))
+
+
+def go_on(_agreement: Agreement) -> None:
+    """A process that has promised goes on in the old view."""
+
+
+def purge_all(reports: Sequence[Report]) -> tuple[Placed, ...]:
+    """What is final and not delivered is purged, too."""
+    delivered = {placed.seqno: placed for report in reports for placed in report.recent}
+    return tuple(delivered[seqno] for seqno in sorted(delivered))
+
+
+def without_rows(view: View, reports: Mapping[int, Report], joiners: Iterable[Life]) -> NextView:
+    """The next view does not say which runs have been ordered."""
+    value = next_view(view, reports, joiners)
+    return value._replace(view=value.view._replace(rows=()))
+
+
+def hide_vote(process: Process, agreement: Agreement) -> Promise:
+    """What was accepted in an earlier ballot is not said."""
+    report = Report(agreement.delivered, agreement.recent(), agreement.final_runs(), agreement.ordered())
+    return Promise(process.view.id, process._promised, None, report)
+
+
+def same_life(world: Any, node: Any) -> int:
+    """A process that has lost its memory comes back as who it was."""
+    if not node.incarnation:
+        world.lives += 1
+    return int(node.incarnation or world.lives)
+
+
+def miss_nothing(_history: History, _last: int) -> None:
+    """Who was away does not ask for what it has missed."""
+
+
+_AGREEMENT = "ordering.isis.Agreement"
+_ANY_NUMBER = (("ordering.isis.may_be_final", yes), ("ordering.hold_back.may_be_final", yes))
+_UNSAFE = (f"{_AGREEMENT}._is_safe", yes)
+MUTATIONS = (
+    Mutation(
+        "same-life",
+        "a process without memory comes back under its old incarnation",
+        DIVERGENT,
+        (("tests.simulator.isis.World._next_life", same_life),),
+    ),
+    Mutation(
+        "before-final",
+        "a run is delivered before it is final",
+        DIVERGENT,
+        (("ordering.isis.HoldBackQueue", ImpatientQueue), _UNSAFE, *_ANY_NUMBER),
+    ),
+    Mutation(
+        "forget-a-proposal",
+        "a final number is computed without one of the proposals",
+        DIVERGENT,
+        ((f"{_AGREEMENT}._is_complete", staticmethod(all_but_one)), *_ANY_NUMBER),
+    ),
+    Mutation("minimum", "the final number is the minimum", DIVERGENT, (("ordering.isis.higher", lower), *_ANY_NUMBER)),
+    Mutation(
+        "no-tie-break",
+        "of equal numbers the run that came first wins",
+        DIVERGENT,
+        (("ordering.isis.HoldBackQueue", ArrivalQueue),),
+    ),
+    Mutation("minority", "a minority goes on", DIVERGENT, (("ordering.isis_views.is_quorum", anybody),)),
+    Mutation("unsafe", "a number that no majority knows is delivered", DIVERGENT, (_UNSAFE,)),
+    Mutation("no-freeze", "who has promised goes on in the old view", DIVERGENT, ((f"{_AGREEMENT}.freeze", go_on),)),
+    Mutation("purge-all", "final numbers are not kept", DIVERGENT, (("ordering.isis_flush.settle", purge_all),)),
+    Mutation(
+        "no-rows",
+        "the next view does not know what was ordered",
+        DUPLICATE,
+        (("ordering.isis_views.next_view", without_rows),),
+    ),
+    Mutation(
+        "hidden-vote",
+        "a coordinator does not take over what may be decided",
+        VIEW_VIOLATION,
+        (("ordering.isis_views.Process._own_promise", hide_vote),),
+    ),
+    Mutation(
+        "no-catching-up",
+        "who was away goes on without what it missed",
+        GAP,
+        (("ordering.isis_history.History.miss", miss_nothing),),
+    ),
+)
+
+
+def by_name(name: str) -> Mutation:
+    """The mutation of that name. Raises KeyError."""
+    return {mutation.name: mutation for mutation in (NONE, *MUTATIONS)}[name]
