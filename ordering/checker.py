@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
@@ -87,6 +87,7 @@ class Checker:
         self._deliveries: dict[str, _Deliveries] = {}
         self._sent: dict[tuple[str, int], _Sent] = {}
         self._findings: dict[tuple[str, str], _Finding] = {}
+        self._linked: set[str] = set()  # senders at other sites of a mesh
 
     def start(self, site: str, reader: Reader) -> None:
         """Say that the DATA log of `site` begins in the middle (retention), with `reader` as the reading state."""
@@ -110,6 +111,8 @@ class Checker:
                 self._find(VIEW_VIOLATION, f"DATA of {site} {broken}", record.seqno)
             if record.kind != MESSAGE:
                 self._controls.add(record.seqno)
+            if record.link is not None:
+                self._linked.add(record.sender)
             # A control record takes a local seqno as a message does; a relay's are the ids of another site's views.
             if record.sender and not is_relay(record.sender):
                 self._order(f"DATA of {site}", log.senders, record.seqno, record.id)
@@ -159,9 +162,14 @@ class Checker:
                 log.views.add(seqno, view_id)
             self._order(where, log.senders, seqno, message)
 
-    def sent(self, message: MessageId, after_seqno: int | None = None) -> None:
-        """A message that a live member has a receipt for; it had delivered everything up to `after_seqno` before."""
+    def sent(self, message: MessageId, after_seqno: int | None = None, payload: bytes | None = None) -> None:
+        """A message that a live member has a receipt for; it had delivered everything up to `after_seqno` before.
+
+        With `payload` (and `causal`), the message that was ordered under this id must have it.
+        """
         sent = self._sent.setdefault((message.sender, message.incarnation), _Sent())
+        if payload is not None:
+            sent.digests[message.local_seqno] = _payload_digest(payload)
         if message.local_seqno == sent.upto + 1:
             sent.upto += 1
             if self._causal:
@@ -169,10 +177,9 @@ class Checker:
         else:
             sent.others[message.local_seqno] = after_seqno or 0
 
-    def ordered(self, site: str) -> Mapping[tuple[str, int], int]:
-        """How far each incarnation of each sender is ordered in the DATA log of `site`: its highest local seqno."""
-        log = self._logs.get(site)
-        return {life_id: life.highest for life_id, life in log.senders.lives.items()} if log else {}
+    def last_seqno(self, site: str) -> int:
+        """How far the DATA log of `site` goes."""
+        return self._logs[site].reader.last_seqno if site in self._logs else 0
 
     def finish(self) -> list[Anomaly]:
         """Everything that was found, in the order of `ANOMALIES`, then of the sources."""
@@ -191,6 +198,7 @@ class Checker:
         self._find_views()
         if self._causal:
             self._find_causal()
+            self._find_exchanged()
         found = sorted(self._findings.values(), key=lambda finding: ANOMALIES.index(finding.name))
         return [finding.anomaly() for finding in found]
 
@@ -199,7 +207,8 @@ class Checker:
             self._find(DIVERGENT, f"{source} has another message than an earlier source", seqno)
 
     def _order(self, source: str, senders: _Senders, seqno: int, message: MessageId) -> None:
-        broken = senders.next(seqno, message)
+        # Of a sender at another site of a mesh no control records come here; `ordering.mesh_checker` misses messages.
+        broken = senders.next(seqno, message, has_gaps=message.sender in self._linked)
         if broken == DUPLICATE:
             self._find(DUPLICATE, f"{source} has a message id twice", seqno)
         elif broken:
@@ -244,6 +253,20 @@ class Checker:
                     self._find(
                         CAUSAL_VIOLATION, f"{life_id[0]} had delivered a higher seqno before it sent", int(seqnos[row])
                     )
+
+    def _find_exchanged(self) -> None:
+        """A receipt is for a message, not for its id."""
+        for senders in self._all_senders():
+            for life_id, life in senders.lives.items():
+                sent = self._sent.get(life_id)
+                for local, digest in sent.digests.items() if sent is not None else ():
+                    seqno = life.seqnos[local - 1] if local <= len(life.seqnos) else 0
+                    if seqno and self._digests.payload(seqno) not in (0, digest):
+                        sender, incarnation = life_id
+                        what = (
+                            f"{sender}, incarnation {incarnation}, has receipts for ids that others were ordered under"
+                        )
+                        self._find(LOST, what, local)
 
     def _find(self, name: str, detail: str, first: int, last: int | None = None) -> None:
         """Note the seqnos `first` … `last` (default: `first` alone; none if `last` is lower)."""
@@ -306,11 +329,12 @@ class _Deliveries:
 
 @dataclass(slots=True)
 class _Sent:
-    """What one incarnation sent: 1 … `upto` with their contexts in `after`, and what came out of turn."""
+    """What one incarnation sent: 1 … `upto` with their contexts in `after`, what came out of turn, and digests."""
 
     upto: int = 0
     after: array[int] = field(default_factory=lambda: array("q"))
     others: dict[int, int] = field(default_factory=dict)
+    digests: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -346,15 +370,18 @@ class _Senders:
         """The source left something out (a gap has its own name): anybody's next message may have any number."""
         self.skips += 1
 
-    def next(self, seqno: int, message: MessageId) -> str:
-        """Take the next message in the order of seqnos; return the name of what it breaks, or ''."""
+    def next(self, seqno: int, message: MessageId, *, has_gaps: bool = False) -> str:
+        """Take the next message in the order of seqnos; return the name of what it breaks, or ''.
+
+        `has_gaps`: it may have any higher number.
+        """
         key = (message.sender, message.incarnation)
         life = self.lives.get(key)
         local = message.local_seqno
         if life is None:
-            before = 0 if self.complete and not self.skips else local - 1
+            before = 0 if self.complete and not self.skips and not has_gaps else local - 1
             life = self.lives[key] = _Life(before + 1, before, self.skips)
-        elif life.skips < self.skips and local > life.highest:
+        elif (has_gaps or life.skips < self.skips) and local > life.highest:
             life.highest, life.skips = local - 1, self.skips
         if local <= life.highest and local not in life.holes:
             return DUPLICATE if local >= life.first else FIFO_VIOLATION
@@ -389,7 +416,7 @@ class _Digests:
         """Whether the seqno is known to carry something else. Remembers what was not known."""
         digest = int.from_bytes(blake2b(str(message).encode("utf-8"), digest_size=4).digest(), "big") << 32 or 1 << 32
         if payload is not None:
-            digest |= int.from_bytes(blake2b(payload, digest_size=4).digest(), "big") or 1
+            digest |= _payload_digest(payload)
         number, index = divmod(seqno, _PAGE)
         page = self._pages.get(number)
         if page is None:
@@ -400,6 +427,16 @@ class _Digests:
             return True
         page[index] = known | digest
         return False
+
+    def payload(self, seqno: int) -> int:
+        """The digest of the payload of a seqno, 0 if it is not known."""
+        number, index = divmod(seqno, _PAGE)
+        page = self._pages.get(number)
+        return page[index] & ~_ID_BITS if page is not None else 0
+
+
+def _payload_digest(payload: bytes) -> int:
+    return int.from_bytes(blake2b(payload, digest_size=4).digest(), "big") or 1
 
 
 class _Seqnos:

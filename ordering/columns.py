@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from ordering.errors import ProtocolViolation
 from ordering.flush import Phase
+from ordering.links import LinkColumns, LinkTable, neighbour_of, origin_of
 from ordering.log_time import STANDSTILL_MS, stood_still
 from ordering.membership import NOT_A_MEMBER, Accepted, Heard, Membership
 from ordering.names import is_address
-from ordering.records import HEARTBEAT, MAX_NUMBER, MESSAGE, DeadLetter, Forward, Malformed, Source
-from ordering.sequencer import BAD_ADDRESS, SequencerState, next_accepted, step
+from ordering.records import HEARTBEAT, MESSAGE, SKIP, DeadLetter, Forward, Link, Malformed, Source
+from ordering.sequencer import BAD_ADDRESS, FORGOTTEN, SequencerState, next_accepted, step
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -48,22 +49,27 @@ class ForwardColumns:
     local_seqno: Ints
     well_formed: Mask
     timestamp_ms: Ints
-    is_heartbeat: Mask
+    is_message: Mask
     controls: Mapping[int, tuple[str, bytes]]
+    link: LinkColumns | None = None
+
+    @property
+    def linked(self) -> Mask:
+        """Which rows a link has brought."""
+        return np.zeros(len(self.offset), np.bool_) if self.link is None else self.link.session >= 0
 
 
 class Decisions(NamedTuple):
     """What became of each row.
 
-    `seqno` is the number given, 0 where the row was dropped. `bad_address` marks rows that are dead letters for
-    `BAD_ADDRESS`, `not_member` those for `NOT_A_MEMBER`. `controls` are the rows of the input's that have a seqno,
-    with the kind and the payload that were decided.
+    `seqno` is the number given, 0 where the row was dropped. `dead` marks the rows that are dead letters for each of
+    the reasons that `step` finds. `controls` are the rows of the input's that have a seqno, with the kind and the
+    payload that were decided.
     """
 
     state: SequencerState
     seqno: Ints
-    bad_address: Mask
-    not_member: Mask
+    dead: Mapping[str, Mask]
     controls: Mapping[int, tuple[str, bytes]]
 
 
@@ -76,30 +82,114 @@ def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
     valid_sender = np.fromiter((is_address(sender) for sender in rows.senders), np.bool_, len(rows.senders))
     addressed = valid_sender[rows.sender] if len(rows.senders) else np.zeros(len(rows.sender), np.bool_)
     heard = rows.well_formed & addressed
-    messages = heard & ~rows.is_heartbeat
-    not_member = np.zeros(len(rows.offset), np.bool_)
-    if membership.settings.closed and len(rows.senders):
-        members = {life.address for life in membership.members}
-        inside = np.fromiter((sender in members for sender in rows.senders), np.bool_, len(rows.senders))
-        over = np.array([_incarnation_that_is_over(state, sender) for sender in rows.senders], dtype=np.int64)
-        not_member = messages & ~inside[rows.sender] & (rows.incarnation != over[rows.sender])
-        messages &= ~not_member
-    candidates = np.flatnonzero(messages)
-    accepted, table = _go_back_n(state, rows, candidates)
+    linked = rows.linked
+    table = _SenderTable(state, rows.senders)
+    local = heard & rows.is_message & ~linked
+    if bool(np.any(local & table.forgotten(state, rows))):
+        return _by_rows(state, rows)
+    not_member = local & table.not_member(state, rows)
+    candidates = np.flatnonzero(local & ~not_member)
+    accepted, received = _go_back_n(rows, table, candidates)
     mask = np.zeros(len(rows.offset), dtype=np.bool_)
     mask[candidates[accepted]] = True
+    links = LinkTable(state.links, state.origins)
+    messages = heard & rows.is_message & linked
+    mask |= _take_linked(links, state.positions, rows, heard & linked)
     seqno = np.where(mask, state.seqno + np.cumsum(mask), 0)
     count = int(mask.sum())
+    own = seqno[mask & ~linked]
+    dropped = (messages & ~mask) | (_at(candidates, len(mask)) & ~mask)
     after = replace(
         state,
         seqno=state.seqno + count,
-        received={**state.received, **table},
+        received={**state.received, **received},
         positions={**state.positions, **_positions(state, rows)},
-        duplicates=state.duplicates + len(candidates) - count,
+        duplicates=state.duplicates + int((dropped & ~_is_repeat(state, rows)).sum()),
         unsnapped=state.unsnapped + len(rows.offset),
+        latest_ms=int(rows.timestamp_ms[rows.well_formed].max(initial=state.latest_ms)),
         membership=_hear(membership, rows, heard) if membership.is_watched else membership.without_time(),
+        own_seqno=int(own[-1]) if len(own) else state.own_seqno,
+        links=links.rows,
+        origins=links.origins,
     )
-    return Decisions(after, seqno, rows.well_formed & ~addressed, not_member, {})
+    return Decisions(after, seqno, {BAD_ADDRESS: rows.well_formed & ~addressed, NOT_A_MEMBER: not_member}, {})
+
+
+def _at(indices: NDArray[np.intp], length: int) -> Mask:
+    mask = np.zeros(length, np.bool_)
+    mask[indices] = True
+    return mask
+
+
+def _take_linked(links: LinkTable, positions: Mapping[str, int], rows: ForwardColumns, linked: Mask) -> Mask:
+    """The messages that links have brought and that are new here: link by link, as the rows are sorted."""
+    taken = np.zeros(len(linked), np.bool_)
+    places = [(code, name, name.rpartition("-")[0]) for code, name in enumerate(rows.places)]
+    origins: list[str] = []
+    for code, name, topic in places:
+        if not neighbour_of(topic):
+            continue
+        at_place = np.flatnonzero(rows.place == code)
+        offset = rows.offset[at_place]
+        holes = np.flatnonzero(offset > np.append(positions.get(name, 0), offset[:-1] + 1))
+        whole = at_place[: holes[0]] if len(holes) else at_place
+        at = whole[linked[whole]]
+        if rows.link is not None and len(at):
+            if not origins:
+                names = [origin_of(sender) for sender in rows.senders]
+                found, origin_of_sender = np.unique(names, return_inverse=True)
+                origins = found.tolist()
+            origin = origin_of_sender[rows.sender[at]]
+            taken[at] = links.take_columns(
+                neighbour_of(topic), rows.link.rows(at), origins, origin, rows.is_message[at]
+            )
+        if len(holes):
+            links.lose(topic)
+    return taken
+
+
+def _is_repeat(state: SequencerState, rows: ForwardColumns) -> Mask:
+    """Which rows stand before what DATA came from, so that a predecessor has considered them, too."""
+    decided = np.array([state.decided.get(place, 0) for place in rows.places], dtype=np.int64)
+    return rows.offset < decided[rows.place] if len(rows.places) else np.zeros(len(rows.offset), np.bool_)
+
+
+class _SenderTable:
+    """The received table of the senders in a batch: `known` by sender, and the same as arrays."""
+
+    def __init__(self, state: SequencerState, senders: Sequence[str]) -> None:
+        unknown = state.membership.unknown()
+        self.senders = senders
+        self.known = [state.received.get(address, unknown) for address in senders]
+        self.base = np.array(self.known, dtype=np.int64).reshape(len(senders), 2)
+
+        self.has_row = np.fromiter((sender in state.received for sender in senders), np.bool_, len(senders))
+
+    def is_new(self, rows: ForwardColumns, index: NDArray[np.intp]) -> Mask:
+        """Whether rows are above their senders' in the table. Those that are not are duplicates whatever else the batch
+        brings: a sender's row only grows.
+        """
+        sender, incarnation = rows.sender[index], rows.incarnation[index]
+        known_incarnation, known_local = self.base[sender, 0], self.base[sender, 1]
+        new: Mask = (incarnation == known_incarnation) & (rows.local_seqno[index] > known_local)
+        new |= incarnation > known_incarnation
+        return new
+
+    def not_member(self, state: SequencerState, rows: ForwardColumns) -> Mask:
+        """Which rows a closed group does not take, if they are messages that no link has brought."""
+        if not state.membership.settings.closed or not len(self.senders):
+            return np.zeros(len(rows.offset), np.bool_)
+        members = {life.address for life in state.membership.members}
+        outside = np.fromiter((sender not in members for sender in self.senders), np.bool_, len(self.senders))
+        is_repeated = self.has_row[rows.sender] & ~self.is_new(rows, np.arange(len(rows.offset)))
+        return outside[rows.sender] & ~is_repeated
+
+    def forgotten(self, state: SequencerState, rows: ForwardColumns) -> Mask:
+        """Which rows may be `FORGOTTEN`, if they are messages that no link has brought."""
+        floor = state.membership.incarnation_floor
+        if not floor or not len(self.senders):
+            return np.zeros(len(rows.offset), np.bool_)
+        return ~self.has_row[rows.sender] & (rows.incarnation <= floor)
 
 
 def _by_rows(state: SequencerState, rows: ForwardColumns) -> Decisions:
@@ -107,6 +197,7 @@ def _by_rows(state: SequencerState, rows: ForwardColumns) -> Decisions:
     places = [place.rpartition("-") for place in rows.places]
     records: list[Forward | Malformed] = []
     columns = (rows.place, rows.offset, rows.sender, rows.incarnation, rows.local_seqno, rows.timestamp_ms)
+    linked = rows.linked
     for row, (place, offset, sender, incarnation, local_seqno, at_ms) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
@@ -115,30 +206,27 @@ def _by_rows(state: SequencerState, rows: ForwardColumns) -> Decisions:
         if not rows.well_formed[row]:
             records.append(Malformed(source, ""))
             continue
-        kind, payload = rows.controls.get(row, (HEARTBEAT if rows.is_heartbeat[row] else MESSAGE, b""))
-        records.append(
-            Forward(rows.senders[sender], incarnation, local_seqno, payload, source, kind=kind, timestamp_ms=at_ms)
-        )
+        link = Link(*(int(column[row]) for column in rows.link)) if rows.link is not None and linked[row] else None
+        quiet = HEARTBEAT if link is None else SKIP
+        kind, payload = rows.controls.get(row, (MESSAGE if rows.is_message[row] else quiet, b""))
+        address = rows.senders[sender]
+        records.append(Forward(address, incarnation, local_seqno, payload, source, (), kind, at_ms, link))
     after, outputs = step(state, records)
     row_of = {record.source: row for row, record in enumerate(records)}
     seqno = np.zeros(len(records), np.int64)
-    bad_address, not_member = np.zeros(len(records), np.bool_), np.zeros(len(records), np.bool_)
+    dead = {reason: np.zeros(len(records), np.bool_) for reason in (BAD_ADDRESS, NOT_A_MEMBER, FORGOTTEN)}
     controls: dict[int, tuple[str, bytes]] = {}
     for output in outputs:
         assert output.source is not None
         row = row_of[output.source]
         if isinstance(output, DeadLetter):
-            bad_address[row], not_member[row] = output.reason == BAD_ADDRESS, output.reason == NOT_A_MEMBER
+            if output.reason in dead:
+                dead[output.reason][row] = True
             continue
         seqno[row] = output.seqno
         if row in rows.controls:
             controls[row] = output.kind, output.payload
-    return Decisions(after, seqno, bad_address, not_member, controls)
-
-
-def _incarnation_that_is_over(state: SequencerState, sender: str) -> int:
-    row = state.received.get(sender)
-    return row.incarnation if row is not None and row.local_seqno == MAX_NUMBER else 0
+    return Decisions(after, seqno, dead, controls)
 
 
 def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membership:
@@ -188,21 +276,14 @@ def _positions(state: SequencerState, rows: ForwardColumns) -> dict[str, int]:
 
 
 def _go_back_n(
-    state: SequencerState, rows: ForwardColumns, candidates: NDArray[np.intp]
+    rows: ForwardColumns, table: _SenderTable, candidates: NDArray[np.intp]
 ) -> tuple[Mask, dict[str, Accepted]]:
     """Which of the candidate rows are accepted, and the rows of the received table that change."""
     accepted = np.zeros(len(candidates), dtype=np.bool_)
     sender = rows.sender[candidates]
     incarnation, local_seqno = rows.incarnation[candidates], rows.local_seqno[candidates]
-    unknown = state.membership.unknown()
-    known = [state.received.get(address, unknown) for address in rows.senders]
-    base = np.array(known, dtype=np.int64).reshape(len(known), 2)
-
-    # Plain duplicates stay duplicates whatever the batch brings: a sender's row in the table only grows.
-    known_incarnation, known_local = base[sender, 0], base[sender, 1]
-    fresh = np.flatnonzero(
-        (incarnation > known_incarnation) | ((incarnation == known_incarnation) & (local_seqno > known_local))
-    )
+    known, base = table.known, table.base
+    fresh = np.flatnonzero(table.is_new(rows, candidates))
     if not len(fresh):
         return accepted, {}
     by_sender = fresh[np.argsort(sender[fresh], kind="stable")]
@@ -218,7 +299,7 @@ def _go_back_n(
     all_regular = np.logical_and.reduceat(regular, starts)
 
     accepted[by_sender] = np.repeat(all_regular, lengths)
-    table = {
+    changes = {
         rows.senders[who]: Accepted(in_life, upto)
         for who, in_life, upto in zip(
             owner[all_regular].tolist(),
@@ -239,5 +320,5 @@ def _go_back_n(
                 row_of, changed = taken, True
                 accepted[row] = True
         if changed:
-            table[rows.senders[owner[index]]] = row_of
-    return accepted, table
+            changes[rows.senders[owner[index]]] = row_of
+    return accepted, changes

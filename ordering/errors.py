@@ -11,6 +11,8 @@ class AbcastError(Exception):
     """Base of all errors raised on purpose. `retriable`: the same call may succeed later, unchanged."""
 
     retriable = False
+    was_told = False
+    """Whether the application has heard of it: one error may end many receipts, and is news once."""
 
 
 class UsageError(AbcastError):
@@ -79,7 +81,7 @@ class Excluded(AbcastError):
 
 
 class Superseded(AbcastError):
-    """Another process has started under this member's name with a higher incarnation."""
+    """Another process sends under this member's name: with a higher incarnation, or with the same."""
 
 
 class Fenced(AbcastError):
@@ -88,6 +90,26 @@ class Fenced(AbcastError):
 
 class HistoryUnavailable(AbcastError):
     """Kafka's retention has dropped records that are needed, and no ledger was given to read them from."""
+
+
+class PositionLost(AbcastError):
+    """Kafka has forgotten how far a member's name had delivered. It does not begin at the first message unless told to.
+
+    `deliveries(from_seqno=n, remember=True)` says where to go on; for letters, `inbox(from_beginning=True)`.
+    """
+
+
+class StateUnavailable(AbcastError):
+    """Nobody has the application's state, although the group has a history: a state made of nothing would be wrong.
+
+    `connect(state=True, or_history=True)` makes it from the history, `connect(from_seqno=n)` goes on from one's own.
+    """
+
+
+class NoSnapshot(HistoryUnavailable):
+    """What retention has left of DATA does not tell its state; it will when a sequencer has started."""
+
+    retriable = True
 
 
 class ProtocolViolation(AbcastError):

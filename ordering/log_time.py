@@ -10,10 +10,15 @@ rest of that time counts for nobody.
 *A flush's time begins when the members can know of it.* A tick carries the last seqno that its job knows to be written.
 So a sequencer that works off a backlog, in which the log's clock runs fast, gives everybody the time to answer. It is
 over when it is in every partition: an answer may stand in each of them.
+
+*What is read again tells no time.* A takeover may read FORWARD again from long ago: from the last snapshot, or all of
+it if only the ledger tells the state. Today's members do not beat there, and the clock runs fast. So up to where
+FORWARD ended at the takeover, the `horizon`, nobody is heard and no clock goes (`before_horizon`, after each batch).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ordering.membership import LONG_AGO_MS, Heard, Membership
@@ -73,6 +78,12 @@ class Watch:
         if not self.flush_id:
             self.told_flush, self.told_ms = 0, {}
         return replace(membership, heard=self.heard, clock=self.clock, told_flush=self.told_flush, told_ms=self.told_ms)
+
+
+def before_horizon(membership: Membership, positions: Mapping[str, int]) -> Membership:
+    """A membership that has a horizon, after a batch: it forgets the time, and the horizon where it is reached."""
+    ahead = {place: end for place, end in membership.horizon.items() if positions.get(place, 0) < end}
+    return replace(membership.without_time(), horizon=ahead)
 
 
 def stood_still(

@@ -13,8 +13,9 @@ what the other did not.
 
 *Time is data.* A member is silent if its partition went on for `suspect_after_ms` without it, by the broker's
 timestamps: a partition that is read late has a late clock, and so accuses nobody. What is known of the time
-(`ordering.log_time`) is no part of DATA: after a takeover everybody has a fresh grace period. Any record lets a
-partition's clock advance; the job writes a heartbeat of nobody (a tick) into each.
+(`ordering.log_time`) is no part of DATA: after a takeover everybody has a fresh grace period, which begins when all is
+considered that stood in FORWARD then (the horizon). Any record lets a partition's clock advance; the job writes a
+heartbeat of nobody (a tick) into each.
 
 *Lives that are over.* In a group that is closed or has flush on, nothing is ordered of a life after the view that
 suspects it: what it sent in a view must not be delivered in a later one. Its received row says so (MAX_NUMBER has been
@@ -30,7 +31,7 @@ is above the floor, so none comes back; a member that starts again takes the tim
 incarnation is the epoch of the view, the local seqno its id. One that is higher than the received row is accepted in
 its place (not the next one only: retention may have dropped some), all others are repeats, or come from a sequencer
 that was fenced there. `remote` changes by `fold` alone, as `members` does, and the two never mix: who is remote takes
-no part in flushes, and no closed group takes messages of it.
+no part in flushes. `closed` does not concern it: who may send is decided where a message is first ordered.
 
 A relay is heard as members are, by the clock of its partition. When it falls silent, or takes its leave, the sequencer
 decides an empty remote view for its site, and when it is heard after that, one with the last known members. A leave
@@ -154,7 +155,8 @@ class Settings:
 class Membership:
     """All that a sequencer knows of a group's members; see the module. `members` stand oldest first.
 
-    `told_flush` is the flush of which ticks know, `told_ms` when the first of them did, in each partition.
+    `told_flush` is the flush of which ticks know, `told_ms` when the first of them did, in each partition. `horizon` is
+    where each forward partition ended when the sequencer took over, as long as it has not considered all of that.
     """
 
     settings: Settings = Settings()
@@ -169,6 +171,7 @@ class Membership:
     clock: Mapping[str, int] = field(default_factory=dict)
     told_flush: int = 0
     told_ms: Mapping[str, int] = field(default_factory=dict)
+    horizon: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_watched(self) -> bool:
@@ -235,8 +238,10 @@ class Membership:
     def to_json(self) -> dict[str, Any]:
         """As JSON values. What earlier versions do not know stands there only where it matters."""
         told = {"told_flush": self.told_flush, "told_ms": self.told_ms} if self.told_flush else {}
+        horizon = {"horizon": self.horizon} if self.horizon else {}
         return {
             **told,
+            **horizon,
             "settings": asdict(self.settings),
             "members": self.members,
             "joining": self.joining,

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 Headers = tuple[tuple[str, bytes], ...]
-"""Headers that travel with a message, in the order they were given: the application's, and where a relay brought the
-message, its list of sites."""
+"""The application's headers of a message, in the order they were given."""
 
 MESSAGE = "message"
 EPOCH = "epoch"
@@ -27,6 +26,8 @@ STOP_FLUSH = "stop-flush"
 VIEW = "view"
 REFUSED = "refused"
 REMOTE_VIEW = "remote-view"
+SKIP = "skip"
+LINK_START = "link-start"
 
 CONTROL_KINDS = (JOIN, LEAVE, SETTINGS, START_FLUSH, FLUSH_OK, STOP_FLUSH, REMOTE_VIEW)
 """FORWARD kinds that take a local seqno, as messages do, and change the membership (`ordering.membership`)."""
@@ -48,8 +49,13 @@ class Source(NamedTuple):
     partition: int
     offset: int
 
+    @property
+    def place(self) -> str:
+        """Its partition, as the sequencer's state names it."""
+        return f"{self.topic}-{self.partition}"
+
     def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}:{self.offset}"
+        return f"{self.place}:{self.offset}"
 
     @classmethod
     def parse(cls, text: str) -> Source:
@@ -59,6 +65,22 @@ class Source(NamedTuple):
         if not topic:
             raise ValueError(f"not a source: {text!r}")
         return cls(topic, int(partition), int(offset))
+
+
+class Link(NamedTuple):
+    """What a link between two sites of a mesh says of a record (`ordering.links`).
+
+    `session` is the link's, `epoch` and `seqno` are the record's in the DATA of the neighbour; `origin_seqno` is a
+    message's at the site of its sender, and 0 for anything else. An epoch record has the seqno 0.
+    """
+
+    session: int
+    epoch: int
+    seqno: int
+    origin_seqno: int
+
+    def __str__(self) -> str:
+        return f"{self.session} {self.epoch} {self.seqno} {self.origin_seqno}"
 
 
 class MessageId(NamedTuple):
@@ -84,6 +106,7 @@ class Forward:
     headers: Headers = ()
     kind: str = MESSAGE
     timestamp_ms: int = 0
+    link: Link | None = None
 
     @property
     def id(self) -> MessageId:
@@ -120,6 +143,7 @@ class Data:
     source: Source | None = None
     headers: Headers = ()
     forwarded_at_ms: int = 0
+    link: Link | None = None
 
     @property
     def id(self) -> MessageId:

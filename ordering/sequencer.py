@@ -17,7 +17,8 @@ Invariants, for every group:
    not was never decided, and reading a FORWARD record again finds its id in the received table and drops it.
 
 A crash between any two outputs leaves a prefix of them in DATA, and (4) holds for every prefix: the successor
-continues with the next number and re-reads FORWARD from `positions`, which every snapshot carries.
+continues with the next number and reads FORWARD again from the `positions` of the last snapshot. All before them was
+decided in batches that were written as a whole, dead letters included.
 
 5. *A snapshot in force is the state where it stands.* It is written first in a batch, and a batch begins only when
    all the batches before it are written, by one producer that keeps its order (a single task, idempotent). So
@@ -33,7 +34,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ordering.errors import ProtocolViolation
-from ordering.log_time import Watch
+from ordering.links import LinkRow, LinkTable
+from ordering.log_time import Watch, before_horizon
 from ordering.membership import (
     NO_MEMBERS,
     NOT_A_MEMBER,
@@ -49,6 +51,7 @@ from ordering.records import (
     EPOCH,
     HEARTBEAT,
     LEAVE,
+    LINK_START,
     MAX_NUMBER,
     MESSAGE,
     REFUSED,
@@ -67,22 +70,31 @@ __all__ = ["NOTHING_ACCEPTED", "Accepted"]
 SNAPSHOT_EVERY_RECORDS = 16_384
 """FORWARD records considered between two snapshots, at least; what a successor has to read back at most, about."""
 
+SNAPSHOT_EVERY_MS = 3_600_000
+"""Time of the log between two snapshots, at most: where DATA has a retention, one must always stand in it. It takes a
+record in FORWARD for time to pass; the job writes one now and then (`connectors.upkeep`)."""
+
 SNAPSHOT_RECORDS_PER_SENDER = 8
 """With many senders snapshots are rarer, so that their cost stays a small, constant share of the work."""
 
 BAD_ADDRESS = "sender is not SITE/NAME"
+FORGOTTEN = "the sender is unknown, and its incarnation not above those of members that left long ago"
 
-
-FORMATS = (1, 2)
-"""Of snapshots: 2 has the membership, which is empty in 1."""
+FORMAT = 3
+"""Of snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequencerState:
     """All that a sequencer knows of one group; O(senders + takeovers), no payloads.
 
-    `positions` maps `topic-partition` to the first offset not yet considered; `seals` is (epoch, first seqno) of
-    every takeover; `unsnapped` counts the FORWARD records considered since the last snapshot.
+    `positions` maps `topic-partition` to the first offset not yet considered; as DATA tells it, to the one from which a
+    successor reads. `decided` has the first offset behind all that DATA came from, which may be further: what stands
+    before it is read a second time. `seals` is (epoch, first seqno) of every takeover; `unsnapped` counts the FORWARD
+    records considered since the last snapshot. In a mesh, `links` has the link rows by neighbour, `origins` the origin
+    rows by site, and `own_seqno` is that of the last message of the site's own (`ordering.links`).
+    `latest_ms` is the newest broker timestamp of a FORWARD record considered, and `snapshot_ms` what it was at the last
+    snapshot (0: unknown).
     """
 
     group: str
@@ -95,11 +107,17 @@ class SequencerState:
     duplicates: int = 0
     unsnapped: int = 0
     membership: Membership = NO_MEMBERS
+    decided: Mapping[str, int] = field(default_factory=dict)
+    own_seqno: int = 0
+    links: Mapping[str, LinkRow] = field(default_factory=dict)
+    origins: Mapping[str, int] = field(default_factory=dict)
+    latest_ms: int = 0
+    snapshot_ms: int = 0
 
     def to_bytes(self) -> bytes:
         """The state as gzip'd JSON, equal states as equal bytes: a snapshot's payload, and Spark's state store."""
         body: dict[str, Any] = {
-            "format": 2,
+            "format": FORMAT,
             "group": self.group,
             "epoch": self.epoch,
             "seqno": self.seqno,
@@ -109,7 +127,13 @@ class SequencerState:
             "seals": self.seals,
             "duplicates": self.duplicates,
             "unsnapped": self.unsnapped,
+            "decided": self.decided,
+            "own_seqno": self.own_seqno,
+            "links": self.links,
+            "origins": self.origins,
         }
+        if self.latest_ms:
+            body |= {"latest_ms": self.latest_ms, "snapshot_ms": self.snapshot_ms}
         if self.membership != NO_MEMBERS:
             body["membership"] = self.membership.to_json()
         return gzip.compress(
@@ -121,12 +145,13 @@ class SequencerState:
         """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
         try:
             body: dict[str, Any] = json.loads(gzip.decompress(raw))
-            if body.pop("format") not in FORMATS:
+            if body.pop("format") != FORMAT:
                 raise ValueError("unknown format")
             if "membership" in body:
                 body["membership"] = Membership.from_json(body["membership"])
             body["received"] = {sender: Accepted(*row) for sender, row in body["received"].items()}
             body["seals"] = tuple(Seal(*row) for row in body["seals"])
+            body["links"] = {neighbour: LinkRow(*row) for neighbour, row in body["links"].items()}
             return cls(**body)
         except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
             raise ProtocolViolation(f"not a snapshot that this version can read: {error}") from error
@@ -144,6 +169,8 @@ class SequencerState:
 
     def due_for_snapshot(self) -> bool:
         """Whether a successor would have to read back more than it should."""
+        if self.latest_ms - self.snapshot_ms >= SNAPSHOT_EVERY_MS:
+            return True
         return self.unsnapped >= max(SNAPSHOT_EVERY_RECORDS, SNAPSHOT_RECORDS_PER_SENDER * len(self.received))
 
 
@@ -159,39 +186,50 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
     received = dict(state.received)
     positions = dict(state.positions)
     outputs: list[Data | DeadLetter] = []
-    seqno, duplicates = state.seqno, state.duplicates
-    membership = state.membership
+    seqno, duplicates, latest_ms = state.seqno, state.duplicates, state.latest_ms
+    membership, own_seqno = state.membership, state.own_seqno
+    links = LinkTable(state.links, state.origins)
     watch = Watch(membership)
     previous: Source | None = None
     for record in records:
         if previous is not None and record.source <= previous:
             raise ProtocolViolation(f"rows are not in log order: {record.source} after {previous}.")
         previous = record.source
+        links.follow(record.source, positions.get(record.source.place, 0))
         advance(positions, record.source)
         if isinstance(record, Malformed):
             outputs.append(DeadLetter(record.source, record.reason))
             continue
+        latest_ms = max(latest_ms, record.timestamp_ms)
         if not is_address(record.sender):
             outputs.append(DeadLetter(record.source, BAD_ADDRESS))
             continue
         watch.hear(record)
         if record.kind == HEARTBEAT or (record.kind == LEAVE and is_relay(record.sender)):
             continue
-        is_over = received.get(record.sender) == (record.incarnation, MAX_NUMBER)
-        if not is_over and not membership.may_send(record.sender, record.kind):
-            outputs.append(DeadLetter(record.source, NOT_A_MEMBER))
+        is_linked = record.link is not None or record.kind == LINK_START
+        is_repeat = record.source.offset < state.decided.get(record.source.place, 0)
+        if is_linked and not links.take(record):
+            duplicates += record.kind == MESSAGE and not is_repeat
             continue
-        accepted = _accepted(membership, received, record)
-        if accepted is None or membership.is_silenced(record.sender, record.kind):
-            duplicates += 1
-            continue
+        if not (is_linked and record.kind == MESSAGE):  # that is not judged by what its sender has sent here
+            reason = _never(membership, received, record, is_repeat=is_repeat)
+            if reason:
+                outputs.append(DeadLetter(record.source, reason))
+                continue
+            accepted = _accepted(membership, received, record)
+            if accepted is None or membership.is_silenced(record.sender, record.kind):
+                duplicates += not is_repeat
+                continue
+            received[record.sender] = accepted
         seqno += 1
         data = _decided(state, seqno, record, refusal(membership, record) if record.kind != MESSAGE else "")
         outputs.append(data)
-        received[record.sender] = accepted
         if data.kind != MESSAGE:
             membership = fold(membership, data, received)
             watch.look(membership)
+        elif not is_linked:
+            own_seqno = seqno
     after = replace(
         state,
         seqno=seqno,
@@ -200,8 +238,24 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
         duplicates=duplicates,
         unsnapped=state.unsnapped + len(records),
         membership=watch.applied(membership),
+        own_seqno=own_seqno,
+        links=links.rows,
+        origins=links.origins,
+        latest_ms=latest_ms,
     )
     return Step(after, tuple(outputs))
+
+
+def _never(membership: Membership, received: Mapping[str, Accepted], record: Forward, *, is_repeat: bool) -> str:
+    """Why a record will never be ordered; "" if it may be, or has been."""
+    row = received.get(record.sender)
+    if row is not None and (record.incarnation, record.local_seqno) <= row:
+        return ""
+    if not membership.may_send(record.sender, record.kind):
+        return NOT_A_MEMBER
+    is_forgotten = row is None and record.kind != REMOTE_VIEW and record.incarnation <= membership.incarnation_floor
+    # What is read again may be of a member that had a row when it was ordered.
+    return FORGOTTEN if is_forgotten and not is_repeat else ""
 
 
 def _accepted(membership: Membership, received: Mapping[str, Accepted], record: Forward) -> Accepted | None:
@@ -227,6 +281,7 @@ def _decided(state: SequencerState, seqno: int, record: Forward, refused: str) -
         source=record.source,
         headers=record.headers,
         forwarded_at_ms=record.timestamp_ms,
+        link=record.link,
     )
 
 
@@ -244,15 +299,16 @@ def next_accepted(accepted: Accepted, incarnation: int, local_seqno: int) -> Acc
 
 def advance(positions: dict[str, int], source: Source) -> None:
     """Note that everything of the source's partition up to and including it has been considered."""
-    place = f"{source.topic}-{source.partition}"
-    positions[place] = max(positions.get(place, 0), source.offset + 1)
+    positions[source.place] = max(positions.get(source.place, 0), source.offset + 1)
 
 
 def begin_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
     """What comes before the first `step` of a batch: a snapshot, if one is due."""
+    if not state.snapshot_ms:  # its time counts from here
+        state = replace(state, snapshot_ms=state.latest_ms)
     if not state.due_for_snapshot():
         return state, ()
-    state = replace(state, unsnapped=0)
+    state = replace(state, unsnapped=0, snapshot_ms=state.latest_ms)
     return state, (snapshot(state),)
 
 
@@ -262,6 +318,8 @@ def end_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
     A batch that is cut off before it is done again by nobody: the records it has accepted are in DATA, so the end of
     the next one, or of a successor's first, decides the same from them.
     """
+    if state.membership.horizon:
+        state = replace(state, membership=before_horizon(state.membership, state.positions))
     if not state.membership.is_watched:
         return state, ()
     received = dict(state.received)
@@ -299,9 +357,11 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
     """
     base_expected = state.epoch == 0 and state.seqno == 0
     reader = Reader(state.epoch, state.seqno)
-    received, positions, seals = dict(state.received), dict(state.positions), list(state.seals)
+    received, positions, seals = dict(state.received), state.positions, list(state.seals)
     view, duplicates, unsnapped = state.view, state.duplicates, state.unsnapped
+    latest_ms, snapshot_ms = state.latest_ms, state.snapshot_ms
     membership = state.membership.without_time()
+    decided, own_seqno, links = dict(state.decided), state.own_seqno, LinkTable(state.links, state.origins)
     for record in records:
         epoch_before = reader.epoch
         verdict = reader.accept(record.kind, record.epoch, record.seqno)
@@ -310,18 +370,24 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
             if known.seqno != reader.last_seqno and not base_expected:
                 continue
             reader = Reader(record.epoch, known.seqno)
-            received, positions, seals = dict(known.received), dict(known.positions), list(known.seals)
+            received, positions, seals = dict(known.received), known.positions, list(known.seals)
             view, duplicates, unsnapped = known.view, known.duplicates, 0
+            latest_ms, snapshot_ms = known.latest_ms, known.snapshot_ms
             membership = known.membership.without_time()
+            decided, own_seqno, links = dict(known.decided), known.own_seqno, LinkTable(known.links, known.origins)
         elif verdict is Verdict.CONTROL and record.epoch > epoch_before:
             seals.append(Seal(record.epoch, reader.last_seqno + 1))
         elif verdict is Verdict.TAKE:
             view = record.view
             unsnapped += 1
-            if record.sender:
+            if record.link is not None:
+                links.note(record)
+            elif record.kind == MESSAGE:
+                own_seqno = record.seqno
+            if record.sender and (record.link is None or record.kind != MESSAGE):
                 received[record.sender] = Accepted(record.incarnation, record.local_seqno)
             if record.source is not None:
-                advance(positions, record.source)
+                advance(decided, record.source)
             if record.kind != MESSAGE:
                 membership = fold(membership, record, received)
         base_expected = False
@@ -336,4 +402,10 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
         duplicates=duplicates,
         unsnapped=unsnapped,
         membership=membership,
+        decided=decided,
+        own_seqno=own_seqno,
+        links=links.rows,
+        origins=links.origins,
+        latest_ms=latest_ms,
+        snapshot_ms=snapshot_ms,
     )

@@ -50,8 +50,8 @@ def freshen(membership: Membership) -> Membership:
 def next_decision(membership: Membership, received: Mapping[str, Accepted]) -> Decision | None:
     """The next record, or None."""
     flush = membership.flush
-    if not membership.clock and membership.members:
-        return None  # nothing that has a time was read since the takeover
+    if not membership.clock and membership.members and not membership.horizon:
+        return None  # nothing that has a time was read since the horizon, or the takeover
     changed = _remote_view(membership)
     if changed is not None:
         return changed
