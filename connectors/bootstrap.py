@@ -1,30 +1,32 @@
 """Giving a new site the history from another site's ledger, for what Kafka's retention there has dropped.
 
-A hub's new site gets DATA itself; a mesh's gets FORWARD, as a relay would have brought it. Both are written in the
-order of seqnos, each after what stands there already. So it may be cut off and started again, and the relay goes on
-where it ends: see the invariant of `connectors.relay_job`, of which this writes the beginning.
+A hub's new site gets DATA itself; a mesh's gets a session of a link, as a relay would have brought it. Both are written
+in the order of seqnos, and go on where the new site's own rows say. So it may be cut off and started again. In a mesh
+the relay begins its own session once the site has ordered enough of this one (`connectors.link_start`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kafka.future import Future
 
-from connectors.codec import H_RELAYED_FROM, H_VISITED, encode_data, forward_headers
+from connectors.codec import encode_data, forward_headers, link_header
 from connectors.connection import Connection
 from connectors.data_log import DataLog
-from connectors.ledger_history import read_rows
+from connectors.ledger_history import message_numbers, read_rows
 from connectors.ledger_state import state_from_ledger
-from connectors.relay_job import last_relayed, post_base
+from connectors.link_start import ledger_start
+from connectors.relay_job import post_base
 from connectors.sites import Direction, Sites
 from connectors.topics import ensure_topic
 from ordering.errors import UsageError
-from ordering.names import Topic
-from ordering.records import MESSAGE, Data, Headers, Source
+from ordering.links import LinkStart, carry
+from ordering.names import Topic, relay_of
+from ordering.records import LINK_START, MESSAGE, Data, Headers, Link, Source
 
 UNACKNOWLEDGED = 10_000
 """Records written ahead of Kafka's acknowledgement, at most."""
@@ -44,12 +46,11 @@ def bootstrap(sites: Sites, group: str, ledger: Path, way: Direction, written: W
         raise UsageError(f"there is no ledger of group {group} in {ledger}: name the home's DIR/ledger.")
     there = sites.connection(way.target)
     if sites.home is None:
-        topic = Topic(group, "relayed", way.target, way.source)
-        ensure_topic(there, topic, 1)
-        relayed = str(topic)
-        data = str(Topic(group, "data", way.source))
-        done = last_relayed(there, relayed, 0, way.source, data, 0) + 1
-        _write(there, relayed, _news(sites, way, data, read_rows(ledger, group, done + 1)), written)
+        relayed = Topic(group, "relayed", way.target, way.source)
+        ensure_topic(there, relayed, 1)
+        with DataLog(there, group, way.target) as log:
+            reached = log.state().origins
+        _write_session(sites, way, ledger, group, reached, written)
         return known.seqno
     with DataLog(there, group, way.target) as copy:
         if copy.claims():
@@ -64,38 +65,82 @@ def _orders(group: str, home: str, rows: Iterator[list[dict[str, Any]]]) -> Iter
     """DATA as the sequencer wrote it, as far as the ledger tells."""
     for chunk in rows:
         for row in chunk:
-            relayed = row["site"] != home
-            topic = Topic(group, "relayed", home, row["site"]) if relayed else Topic(group, "forward", home)
-            yield encode_data(
-                Data(
-                    kind=row["kind"],
-                    epoch=row["epoch"],
-                    seqno=row["seqno"],
-                    view=row["view_id"],
-                    sender=row["sender"],
-                    incarnation=row["incarnation"],
-                    local_seqno=row["local_seqno"],
-                    payload=row["payload"] or b"",
-                    source=Source(str(topic), row["forward_partition"] or 0, row["forward_offset"] or 0),
-                    headers=((H_VISITED, row["site"].encode("ascii")), *_headers(row)) if relayed else _headers(row),
-                    forwarded_at_ms=round(row["forwarded_at"].timestamp() * 1000) if row["forwarded_at"] else 0,
-                )
-            )
+            yield encode_data(_order(group, home, row))
 
 
-def _news(sites: Sites, way: Direction, data: str, rows: Iterator[list[dict[str, Any]]]) -> Iterator[Record]:
-    """FORWARD of the original senders, marked as the relay of `way` would mark it."""
-    others = [site for site in sites.neighbours(way.source) if site != way.target]
+def _order(group: str, home: str, row: dict[str, Any]) -> Data:
+    """The DATA of a row of a hub's ledger."""
+    place, payload = (row["kind"], row["epoch"], row["seqno"], row["view_id"]), row["payload"] or b""
+    if row["sender"] is None:  # the sequencer's own: a view, a step of a flush
+        return Data(*place, payload=payload)
+    is_local = row["site"] == home
+    topic = Topic(group, "forward", home) if is_local else Topic(group, "relayed", home, row["site"])
+    return Data(
+        *place,
+        row["sender"],
+        row["incarnation"],
+        row["local_seqno"],
+        payload,
+        Source(str(topic), row["forward_partition"], row["forward_offset"]),
+        _headers(row),
+        round(row["forwarded_at"].timestamp() * 1000) if row["forwarded_at"] else 0,
+    )
+
+
+def _write_session(
+    sites: Sites, way: Direction, ledger: Path, group: str, reached: Mapping[str, int], written: Written
+) -> None:
+    """A session that begins before the first message that the target lacks."""
+
+    def carries(origin: str) -> bool:
+        return sites.carries(way, origin)
+
+    there = sites.connection(way.target)
+    start = _link_start(ledger, group, reached, carries)
+    topic, relay = str(Topic(group, "relayed", way.target, way.source)), relay_of(way.source)
+    producer = there.producer()
+    try:
+        headers = forward_headers(relay, 1, 1, kind=LINK_START)
+        key = relay.encode("ascii")
+        sent = producer.send(topic, key=key, value=start.to_json(), headers=headers, partition=0)
+        with there.reachable():
+            session = int(sent.get(timeout=120).offset)
+    finally:
+        producer.close(timeout=10)
+    rows = read_rows(ledger, group, start.seqno + 1)
+    _write(there, topic, _session(way.source, session, carries, rows), written)
+
+
+def _link_start(ledger: Path, group: str, reached: Mapping[str, int], carries: Callable[[str], bool]) -> LinkStart:
+    """The `link-start` of a session that begins right before what is lacking, as the ledger tells it."""
+    columns = message_numbers(ledger, group)
+    rows = zip(*(columns[name].to_pylist() for name in ("site", "seqno", "origin_seqno")), strict=True)
+    numbers = ((name, seqno, seqno if number is None else number) for name, seqno, number in rows)
+    return ledger_start(numbers, reached, carries)
+
+
+def _session(
+    source: str, session: int, carries: Callable[[str], bool], rows: Iterator[list[dict[str, Any]]]
+) -> Iterator[Record]:
+    """What the relay from `source` would carry of the ledger's rows."""
     for chunk in rows:
         for row in chunk:
-            if row["kind"] != MESSAGE or row["site"] == way.target:
-                continue
-            visited = ",".join(dict.fromkeys((row["site"], way.source, *others)))
-            # Seqno n stands at offset n - 1 or later: a relay that goes on after this mark leaves nothing out.
-            mark = f"{way.source}/{Source(data, 0, row['seqno'] - 1)}"
-            headers = forward_headers(row["sender"], row["incarnation"], row["local_seqno"])
-            marks = [(H_VISITED, visited.encode("ascii")), (H_RELAYED_FROM, mark.encode("ascii"))]
-            yield row["sender"].encode("ascii"), row["payload"] or b"", [*headers, *marks, *_headers(row)]
+            is_own = row["origin_seqno"] is None
+            data = Data(
+                kind=row["kind"],
+                epoch=row["epoch"],
+                seqno=row["seqno"],
+                view=row["view_id"],
+                sender=row["sender"] or "",
+                incarnation=row["incarnation"] or 0,
+                local_seqno=row["local_seqno"] or 0,
+                payload=row["payload"] or b"",
+                link=None if is_own else Link(0, 0, 0, row["origin_seqno"]),
+            )
+            kind, sender, incarnation, local_seqno, payload, link = carry(data, source, session, carries)
+            headers = forward_headers(sender, incarnation, local_seqno, kind=kind)
+            application = _headers(row) if kind == MESSAGE else ()
+            yield sender.encode("ascii"), payload, [*headers, *link_header(link), *application]
 
 
 def _headers(row: dict[str, Any]) -> Headers:

@@ -9,21 +9,24 @@ is data. DATA is written by sequencers only, so a broken DATA record raises `Pro
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 from ordering.errors import ProtocolViolation, UsageError
-from ordering.names import RELAY_NAME, Topic, is_relay, is_site, relay_of
+from ordering.names import RELAY_NAME, Topic, is_relay, relay_of
 from ordering.records import (
     CONTROL_KINDS,
     EPOCH,
     FLUSH_COMPLETED,
     HEARTBEAT,
     LEAVE,
+    LINK_START,
     MAX_HEADERS_BYTES,
     MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
     MESSAGE,
     REMOTE_VIEW,
+    SKIP,
     START_FLUSH,
     STOP_FLUSH,
     VIEW,
@@ -31,6 +34,7 @@ from ordering.records import (
     DeadLetter,
     Forward,
     Headers,
+    Link,
     Malformed,
     Source,
 )
@@ -48,18 +52,21 @@ H_VIEW = "abcast-view"
 H_SOURCE = "abcast-source"
 H_FORWARDED_AT = "abcast-forwarded-at"
 H_REASON = "abcast-reason"
-H_VISITED = "abcast-visited"
 H_RELAYED_FROM = "abcast-relayed-from"
+H_LINK = "abcast-link"
+"""What a link of a mesh says of a record: `SESSION EPOCH SEQNO ORIGIN_SEQNO` (`ordering.links`)."""
 
 FORWARD_HEADERS = (H_VERSION, H_KIND, H_SENDER, H_INCARNATION, H_LOCAL_SEQNO)
 """In the order in which our own client writes them (any order is accepted)."""
-RELAYED_HEADERS = (H_VISITED, H_RELAYED_FROM)
-"""What a relay adds to a FORWARD record: the sites that have it or get it from the last relay too, the sender's first,
-and the record (`topic-partition:offset`) at the neighbouring site that it was made from."""
+RELAYED_HEADERS = (H_RELAYED_FROM, H_LINK)
+"""What a relay adds to a FORWARD record: in a hub, the record (`topic-partition:offset`) at the neighbouring site that
+it was made from; in a mesh, what the link says of it."""
 DATA_HEADERS = (*FORWARD_HEADERS, H_SEQNO, H_EPOCH, H_VIEW, H_SOURCE, H_FORWARDED_AT)
-FORWARD_KINDS = (MESSAGE, HEARTBEAT, *CONTROL_KINDS)
-RELAY_KINDS = (HEARTBEAT, REMOTE_VIEW, LEAVE)
+FORWARD_KINDS = (MESSAGE, HEARTBEAT, SKIP, *CONTROL_KINDS, LINK_START)
+RELAY_KINDS = (HEARTBEAT, REMOTE_VIEW, LEAVE, SKIP, LINK_START)
 """FORWARD kinds of a relay's own."""
+LINKED_KINDS = (MESSAGE, REMOTE_VIEW, SKIP)
+"""FORWARD kinds of which a link may say something."""
 DECIDED_KINDS = (VIEW, START_FLUSH, FLUSH_COMPLETED, STOP_FLUSH, REMOTE_VIEW)
 """DATA that may come from the sequencer itself, without a sender and a source."""
 
@@ -73,13 +80,22 @@ WRONG_KIND = "abcast-kind is missing or unknown"
 NO_SENDER = "abcast-sender is missing or not ASCII"
 KEY_IS_NOT_SENDER = "the key differs from abcast-sender"
 WRONG_INCARNATION = "abcast-incarnation is missing or not a number from 1"
+FUTURE_INCARNATION = "abcast-incarnation is the time of more than a day ahead: the sender's clock is wrong"
 WRONG_LOCAL_SEQNO = "abcast-local-seqno is missing or not a number from 1"
-FORGED_VISITED = "abcast-visited is not a list of sites by which it can have come here"
-UNKNOWN_SITE = "abcast-visited names a site that is not configured"
+WRONG_LINK = "abcast-link is not four numbers, is missing on a skip, or stands on what no link brings"
 WRONG_SITE = "the sender is of another site than the record comes from"
-NOT_THE_RELAY = f"a remote-view, or the name {RELAY_NAME}, on a record that is not the neighbouring relay's own"
+NOT_THE_RELAY = f"a kind of relays, or the name {RELAY_NAME}, on a record that is not the neighbouring relay's own"
 NO_PAYLOAD = "the payload is null"
 PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
+
+
+INCARNATIONS_A_MS = 100_000
+"""An incarnation is a time since 1970 in the unit of 10 ns, or less."""
+CLOCK_AHEAD_MS = 24 * 3600 * 1000
+"""By so much a sender's clock may be ahead of the broker's: one that is wrong by more would end its name for good."""
+
+LINK_PATTERN = "(0|[1-9][0-9]{0,17})( (0|[1-9][0-9]{0,17})){3}"
+_LINK = re.compile(LINK_PATTERN.encode("ascii"))
 
 
 def forward_headers(
@@ -118,15 +134,14 @@ def decode_forward(
     value: bytes | None,
     headers: Sequence[tuple[str, bytes]],
     timestamp_ms: int = 0,
-    sites: Collection[str] | None = None,
 ) -> Forward | Malformed:
-    """One record of a forward topic, or of one that a relay fills. `sites`: those configured; None if nobody knows."""
+    """One record of a forward topic, or of one that a relay fills."""
     own, application = _split(headers)
     topic = Topic.parse(source.topic)
     if topic is None:
         raise ProtocolViolation(f"{source.topic} is not one of abcast's topics.")
-    visited = own.get(H_VISITED, b"").decode("latin-1").split(",")
     by_relay = topic.role == "relayed"
+    link = decode_link(own[H_LINK]) if H_LINK in own else None
     incarnation = _number(own.get(H_INCARNATION))
     local_seqno = _number(own.get(H_LOCAL_SEQNO))
     sender = own.get(H_SENDER) or b""
@@ -141,9 +156,9 @@ def decode_forward(
         (key != sender, KEY_IS_NOT_SENDER),
         (incarnation is None, WRONG_INCARNATION),
         (local_seqno is None, WRONG_LOCAL_SEQNO),
-        (by_relay and not _is_way(visited, topic), FORGED_VISITED),
-        (by_relay and sites is not None and not set(visited) <= set(sites), UNKNOWN_SITE),
-        (not sender.startswith(f"{visited[0] if by_relay else topic.site}/".encode("latin-1")), WRONG_SITE),
+        (link is None and (incarnation or 0) > highest_incarnation(timestamp_ms), FUTURE_INCARNATION),
+        (not _is_linked_right(own, link), WRONG_LINK),
+        (not _is_from(sender, topic, link), WRONG_SITE),
         (_claims_relay(sender, own.get(H_KIND)) and not _is_its_relay(topic, sender, own.get(H_KIND)), NOT_THE_RELAY),
         (value is None, NO_PAYLOAD),
         (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),
@@ -154,9 +169,9 @@ def decode_forward(
     assert incarnation is not None
     assert local_seqno is not None
     assert value is not None
-    travelling = tuple(header for header in headers if header[0] == H_VISITED or not header[0].startswith(PREFIX))
     kind = own[H_KIND].decode("ascii")
-    return Forward(sender.decode("ascii"), incarnation, local_seqno, value, source, travelling, kind, timestamp_ms)
+    address = sender.decode("ascii")
+    return Forward(address, incarnation, local_seqno, value, source, application, kind, timestamp_ms, link)
 
 
 def encode_data(data: Data) -> tuple[bytes | None, bytes, list[tuple[str, bytes]]]:
@@ -174,6 +189,7 @@ def encode_data(data: Data) -> tuple[bytes | None, bytes, list[tuple[str, bytes]
         (H_VIEW, b"%d" % data.view),
         (H_SOURCE, str(data.source).encode("ascii")),
         (H_FORWARDED_AT, b"%d" % data.forwarded_at_ms),
+        *link_header(data.link),
         *data.headers,
     ]
     return data.sender.encode("ascii"), data.payload, headers
@@ -202,6 +218,7 @@ def decode_data(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Da
             source=Source.parse(own[H_SOURCE].decode("ascii")),
             headers=application,
             forwarded_at_ms=int(own.get(H_FORWARDED_AT, b"0")),
+            link=_link_of(own),
         )
     except (KeyError, ValueError) as error:
         raise ProtocolViolation(f"a record in a data topic is not DATA ({error!r}): who else writes there?") from error
@@ -228,19 +245,50 @@ def _split(headers: Sequence[tuple[str, bytes]]) -> tuple[dict[str, bytes], Head
     return own, tuple(application)
 
 
-def _is_way(visited: Sequence[str], topic: Topic) -> bool:
-    """Whether a record with this list can have come to the relayed topic: by its neighbour, never here before."""
-    return (
-        all(map(is_site, visited))
-        and len(set(visited)) == len(visited)
-        and topic.neighbour in visited
-        and topic.site not in visited
-    )
+def link_header(link: Link | None) -> list[tuple[str, bytes]]:
+    """The header that says what a link says of a record, if one has brought it."""
+    return [] if link is None else [(H_LINK, str(link).encode("ascii"))]
+
+
+def decode_link(raw: bytes) -> Link | None:
+    """Inverse of `link_header`'s value; None for anything else."""
+    if not _LINK.fullmatch(raw):
+        return None
+    return Link(*map(int, raw.split(b" ")))
+
+
+def _link_of(own: Mapping[str, bytes]) -> Link | None:
+    """The link of a DATA record. Raises ValueError."""
+    if H_LINK not in own:
+        return None
+    link = decode_link(own[H_LINK])
+    if link is None:
+        raise ValueError(f"link {own[H_LINK]!r}")
+    return link
+
+
+def highest_incarnation(timestamp_ms: int) -> int:
+    """The highest incarnation that a record of that time may have; any if the time is not known."""
+    return (timestamp_ms + CLOCK_AHEAD_MS) * INCARNATIONS_A_MS if timestamp_ms > 0 else MAX_NUMBER
+
+
+def _is_from(sender: bytes, topic: Topic, link: Link | None) -> bool:
+    """Whether records of that sender can stand in the topic: by a link, those of any other site."""
+    if link is None:
+        return sender.startswith(f"{topic.neighbour or topic.site}/".encode("ascii"))
+    return b"/" in sender and not sender.startswith(f"{topic.site}/".encode("ascii"))
+
+
+def _is_linked_right(own: Mapping[str, bytes], link: Link | None) -> bool:
+    """Whether a link says something of the record where it has to, and only where it may."""
+    if link is None:
+        return H_LINK not in own and own.get(H_KIND) != SKIP.encode()
+    return own.get(H_KIND) in [kind.encode() for kind in LINKED_KINDS]
 
 
 def _claims_relay(sender: bytes, kind: bytes | None) -> bool:
     """Whether only a relay may say so."""
-    return is_relay(sender.decode("latin-1")) or kind == REMOTE_VIEW.encode()
+    return is_relay(sender.decode("latin-1")) or kind in [own.encode() for own in (REMOTE_VIEW, SKIP, LINK_START)]
 
 
 def _is_its_relay(topic: Topic, sender: bytes, kind: bytes | None) -> bool:

@@ -77,16 +77,22 @@ class Connection:
 
     def producer(self, **settings: Any) -> KafkaProducer:
         """An idempotent producer that waits for all in-sync replicas. Raises BrokerUnreachable."""
-        defaults: dict[str, Any] = {
+        with self.reachable():
+            return KafkaProducer(**{**self._client(), **self.producer_settings(), **settings})
+
+    def producer_settings(self) -> dict[str, Any]:
+        """What every producer of ours has in common."""
+        return {
             "allow_auto_create_topics": False,
             "metrics_enabled": False,
             "enable_idempotence": True,
+            # A broker that knows nothing yet of a producer can't refuse its second batch when it has refused the first
+            # (KAFKA-15591), so idempotence alone does not keep their order. One batch at a time does.
+            "max_in_flight_requests_per_connection": 1,
             "acks": "all",
             "max_request_size": MAX_RECORD_BYTES,
             "max_block_ms": int(self.timeout * 1000),
         }
-        with self.reachable():
-            return KafkaProducer(**{**self._client(), **defaults, **settings})
 
     @contextmanager
     def admin(self) -> Iterator[KafkaAdminClient]:

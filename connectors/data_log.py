@@ -4,18 +4,25 @@ Two topics of one partition each belong together:
 
 * DATA: what was decided;
 * EPOCH: one record a takeover, a *claim*. Its offset plus one is the epoch, so no two claims have the same. Its value
-  is the *floor*: where DATA ended before the claim. A seal is written after its claim, so every record below the
-  floor stands before that seal.
+  begins with the *floor*: where DATA ended before the claim. A seal is written after its claim, so every record below
+  the floor stands before that seal. And *notes*: up to which seqno DATA went below some offset. A note is a fact about
+  a log that only grows, so it stays true whoever wrote it; retention never takes it, as it may take DATA.
 
 That is how a snapshot is known to be in force without reading the log from its beginning: a snapshot of epoch e at
 offset o is in force if the floor of every claim of a higher epoch is above o. A snapshot in force is the state where
 it stands (`ordering.sequencer`, invariant 5). So everything here starts from the last one, and its cost does not
 grow with history.
 
+Offsets and seqnos meet in one place, `DataLog.where`. It goes by explicit marks, of which each says that all seqnos
+from k on stand at offset o or later: the floor of the claim of the epoch that decided k, for the first one it decided
+(the seal is at the floor or later, and what an epoch decides stands behind its seal); a note; the beginning.
+
 Where the topic is the copy of another site's, which a relay fills, nobody claims, and no snapshot is in force. There
 EPOCH has *bases*: states of the copied log, each posted after everything that it counts was in the copy. A base says
 something of a log that only grows, so it stays true whoever posted it, and however often the relay repeats records:
-seqno n + 1 stands at offset n or later, so reading on from there finds everything that the base does not count.
+reading on from where the next seqno stands at the earliest finds everything that the base does not count.
+
+A copy can be made the home (`connectors.promotion`): a *move* says so, and from then on it is claimed as any other log.
 """
 
 from __future__ import annotations
@@ -24,13 +31,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kafka import KafkaConsumer
+from kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
 from connectors.codec import decode_data
 from connectors.connection import Connection
-from ordering.errors import HistoryUnavailable, ProtocolViolation, TopicMissing
+from connectors.epochs import Claim, Move, Note, decode
+from ordering.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, TopicMissing, UsageError
 from ordering.names import Topic
-from ordering.reader import Reader, epoch_of
+from ordering.reader import Reader, Seal, epoch_of
 from ordering.records import EPOCH, Data
 from ordering.sequencer import SequencerState, absorb
 
@@ -39,13 +48,6 @@ _FIRST_WINDOW = 2_048
 
 _LARGEST_STEP = 32_768
 """By so much a window grows at most: what is read beyond what is looked for is read in vain."""
-
-
-class Claim(NamedTuple):
-    """One takeover: the seal of `epoch` stands in DATA at offset `floor` or later, if it was written at all."""
-
-    epoch: int
-    floor: int
 
 
 class Stored(NamedTuple):
@@ -63,6 +65,13 @@ class Start(NamedTuple):
     reader: Reader
 
 
+class StateAt(NamedTuple):
+    """A state that counts all effective records below offset `below` of DATA, and maybe more; None: nobody knows."""
+
+    state: SequencerState
+    below: int | None
+
+
 class DataLog:
     """Reads one DATA topic (one partition). Not thread-safe; close it, or use it as a context manager."""
 
@@ -73,15 +82,34 @@ class DataLog:
         self.partition = TopicPartition(str(self.topic), 0)
         self.claims_topic = str(Topic(group, "epoch", site))
         self._claims = TopicPartition(self.claims_topic, 0)
+        self._known_claims: list[Claim] = []
+        self._known_notes: list[Note] = []
+        self._known_move: Move | None = None
+        self._known_base = -1
+        self._known_below = 0
+        """The offset in EPOCH below which all is known."""
         self._consumer: KafkaConsumer = connection.consumer()
-        with connection.reachable():
-            for place in (self.partition, self._claims):
-                if not self._consumer.partitions_for_topic(place.topic):
-                    self._consumer.close()
-                    raise TopicMissing(
-                        f"topic {place.topic} does not exist: create the group's topics with "
-                        f"`abcast topics create --group {group} --site {site}`."
-                    )
+        try:
+            self._check_partitions()
+        except BaseException:
+            self._consumer.close()
+            raise
+
+    def _check_partitions(self) -> None:
+        group, site = self.topic.group, self.topic.site
+        with self.connection.reachable():
+            counts = {
+                place: len(self._consumer.partitions_for_topic(place.topic) or ())
+                for place in (self.partition, self._claims)
+            }
+        for place, count in counts.items():
+            if not count:
+                raise TopicMissing(
+                    f"topic {place.topic} does not exist: create the group's topics with "
+                    f"`abcast topics create --group {group} --site {site}`."
+                )
+        if (count := counts[self.partition]) > 1:
+            raise UsageError(too_many_partitions(self.topic, count))
 
     def __enter__(self) -> DataLog:
         return self
@@ -115,8 +143,13 @@ class DataLog:
         self._consumer.seek(place, start)
         position = start
         while position < end:
-            with self.connection.reachable():
-                polled = self._consumer.poll(timeout_ms=1000)
+            try:
+                with self.connection.reachable():
+                    polled = self._consumer.poll(timeout_ms=1000)
+            except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
+                raise HistoryUnavailable(
+                    f"retention has dropped offset {position} of {place.topic} before it was read: try again."
+                ) from error
             for record in polled.get(place, ()):
                 if record.offset >= end:
                     return
@@ -125,25 +158,84 @@ class DataLog:
 
     def claims(self) -> list[Claim]:
         """Every claim so far, in the order of epochs."""
-        entries = self._read(self._claims, 0, self.newest_epoch())
-        return [Claim(record.offset + 1, int(record.value)) for record in entries if not record.headers]
+        self._learn()
+        return list(self._known_claims)
 
-    def base(self) -> SequencerState | None:
-        """The newest base, if the topic is a copy and has one."""
-        end = self.newest_epoch()
-        for record in self._read(self._claims, max(0, end - 1), end):
-            if record.headers:
-                return SequencerState.from_bytes(record.value)
-        return None
+    def notes(self) -> list[Note]:
+        """Every note so far."""
+        self._learn()
+        return list(self._known_notes)
+
+    def newest_claim(self) -> Claim | None:
+        """The claim of the highest epoch so far."""
+        self._learn()
+        return self._known_claims[-1] if self._known_claims else None
 
     def newest_epoch(self) -> int:
         """The highest epoch claimed so far; 0 if there is none."""
+        newest = self.newest_claim()
+        return newest.epoch if newest is not None else 0
+
+    def _learn(self) -> None:
+        """Read what is new in EPOCH. Raises HistoryUnavailable if retention has dropped its beginning."""
+        end = self._end_of_epochs()
+        if end < self._known_below:  # made anew
+            self._known_claims, self._known_notes, self._known_below = [], [], 0
+            self._known_move, self._known_base = None, -1
+        if not self._known_below and end:
+            with self.connection.reachable():
+                beginning = int(self._consumer.beginning_offsets([self._claims])[self._claims])
+            if beginning > 0:
+                raise HistoryUnavailable(
+                    f"retention has dropped the first {beginning} records of {self.claims_topic}, so nobody can tell "
+                    "which sequencers took over: go on in a new group, and never set a retention on an epoch topic."
+                )
+        for record in self._read(self._claims, self._known_below, end):
+            at = (record.offset, record.value, record.headers, record.timestamp)
+            found = decode(self.claims_topic, *at, above=self._above)
+            if isinstance(found, Claim):
+                self._known_claims.append(found)
+            elif isinstance(found, Note):
+                self._known_notes.append(found)
+            elif isinstance(found, Move):
+                self._known_move = found
+            else:
+                self._known_base = record.offset
+            self._known_below = record.offset + 1
+
+    def _end_of_epochs(self) -> int:
         with self.connection.reachable():
             return int(self._consumer.end_offsets([self._claims])[self._claims])
 
+    def epoch_of_claim(self, offset: int) -> int:
+        """The epoch of a claim that was appended to EPOCH there."""
+        return self._above + offset + 1
+
+    @property
+    def _above(self) -> int:
+        return self._known_move.above if self._known_move is not None else 0
+
+    def move(self) -> Move | None:
+        """Which site is the group's home, if it ever moved."""
+        self._learn()
+        return self._known_move
+
+    def base(self) -> SequencerState | None:
+        """The newest base, if the topic is a copy, or was one, and has one."""
+        self._learn()
+        if self._known_base < 0:
+            return None
+        found = self._read(self._claims, self._known_base, self._known_base + 1)
+        return next((SequencerState.from_bytes(record.value) for record in found), None)
+
+    def is_promoted(self) -> bool:
+        """Whether it was a copy, and was made the home."""
+        move = self.move()
+        return move is not None and move.home == self.topic.site
+
     def is_copy(self) -> bool:
-        """Whether a relay fills the topic: then nobody has claimed it."""
-        return self.end() > 0 and not self.claims()
+        """Whether a relay fills the topic: then nobody has claimed it, and it was not made the home."""
+        return self.end() > 0 and not self.claims() and not self.is_promoted()
 
     def state(self, end: int | None = None) -> SequencerState:
         """The sequencer's state after all records below `end` (default: now), as DATA tells it.
@@ -152,9 +244,8 @@ class DataLog:
         """
         if end is None:
             end = self.end()
-        base = self.base()
-        if base is not None:
-            return absorb(base, (stored.data for stored in self.records(max(base.seqno, self.beginning()), end)))
+        if not self.claims() and (base := self.base()) is not None:
+            return self._from_base(base, end)
         claims, beginning = self.claims(), self.beginning()  # after `end`: no seal below it is without its claim
         tail: list[Stored] = []
         for start, below in windows_back(beginning, end, _FIRST_WINDOW):
@@ -164,17 +255,23 @@ class DataLog:
                 if _is_snapshot_in_force(tail[index], claims):
                     return absorb(SequencerState(self.topic.group), (stored.data for stored in tail[index:]))
         if beginning > 0:
-            raise HistoryUnavailable(
+            if (base := self.base()) is not None:  # of the time when it was a copy
+                return self._from_base(base, end)
+            raise NoSnapshot(
                 f"retention has dropped the beginning of {self.topic} and no snapshot is left in it. "
                 "Start the sequencer with --data DIR of the group's ledger, which knows the last seqno."
             )
         return absorb(SequencerState(self.topic.group), (stored.data for stored in tail))
 
+    def _from_base(self, base: SequencerState, end: int) -> SequencerState:
+        start = max(self.where(base.seqno + 1, base.seals), self.beginning())
+        return absorb(base, (stored.data for stored in self.records(start, end)))
+
     def after(self, seqno: int, *, or_end: bool = False) -> Start:
         """Where a reader that has everything up to `seqno` reads on.
 
-        Seqno n + 1 stands at offset n or later, since each seqno took an offset of its own; the table of seals
-        tells the epoch that decided it, so leftovers of a fenced sequencer are recognised from anywhere.
+        The table of seals tells the epoch that decided the next one, so leftovers of a fenced sequencer are recognised
+        from anywhere.
 
         Raises HistoryUnavailable if retention has dropped what follows `seqno`, and ProtocolViolation if DATA does not
         reach that far (with `or_end`, reads on at the end then).
@@ -185,18 +282,39 @@ class DataLog:
             raise ProtocolViolation(f"asked to read on after seqno {seqno}, but {self.topic} ends at {state.seqno}.")
         if seqno >= state.seqno:
             return Start(end, Reader(state.epoch, state.seqno))
-        epoch = epoch_of(state.seals, seqno + 1)
+        epoch, offset = epoch_of(state.seals, seqno + 1), self.where(seqno + 1, state.seals)
         beginning = self.beginning()
-        if beginning > seqno and not self._holds(seqno + 1, epoch, beginning, end):
+        if beginning > offset and not self._holds(seqno + 1, epoch, beginning, end):
             raise HistoryUnavailable(
                 f"{self.topic} no longer holds seqno {seqno + 1}: retention has dropped it. Read on from the ledger."
             )
-        return Start(max(seqno, beginning), Reader(epoch, seqno))
+        return Start(max(offset, beginning), Reader(epoch, seqno))
+
+    def where(self, seqno: int, seals: Sequence[Seal]) -> int:
+        """The offset of the effective record of `seqno`, or a lower one; `seals` reach at least that far.
+
+        Behind a mark, each seqno takes an offset of its own at least, in their order (see the module).
+        """
+        epoch = epoch_of(seals, seqno)
+        first = min((seal.first_seqno for seal in seals if seal.epoch == epoch), default=seqno)
+        marks = [(0, 1)]
+        marks += [(claim.floor + 1, first) for claim in self.claims() if claim.epoch == epoch]
+        marks += [(note.offset, note.seqno + 1) for note in self.notes()]
+        return max(offset + seqno - known for offset, known in marks if known <= seqno)
 
     def _holds(self, seqno: int, epoch: int, beginning: int, end: int) -> bool:
         """Whether the effective record of `seqno`, decided by `epoch`, is still there: the first of its epoch tells."""
         first = next((s.data for s in self.records(beginning, end) if s.data.epoch == epoch and s.data.seqno), None)
         return first is not None and first.seqno <= seqno
+
+
+def too_many_partitions(topic: Topic, count: int) -> str:
+    """What to say of a DATA topic that has more than one partition."""
+    return (
+        f"topic {topic} has {count} partitions, but an order has one, and Kafka takes no partition away: go on in a "
+        f"new group (`abcast topics create --group NAME --site {topic.site}`); partition 0 and the ledger keep what "
+        "was ordered."
+    )
 
 
 def windows_back(beginning: int, end: int, first: int) -> Iterator[tuple[int, int]]:
@@ -210,6 +328,7 @@ def windows_back(beginning: int, end: int, first: int) -> Iterator[tuple[int, in
 
 def _is_snapshot_in_force(stored: Stored, claims: Sequence[Claim]) -> bool:
     data = stored.data
-    if data.kind != EPOCH or not data.payload or not claims:
+    # What was copied from a home that was before this one is not this topic's own.
+    if data.kind != EPOCH or not data.payload or not claims or data.epoch < claims[0].epoch:
         return False
     return all(claim.floor > stored.offset for claim in claims if claim.epoch > data.epoch)

@@ -1,4 +1,13 @@
-"""Deliveries: the messages of a group, in the total order, from any seqno on."""
+"""Deliveries: the messages of a group, in the total order, from any seqno on.
+
+Invariant. The *position* is what Kafka remembers under the member's name: the last seqno up to which the application
+has taken everything. It follows the application and is never ahead of it, so what was in hand when a run ended,
+however it ended, comes again in the next. A run that begins at a seqno of the application's choice stands beside it and
+moves nothing, unless it is told to be the member's own.
+
+A name that has once had a position does not begin at seqno 1 because Kafka has forgotten it: see
+`connectors.member_memory`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 
 from connectors.codec import H_EPOCH, H_INCARNATION, H_LOCAL_SEQNO, H_SENDER, H_VIEW
@@ -32,11 +42,22 @@ REFRESH_EVERY_S = 3600.0
 _logger = logging.getLogger(__name__)
 
 
+class Position(Enum):
+    """What a run does with the position that Kafka remembers."""
+
+    OWN = "own"
+    """It goes on from there (or begins at a seqno that the member knows to be its own), and moves it forward."""
+    BESIDE = "beside"
+    """Nothing."""
+    ANEW = "anew"
+    """It puts it to where the application has said, also backward."""
+
+
 class Deliveries:
     """One run through a group's messages. `run` once; `stop` from any thread ends it within about 0.1 s.
 
-    A message counts as *taken* when the application asks for the next one or closes the run. What was taken is
-    remembered under the member's name (it never moves back), at least every COMMIT_EVERY_S seconds and at the end.
+    A message counts as *taken* as `connectors.stream` says. If the run is the member's own, what was taken is
+    remembered under its name, at least every COMMIT_EVERY_S seconds and at the end.
     """
 
     def __init__(
@@ -51,6 +72,7 @@ class Deliveries:
         events: bool = False,
         counted: int = 0,
         between: Callable[[int], None] | None = None,
+        position: Position = Position.OWN,
     ) -> None:
         """`counted`: up to this seqno the application has the messages already, and gets the events only.
 
@@ -73,13 +95,20 @@ class Deliveries:
         self._counted = counted
         self._between = between or (lambda _: None)
         self._next_seqno = self._first_seqno = from_seqno or 0
+        self._position = position
         self._taken = Place(0, 0, None)
+        self._in_hand: Place | None = None
         self._committed_seqno = 0
         self._committed_at = time.monotonic()
 
     def stop(self) -> None:
         """End the run: the application's loop ends as if there were no more messages."""
         self._stopping.set()
+
+    def take(self) -> None:
+        """What is in hand counts as taken."""
+        if self._in_hand is not None:
+            self._taken, self._in_hand = self._in_hand, None
 
     @property
     def taken_seqno(self) -> int:
@@ -92,6 +121,7 @@ class Deliveries:
         Raises:
             BrokerUnreachable: at the start; later, the run waits until the broker is back.
             HistoryUnavailable: retention has dropped what comes next, and no ledger has it.
+            PositionLost: Kafka has forgotten how far this name was.
         """
         try:
             memory = MemberMemory(self.connection, self.group, self.address)
@@ -106,20 +136,13 @@ class Deliveries:
             self.finished.set()
 
     def _deliver(self, memory: MemberMemory) -> Iterator[Delivery | Event]:
-        self._committed_seqno = memory.taken()
-        if self.from_seqno is None:
-            self._next_seqno = self._committed_seqno + 1
-            self._taken = Place(self._committed_seqno, self._committed_seqno, None)
-        else:
-            self._next_seqno = self.from_seqno
-        self._first_seqno = self._next_seqno
+        self._next_seqno = self._first_seqno = self._begin(memory)
         for places in self._places(memory):
             for place in places:
                 if (what := self._new(place)) is not None:
-                    try:
-                        yield what
-                    finally:
-                        self._taken = place
+                    self._in_hand = place
+                    yield what
+                    self.take()
                     self._silence.broken()
                     self._commit_if_due(memory)
                     if self._stopping.is_set():
@@ -134,6 +157,17 @@ class Deliveries:
             if self._silence.is_over:
                 return
 
+    def _begin(self, memory: MemberMemory) -> int:
+        """The first seqno. Raises PositionLost."""
+        if self._position is Position.OWN:
+            if self.from_seqno is None:
+                self._committed_seqno = memory.position()
+                self._taken = Place(self._committed_seqno, self._committed_seqno, None)
+                return self._committed_seqno + 1
+            self._committed_seqno = memory.taken() or 0
+        assert self.from_seqno is not None
+        return self.from_seqno
+
     def _new(self, place: Place) -> Delivery | Event | None:
         """What the application gets."""
         is_counted = isinstance(place.delivery, Delivery) and place.seqno <= self._counted
@@ -145,6 +179,8 @@ class Deliveries:
 
     def _commit(self, memory: MemberMemory) -> None:
         """Remember what was taken. A failure is not the application's: the next commit makes up for it."""
+        if self._position is Position.BESIDE:
+            return
         taken, now = self._taken, time.monotonic()
         is_old_news = 0 < taken.seqno == self._committed_seqno and now - self._committed_at > REFRESH_EVERY_S
         if taken.seqno <= self._committed_seqno and not is_old_news:
@@ -169,7 +205,7 @@ class Deliveries:
                         f"{gone} The group's ledger has it: give Member(ledger=DIR) the ledger's directory."
                     ) from gone
                 before = self._next_seqno
-                for places in read_ledger(self.ledger, self.group, before):
+                for places in read_ledger(self.ledger, self.group, before, self._events):
                     yield self._moved(places)
                 if self._next_seqno == before:
                     raise HistoryUnavailable(

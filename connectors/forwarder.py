@@ -2,7 +2,8 @@
 
 Source: SEQUENCER.txt, "Design" and "Reliability on failover": keep a message until its own DATA is seen; when in
 doubt, send everything in the table again in increasing order of local seqnos. The sequencer drops duplicates, and
-messages that follow a gap, so a resend never does harm and always repairs.
+messages that follow a gap, so a resend never does harm and always repairs. A message counts as seen when its DATA is
+what was sent, not when its id has come (`connectors.lives`).
 
 Three rules keep it simple:
 
@@ -17,13 +18,14 @@ Three rules keep it simple:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from kafka import KafkaProducer
@@ -34,7 +36,7 @@ from connectors.codec import H_INCARNATION, H_LOCAL_SEQNO, H_SENDER, forward_hea
 from connectors.connection import Connection
 from connectors.data_cursor import DataCursor, Effective
 from connectors.data_log import DataLog, Start
-from connectors.lives import Carried, Lives, control_headers, is_control
+from connectors.lives import Beginning, Carried, Lives, control_headers, is_control, is_same
 from connectors.member_memory import MemberMemory
 from connectors.receipt import Receipt, raised_again
 from ordering.errors import (
@@ -48,8 +50,8 @@ from ordering.errors import (
 )
 from ordering.forward_table import Pending, message_bytes
 from ordering.names import Topic
-from ordering.reader import Reader
-from ordering.records import FLUSH_OK, HEARTBEAT, JOIN, MESSAGE, Headers, MessageId
+from ordering.reader import Reader, Verdict
+from ordering.records import FLUSH_OK, HEARTBEAT, JOIN, MESSAGE, Data, Headers, MessageId
 from ordering.sequencer import SequencerState
 
 LINGER_MS = 10
@@ -67,6 +69,9 @@ MAX_RESEND_S = 30.0
 
 STUCK_PRODUCER_S = 150.0
 """Longer than the 120 s in which a producer gives up on a record: if it did not, it is replaced."""
+
+FRESH_S = 5.0
+"""A life that is older when it sends its first record looks whether it may still begin."""
 
 _logger = logging.getLogger(__name__)
 
@@ -123,10 +128,9 @@ class Forwarder:
         try:
             # The log's end is taken before the first message is sent: nothing of ours can be missed behind it.
             start, state = self._end_of_data()
-            begun = lives.begin(self._memory, state, carried)
-            self.incarnation, self._table, self._receipts, self._join, self.is_continued = begun
+            begun = lives.begin(self._memory, state, carried, functools.partial(self._ordered_since, end=start.offset))
+            self._begin(begun)
             self._cursor = DataCursor(self._memory.consumer, self._memory.data, start)
-            self._key_headers = forward_headers(str(address), self.incarnation, 0)[:-1]
         except BaseException:
             abandon(self._producer)
             self._memory.close()
@@ -140,11 +144,27 @@ class Forwarder:
 
     # --- starting ---
 
+    def _begin(self, begun: Beginning) -> None:
+        self.incarnation, self._table, self._receipts, self._join, self.is_continued = begun
+        self._key_headers = forward_headers(str(self.address), self.incarnation, 0)[:-1]
+        self._is_unheard = not self._receipts  # nothing of it was sent by this process
+        self._begun_at = time.monotonic()
+
     def _end_of_data(self) -> tuple[Start, SequencerState]:
         with DataLog(self.connection, self.group, self.address.site) as log:
             end = log.end()
             state = log.state(end)
         return Start(end, Reader(state.epoch, state.seqno)), state
+
+    def _ordered_since(self, seqno: int, end: int) -> Iterator[Data]:
+        """This sender's records of DATA behind a seqno and below an offset. Raises HistoryUnavailable."""
+        address = str(self.address)
+        with DataLog(self.connection, self.group, self.address.site) as log:
+            start = log.after(seqno, or_end=True)
+            for stored in log.records(start.offset, end):
+                data = stored.data
+                if start.reader.accept(data.kind, data.epoch, data.seqno) is Verdict.TAKE and data.sender == address:
+                    yield data
 
     def _new_producer(self) -> KafkaProducer:
         return self.connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
@@ -158,6 +178,11 @@ class Forwarder:
 
     # --- what applications call ---
 
+    @property
+    def was_told(self) -> bool:
+        """Whether the application has heard why nothing more is sent."""
+        return self._failure is not None and self._failure.was_told
+
     def check(self) -> None:
         """Raise what it has failed with, if it has."""
         with self._changed:
@@ -166,7 +191,7 @@ class Forwarder:
     def broadcast(self, payload: bytes, headers: Headers, timeout: float | None) -> Receipt:
         """Give the message its local seqno, keep it, send it.
 
-        Raises ForwardTableFull, Blocked, Excluded, Superseded.
+        Raises ForwardTableFull, Blocked, Excluded, Superseded; BrokerUnreachable (for the first one of an old life).
         """
         with self._changed:
             self._raise_failure()
@@ -209,6 +234,8 @@ class Forwarder:
 
     def _accept(self, payload: bytes, headers: Headers) -> Receipt:
         """Under the lock, and with room in the table."""
+        if self._is_unheard:
+            self._see_that_it_will_be_heard()
         if self._outbox is not None:
             self._outbox.append(self._table.last + 1, payload, headers)
         if not self._receipts:
@@ -219,6 +246,16 @@ class Forwarder:
         if not self._produce_failed and self._may_send(pending):
             self._send(pending)
         return receipt
+
+    def _see_that_it_will_be_heard(self) -> None:
+        """Before the first record of this life: take another, if the group has raised its floor above it meanwhile."""
+        if time.monotonic() - self._begun_at > FRESH_S:
+            _, state = self._end_of_data()
+            with contextlib.closing(MemberMemory(self.connection, self.group, self.address)) as memory:
+                begun = self._lives.renewed(memory, state, self.incarnation)
+            if begun is not None:
+                self._begin(begun)
+        self._is_unheard = False
 
     def heartbeat(self) -> None:
         """Say that this incarnation is alive, if that costs no waiting."""
@@ -245,6 +282,7 @@ class Forwarder:
                 self._is_shut = False
                 self._send_held_back()
                 self._is_shut = True
+                self._is_unheard = False  # it is asked as a member
                 self._accept(b"%d" % flush_id, control_headers(FLUSH_OK))
 
     def shut(self, flush_id: int) -> None:
@@ -331,7 +369,7 @@ class Forwarder:
         self._memory.close()
         with self._changed:
             if self._outbox is not None:
-                self._outbox.acknowledge(self._table.acknowledged, at_once=True)
+                self._outbox.acknowledge(self._table.acknowledged, self._last_seqno, at_once=True)
                 self._outbox = None  # it may be a later life's from here on
             self._fail_receipts(
                 NotOrderedInTime(f"{self.address} was closed before its message was ordered. It may still be ordered.")
@@ -414,14 +452,16 @@ class Forwarder:
                 except HistoryUnavailable as gone:
                     self._catch_up(gone)
                 self._resend_if_due()
+        except AbcastError as error:
+            _logger.warning("%s stops sending: %s", self.address, error)
+            self.fail(error)
         except Exception as error:
             # Whatever it is, the applications that wait must hear of it.
             _logger.exception("%s stops sending", self.address)
-            failure = error if isinstance(error, AbcastError) else AbcastError(f"{self.address} failed: {error!r}")
-            self.fail(failure)
+            self.fail(AbcastError(f"{self.address} failed: {error!r}"))
 
     def _acknowledge(self, records: list[Effective]) -> None:
-        own: list[tuple[int, int]] = []
+        own: list[Effective] = []
         for record in records:
             fields = record.fields
             if record.kind != MESSAGE and self._observer is not None:
@@ -437,24 +477,34 @@ class Forwarder:
                 self._apply(own)
                 raise self._lives.superseded(incarnation, self.incarnation)
             if incarnation == self.incarnation:
-                own.append((int(fields[H_LOCAL_SEQNO]), record.seqno))
+                own.append(record)
         self._apply(own)
 
-    def _apply(self, own: list[tuple[int, int]]) -> None:
-        """`own`: (local seqno, seqno) of messages of this incarnation that are ordered."""
+    def _apply(self, own: list[Effective]) -> None:
+        """`own`: what is ordered of this incarnation. Raises Superseded if that is not what was sent."""
         if not own and self._outbox is None:
             return
         with self._changed:
-            for local_seqno, seqno in own:
+            for record in own:
+                local_seqno = int(record.fields[H_LOCAL_SEQNO])
+                if not self._is_ours(local_seqno, record):
+                    raise self._lives.shared(self.incarnation, local_seqno)
                 for _ in range(self._table.acknowledge(local_seqno)):
                     receipt = self._receipts.popleft() if self._receipts else None  # none if it has failed
                     if receipt is not None:
-                        receipt.resolve(seqno)
-                self._last_seqno = seqno
+                        receipt.resolve(record.seqno)
+                self._last_seqno = record.seqno
             if self._outbox is not None:
-                self._outbox.acknowledge(self._table.acknowledged)
+                self._outbox.acknowledge(self._table.acknowledged, self._last_seqno)
             if own:
                 self._progressed()
+
+    def _is_ours(self, local_seqno: int, record: Effective) -> bool:
+        """Whether what was ordered under that id is what was sent under it."""
+        if local_seqno <= self._table.acknowledged:
+            return True
+        ours = next((entry for entry in self._table.pending() if entry.local_seqno == local_seqno), None)
+        return ours is not None and is_same(ours, record.kind, record.value or b"", record.headers)
 
     def _progressed(self) -> None:
         self._progress_at = time.monotonic()

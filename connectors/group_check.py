@@ -4,62 +4,42 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+
+from kafka.structs import TopicPartition
 
 from connectors.connection import Connection
 from connectors.data_log import DataLog
+from connectors.sites import Sites
 from ordering.checker import LOST, Anomaly, Checker
 from ordering.errors import UsageError
+from ordering.mesh_checker import Lack, MeshChecker
+from ordering.names import Topic
 from ordering.reader import Reader, epoch_of
 from ordering.records import EPOCH, MessageId
 
+STALLED_AFTER_S = 15.0
+"""A site that lacks messages must get on with them in this time, if the relay that brings them is there."""
 
-def check_data(checker: Checker, connection: Connection, group: str, site: str) -> int:
+
+def check_data(checker: Checker, connection: Connection, group: str, site: str, mesh: MeshChecker | None = None) -> int:
     """Read the whole DATA topic of the site; return how many seqnos it holds."""
     with DataLog(connection, group, site) as data:
         beginning, end = data.beginning(), data.end()
         if beginning > 0:
-            checker.start(site, _reader_at(data, beginning, end))
+            reader = _reader_at(data, beginning, end)
+            checker.start(site, reader)
+            if mesh is not None:
+                mesh.start(site, reader)
         highest = 0
         for stored in data.records(beginning, end):
             checker.data(site, stored.data)
+            if mesh is not None:
+                mesh.data(site, stored.data)
             highest = max(highest, stored.data.seqno)
         return highest
-
-
-class Lack(NamedTuple):
-    """What a site has not got (yet): `count` messages of a sender that other sites have, after `local_seqno`."""
-
-    site: str
-    sender: str
-    incarnation: int
-    local_seqno: int
-    missing: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.site} lacks {self.missing} messages of {self.sender}, incarnation {self.incarnation}, "
-            f"after local seqno {self.local_seqno}"
-        )
-
-
-def lacking(ordered: Mapping[str, Mapping[tuple[str, int], int]]) -> list[Lack]:
-    """By what each site is behind the others. `ordered`: by site, the highest local seqno of each incarnation.
-
-    A hole in what a site has is no lag but an anomaly of its own, which the checker names.
-    """
-    furthest: dict[tuple[str, int], int] = {}
-    for lives in ordered.values():
-        for life, local_seqno in lives.items():
-            furthest[life] = max(furthest.get(life, 0), local_seqno)
-    return [
-        Lack(site, *life, has, most - has)
-        for site, lives in ordered.items()
-        for life, most in sorted(furthest.items())
-        if (has := lives.get(life, 0)) < most
-    ]
 
 
 class SitesVerdict:
@@ -68,15 +48,21 @@ class SitesVerdict:
     def __init__(self, names: Iterable[str], *, one_order: bool) -> None:
         common = Checker()
         self.checkers = {name: common if one_order else Checker() for name in names}
+        self.mesh = None if one_order else MeshChecker(self.checkers)
         self.read: dict[str, int] = {}
 
     def lacking(self) -> list[Lack]:
         """By what each site is behind the others; normal as long as messages are under way."""
-        return lacking({name: checker.ordered(name) for name, checker in self.checkers.items()})
+        if self.mesh is not None:
+            return self.mesh.lacking()
+        ends = {name: checker.last_seqno(name) for name, checker in self.checkers.items()}
+        furthest = max(ends, key=lambda name: ends[name], default="")
+        return [Lack(name, furthest, end, ends[furthest] - end) for name, end in ends.items() if end < ends[furthest]]
 
     def anomalies(self, *, settled: bool) -> list[Anomaly]:
         """Everything that was found. `settled`: nothing is under way, so that what a site lacks is lost."""
         found = [anomaly for checker in dict.fromkeys(self.checkers.values()) for anomaly in checker.finish()]
+        found += self.mesh.anomalies() if self.mesh is not None else []
         return found + ([Anomaly(LOST, f"{lack}.", ()) for lack in self.lacking()] if settled else [])
 
 
@@ -84,8 +70,46 @@ def check_sites(group: str, connections: Mapping[str, Connection], *, one_order:
     """Read the whole DATA topic of every site."""
     verdict = SitesVerdict(connections, one_order=one_order)
     for site, connection in connections.items():
-        verdict.read[f"DATA of {site}"] = check_data(verdict.checkers[site], connection, group, site)
+        read = check_data(verdict.checkers[site], connection, group, site, verdict.mesh)
+        verdict.read[f"DATA of {site}"] = read
     return verdict
+
+
+def stalled(sites: Sites, group: str, lacks: Iterable[Lack], wait_s: float = STALLED_AFTER_S) -> list[Anomaly]:
+    """Of what sites of a mesh lack, what does not get less within `wait_s` while the relay that brings it is there.
+
+    A relay writes at least a heartbeat in that time. Returns at once if nothing is lacking.
+    """
+    watched = {lack: sites.next_hop(lack.site, lack.origin) for lack in lacks if lack.site in sites.connections}
+    if not watched:
+        return []
+    before = {lack: _relayed_end(sites, group, lack.site, hop) for lack, hop in watched.items()}
+    time.sleep(wait_s)
+    return [
+        Anomaly(LOST, f"{lack}, and gets no further although the relay from {hop} is there.", ())
+        for lack, hop in watched.items()
+        if _reached(sites, group, lack) <= lack.after_seqno
+        and _relayed_end(sites, group, lack.site, hop) > before[lack]
+    ]
+
+
+def _reached(sites: Sites, group: str, lack: Lack) -> int:
+    """How far a site has ordered the messages of an origin now."""
+    with DataLog(sites.connection(lack.site), group, lack.site) as data:
+        return data.state().origins.get(lack.origin, 0)
+
+
+def _relayed_end(sites: Sites, group: str, site: str, neighbour: str | None) -> int:
+    """Where the topic ends that the relay from a neighbour fills; 0 if there is none."""
+    connection = sites.connection(site)
+    place = TopicPartition(str(Topic(group, "relayed", site, neighbour or site)), 0)
+    consumer = connection.consumer()
+    try:
+        with connection.reachable():
+            is_there = bool(consumer.partitions_for_topic(place.topic))
+            return int(consumer.end_offsets([place])[place]) if is_there else 0
+    finally:
+        consumer.close()
 
 
 def _reader_at(data: DataLog, beginning: int, end: int) -> Reader:

@@ -1,7 +1,8 @@
-"""How a group is doing, as its topics tell it."""
+"""How a group is doing, as its topics and the ledger tell it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -15,7 +16,10 @@ _RATE_RECORDS = 1000
 
 
 class GroupStatus(NamedTuple):
-    """`lag` in FORWARD records; `rate` in messages per second over the newest records; the rest are counts."""
+    """`lag` in FORWARD records; `rate` in messages per second over the newest records; the rest are counts.
+
+    `ledger_lag`: the seqnos that the ledger does not have yet; None where there is no ledger.
+    """
 
     group: str
     last_seqno: int
@@ -26,10 +30,16 @@ class GroupStatus(NamedTuple):
     rate: float
     duplicates: int
     dead_letters: int
+    ledger_lag: int | None = None
 
 
-def read_status(connection: Connection, group: str, site: str) -> GroupStatus:
-    """The status of one group. Raises BrokerUnreachable, TopicMissing, HistoryUnavailable."""
+def read_status(
+    connection: Connection, group: str, site: str, in_ledger: Mapping[str, int] | None = None
+) -> GroupStatus:
+    """The status of one group. `in_ledger`: the last seqno of each group in the ledger, if there is one.
+
+    Raises BrokerUnreachable, TopicMissing, HistoryUnavailable.
+    """
     with DataLog(connection, group, site) as data:
         end, is_copy = data.end(), data.is_copy()
         state = data.state(end)
@@ -67,4 +77,5 @@ def read_status(connection: Connection, group: str, site: str) -> GroupStatus:
         rate=rate,
         duplicates=state.duplicates,
         dead_letters=sum(ends[place] - begins[place] for place in dead),
+        ledger_lag=None if in_ledger is None else state.seqno - in_ledger.get(group, 0),
     )

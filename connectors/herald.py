@@ -1,43 +1,39 @@
-"""What a relay between the sites of a mesh says for itself, beside the news it carries. Its driver writes it.
+"""What a relay between the sites of a mesh says for itself, beside what its query carries. Its driver writes it.
 
+* The *beginning of a session* (`ordering.links`): where it begins, and the view that is in force there. The query
+  brings the views that follow. The neighbour takes the highest by (epoch, view id): to tell one again does no harm.
 * A *heartbeat* each second for every group that has had a view at its site: without it the neighbour's sequencer takes
-  the site for unreachable. It also says how far the news are copied (`abcast-relayed-from`), so that a relay that
-  starts finds a mark near the end.
-* The *view in force*, after the relay's start and after a takeover at its site, as a `remote-view`.
+  the site for unreachable. For the others now and then: a relay that is there can be told from one that is not.
 * A *farewell* (kind `leave`), when the relay is stopped on purpose.
 
-Invariant. The neighbour comes to know the view in force. It takes the highest one by (epoch, view id), and the news
-bring all views of DATA in their places. That leaves two ways in which it could have another one: retention dropped the
-view before a relay could carry it, or a fenced sequencer wrote one behind its successor's seal. So the view is told
-again as the reading rule has it, with the epoch in force, once everything that stands before it is copied: no view of a
-fenced sequencer is higher than that. A crash before it is told loses nothing, as every start tells it.
-
-In a group that never had a view, what a fenced sequencer says of one does not last: no heartbeat comes for it.
+A crash between any two of them loses nothing: the next start begins a session of its own.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from typing import NamedTuple
+import time
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 from kafka.producer.future import FutureRecordMetadata
 
-from connectors.codec import H_RELAYED_FROM, H_VISITED, forward_headers
+from connectors.codec import forward_headers
 from connectors.connection import Connection
-from connectors.data_log import DataLog
+from connectors.data_log import DataLog, windows_back
+from connectors.link_start import Beginning, Carries, link_start
 from connectors.sites import Direction
-from ordering.errors import HistoryUnavailable
-from ordering.membership import Life
 from ordering.names import Topic, relay_of
-from ordering.records import EPOCH, HEARTBEAT, LEAVE, REMOTE_VIEW, Source
+from ordering.records import EPOCH, HEARTBEAT, LEAVE, LINK_START, REMOTE_VIEW
+from ordering.sequencer import SequencerState
 
-WRITTEN_S = 5.0
-"""How long to wait until Kafka has a view, or a farewell."""
+WRITTEN_S = 30.0
+"""How long to wait until Kafka has the beginning of a session."""
+FAREWELL_S = 5.0
+"""How long to wait until Kafka has a farewell."""
+QUIET_BEAT_S = 10.0
+"""How often a relay beats for a group that never had a view at its site."""
 
 log = logging.getLogger(__name__)
 
@@ -45,43 +41,46 @@ log = logging.getLogger(__name__)
 class Herald:
     """Speaks for the relay of one direction, in some groups. Not thread-safe; `close` it."""
 
-    def __init__(self, source: Connection, target: Connection, way: Direction, groups: Iterable[str]) -> None:
-        """Raises BrokerUnreachable, TopicMissing."""
+    def __init__(self, source: Connection, target: Connection, way: Direction) -> None:
+        """Raises BrokerUnreachable."""
+        self._source = source
+        self._target = target
         self._way = way
         self._producer: KafkaProducer = target.producer()
         self._groups: dict[str, _Group] = {}
-        try:
-            for group in groups:
-                self._groups[group] = _Group(DataLog(source, group, way.source))
-        except BaseException:
-            self.close()
-            raise
+        self._beat_at = 0.0
 
-    def tell(self, copied: Mapping[str, int]) -> None:
-        """What there is to say now. `copied`: how many offsets of each DATA topic are known to be at the neighbour.
+    def begin(self, group: str, beginning: Beginning, carries: Carries) -> int:
+        """Begin a session in a group; return its name. Raises BrokerUnreachable, TopicMissing."""
+        state = beginning.state
+        start = link_start(state, self._way.source, carries)
+        with self._target.reachable():
+            session = int(self._send(group, LINK_START, value=start.to_json()).get(timeout=WRITTEN_S).offset)
+            if state.view:
+                self._send(group, REMOTE_VIEW, state.epoch, state.view, _members(state)).get(timeout=WRITTEN_S)
+        if group not in self._groups:
+            self._groups[group] = _Group(DataLog(self._source, group, self._way.source))
+        self._groups[group].had_view |= state.view > 0
+        return session
 
-        Raises BrokerUnreachable if the site's own Kafka does not answer: then it says nothing.
-        """
+    def tell(self) -> None:
+        """Say that the relay is there. Raises BrokerUnreachable if the site's own Kafka does not answer."""
+        is_time = time.monotonic() - self._beat_at >= QUIET_BEAT_S
         try:
-            for group in self._groups.values():
+            for name, group in self._groups.items():
                 group.look()
-                topic = str(group.log.topic)
-                upto = copied.get(topic, 0)
-                if (untold := group.untold(upto)) is not None:
-                    view = json.dumps({"members": untold.members}).encode("ascii")
-                    self._send(group, REMOTE_VIEW, untold.epoch, untold.view_id, view).get(timeout=WRITTEN_S)
-                    group.told_epoch = untold.epoch
-                if group.in_force.view_id:
-                    mark = f"{self._way.source}/{Source(topic, 0, upto - 1)}" if upto else ""
-                    self._send(group, HEARTBEAT, mark=mark)
+                if group.had_view or is_time:
+                    self._send(name, HEARTBEAT)
         except KafkaError as error:
             log.warning("%s: a heartbeat of the relay could not be written: %r", self._way, error)
+        if is_time:
+            self._beat_at = time.monotonic()
 
     def farewell(self) -> None:
         """Say that the relay is stopped; the neighbour finds it out by itself if that gets lost."""
         try:
-            for sent in [self._send(group, LEAVE) for group in self._groups.values() if group.in_force.view_id]:
-                sent.get(timeout=WRITTEN_S)
+            for sent in [self._send(name, LEAVE) for name, group in self._groups.items() if group.had_view]:
+                sent.get(timeout=FAREWELL_S)
         except KafkaError as error:
             log.warning("%s: the relay's farewell could not be written: %r", self._way, error)
 
@@ -92,56 +91,34 @@ class Herald:
         self._producer.close(timeout=1)
 
     def _send(
-        self, group: _Group, kind: str, incarnation: int = 1, local_seqno: int = 1, value: bytes = b"", mark: str = ""
+        self, group: str, kind: str, incarnation: int = 1, local_seqno: int = 1, value: bytes = b""
     ) -> FutureRecordMetadata:
-        sender, site = relay_of(self._way.source), self._way.source.encode("ascii")
-        headers = [*forward_headers(sender, incarnation, local_seqno, kind=kind), (H_VISITED, site)]
-        if mark:
-            headers.append((H_RELAYED_FROM, mark.encode("ascii")))
-        topic = str(Topic(group.log.topic.group, "relayed", self._way.target, self._way.source))
+        sender = relay_of(self._way.source)
+        topic = str(Topic(group, "relayed", self._way.target, self._way.source))
+        headers = forward_headers(sender, incarnation, local_seqno, kind=kind)
         return self._producer.send(topic, key=sender.encode("ascii"), value=value, headers=headers, partition=0)
 
 
-class _View(NamedTuple):
-    """A view, and the epoch in force, which may be later than the view's own. View 0 is none."""
-
-    epoch: int
-    view_id: int
-    members: tuple[Life, ...] = ()
+def _members(state: SequencerState) -> bytes:
+    return json.dumps({"members": state.membership.members}).encode("ascii")
 
 
 class _Group:
-    """A group's DATA at the relay's site, and which view is in force there."""
+    """A group's DATA at the relay's site, and whether there ever was a view in it."""
 
-    def __init__(self, log: DataLog) -> None:
-        self.log = log
-        self.in_force = _View(0, 0)
-        self.told_epoch = 0
-        self._waiting: _View | None = None
-        self._waits_for = 0
+    def __init__(self, data: DataLog) -> None:
+        self.log = data
+        self.had_view = False
         self._end = 0
 
     def look(self) -> None:
-        """Find out which view is in force; mostly the last record says: the same. Raises BrokerUnreachable."""
+        """Find out whether there has been a view: the newest records tell. Raises BrokerUnreachable."""
+        if self.had_view:
+            return
         end = self.log.end()
-        if end != self._end and self._may_differ(end):
-            with suppress(HistoryUnavailable):  # then DATA holds no view either
-                state = self.log.state(end)
-                self.in_force = _View(state.epoch, state.view, state.membership.members)
+        for start, below in windows_back(max(self._end, self.log.beginning()), end, 1):
+            newest = [stored.data for stored in self.log.records(start, below) if stored.data.kind != EPOCH]
+            if newest:
+                self.had_view = newest[-1].view > 0
+                break
         self._end = end
-
-    def _may_differ(self, end: int) -> bool:
-        known = self.in_force
-        for _, _, last in self.log.records(max(end - 1, self.log.beginning()), end):
-            is_same = last.kind != EPOCH and (last.epoch, last.view) == known[:2]
-            return not is_same and last.epoch >= known.epoch
-        return True
-
-    def untold(self, copied: int) -> _View | None:
-        """The view that is to be told with its epoch, if it is time: once all that stood before it is copied."""
-        if self._waiting is None and self.in_force.view_id and self.in_force.epoch > self.told_epoch:
-            self._waiting, self._waits_for = self.in_force, self._end
-        if self._waiting is None or copied < self._waits_for:
-            return None
-        told, self._waiting = self._waiting, None
-        return told

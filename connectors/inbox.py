@@ -8,7 +8,8 @@ Invariant. What the application was given are the letters that the rule takes, e
 offset up to which they were *taken* is committed every COMMIT_EVERY_S seconds and at the end, never ahead of the
 application. After kill -9 a run reads the partition from its beginning, makes the received table again, and gives what
 stands at the committed offset or behind it: nothing is lost, and at most the letters of the last half second are given
-again (their numbers tell).
+again (their numbers tell). The letter in hand when a run ends comes again (`connectors.stream`), and a name whose
+offset Kafka has forgotten is told so (`connectors.member_memory`).
 
 The cost: a start reads the partition's whole history, payloads of other receivers included (Kafka sends no headers
 alone); memory is one row a sender.
@@ -55,10 +56,18 @@ def inbox_partition(connection: Connection, consumer: KafkaConsumer, group: str,
 class Inbox:
     """One run through a member's letters. `run` once; `stop` from any thread ends it within about 0.1 s.
 
-    A letter counts as *taken* when the application asks for the next one or closes the run.
+    A letter counts as *taken* as `connectors.stream` says.
     """
 
-    def __init__(self, connection: Connection, group: str, address: Address, timeout: float | None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        address: Address,
+        timeout: float | None,
+        *,
+        from_beginning: bool = False,
+    ) -> None:
         """Raises UsageError."""
         if timeout is not None and timeout < 0:
             raise UsageError(f"timeout is {timeout}: give seconds, or None to wait for ever.")
@@ -66,20 +75,25 @@ class Inbox:
         self.group = group
         self.address = address
         self.timeout = timeout
+        self.from_beginning = from_beginning
         self.finished = threading.Event()
         self._key = str(address).encode("ascii")
         self._stopping = threading.Event()
         self._reader = InboxReader()
         self._failing = False
-        self._taken = self._committed = 0
+        self._taken = self._committed = self._in_hand = 0
         self._committed_at = time.monotonic()
 
     def stop(self) -> None:
         """End the run: the application's loop ends as if there were no more letters."""
         self._stopping.set()
 
+    def take(self) -> None:
+        """What is in hand counts as taken."""
+        self._taken = max(self._taken, self._in_hand)
+
     def run(self) -> Iterator[Letter]:
-        """The letters. Raises BrokerUnreachable (at the start), TopicMissing, HistoryUnavailable."""
+        """The letters. Raises BrokerUnreachable (at the start), TopicMissing, HistoryUnavailable, PositionLost."""
         try:
             memory = MemberMemory(self.connection, self.group, self.address)
             try:
@@ -97,7 +111,8 @@ class Inbox:
             self.finished.set()
 
     def _receive(self, memory: MemberMemory, partition: TopicPartition) -> Iterator[Letter]:
-        first = self._taken = self._committed = memory.letters_taken(partition)
+        first = 0 if self.from_beginning else memory.letters_taken(partition)
+        self._taken = self._committed = first
         silence = Silence(self.timeout, self.connection.timeout)
         silence.expect(self._seek_beginning(memory.consumer, partition))
         while not self._stopping.is_set():
@@ -105,10 +120,9 @@ class Inbox:
             for record in records:
                 letter = self._judge(record, is_new=record.offset >= first)
                 if letter is not None and record.offset >= first:
-                    try:
-                        yield letter
-                    finally:
-                        self._taken = record.offset + 1
+                    self._in_hand = record.offset + 1
+                    yield letter
+                    self.take()
                     silence.broken()
                     self._commit_if_due(memory, partition)
                     if self._stopping.is_set():

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from connectors.delivery import Delivery, Place
 from ordering.errors import ProtocolViolation, UsageError
+from ordering.events import Event, EventReader
 from ordering.records import MESSAGE
+
+if TYPE_CHECKING:
+    from pyarrow import Table
+    from pyarrow.dataset import Dataset
 
 FIRST_CHUNK_ROWS = 256
 MAX_CHUNK_ROWS = 20_000
@@ -16,10 +21,15 @@ CHUNK_BYTES = 16 * 1024 * 1024
 """A chunk starts small and then aims at so many bytes: payloads may have a few bytes each, or a million."""
 
 
-def read_ledger(directory: Path, group: str, from_seqno: int) -> Iterator[list[Place]]:
-    """The ledger's messages of the group from `from_seqno` on: `read_rows` as places in the order."""
+def read_ledger(
+    directory: Path, group: str, from_seqno: int, events: EventReader | None = None
+) -> Iterator[list[Place]]:
+    """The ledger's rows of the group from `from_seqno` on, as places in the order.
+
+    The places of messages have deliveries; with `events`, those of views and the like have the events that it sees.
+    """
     for rows in read_rows(directory, group, from_seqno):
-        yield [_place(row) for row in rows]
+        yield [_place(row, events) for row in rows]
 
 
 def read_rows(directory: Path, group: str, from_seqno: int) -> Iterator[list[dict[str, Any]]]:
@@ -28,19 +38,9 @@ def read_rows(directory: Path, group: str, from_seqno: int) -> Iterator[list[dic
     The table is read as it is now; what is appended later comes from Kafka. Raises UsageError if there is no table
     in `directory`, ProtocolViolation if a row is missing.
     """
-    # Only those who need old history pay for loading Delta and Arrow.
-    from deltalake import DeltaTable
-    from deltalake.exceptions import TableNotFoundError
     from pyarrow.dataset import field
 
-    from connectors.delta_files import dataset_of
-
-    try:
-        table = dataset_of(DeltaTable(directory), directory)
-    except TableNotFoundError as error:
-        raise UsageError(
-            f"there is no ledger in {directory}: name the directory of the Delta table (DIR/ledger of --data DIR)."
-        ) from error
+    table = _dataset(directory)
     count, next_seqno = FIRST_CHUNK_ROWS, from_seqno
     while True:
         wanted = (field("group") == group) & (field("seqno") >= next_seqno) & (field("seqno") < next_seqno + count)
@@ -59,20 +59,54 @@ def read_rows(directory: Path, group: str, from_seqno: int) -> Iterator[list[dic
         count = max(1, min(MAX_CHUNK_ROWS, 2 * count, count * CHUNK_BYTES // max(1, chunk.nbytes)))
 
 
-def _place(row: dict[str, Any]) -> Place:
-    seqno = row["seqno"]
-    if row["kind"] != MESSAGE:
-        return Place(seqno, seqno, None)
-    headers = tuple((header["key"], header["value"]) for header in row["headers"] or ())
-    delivery = Delivery(
-        seqno,
+def message_numbers(directory: Path, group: str) -> Table:
+    """Of each message of the group in the ledger: seqno, site (of its sender) and origin_seqno (null: the same).
+
+    In no order. Raises UsageError if there is no table in `directory`.
+    """
+    from pyarrow.dataset import field
+
+    wanted = (field("group") == group) & (field("kind") == MESSAGE)
+    return _dataset(directory).to_table(columns=["seqno", "site", "origin_seqno"], filter=wanted)
+
+
+def _dataset(directory: Path) -> Dataset:
+    # Only those who need old history pay for loading Delta and Arrow.
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    from connectors.delta_files import dataset_of
+
+    try:
+        return dataset_of(DeltaTable(directory), directory)
+    except TableNotFoundError as error:
+        raise UsageError(
+            f"there is no ledger in {directory}: name the directory of the Delta table (DIR/ledger of --data DIR)."
+        ) from error
+
+
+def _place(row: dict[str, Any], events: EventReader | None) -> Place:
+    seqno, offset = row["seqno"], row.get("data_offset")
+    # Rows of an earlier layout do not say where they stood. It was at offset seqno - 1 or later, and a place need not
+    # say more than where the next seqno is found.
+    next_offset = seqno if offset is None else offset + 1
+    return Place(seqno, next_offset, _delivery(row) if row["kind"] == MESSAGE else _event(row, events))
+
+
+def _event(row: dict[str, Any], events: EventReader | None) -> Event | None:
+    if events is None:
+        return None
+    return events.accept(row["kind"], row["seqno"], row["view_id"], row["sender"] or "", row["payload"] or b"")
+
+
+def _delivery(row: dict[str, Any]) -> Delivery:
+    return Delivery(
+        row["seqno"],
         row["sender"],
         row["incarnation"],
         row["local_seqno"],
         row["payload"] or b"",
-        headers,
+        tuple((header["key"], header["value"]) for header in row["headers"] or ()),
         row["view_id"],
         row["epoch"],
     )
-    # Seqno n + 1 stands at offset n or later, since each seqno took an offset of its own.
-    return Place(seqno, seqno, delivery)

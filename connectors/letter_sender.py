@@ -219,7 +219,7 @@ class LetterSender:
                     self._send_again()
         except Exception as error:
             # Whatever it is, the applications that wait must hear of it.
-            _logger.exception("%s stops sending letters", self.address)
+            _logger.error("%s stops sending letters", self.address, exc_info=not isinstance(error, AbcastError))
             failure = error if isinstance(error, AbcastError) else AbcastError(f"{self.address} failed: {error!r}")
             with self._changed:
                 self._failure = failure

@@ -7,26 +7,42 @@ A life begins with the process, or goes on from the outbox. Each message is orde
   ordered under the old ones: it is over (`ordering.membership`), or *stranded*: the group is closed, and messages stand
   before the JOIN that it would need. The log has been read up to a point behind that decision, so what was ordered
   is known, too. The outbox changes from the old life to the new one in one step, before anything is sent.
+* *A life that has sent nothing* when the group's floor rises above its incarnation would not be heard: it is changed
+  for a new one before it sends its first record.
 * *A name that somebody else has taken meanwhile* is not taken back: all incarnations of this process are `claimed`.
+
+*A message is ordered if DATA has it*, with its kind, payload and headers; that DATA has its id is not enough. The id
+may have been used for another message: by a copy of the outbox or of the machine, or by an earlier process whose outbox
+has lost its end (a power failure, a backup). So whatever comes back, now or while the process was away, is compared
+with what was sent (`is_same`). If it differs, the life ends with Superseded, and so does every receipt that it still
+has. It is not sent again under another id: what stands behind it may be ordered yet under the old ones, and it would
+come twice, or behind its successors. (Two copies that send the same bytes under one id have sent one message.)
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from connectors.codec import H_KIND
+from connectors.codec import H_KIND, PREFIX
 from connectors.member_memory import MemberMemory
 from connectors.outbox import Outbox
 from connectors.receipt import Receipt
-from ordering.errors import ProtocolViolation, Superseded, UsageError
+from ordering.errors import HistoryUnavailable, ProtocolViolation, Superseded, UsageError
 from ordering.forward_table import ForwardTable, Pending
 from ordering.names import Address
-from ordering.records import JOIN, Headers, MessageId
+from ordering.records import JOIN, MESSAGE, REFUSED, Data, Headers, MessageId
 from ordering.sequencer import Accepted, SequencerState
+
+History = Callable[[int], Iterator[Data]]
+"""What was ordered of this sender behind a seqno, in the order. Raises HistoryUnavailable, BrokerUnreachable."""
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +89,13 @@ class Lives:
     changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.Lock()))
     claimed: set[int] = field(default_factory=set)
 
-    def begin(self, memory: MemberMemory, state: SequencerState, carried: Sequence[Carried] | None) -> Beginning:
+    def begin(
+        self, memory: MemberMemory, state: SequencerState, carried: Sequence[Carried] | None, history: History
+    ) -> Beginning:
         """The life to send under, `state` being where the log stands.
 
         `carried`: what the last life in this process leaves to a new one, which joins; None at the process's start.
+        `history` is asked only if the outbox may differ from it.
         Raises BrokerUnreachable, EnvironmentProblem, ProtocolViolation, Superseded.
         """
         ordered = state.ordered(str(self.address))
@@ -86,13 +105,30 @@ class Lives:
             if latest > max(self.claimed):
                 raise self.superseded(latest, max(self.claimed))
         elif self.outbox is not None and self.outbox.incarnation:
+            if ordered.incarnation == self.outbox.incarnation:
+                self._compare(self.outbox, ordered.local_seqno, history)
             carried = self._left_behind(self.outbox, state, ordered)
             joins = bool(carried) and state.membership.settings.closed
             if carried is None and not self._has_lost_its_end(self.outbox, ordered):
-                return self._continued(self.outbox, ordered)
+                return self._continued(self.outbox, ordered, state.seqno)
         # Higher than every earlier start: those remembered, and those ordered.
         above = max(ordered.incarnation, state.membership.incarnation_floor)
-        return self._anew(memory.claim_incarnation(above, self.claimed), carried or (), joins=joins)
+        incarnation = memory.claim_incarnation(above, self.claimed)
+        return self._anew(incarnation, carried or (), state.seqno, joins=joins)
+
+    def renewed(self, memory: MemberMemory, state: SequencerState, incarnation: int) -> Beginning | None:
+        """The life to send under in the place of one that has sent nothing; None if that will be heard.
+
+        It will not if the sequencer knows nobody of this name, and its floor has risen above the incarnation.
+        Raises BrokerUnreachable, EnvironmentProblem, Superseded.
+        """
+        ordered, floor = state.ordered(str(self.address)), state.membership.incarnation_floor
+        if ordered.incarnation or incarnation > floor:
+            return None
+        latest = memory.incarnation()
+        if latest > max(self.claimed):
+            raise self.superseded(latest, max(self.claimed))
+        return self._anew(memory.claim_incarnation(floor, self.claimed), (), state.seqno, joins=False)
 
     def superseded(self, incarnation: int, ours: int) -> Superseded:
         """The error that says that somebody else goes on under this name."""
@@ -101,7 +137,35 @@ class Lives:
             f"{ours}): messages of ours that are not ordered yet are lost. Run one process per member."
         )
 
-    def _anew(self, incarnation: int, carried: Sequence[Carried], *, joins: bool) -> Beginning:
+    def shared(self, incarnation: int, local_seqno: int) -> Superseded:
+        """The error that says that an id of ours stands for another message."""
+        return Superseded(
+            f"another process has sent as {self.address} under our incarnation {incarnation}: what was ordered as "
+            f"local seqno {local_seqno} is not our message. (A copy of the outbox or of the machine, or an outbox "
+            "whose end was lost?) Messages of ours that have no result yet are lost. Run one process per member."
+        )
+
+    def _compare(self, outbox: Outbox, ordered: int, history: History) -> None:
+        """Whether what the outbox has, and DATA counts as ordered, was ordered. Raises Superseded."""
+        rows = {row.local_seqno: row for row in outbox.pending() if row.local_seqno <= ordered}
+        if not rows or outbox.seqno is None:  # of an earlier version
+            return
+        try:
+            for data in history(outbox.seqno):
+                row = rows.get(data.local_seqno)
+                if data.incarnation != outbox.incarnation or row is None:
+                    continue
+                if not is_same(row, data.kind, data.payload, data.headers):
+                    raise Superseded(
+                        f"the outbox {outbox.path} and the group disagree: another message than its local seqno "
+                        f"{row.local_seqno} was ordered under that id, so up to {outbox.last() + 1 - row.local_seqno} "
+                        "messages in it never were. Was it copied, restored, or did the machine lose its power? Delete "
+                        "the file to give them up, and run one process per member."
+                    )
+        except HistoryUnavailable as gone:
+            _logger.warning("%s: whether the outbox is as the group has it can't be told: %s", self.address, gone)
+
+    def _anew(self, incarnation: int, carried: Sequence[Carried], seqno: int, *, joins: bool) -> Beginning:
         table = self._empty_table()
         receipts: deque[Receipt | None] = deque()
         join: Receipt | None = None
@@ -114,12 +178,12 @@ class Lives:
                 receipt.message_id = self._id(incarnation, again)
             receipts.append(receipt)
         if self.outbox is not None:
-            self.outbox.begin(incarnation, list(table.pending()))
+            self.outbox.begin(incarnation, list(table.pending()), seqno)
         return Beginning(incarnation, table, receipts, join)
 
-    def _continued(self, outbox: Outbox, ordered: Accepted) -> Beginning:
+    def _continued(self, outbox: Outbox, ordered: Accepted, seqno: int) -> Beginning:
         acknowledged = self._acknowledged(outbox, ordered)
-        outbox.acknowledge(acknowledged, at_once=True)
+        outbox.acknowledge(acknowledged, seqno, at_once=True)
         table = self._empty_table(last=acknowledged)
         for pending in outbox.pending():
             if table.append(pending.payload, pending.headers) != pending:
@@ -190,6 +254,21 @@ class Lives:
 def control_headers(kind: str) -> Headers:
     """What tells a control record from a message, in the forward table and the outbox."""
     return ((H_KIND, kind.encode("ascii")),)
+
+
+def is_same(ours: Pending, kind: str, payload: bytes, headers: Sequence[tuple[str, bytes]]) -> bool:
+    """Whether that, which DATA has under the id of `ours`, is it. Of what was refused, DATA keeps the kind."""
+    own_kind = ours.headers[0][1].decode("ascii") if is_control(ours) else MESSAGE
+    if kind == REFUSED:
+        return own_kind != MESSAGE and bool(json.loads(payload)["kind"] == own_kind)
+    if kind != own_kind or payload != ours.payload:
+        return False
+    return kind != MESSAGE or application_headers(headers) == ours.headers
+
+
+def application_headers(headers: Sequence[tuple[str, bytes]]) -> Headers:
+    """Those that are not abcast's own: what a relay adds travels with a message, too."""
+    return tuple((name, value or b"") for name, value in headers if not name.startswith(PREFIX))
 
 
 def is_control(pending: Pending) -> bool:

@@ -21,13 +21,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, overload
-from weakref import WeakKeyDictionary
+from typing import Any, Literal, TypeVar, overload
+from weakref import WeakSet
 
 from connectors.callbacks import Callback, Callbacks
 from connectors.codec import check_application_headers
 from connectors.connection import DEFAULT_BOOTSTRAP_SERVERS, Connection
-from connectors.deliveries import Deliveries
+from connectors.data_log import DataLog
+from connectors.deliveries import Deliveries, Position
 from connectors.delivery import Delivery
 from connectors.forwarder import Forwarder
 from connectors.inbox import Inbox
@@ -39,6 +40,7 @@ from connectors.outbox import Outbox
 from connectors.receipt import Receipt
 from connectors.session import Session
 from connectors.state_transfer import GetState, SetState, StateTransfer
+from connectors.stream import Stream
 from ordering.errors import (
     AbcastError,
     BrokerUnreachable,
@@ -46,17 +48,22 @@ from ordering.errors import (
     FlushFailed,
     NotOrderedInTime,
     NotWrittenInTime,
+    StateUnavailable,
+    Superseded,
     TopicMissing,
     UsageError,
 )
 from ordering.events import Event, ViewChange
 from ordering.names import DEFAULT_SITE, RESERVED_PREFIX, Address, check_group
-from ordering.records import MAX_PAYLOAD_BYTES, STATE, Headers
+from ordering.reader import Reader, Verdict
+from ordering.records import MAX_PAYLOAD_BYTES, MESSAGE, STATE, Headers
 
 CLOSE_TIMEOUT_S = 10.0
 REJOIN_PATIENCE_S = 10.0
 """How long a member without an outbox that was taken for dead waits for what it has sent."""
 
+GivenHeaders = Iterable[tuple[str, bytes]] | Mapping[str, bytes]
+T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
 
@@ -108,7 +115,7 @@ class Member:
             get_state: returns the application's state, for a member that joins: what it has made of all messages that
                 its `deliveries()` (without `from_seqno`) has given so far. Called there, by the application's thread,
                 between two of them. Only for members that have the whole state: those of the group's first view, and
-                those that connect with `state` or `from_ledger`.
+                those that connect with `state`, `from_ledger` or `from_seqno`.
             set_state: takes such a state, in `connect(state=True)`.
 
         Raises:
@@ -118,6 +125,9 @@ class Member:
             Superseded: the outbox belongs to an incarnation that another process has superseded.
             EnvironmentProblem: the outbox can't be read.
         """
+        for name, given in (("group", group), ("member", member)):
+            if not isinstance(given, str):
+                raise UsageError(f"{name} is a text, not {type(given).__name__}.")
         self.group = check_group(group)
         self.address = Address.parse(member, default_site)
         if self.address.name.startswith(RESERVED_PREFIX):
@@ -145,7 +155,7 @@ class Member:
         self._changed = self._lives.changed
         self._forwarder: Forwarder | None = None
         self._letters: LetterSender | None = None
-        self._runs: WeakKeyDictionary[Iterator[object], Deliveries | Inbox] = WeakKeyDictionary()
+        self._streams: WeakSet[Stream[Any]] = WeakSet()
         self._transfer: StateTransfer | None = None
         if get_state is not None or set_state is not None:
             self._transfer = StateTransfer(
@@ -190,19 +200,33 @@ class Member:
         own = self.view.members if self.view else ()
         return (*own, *itertools.chain.from_iterable(members for _, members in sorted(self.remote_views.items())))
 
-    def connect(self, *, from_ledger: bool = False, state: bool = False, timeout: float = 30.0) -> ViewChange:
+    def connect(
+        self,
+        *,
+        from_ledger: bool = False,
+        state: bool = False,
+        or_history: bool = False,
+        from_seqno: int | None = None,
+        timeout: float = 30.0,
+    ) -> ViewChange:
         """Join the group; returns the first view with this member (of one that is connected already, the newest).
 
-        `deliveries` then begins with that view; with `from_ledger`, with the group's first message. `close` leaves the
-        group. A member that the group has taken for dead (it was suspended, or cut off for too long) joins again by
-        itself, as a new member.
+        `deliveries` then begins with that view; with `from_ledger`, with the group's first message; with `from_seqno`,
+        there: for a replica that keeps its own state, and the seqno up to which that counts. `close` leaves the group.
+        A member that the group has taken for dead (it was suspended, or cut off for too long) joins again by itself,
+        as a new member.
 
         With `state`, the state of the application comes first: an older member supplies it (the oldest that answers),
-        `set_state` gets it, and `deliveries` then gives the messages that it does not count. Those who are a group's
-        first view have nobody to ask: there `set_state` is not called, and `deliveries` begins with the view.
+        `set_state` gets it, and `deliveries` then gives the messages that it does not count. Who comes into a group
+        without members has nobody to ask. If no message was ordered before, `set_state` is not called, and `deliveries`
+        begins with the view. If there were some (after a total restart, say), `or_history` lets `deliveries` begin with
+        the group's first message.
 
         Raises:
-            UsageError: `state` without `set_state`, with `from_ledger`, or of a member that has it; it was closed.
+            UsageError: `state` without `set_state`, or of a member that is connected; two of `state`, `from_ledger` and
+                `from_seqno`; it was closed.
+            StateUnavailable: with `state` and without `or_history`: there were messages, and nobody has their state.
+                It is a member all the same: call `connect` again, with another choice.
             NotOrderedInTime: there was no view within `timeout` seconds, or no state. Without its state it is a member
                 all the same. Call `connect` again, or close it.
             BrokerUnreachable, Superseded, TopicMissing.
@@ -210,8 +234,7 @@ class Member:
         deadline = time.monotonic() + timeout
         with self._connecting:
             transfer = self._transfer
-            if state:
-                self._check_state_wanted(from_ledger)
+            self._check_beginning(state, or_history, from_ledger, from_seqno)
             view = self.view
             forwarder = self._forwarder or self._start_sending()
             forwarder.check()
@@ -224,26 +247,59 @@ class Member:
             assert self._session is not None
             view = self._session.join(timeout)
             self._is_connected = True
-            seqno: int | None = None
+            counted: int | None = None
+            if transfer is not None and state:
+                counted = transfer.fetch(view, lambda: self.view, max(0.0, deadline - time.monotonic()))
+                if counted is None and self._has_history(view):
+                    if not or_history:
+                        raise self._no_state()
+                    from_seqno = 1
             if transfer is not None:
-                if state:
-                    seqno = transfer.fetch(view, lambda: self.view, max(0.0, deadline - time.monotonic()))
                 transfer.is_ready = True
             self._is_ready = True
-            if from_ledger or seqno is not None:
+            if from_ledger:
+                from_seqno = 1
+            if from_seqno is not None or counted is not None:
                 self._own_run = None
             # One that was in the view when its process started has no first view to begin with.
-            self._first_seqno = 1 if from_ledger else view.seqno or (seqno + 1 if seqno is not None else None)
-            self._counted_seqno = seqno or 0
+            self._first_seqno = from_seqno or view.seqno or (counted + 1 if counted is not None else None)
+            self._counted_seqno = counted or 0
             return view
 
-    def _check_state_wanted(self, from_ledger: bool) -> None:
-        if self._transfer is None or self._transfer.set_state is None:
+    def _check_beginning(self, state: bool, or_history: bool, from_ledger: bool, from_seqno: int | None) -> None:
+        """Whether the arguments of `connect` fit together. Raises UsageError."""
+        if state and (self._transfer is None or self._transfer.set_state is None):
             raise UsageError("connect(state=True) needs a function that takes the state: Member(set_state=…).")
-        if from_ledger:
-            raise UsageError("take either state=True or from_ledger=True: the state counts the history already.")
-        if self._is_ready:
+        if state + from_ledger + (from_seqno is not None) > 1:
+            raise UsageError("take one of state=True, from_ledger=True and from_seqno=…: each says where to begin.")
+        if or_history and not state:
+            raise UsageError("or_history=True goes with state=True: it says what to do where nobody has the state.")
+        if from_seqno is not None and from_seqno < 1:
+            raise UsageError(f"from_seqno is {from_seqno}, but seqnos start at 1.")
+        if self._is_ready and state:
             raise UsageError(f"{self.address} is connected already: the state comes with the first connect().")
+        if self._is_ready and from_seqno is not None:
+            raise UsageError(f"{self.address} is connected already: where to begin is said with the first connect().")
+
+    def _has_history(self, view: ViewChange) -> bool:
+        """Whether a message was ordered before its first view. Raises BrokerUnreachable."""
+        reader = Reader()
+        with DataLog(self.connection, self.group, self.address.site) as log:
+            if log.beginning() > 0:
+                return True  # what was dropped was not empty
+            for stored in log.records(0, log.end()):
+                data = stored.data
+                is_taken = reader.accept(data.kind, data.epoch, data.seqno) is Verdict.TAKE
+                if is_taken and data.kind == MESSAGE:
+                    return not view.seqno or data.seqno < view.seqno
+        return False
+
+    def _no_state(self) -> StateUnavailable:
+        return StateUnavailable(
+            f"{self.group} has ordered messages before, and no member has the state that they made: {self.address} has "
+            "joined, and does not begin with nothing. connect(state=True, or_history=True) makes the state from the "
+            "group's first message on, connect(from_seqno=n) goes on from your own, connect() begins with the view."
+        )
 
     @contextmanager
     def flush(self, timeout: float = 30.0) -> Iterator[None]:
@@ -284,9 +340,7 @@ class Member:
         finally:
             self._flushing.release()
 
-    def broadcast(
-        self, payload: bytes, headers: Iterable[tuple[str, bytes]] = (), timeout: float | None = 30.0
-    ) -> Receipt:
+    def broadcast(self, payload: bytes, headers: GivenHeaders = (), timeout: float | None = 30.0) -> Receipt:
         """Send a message to the group; returns as soon as it is in the forward table (and the outbox).
 
         The first call also takes an incarnation, which needs an answer from Kafka. Messages of one member are ordered
@@ -300,6 +354,7 @@ class Member:
             Blocked: the same, since a flush of the group took so long.
             Excluded: the same; the group has taken this member for dead, and it is joining again.
             Superseded: another process has started under this name.
+            BrokerUnreachable: the first call takes an incarnation, or looks whether an old one still holds.
             EnvironmentProblem: the outbox can't be written.
         """
         checked = _check_message(payload, headers)
@@ -314,7 +369,7 @@ class Member:
         self,
         address: str | Address,
         payload: bytes,
-        headers: Iterable[tuple[str, bytes]] = (),
+        headers: GivenHeaders = (),
         timeout: float | None = 30.0,
     ) -> LetterReceipt:
         """Send a letter to one member of any site, such as a delivery's `sender`; returns as soon as it is numbered.
@@ -331,33 +386,39 @@ class Member:
             LetterTableFull: nothing was sent; try again later.
             Superseded: the outbox belongs to an incarnation that another process has superseded.
         """
+        if not isinstance(address, str | Address):
+            raise UsageError(f"address is a text such as a delivery's sender, not {type(address).__name__}.")
         receiver = Address.parse(str(address), self._default_site)
         checked = _check_message(payload, headers)
         letters = self._letters or self._start_letters()
         return letters.send(receiver, payload, checked, timeout)
 
-    def inbox(self, timeout: float | None = None) -> Iterator[Letter]:
-        """The letters to this member, each sender's in order, as they come. A generator, for one thread.
+    def inbox(self, timeout: float | None = None, *, from_beginning: bool = False) -> Stream[Letter]:
+        """The letters to this member, each sender's in order, as they come. An iterator, for one thread.
 
         It goes on after the last letter that this member's name took; *taken* means what it does in `deliveries`, so
         after kill -9 an application may see the last half second's letters again: their (sender, incarnation,
-        local_seqno) tell. One generator at a time. A start reads the inbox's partition from its beginning.
+        local_seqno) tell. One iterator at a time. A start reads the inbox's partition from its beginning.
 
         Args:
             timeout: end after so many seconds without a letter (None: never; `close` ends it). What stood there
                 before the start is given in any case.
+            from_beginning: give all letters again, and remember from there.
 
         Raises (when iterated):
             BrokerUnreachable: no broker answers at the start. Later, it waits until one does.
             TopicMissing: the site has no inbox topic.
             HistoryUnavailable: the beginning of the inbox topic was dropped.
+            PositionLost: Kafka has forgotten which letters this name has taken.
         """
-        run = Inbox(self.connection, self.group, self.address, timeout)
+        run = Inbox(self.connection, self.group, self.address, timeout, from_beginning=from_beginning)
+        return self._stream(Stream(run))
+
+    def _stream(self, stream: Stream[T]) -> Stream[T]:
         with self._lock:
             self._check_open()
-            generator = run.run()
-            self._runs[generator] = run
-        return generator
+            self._streams.add(stream)
+        return stream
 
     def wait_ordered(self, timeout: float | None = None) -> int | None:
         """Wait until everything broadcast so far is ordered; the seqno of the last.
@@ -380,23 +441,39 @@ class Member:
 
     @overload
     def deliveries(
-        self, from_seqno: int | None = None, timeout: float | None = None, *, events: Literal[False] = False
-    ) -> Iterator[Delivery]: ...
+        self,
+        from_seqno: int | None = None,
+        timeout: float | None = None,
+        *,
+        events: Literal[False] = False,
+        remember: bool = False,
+    ) -> Stream[Delivery]: ...
 
     @overload
     def deliveries(
-        self, from_seqno: int | None = None, timeout: float | None = None, *, events: Literal[True]
-    ) -> Iterator[Delivery | Event]: ...
+        self,
+        from_seqno: int | None = None,
+        timeout: float | None = None,
+        *,
+        events: Literal[True],
+        remember: bool = False,
+    ) -> Stream[Delivery | Event]: ...
 
     def deliveries(
-        self, from_seqno: int | None = None, timeout: float | None = None, *, events: bool = False
-    ) -> Iterator[Any]:
-        """The group's messages in the total order, as they come. A generator, for one thread.
+        self,
+        from_seqno: int | None = None,
+        timeout: float | None = None,
+        *,
+        events: bool = False,
+        remember: bool = False,
+    ) -> Stream[Any]:
+        """The group's messages in the total order, as they come. An iterator, for one thread.
 
-        A message counts as taken when the next one is asked for, or the generator is closed (a `break` does that).
+        A message counts as taken when the next one is asked for, or when the iterator's `taken()` is called. What is in
+        hand when the loop ends otherwise (an exception, a `break`, `close`) is given again by the next one.
         What was taken is remembered in Kafka under the member's name twice a second and at the end. So after kill -9
-        an application may see the last half second's messages again: their seqnos tell. One generator at a time
-        should go on from the remembered position; generators with `from_seqno` may run beside it.
+        an application may see the last half second's messages again: their seqnos tell. One iterator at a time
+        should go on from the remembered position; those with `from_seqno` may run beside it, and do not move it.
 
         Args:
             from_seqno: start at this seqno exactly (which may be still to come). Default: after the last message
@@ -405,35 +482,40 @@ class Member:
                 before the start is given in any case.
             events: among the messages, in their place in the order, also `ViewChange`, `Block` and `Unblock`, and
                 in a mesh `RemoteView`.
+            remember: with `from_seqno`, make this the member's position, which moves with it from here on.
 
         Raises (when iterated):
             BrokerUnreachable: no broker answers at the start. Later, it waits until one does.
             HistoryUnavailable: Kafka's retention has dropped what comes next, and the ledger was not given or has
                 it not.
+            PositionLost: Kafka has forgotten how far this name was.
         """
+        if from_seqno is None and remember:
+            raise UsageError("remember=True goes with from_seqno: without it, the position is remembered anyway.")
         if from_seqno is not None:
-            run = Deliveries(self.connection, self.group, self.address, from_seqno, timeout, self.ledger, events=events)
-        else:
-            first = self._first_seqno
-            taken = self._own_run.taken_seqno if self._own_run is not None else 0
-            if taken:  # that does not come again
-                first = max(first or 0, taken + 1)
-            run = self._own_run = Deliveries(
-                self.connection,
-                self.group,
-                self.address,
-                first,
-                timeout,
-                self.ledger,
+            position = Position.ANEW if remember else Position.BESIDE
+            run = Deliveries(
+                *(self.connection, self.group, self.address, from_seqno, timeout, self.ledger),
                 events=events,
-                counted=self._counted_seqno,
-                between=self._transfer.between if self._transfer is not None else None,
+                position=position,
             )
-        with self._lock:
-            self._check_open()
-            generator = run.run()
-            self._runs[generator] = run
-        return generator
+        else:
+            run = self._own_deliveries(timeout, events=events)
+        return self._stream(Stream(run))
+
+    def _own_deliveries(self, timeout: float | None, *, events: bool) -> Deliveries:
+        """What goes on where the last run of this member's own ended."""
+        first = self._first_seqno
+        taken = self._own_run.taken_seqno if self._own_run is not None else 0
+        if taken:  # that does not come again
+            first = max(first or 0, taken + 1)
+        self._own_run = Deliveries(
+            *(self.connection, self.group, self.address, first, timeout, self.ledger),
+            events=events,
+            counted=self._counted_seqno,
+            between=self._transfer.between if self._transfer is not None else None,
+        )
+        return self._own_run
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Wait up to `timeout` seconds until all letters are written and all broadcasts ordered, end all deliveries and
@@ -441,7 +523,7 @@ class Member:
 
         Raises (after it has closed) NotWrittenInTime if a letter was not written and, without an outbox,
         NotOrderedInTime if something was not ordered: nobody will send it again. With an outbox the next start sends
-        its broadcasts. May be called twice.
+        its broadcasts. Superseded, unless that was raised before. May be called twice.
         """
         deadline = time.monotonic() + timeout
         self._settle(timeout)
@@ -449,12 +531,13 @@ class Member:
             if self._closed:
                 return
             self._closed = True
-            runs = list(self._runs.items())
-        for _, run in runs:
-            run.stop()
+            streams = list(self._streams)
+        for stream in streams:
+            stream.stop()
         if self._transfer is not None:
             self._transfer.close()
         timeout = max(0.0, deadline - time.monotonic())
+        was_told = self._forwarder is not None and self._forwarder.was_told
         not_written: NotWrittenInTime | None = None
         not_ordered: NotOrderedInTime | None = None
         try:
@@ -470,8 +553,11 @@ class Member:
             not_ordered = error
         except Excluded as error:
             not_ordered = NotOrderedInTime(str(error))
+        except Superseded:
+            if not was_told:
+                raise
         finally:
-            self._disconnect(runs)
+            self._disconnect(streams)
         if not_written is not None:
             raise not_written
         if not_ordered is not None and self._outbox is None:
@@ -487,7 +573,7 @@ class Member:
     def _send_state_letter(self, receiver: Address, payload: bytes, headers: Headers) -> LetterReceipt:
         return (self._letters or self._start_letters()).send(receiver, payload, headers, 30.0, STATE)
 
-    def _disconnect(self, runs: list[tuple[Iterator[object], Deliveries | Inbox]]) -> None:
+    def _disconnect(self, streams: Sequence[Stream[object]]) -> None:
         if self._session is not None:
             self._session.close()
         if self._letters is not None:
@@ -497,12 +583,8 @@ class Member:
         self._callbacks.close()
         if self._outbox is not None:
             self._outbox.close()
-        for generator, run in runs:
-            try:
-                generator.close()  # type: ignore[attr-defined]
-            except ValueError:
-                # It runs in another thread, which ends it within one poll.
-                run.finished.wait(self.connection.timeout)
+        for stream in streams:
+            stream.end(self.connection.timeout)
 
     def __enter__(self) -> Member:
         return self
@@ -643,10 +725,16 @@ class Member:
             return self._letters
 
 
-def _check_message(payload: bytes, headers: Iterable[tuple[str, bytes]]) -> Headers:
+def _check_message(payload: bytes, headers: GivenHeaders) -> Headers:
     """The application's headers. Raises UsageError if it can't send that."""
     if not isinstance(payload, bytes):
         raise UsageError(f"a payload is a bytes object, not {type(payload).__name__}: encode it first.")
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise UsageError(f"the payload has {len(payload)} bytes, over the limit of {MAX_PAYLOAD_BYTES}: split it.")
-    return check_application_headers(headers) if headers else ()
+    if not headers:
+        return ()
+    try:
+        pairs = [(name, value) for name, value in (headers.items() if isinstance(headers, Mapping) else headers)]
+    except (TypeError, ValueError) as error:
+        raise UsageError("headers are (str, bytes) pairs, or a dict of them.") from error
+    return check_application_headers(pairs)

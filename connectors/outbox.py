@@ -5,7 +5,8 @@ take the last ones). It holds the incarnation too, so a restart *continues* it: 
 message ids, and the sequencer drops what it has already. Together: exactly once.
 
 A second process can't open the file. Acknowledged rows are deleted in batches; rows that are ordered but not yet
-deleted do no harm, since DATA tells on the next start.
+deleted do no harm, since DATA tells on the next start. The file says from where on to look there: every row that it
+still has is ordered behind `seqno`, if it is.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _APPLICATION_ID = 0x61626361  # "abca": tells our file from another application'
 _SCHEMA = f"""
 BEGIN EXCLUSIVE;
 CREATE TABLE owner (
-    group_name TEXT NOT NULL, member TEXT NOT NULL, incarnation INTEGER NOT NULL, acknowledged INTEGER NOT NULL
+    group_name TEXT NOT NULL, member TEXT NOT NULL, incarnation INTEGER NOT NULL, acknowledged INTEGER NOT NULL,
+    seqno INTEGER
 );
 CREATE TABLE pending (local_seqno INTEGER PRIMARY KEY, payload BLOB NOT NULL, headers TEXT);
 PRAGMA application_id = {_APPLICATION_ID};
@@ -41,7 +43,8 @@ COMMIT;
 class Outbox:
     """The outbox file of one member. Not thread-safe: the member locks around it.
 
-    `incarnation` is 0 until `begin`. `acknowledged` is the highest local seqno whose row was deleted.
+    `incarnation` is 0 until `begin`. `acknowledged` is the highest local seqno whose row was deleted; `seqno` is None
+    in a file of an earlier version.
     """
 
     def __init__(self, path: Path | str, group: str, member: str) -> None:
@@ -71,40 +74,46 @@ class Outbox:
         is_new = not execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
         if is_new:
             self._database.executescript(_SCHEMA)
-            execute("INSERT INTO owner VALUES (?, ?, 0, 0)", (group, member))
+            execute("INSERT INTO owner VALUES (?, ?, 0, 0, NULL)", (group, member))
         elif execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
             raise UsageError(f"{self.path} is a database of another application: name another file as the outbox.")
+        elif "seqno" not in [column[1] for column in execute("PRAGMA table_info(owner)")]:
+            execute("ALTER TABLE owner ADD COLUMN seqno INTEGER")
         # A write makes sure that the lock is an exclusive one, also where the file was only read so far.
         execute("UPDATE owner SET acknowledged = acknowledged")
-        owner = execute("SELECT group_name, member, incarnation, acknowledged FROM owner").fetchone()
+        owner = execute("SELECT group_name, member, incarnation, acknowledged, seqno FROM owner").fetchone()
         if owner is None:
             # Killed between creating the tables and the first row.
-            owner = (group, member, 0, 0)
-            execute("INSERT INTO owner VALUES (?, ?, 0, 0)", owner[:2])
+            owner = (group, member, 0, 0, None)
+            execute("INSERT INTO owner VALUES (?, ?, 0, 0, NULL)", owner[:2])
         if owner[:2] != (group, member):
             raise UsageError(
                 f"{self.path} is the outbox of {owner[1]} in group {owner[0]}, not of {member} in {group}: each member "
                 "needs a file of its own."
             )
         self.incarnation, self.acknowledged = int(owner[2]), int(owner[3])
+        self.seqno: int | None = owner[4]
 
     def close(self) -> None:
         """Release the file."""
         self._database.close()
 
-    def begin(self, incarnation: int, keep: Sequence[Pending] = ()) -> None:
+    def begin(self, incarnation: int, keep: Sequence[Pending] = (), seqno: int = 0) -> None:
         """Start an incarnation at local seqno 1, with the messages `keep`. Whatever else was pending is dropped.
 
-        In one step: a crash leaves all of the old or all of the new. Raises EnvironmentProblem.
+        `seqno`: the last one in DATA, before anything of this incarnation. In one step: a crash leaves all of the old
+        or all of the new. Raises EnvironmentProblem.
         """
         with self._explained():
             self._database.execute("BEGIN")
             self._database.execute("DELETE FROM pending")
-            self._database.execute("UPDATE owner SET incarnation = ?, acknowledged = 0", (incarnation,))
+            self._database.execute(
+                "UPDATE owner SET incarnation = ?, acknowledged = 0, seqno = ?", (incarnation, seqno)
+            )
             rows = [(number, pending.payload, _encode(pending.headers)) for number, pending in enumerate(keep, 1)]
             self._database.executemany("INSERT INTO pending VALUES (?, ?, ?)", rows)
             self._database.execute("COMMIT")
-        self.incarnation, self.acknowledged = incarnation, 0
+        self.incarnation, self.acknowledged, self.seqno = incarnation, 0, seqno
 
     def pending(self) -> Iterator[Pending]:
         """What was accepted and not forgotten, in increasing order of local seqnos. Raises EnvironmentProblem."""
@@ -124,8 +133,11 @@ class Outbox:
         with self._explained():
             self._database.execute("INSERT INTO pending VALUES (?, ?, ?)", (local_seqno, payload, _encode(headers)))
 
-    def acknowledge(self, local_seqno: int, at_once: bool = False) -> None:
-        """Everything up to `local_seqno` is ordered: forget it, unless that is better done later."""
+    def acknowledge(self, local_seqno: int, seqno: int | None, at_once: bool = False) -> None:
+        """Everything up to `local_seqno` is ordered, and no more up to `seqno`: forget it, unless that is better later.
+
+        `seqno`: None if it is not known better than before.
+        """
         ordered = local_seqno - self.acknowledged
         now = time.monotonic()
         if not ordered or not (at_once or ordered >= FORGET_RECORDS or now - self._forgotten_at >= FORGET_SECONDS):
@@ -133,9 +145,10 @@ class Outbox:
         with self._explained():
             self._database.execute("BEGIN")
             self._database.execute("DELETE FROM pending WHERE local_seqno <= ?", (local_seqno,))
-            self._database.execute("UPDATE owner SET acknowledged = ?", (local_seqno,))
+            seqno = self.seqno if seqno is None else seqno
+            self._database.execute("UPDATE owner SET acknowledged = ?, seqno = ?", (local_seqno, seqno))
             self._database.execute("COMMIT")
-        self.acknowledged = local_seqno
+        self.acknowledged, self.seqno = local_seqno, seqno
         self._forgotten_at = now
 
     @contextmanager

@@ -12,6 +12,7 @@ def raised_again(error: AbcastError) -> AbcastError:
     """A new exception like `error`: one instance raised in several threads would mix up their tracebacks."""
     again = type(error)(*error.args)
     again.__cause__ = error
+    error.was_told = True
     return again
 
 

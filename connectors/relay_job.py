@@ -1,12 +1,14 @@
 """The relay jobs: from one site's Kafka to its neighbour's, a query for each kind of records (`connectors.relaying`).
 
-Invariant. In every topic partition that a relay fills, what was copied from one source partition is a beginning of
-it, as a set: if a record is there, so is every earlier one, in the order of their first copies. For a query copies a
-partition in order, by one producer that never gives up on a record, and starts at or before the first record that
-the neighbour lacks, which it asks of the neighbour alone:
+The links of a mesh need no more than that what a session brings is judged (`ordering.links`).
 
-* orders: the seqno that the copy has reached. Seqno n + 1 stands at offset n or later at the home;
-* all else: what `abcast-relayed-from` of the last record says.
+Invariant of all else. In every topic partition that a relay fills, what was copied from one source partition is a
+beginning of it, as a set: if a record is there, so is every earlier one, in the order of their first copies. For a
+query copies a partition in order, by one producer that never gives up on a record and has one request under way, and
+starts at or before the first record that the neighbour lacks, which it asks of the neighbour alone:
+
+* orders: the seqno that the copy has reached;
+* requests and letters: what `abcast-relayed-from` of the last record says.
 
 So a crash at any point, a lost checkpoint (there is none to lose), or two relays at once repeat runs of records and
 leave no hole; repeats are dropped by the reading rule, and by the sequencer's received table.
@@ -15,8 +17,10 @@ leave no hole; repeats are dropped by the reading rule, and by the sequencer's r
 from __future__ import annotations
 
 import json
+import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,17 +34,23 @@ from connectors.codec import H_RELAYED_FROM, encode_data
 from connectors.connection import Connection
 from connectors.data_log import DataLog, windows_back
 from connectors.herald import Herald
+from connectors.link_start import find_beginning, is_ordered
+from connectors.promotion import append, fence_former_home
 from connectors.relaying import SINK_OPTIONS, relay_letters, relay_news, relay_orders, relay_requests
 from connectors.sites import Direction, Sites
 from connectors.streaming_job import JobOptions, StreamingJob
-from connectors.topics import count_partitions, ensure_topic, find_topics
-from ordering.errors import BrokerUnreachable, HistoryUnavailable, UsageError
+from connectors.topic_finder import TopicFinder
+from connectors.topics import count_partitions, ensure_topic
+from ordering.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, UsageError
 from ordering.names import Topic
+from ordering.reader import epoch_of
 from ordering.records import Source
-from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, snapshot
+from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, seal, snapshot
 
 REAL_TIME_BATCH = "5 seconds"
 """How long a real-time query runs before it notes its offsets."""
+LOOK_EVERY_S = 30.0
+"""How often a link looks whether what it has carried counts at the neighbour."""
 _FIRST_WINDOW = 256
 """Records read back first when looking for the last one of a source."""
 
@@ -49,18 +59,25 @@ class Relay(StreamingJob):
     """Carries one kind of records in one direction, for all groups that have a DATA topic at both ends."""
 
     carries: ClassVar[str]
-    ready_while_waiting = True
+    keeps_trying = True
 
     def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, way: Direction) -> None:
         """The connection and the site of `options` are ignored: the direction tells."""
         self.name = f"relay-{way}-{self.carries}"
         self.sites = sites
         self.way = way
+        self.in_real_time = sites.trigger == "real-time"
         self.source = sites.connection(way.source)
         self.target = sites.connection(way.target)
+        self.target_finder = TopicFinder(self.target)
         super().__init__(
             spark, JobOptions(self.source, way.source, options.data, options.max_batch_records, options.parallelism)
         )
+
+    def run(self) -> None:
+        """Work until stopped, as every job."""
+        with closing(self.target_finder):
+            super().run()
 
     @abstractmethod
     def is_read(self, topic: Topic) -> bool:
@@ -77,7 +94,7 @@ class Relay(StreamingJob):
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """The source's topics of every group that is at both ends."""
         there = {
-            topic.group for topic in find_topics(self.target) if topic.role == "data" and topic.site == self.way.target
+            topic.group for topic in self.target_finder.find() if topic.role == "data" and topic.site == self.way.target
         }
         selected: dict[str, list[str]] = {}
         for topic in filter(self.is_read, topics):
@@ -90,8 +107,7 @@ class Relay(StreamingJob):
         names = [name for group in topics.values() for name in group]
         positions = self.positions([topic for topic in map(Topic.parse, names) if topic])
         source = {**self.kafka_source(names, positions), "failOnDataLoss": "true"}
-        in_real_time = self.sites.trigger == "real-time"
-        if in_real_time:
+        if self.in_real_time:
             # There are no batches to bound, and what is not there yet is waited for.
             del source["maxOffsetsPerTrigger"], source["kafka.fetch.max.wait.ms"]
         rows = self.spark.readStream.format("kafka").options(**source).load()
@@ -102,7 +118,7 @@ class Relay(StreamingJob):
             .options(**self.target.spark_options(), **SINK_OPTIONS)
             .option("checkpointLocation", str(checkpoint))
         )
-        if in_real_time:
+        if self.in_real_time:
             # pyspark's type stubs do not know this trigger yet.
             writer = writer.outputMode("update").trigger(realTime=REAL_TIME_BATCH)  # type: ignore[call-overload]
         return writer.start()
@@ -132,8 +148,7 @@ class Relay(StreamingJob):
         if position < beginning:
             raise HistoryUnavailable(
                 f"{self.way.target} lacks offsets {position} to {beginning - 1} of {place.topic}-{place.partition}, "
-                f"which retention has dropped at {self.way.source}: `abcast site add {self.way.target} --ledger DIR` "
-                "writes what the ledger has of them."
+                f"which retention has dropped at {self.way.source}. {_from_ledger(self.way.target, self.way.source)}"
             )
 
 
@@ -193,8 +208,14 @@ class Requests(Relay):
         return relay_requests(rows, self.way)
 
 
+class LinkStalled(AbcastError):
+    """What a session has carried does not count at the neighbour: another one begins."""
+
+    retriable = True
+
+
 class News(Requests):
-    """The messages and the views of a mesh site's DATA to its neighbour, as FORWARD, and what `Herald` says."""
+    """A link of a mesh: the DATA of a site to its neighbour (`ordering.links`), and what `Herald` says."""
 
     carries = "news"
 
@@ -202,26 +223,84 @@ class News(Requests):
         super().__init__(spark, options, sites, way)
         self._herald: Herald | None = None
         self._query: StreamingQuery | None = None
-        self._copied: dict[str, int] = {}
+        self._sessions: dict[str, int] = {}
+        self._carried: dict[str, int] = {}  # by DATA topic, at the last look
+        self._ends_there: dict[str, int] = {}  # of the neighbour's DATA, where it has not ordered that
+        self._patience_s = LOOK_EVERY_S
+        self._began_at = self._looked_at = 0.0
 
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """As every relay."""
-        self._herald = Herald(self.source, self.target, self.way, topics)
+        self._herald = Herald(self.source, self.target, self.way)
         self._query = super().start_query(topics, checkpoint)
+        self._carried, self._ends_there = {}, {}
+        self._began_at = self._looked_at = time.monotonic()
         return self._query
 
     def positions(self, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
-        """As every relay."""
-        positions = super().positions(topics)
-        self._copied = {place.topic: offset for place, offset in positions.items()}
+        """Begin a session in each group, where the neighbour's own rows say."""
+        assert self._herald is not None
+        self._sessions = {}
+        positions = {}
+        for topic in topics:
+            ensure_topic(self.target, self.filled(topic), 1)
+            with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
+                reached = there.state().origins
+                try:
+                    beginning = find_beginning(here, reached, self._is_carried)
+                except HistoryUnavailable as error:
+                    raise HistoryUnavailable(f"{error} {_from_ledger(self.way.target, self.way.source)}") from error
+                positions[here.partition] = beginning.offset
+            self._sessions[str(topic)] = self._herald.begin(topic.group, beginning, self._is_carried)
         return positions
 
     def check(self) -> None:
-        """Say that the relay is there. Raises BrokerUnreachable."""
-        if self._herald is not None:
-            self._herald.tell(self._copied | self._copied_by_query())
+        """Say that the relay is there, and look whether what it carries counts.
 
-    def _copied_by_query(self) -> dict[str, int]:
+        Raises BrokerUnreachable, LinkStalled.
+        """
+        if self._herald is None:
+            return
+        self._herald.tell()
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        """What was carried at the last look must have been ordered since: nobody else sends it again.
+
+        It is not if the neighbour has lost rows, or if it keeps to the session of another relay that has ended. Then
+        another session begins: at once if the neighbour has written anything since it was last looked at, which tells
+        that its sequencer runs; else after a time that doubles, so that a neighbour that is away for long is sent its
+        backlog twice in all, about.
+        """
+        for name, offset in self._carried.items():
+            topic = Topic.parse(name)
+            assert topic is not None
+            with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
+                if is_ordered(here.state(offset), there.state(), topic.site, self._is_carried):
+                    continue
+                end, before = there.end(), self._ends_there.get(name)
+            self._ends_there[name] = end
+            if before not in (None, end) or now - self._began_at >= self._patience_s:
+                self._patience_s *= 2
+                raise LinkStalled(
+                    f"group {topic.group}: {self.way.target} has not ordered what was carried there. "
+                    "Does its sequencer run?"
+                )
+            return
+        self._patience_s = LOOK_EVERY_S
+        self._carried = {name: offset for name, offset in self._read_by_query().items() if name in self._sessions}
+        self._ends_there = {}
+
+    def _there(self, group: str) -> DataLog:
+        return DataLog(self.target, group, self.way.target)
+
+    def _is_carried(self, origin: str) -> bool:
+        return self.sites.carries(self.way, origin)
+
+    def _read_by_query(self) -> dict[str, int]:
         """The offset after the last record of each DATA topic that the query has copied, as far as it says."""
         newest = self._query.lastProgress if self._query is not None else None
         if newest is None:
@@ -242,8 +321,9 @@ class News(Requests):
         return topic.role == "data" and topic.site == self.way.source
 
     def carry(self, rows: DataFrame) -> DataFrame:
-        """Messages that have not been there, marked with where they have been."""
-        return relay_news(rows, self.way, self.sites.neighbours(self.way.source))
+        """Every record, as the link says it."""
+        not_carried = {site for site in self.sites.connections if not self._is_carried(site)}
+        return relay_news(rows, self.way, self._sessions, not_carried)
 
 
 class Letters(Relay):
@@ -287,6 +367,10 @@ class Letters(Relay):
         return super().select_topics(topics)
 
 
+def _from_ledger(target: str, source: str) -> str:
+    return f"`abcast site add {target} --ledger DIR` writes what the ledger of {source} has of it."
+
+
 def relays_of(sites: Sites, way: Direction) -> list[type[Relay]]:
     """What is carried in a direction."""
     if sites.home is None:
@@ -308,15 +392,29 @@ class _Copy:
         self.copy.close()
 
     def start(self) -> int:
-        """The offset at the home from which the copy lacks something."""
+        """The offset at the home from which the copy lacks something.
+
+        The copy learns the epoch in force there first: its seal may be among what retention has dropped at the home,
+        and what a fenced sequencer left behind it may not.
+        """
+        anew = f"delete the group's topics at {self.copy.topic.site}, and let it join again (`abcast site add`)."
+        if fence_former_home(self.home, self.copy):
+            raise UsageError(f"{self.copy.topic.site} was the home of the group before: {anew}")
         if self.copy.claims():
             raise UsageError(
                 f"{self.copy.topic} has a sequencer of its own, so it can't be the copy of {self.home.topic}: "
                 "the site belongs to a mesh, or another site is the home."
             )
-        reached = self.copy.state().seqno
-        self.home.after(reached)  # raises if the home no longer has what follows, or never had it
-        return max(reached, self.home.beginning())
+        known, home = self.copy.state(), self.home.state()
+        if known.seqno and epoch_of(known.seals, known.seqno) != epoch_of(home.seals, known.seqno):
+            raise UsageError(f"{self.copy.topic} has another seqno {known.seqno} than {self.home.topic}: {anew}")
+        try:
+            start = self.home.after(known.seqno)  # raises, too, if the home never had it
+        except HistoryUnavailable as error:
+            raise HistoryUnavailable(f"{error} {_from_ledger(self.copy.topic.site, self.home.topic.site)}") from error
+        if start.reader.epoch > known.epoch:
+            append(self.copy, str(self.copy.topic), *encode_data(seal(start.reader.epoch)))
+        return start.offset
 
     def post_base(self) -> None:
         """Post the home's state of some time ago, once the copy has everything that it counts."""

@@ -1,162 +1,167 @@
-"""The sequencer job: take over every group of the site, then let Spark run the query of `connectors.sequencing`."""
+"""The sequencer job: finds the groups of a site, and runs their lanes side by side (`connectors.lanes`).
+
+All that it knows is in the lanes. A lane that is closed while another opens with its groups costs these a takeover,
+as any restart would; the lane that closes has ended by then, and if it had not, readers would ignore what it writes.
+"""
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import logging
-from collections.abc import Mapping
-from pathlib import Path
-from typing import NamedTuple
+import threading
+import time
+from collections.abc import Collection
 
-from kafka import KafkaProducer
-from kafka.errors import KafkaError
-from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.data_log import DataLog
-from connectors.ledger_state import state_from_ledger
-from connectors.sequencing import SINK_OPTIONS, decode_forward, encode_decided, sequence
-from connectors.spark import python_worker_at_hand
-from connectors.streaming_job import JobOptions, StreamingJob
-from connectors.takeover import check_not_fenced, take_over
-from connectors.ticks import tick
-from ordering.names import Topic
-from ordering.records import JOIN, REMOTE_VIEW, START_FLUSH, VIEW
-from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
+from connectors.lanes import open_lane
+from connectors.sequencer_lane import SequencerLane, groups_at
+from connectors.spark import PythonWorker
+from connectors.streaming_job import JobOptions
+from connectors.takeover import yield_to_rival
+from connectors.topic_finder import LOOK_SECONDS, TopicFinder
+from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, Fenced
 
-_OBSERVED = "memberships"
+RETRY_SECONDS = 30.0
+"""After so long, a lane of groups that came later, which has given up, is tried again."""
+_POLL_SECONDS = 0.1
+_JOIN_SECONDS = 60.0
 
 log = logging.getLogger(__name__)
 
 
-class _News(NamedTuple):
-    """`is_snapshot_late`: the newest batch has left a snapshot for the next to write, which may be long in coming."""
-
-    memberships_changed: bool = False
-    is_snapshot_late: bool = False
-
-
-class SequencerJob(StreamingJob):
-    """Sequences all groups that have a DATA topic at the site. Every start of its query is a takeover."""
+class SequencerJob:
+    """Sequences all groups that have a DATA topic at the site. `run` blocks until `stop`."""
 
     name = "sequence"
+    keeps_trying = False
 
     def __init__(self, spark: SparkSession, options: JobOptions) -> None:
-        super().__init__(spark, options)
+        self.spark = spark
+        self.options = options
+        self.ready = threading.Event()
+        self.finder = TopicFinder(options.connection)
+        self._stop = threading.Event()
         self._epochs: dict[str, int] = {}
-        self._logs: list[DataLog] = []
-        self._query: StreamingQuery | None = None
-        self._forward: dict[str, list[str]] = {}
-        self._is_stale = False  # what is watched, since a membership has changed
-        self._watched: dict[str, int] = {}  # groups with members, and a seqno that stands in their DATA
-        self._seen_batch = -1
-        self._ticker: KafkaProducer | None = None
+        self._lanes: list[_Running] = []
+        self._lanes_made = 0
+        self._is_broker_away = False
 
-    def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
-        """The site's forward topics, and those that relays fill, of every group that has a DATA topic at this site."""
-        ours = [topic for topic in topics if topic.site == self.options.site]
-        return {
-            group: [str(topic) for topic in ours if topic.role in ("forward", "relayed") and topic.group == group]
-            for group in sorted(topic.group for topic in ours if topic.role == "data")
-        }
-
-    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
-        """Take over every group, then read FORWARD on from where their DATA says."""
-        connection, site = self.options.connection, self.options.site
-        states = {
-            group: take_over(
-                connection,
-                group,
-                site,
-                history=functools.partial(state_from_ledger, self.options.data / "ledger", group),
-                own=self._epochs,
-            )
-            for group in topics
-        }
-        self._logs = [DataLog(connection, group, site) for group in topics]
-        positions = {}
-        for state in states.values():
-            for place, offset in state.positions.items():
-                topic, _, partition = place.rpartition("-")
-                positions[TopicPartition(topic, int(partition))] = offset
-        names = [name for group in topics.values() for name in group]
-        source = self.kafka_source(names, positions)
-        forward = self.spark.readStream.format("kafka").options(**source).load()
-        # Whether a batch has changed a membership, so that the driver need not read DATA to know whom to tick for, and
-        # up to where DATA stands in a flush.
-        changes = F.count(F.when(F.col("kind").isin(JOIN, VIEW, REMOTE_VIEW, START_FLUSH), 1)).alias("changes")
-        relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
-        sites = self.options.known_sites
-        decoded = decode_forward(forward, site, sites, relayed=relayed)
-        runs = sequence(decoded, states, self.options.parallelism, sites)
-        self._forward, self._seen_batch = dict(topics), -1
-        self._watched, self._is_stale = _watched(states), False
-        self._query = (
-            encode_decided(runs.observe(_OBSERVED, changes), site)
-            .writeStream.format("kafka")
-            .queryName(f"{self.name}-{site}")
-            .options(**connection.spark_options(), **SINK_OPTIONS)
-            .option("checkpointLocation", str(checkpoint))
-            .start()
-        )
-        return self._query
+    def stop(self) -> None:
+        """Ask `run` to return after the batches in hand."""
+        self._stop.set()
 
     def run(self) -> None:
-        """Work until stopped, as every job."""
-        with python_worker_at_hand(self.spark):
-            super().run()
+        """Work until stopped. Raises what will not pass, such as Fenced, EnvironmentProblem or HistoryUnavailable."""
+        if yield_to_rival(self.options.connection, self.options.site, self._stop.wait):
+            return
+        with contextlib.closing(PythonWorker(self.spark)) as worker:
+            try:
+                next_look = float("-inf")
+                while not self._stop.is_set():
+                    if time.monotonic() >= next_look:
+                        self._look(worker)
+                        next_look = time.monotonic() + LOOK_SECONDS
+                    self._attend()
+                    self._stop.wait(_POLL_SECONDS)
+            finally:
+                for lane in self._lanes:
+                    lane.job.stop()
+                for lane in self._lanes:
+                    lane.join()
+                self.finder.close()
+        self._attend()
 
-    def check(self) -> None:
-        """Tick for the groups that have members, and after a large batch. Raises Fenced if a newer epoch has begun."""
-        for data in self._logs:
-            check_not_fenced(data, self._epochs[data.topic.group])
-        news = self._news()
-        self._is_stale |= news.memberships_changed
-        if self._is_stale:  # also if the broker did not answer the last time
-            self._watched = _watched({data.topic.group: data.state() for data in self._logs})
-            self._is_stale = False
-        ticked = {**dict.fromkeys(self._forward, 0), **self._watched} if news.is_snapshot_late else self._watched
-        if ticked:
-            self._tick(ticked)
-
-    def _news(self) -> _News:
-        """What the batches tell that Spark has reported since the last call."""
-        assert self._query is not None
-        # While it is idle, Spark reports the batch that comes next, too.
-        done = [report for report in self._query.recentProgress if report.numInputRows]
-        fresh = [report for report in done if report.batchId > self._seen_batch]
-        if not fresh:
-            return _News()
-        missed = fresh[0].batchId > self._seen_batch + 1
-        self._seen_batch = fresh[-1].batchId
-        observed = [report.observedMetrics for report in fresh]
-        return _News(
-            memberships_changed=missed or any(_OBSERVED in seen and seen[_OBSERVED]["changes"] for seen in observed),
-            is_snapshot_late=fresh[-1].numInputRows >= SNAPSHOT_EVERY_RECORDS,
-        )
-
-    def _tick(self, groups: Mapping[str, int]) -> None:
-        """A tick into each partition; one that fails is made up for by the next."""
-        if self._ticker is None:
-            self._ticker = self.options.connection.producer()
+    def _look(self, worker: PythonWorker) -> None:
+        """Give groups that have come a lane, and take those that have gone out of theirs."""
         try:
-            for group, seqno in sorted(groups.items()):
-                for topic in self._forward[group]:
-                    tick(self._ticker, topic, self._ticker.partitions_for(topic), seqno)
-        except KafkaError as error:
-            log.warning("%s: a tick could not be written: %r", self.name, error)
+            groups = set(groups_at(self.finder.find(), self.options.site))
+            self._is_broker_away = False
+        except BrokerUnreachable as error:
+            if not self._is_broker_away:
+                log.warning("%s: %s", self.name, error)
+            self._is_broker_away = True
+            return
+        for lane in self._lanes:
+            lane.job.groups = lane.groups & groups
+        self._close([lane for lane in self._lanes[1:] if not lane.groups])
+        if new := groups.difference(*(lane.groups for lane in self._lanes)):
+            self._open_lane(new, worker)
+        elif not self._lanes and worker.works(0):
+            self.ready.set()
 
-    def close_query(self) -> None:
-        """Close what `check` reads."""
-        for data in self._logs:
-            data.close()
-        self._logs = []
-        if self._ticker is not None:
-            self._ticker.close(timeout=1)
-            self._ticker = None
+    def _open_lane(self, new: Collection[str], worker: PythonWorker) -> None:
+        # One that has given up stays apart: it would drag the others down, and costs nothing.
+        lanes = [lane for lane in self._lanes if lane.failure is None]
+        opening = open_lane([lane.groups for lane in lanes], new)
+        self._close([lanes[index] for index in opening.closed])
+        self._lanes_made += 1
+        if self._lanes_made > 1:
+            log.info("%s: new groups: %s", self.name, ", ".join(sorted(new)))
+        lane = SequencerLane(
+            self.spark,
+            self.options,
+            self.finder,
+            groups=opening.groups,
+            epochs=self._epochs,
+            worker=worker,
+            number=self._lanes_made,
+        )
+        self._lanes.append(_Running(lane))
+
+    def _close(self, lanes: Collection[_Running]) -> None:
+        for lane in lanes:
+            lane.job.retire()
+        for lane in lanes:
+            lane.join()
+            self._lanes.remove(lane)
+
+    def _attend(self) -> None:
+        """See how the lanes do. A later lane that fails by itself disturbs nobody else."""
+        for lane in self._lanes:
+            error = lane.failure
+            if error is None:
+                continue
+            is_own = isinstance(error, AbcastError) and not isinstance(error, Fenced | EnvironmentProblem)
+            if lane is self._lanes[0] or not is_own:
+                raise error
+            if lane.failed_for() == 0:
+                log.error("%s: %s It is tried again every %g s.", lane.job.name, error, RETRY_SECONDS)
+            if lane.failed_for() >= RETRY_SECONDS:
+                lane.start()
+        if self._lanes and self._lanes[0].job.ready.is_set():
+            self.ready.set()
 
 
-def _watched(states: Mapping[str, SequencerState]) -> dict[str, int]:
-    return {group: state.seqno for group, state in states.items() if state.membership.is_watched}
+class _Running:
+    """A lane in a thread of its own."""
+
+    def __init__(self, job: SequencerLane) -> None:
+        self.job = job
+        self.start()
+
+    @property
+    def groups(self) -> frozenset[str]:
+        return self.job.groups or frozenset()
+
+    def start(self) -> None:
+        self.failure: BaseException | None = None
+        self._first_seen: float | None = None
+        self._thread = threading.Thread(target=self._run, name=f"abcast-{self.job.name}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.job.run()
+        except BaseException as error:  # noqa: BLE001 - handed to the job's thread
+            self.failure = error
+
+    def failed_for(self) -> float:
+        """Seconds since this was first asked after the failure."""
+        if self._first_seen is None:
+            self._first_seen = time.monotonic()
+            return 0.0
+        return time.monotonic() - self._first_seen
+
+    def join(self) -> None:
+        self._thread.join(_JOIN_SECONDS)

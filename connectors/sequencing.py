@@ -19,14 +19,14 @@ import functools
 import itertools
 import json
 from base64 import b64decode
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
@@ -34,36 +34,37 @@ from connectors import codec, spark_codec
 from connectors.connection import MAX_RECORD_BYTES
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
-from ordering.membership import NOT_A_MEMBER
-from ordering.records import HEARTBEAT, MESSAGE, Data, DeadLetter, Headers, Malformed, Source
-from ordering.sequencer import BAD_ADDRESS, SequencerState, begin_batch, end_batch
+from ordering.links import LinkColumns
+from ordering.records import JOIN, MESSAGE, Data, DeadLetter, Headers, Link, Malformed, Source
+from ordering.sequencer import SequencerState, begin_batch, end_batch
 
 _RUN = (
     "group string, role string, kind string, topic string, partition int, first_offset long, first_seqno long, "
     "epoch long, view long, size int, senders array<string>, incarnations array<long>, sender array<int>, "
     "local_seqno array<long>, forwarded_at_ms array<long>, key array<binary>, value array<binary>, "
-    "names array<array<string>>, values array<array<binary>>"
+    "names array<array<string>>, values array<array<binary>>, link_session array<long>, link_epoch array<long>, "
+    "link_seqno array<long>, link_origin_seqno array<long>"
 )
 """A run: records that go to the same topic, one after the other. `names` and `values` are those of the headers that
-stand behind abcast's own, or of all headers where there are no `senders`. Then `key` has the keys, too.
+stand behind abcast's own, or of all headers where there are no `senders`. Then `key` has the keys, too. What links say
+stands in the last four, which are null where no link has brought the records.
 """
 _RUN_COLUMNS = [field.split()[0] for field in _RUN.split(", ")]
 _STATE = "state binary"
 _BY_ROW = ["local_seqno", "forwarded_at_ms", "key", "value", "names", "values"]
 _SOURCE = ["topic", "partition", "offset"]
 _FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
-_HEARTBEAT = codec.FORWARD_KINDS.index(HEARTBEAT)
-_FIRST_CONTROL = _HEARTBEAT + 1
+_LINK = ["link_session", "link_epoch", "link_seqno", "link_origin_seqno"]
+_NO_LINK = (-1, 0, 0, 0)
+_IS_MESSAGE = codec.FORWARD_KINDS.index(MESSAGE)
+_FIRST_CONTROL = codec.FORWARD_KINDS.index(JOIN)
 
 
-def decode_forward(
-    kafka_rows: DataFrame, site: str, sites: Collection[str] | None = None, *, relayed: bool = False
-) -> DataFrame:
+def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False) -> DataFrame:
     """Rows of Spark's Kafka source (with headers) → the columns that the site's sequencer works on.
 
-    `relayed`: whether there may be rows of topics that a relay fills. `sites`: those configured; None if nobody knows.
-
-    `packed_headers` are those that travel on, null if there are none: the application's, and the relay's list. A row
+    `relayed`: whether there may be rows of topics that a relay fills; then there are columns for what links say, -1 and
+    0 where no link has brought the row. `packed_headers` are those of the application, null if there are none. A row
     that is not `plain` has the key and all its headers there, for `connectors.codec` to read; the columns from them are
     null or 0.
     """
@@ -74,9 +75,9 @@ def decode_forward(
             "local_seqno": spark_codec.number(codec.H_LOCAL_SEQNO),
         }
     )
-    judged = numbered.withColumn("plain", spark_codec.is_plain_forward(site, sites, relayed=relayed))
-    plain, headers, own = F.col("plain"), F.col("headers"), len(codec.FORWARD_HEADERS)
-    travelling = spark_codec.travelling_of_plain(site, relayed=relayed)
+    judged = numbered.withColumn("plain", spark_codec.is_plain_forward(site, relayed=relayed))
+    plain, headers = F.col("plain"), F.col("headers")
+    others = spark_codec.others_of_plain(site, relayed=relayed)
     return judged.select(
         spark_codec.group_of_forward(site).alias("group"),
         "topic",
@@ -91,29 +92,39 @@ def decode_forward(
         F.when(~plain, F.col("key")).alias("key"),
         "value",
         F.when(~plain, spark_codec.pack_headers(headers))
-        .when(F.size(headers) > own, spark_codec.pack_headers(travelling))
+        .when(F.size(headers) > len(codec.FORWARD_HEADERS), _packed(others))
         .alias("packed_headers"),
+        *(_links() if relayed else ()),
     )
+
+
+def _packed(others: Column) -> Column:
+    return F.when(F.size(others) > 0, spark_codec.pack_headers(others))
+
+
+def _links() -> list[Column]:
+    return [
+        F.coalesce(F.when(F.col("plain"), spark_codec.link_of_plain(position)), F.lit(default)).alias(name)
+        for position, (name, default) in enumerate(zip(_LINK, _NO_LINK, strict=True))
+    ]
 
 
 def sequence(
     forward: DataFrame,
     initial: Mapping[str, SequencerState],
     parallelism: int = 1,
-    sites: Collection[str] | None = None,
 ) -> DataFrame:
     """The sequencing transformation: decoded FORWARD rows → runs.
 
     `initial` has the state of every group that may occur. `parallelism` is how many groups are decided at once
-    (the number of shuffle partitions, which must be the session's setting if it is not 1). `sites`: those configured;
-    None if nobody knows.
+    (the number of shuffle partitions, which must be the session's setting if it is not 1).
     """
     placed = forward.coalesce(1) if parallelism == 1 else forward.repartition(parallelism, "group")
     return (
         placed.sortWithinPartitions("group", *_SOURCE)
         .groupBy("group")
         .applyInPandasWithState(
-            decider({group: state.to_bytes() for group, state in initial.items()}, sites),
+            decider({group: state.to_bytes() for group, state in initial.items()}),
             outputStructType=_RUN,
             stateStructType=_STATE,
             outputMode="append",
@@ -122,8 +133,11 @@ def sequence(
     )
 
 
-def unpack_runs(runs: DataFrame, *kept: str) -> DataFrame:
-    """Runs → one row a record, in the JVM, with headers as text. `kept`: further columns of the run to keep."""
+def unpack_runs(runs: DataFrame, *kept: str, linked: bool = False) -> DataFrame:
+    """Runs → one row a record, in the JVM, with headers as text. `kept`: further columns of the run to keep.
+
+    `linked`: with the columns of what links say.
+    """
     # What is the same for all rows of a run, or for all of a sender's, is put into words before the rows are made.
     worded = runs.withColumns(
         {
@@ -145,18 +159,22 @@ def unpack_runs(runs: DataFrame, *kept: str) -> DataFrame:
         "view",
         F.get("senders", sender).alias("sender"),
         F.get("incarnations", sender).alias("incarnation"),
-        *(F.get(name, row).alias(name) for name in _BY_ROW),
+        *(F.get(name, row).alias(name) for name in (*_BY_ROW, *(_LINK if linked else ()))),
     )
 
 
-def encode_decided(runs: DataFrame, site: str) -> DataFrame:
-    """Runs → the rows of Spark's Kafka sink (topic, key, value, headers)."""
+def encode_decided(runs: DataFrame, site: str, *, relayed: bool = False) -> DataFrame:
+    """Runs → the rows of Spark's Kafka sink. `relayed`: as in `decode_forward`."""
     topic = F.concat(F.lit("abcast."), "group", F.lit("."), "role", F.lit(f".{site}"))
-    records = unpack_runs(runs.withColumn("written_to", topic), "written_to")
+    records = unpack_runs(runs.withColumn("written_to", topic), "written_to", linked=relayed)
     # A step of its own, so that the array is built once and the plan stays small: Spark plans every batch anew.
     own, given = F.col("own"), F.arrays_zip("names", "values").cast(spark_codec.HEADERS_TYPE)
-    return records.withColumn("own", spark_codec.own_data_headers()).select(
+    own_headers = spark_codec.own_data_headers()
+    if relayed:
+        own_headers = F.concat(own_headers, spark_codec.link_header(*map(F.col, _LINK)))
+    return records.withColumn("own", own_headers).select(
         F.col("written_to").alias("topic"),
+        F.lit(0).alias("partition"),  # DATA and dead letters have one: what is behind it would be read by nobody
         F.coalesce("key", F.col("sender").cast("binary")).alias("key"),
         "value",
         F.when(F.col("names").isNull(), own)
@@ -169,7 +187,7 @@ def encode_decided(runs: DataFrame, site: str) -> DataFrame:
 Decide = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]
 
 
-def decider(initial: Mapping[str, bytes], sites: Collection[str] | None = None) -> Decide:
+def decider(initial: Mapping[str, bytes]) -> Decide:
     """The function of the stateful operator. `initial`: encoded state by group, for the first batch of a run."""
 
     def decide(key: tuple[Any, ...], chunks: Iterator[pd.DataFrame], stored: GroupState) -> Iterator[pd.DataFrame]:
@@ -178,7 +196,7 @@ def decider(initial: Mapping[str, bytes], sites: Collection[str] | None = None) 
         for record in opening:
             yield _own_run(state.group, record)
         for chunk in chunks:
-            state, decided = decide_chunk(state, chunk, sites)
+            state, decided = decide_chunk(state, chunk)
             yield from decided
         state, closing = end_batch(state)
         for record in closing:
@@ -188,12 +206,10 @@ def decider(initial: Mapping[str, bytes], sites: Collection[str] | None = None) 
     return decide
 
 
-def decide_chunk(
-    state: SequencerState, chunk: pd.DataFrame, sites: Collection[str] | None = None
-) -> tuple[SequencerState, list[pd.DataFrame]]:
+def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerState, list[pd.DataFrame]]:
     """Decide one piece of a group's rows; return the state after it and the runs to write, in order."""
     places, place = _places(chunk)
-    rows, error = _read_odd(chunk, places, place, sites)
+    rows, error = _read_odd(chunk, places, place)
     well_formed = error == None  # noqa: E711 - element by element
     sender, senders = pd.factorize(rows["sender"])
     kind, incarnation, offset = rows["kind"], rows["incarnation"], chunk["offset"].to_numpy()
@@ -201,6 +217,7 @@ def decide_chunk(
         row: (codec.FORWARD_KINDS[kind[row]], bytes(chunk["value"].iloc[row]))
         for row in np.flatnonzero((kind >= _FIRST_CONTROL) & well_formed).tolist()
     }
+    link = LinkColumns(*(rows[name] for name in _LINK)) if _LINK[0] in rows else None
     decisions = step_columns(
         state,
         ForwardColumns(
@@ -213,13 +230,15 @@ def decide_chunk(
             local_seqno=rows["local_seqno"],
             well_formed=well_formed,
             timestamp_ms=chunk["forwarded_at_ms"].to_numpy(),
-            is_heartbeat=kind == _HEARTBEAT,
+            is_message=kind == _IS_MESSAGE,
             controls=controls,
+            link=link,
         ),
     )
-    error[decisions.bad_address] = BAD_ADDRESS
-    error[decisions.not_member] = NOT_A_MEMBER
-    dead = ~well_formed | decisions.bad_address | decisions.not_member
+    dead = ~well_formed
+    for reason, mask in decisions.dead.items():
+        error[mask] = reason
+        dead |= mask
     runs: list[dict[str, Any]] = []
     for first, end in _runs(place, offset, sender, incarnation, decisions.seqno, dead, controls):
         topic, partition = places[int(place[first])]
@@ -252,6 +271,7 @@ def decide_chunk(
                 "forwarded_at_ms": chunk["forwarded_at_ms"].iloc[run].tolist(),
                 "value": chunk["value"].iloc[run].tolist() if payload is None else [payload],
                 **headers,
+                **_link_of_run(link, run),
             }
         )
     if not runs:
@@ -259,11 +279,18 @@ def decide_chunk(
     return decisions.state, [_frame(runs)]
 
 
+def _link_of_run(link: LinkColumns | None, run: slice) -> dict[str, list[int]]:
+    """What links say of a run's records, if a link has brought them; all of a run are of one topic."""
+    if link is None or link.session[run.start] < 0:
+        return {}
+    return {name: column[run].tolist() for name, column in zip(_LINK, link, strict=True)}
+
+
 def _read_odd(
-    chunk: pd.DataFrame, places: Sequence[tuple[str, int]], place: Ints, sites: Collection[str] | None
+    chunk: pd.DataFrame, places: Sequence[tuple[str, int]], place: Ints
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.object_]]:
     """The columns that come from headers, with the rows that are not plain read by the codec; and each row's error."""
-    columns = {name: chunk[name].to_numpy() for name in _FROM_HEADERS}
+    columns = {name: chunk[name].to_numpy() for name in (*_FROM_HEADERS, *_LINK) if name in chunk}
     error = np.full(len(chunk), None, dtype=object)
     headers = np.full(len(chunk), None, dtype=object)
     packed = chunk["packed_headers"]
@@ -272,11 +299,11 @@ def _read_odd(
     odd = np.flatnonzero(~chunk["plain"].to_numpy(dtype=bool)).tolist()
     if odd:
         columns = {name: column.copy() for name, column in columns.items()}
-    for row, offset, key, value in zip(
-        odd, *(chunk[name].iloc[odd] for name in ("offset", "key", "value")), strict=True
+    for row, offset, key, value, at_ms in zip(
+        odd, *(chunk[name].iloc[odd] for name in ("offset", "key", "value", "forwarded_at_ms")), strict=True
     ):
         source = Source(*places[int(place[row])], int(offset))
-        record = codec.decode_forward(source, key, value, headers[row] or (), sites=sites)
+        record = codec.decode_forward(source, key, value, headers[row] or (), int(at_ms))
         if isinstance(record, Malformed):
             error[row] = record.reason
             columns["sender"][row] = ""
@@ -286,22 +313,28 @@ def _read_odd(
         columns["local_seqno"][row] = record.local_seqno
         columns["kind"][row] = codec.FORWARD_KINDS.index(record.kind)
         headers[row] = record.headers
+        for name, number in zip(_LINK, record.link or (), strict=False):
+            columns[name][row] = number
     return {**columns, "headers": headers}, error
 
 
 def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[Any]]:
-    """The records as they came, with the reason."""
-    columns = ("topic", "partition", "offset", "key", "value", "packed_headers", "plain", *_FROM_HEADERS)
+    """The records as they came, with the reason; but for the mark of a hub's relay on a plain one, which is not at hand
+    (the record in the relay's topic has it).
+    """
+    from_headers = [*_FROM_HEADERS, *(name for name in _LINK if name in rows)]
+    columns = ("topic", "partition", "offset", "key", "value", "packed_headers", "plain", *from_headers)
     letters = []
     for reason, topic, partition, offset, key, value, packed, plain, sender, *numbers in zip(
         reasons, *(rows[name].tolist() for name in columns), strict=True
     ):
         headers: Sequence[tuple[str, bytes]] = _unpack(packed)
         if plain:
-            incarnation, local_seqno, kind = numbers
+            incarnation, local_seqno, kind, *linked = numbers
+            link = codec.link_header(Link(*linked) if linked and linked[0] >= 0 else None)
             of_kind = codec.FORWARD_KINDS[kind]
             key = sender.encode("ascii")
-            headers = codec.forward_headers(sender, incarnation, local_seqno, _unpack(packed), of_kind)
+            headers = codec.forward_headers(sender, incarnation, local_seqno, (*link, *_unpack(packed)), of_kind)
         letter = DeadLetter(Source(topic, partition, offset), reason)
         letters.append((key, value, codec.dead_letter_headers(letter, headers)))
     return _given(letters)
@@ -398,4 +431,6 @@ SINK_OPTIONS = {
     "kafka.linger.ms": "0",
     "kafka.batch.size": "131072",
     "kafka.compression.type": "none",
+    # A new producer's first batch may be refused and its second taken (KAFKA-15591): nothing may rest on their order.
+    "kafka.max.in.flight.requests.per.connection": "1",
 }

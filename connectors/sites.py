@@ -85,6 +85,14 @@ class Sites:
             ends = [neighbour for neighbour, _ in reached]
         return hops.get(target) or None
 
+    def carries(self, way: Direction, origin: str) -> bool:
+        """Whether the relay of a link carries the messages of an origin: if the link is on the shortest way from there.
+
+        Messages of a site to which this file knows no way are carried everywhere: the file may be older than the
+        neighbour's, or the site's links are gone, and what they have brought to some is to reach the others.
+        """
+        return origin != way.target and self.next_hop(way.target, origin) in (None, way.source)
+
 
 def read_sites(path: Path) -> Sites:
     """The sites of a file. Raises UsageError, which names the file and what is wrong with it."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -17,6 +19,8 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from connectors.jars import jars_directory, spark_jars
+from connectors.query_failure import full_text, true_reason
+from ordering.errors import EnvironmentProblem
 
 SETTINGS = {
     # Delta
@@ -47,7 +51,7 @@ SETTINGS = {
     # Over TCP each batch waits 40 ms: Spark sends it in two pieces, and the second is held back until the first is
     # acknowledged (Nagle's algorithm against delayed acknowledgements).
     "spark.python.unix.domain.socket.enabled": "true",
-    # A worker belongs to its environment variables, and this would be one for SQL alone: see `python_worker_at_hand`.
+    # A worker belongs to its environment variables, and this would be one for SQL alone: see `PythonWorker`.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     # Reports to the driver and checks of Spark's own plans, a few milliseconds a batch in all.
     "spark.sql.streaming.stateStore.commitValidation.enabled": "false",
@@ -74,6 +78,11 @@ _SUBMITTED = "PYSPARK_GATEWAY_PORT" in os.environ
 """Whether spark-submit runs us, in a JVM that is there already."""
 
 _COMPILER_NICENESS = 10
+
+_WORKER_JOB = "abcast-python-worker"
+_TELL_SECONDS = 30.0
+
+log = logging.getLogger(__name__)
 
 LOG_SETTINGS = Path(__file__).resolve().parent.parent / "conf" / "log4j2.properties"
 
@@ -162,26 +171,49 @@ def end_jvm(session: SparkSession, timeout: float) -> None:
     gateway.proc.wait(timeout)
 
 
-@contextlib.contextmanager
-def python_worker_at_hand(session: SparkSession) -> Iterator[None]:
-    """Has Spark start a Python worker while the caller goes on.
-
-    It waits in Spark's pool for the first batch, which it makes some seconds faster.
+class PythonWorker:
+    """A Python worker that Spark starts while others go on. It waits in Spark's pool for the first batch, which it
+    makes some seconds faster; and where it can't start, no batch could be decided.
     """
-    # A Python job has the JVM connect to pyspark's server for accumulators; if it is killed, that prints a stack trace.
-    session.sparkContext._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
 
-    def start() -> None:
-        # What goes wrong here goes wrong in the first batch too, and is told there.
-        with contextlib.suppress(Exception):
-            session.sparkContext.parallelize([0], 1).foreach(_do_nothing)
+    def __init__(self, session: SparkSession) -> None:
+        self._spark = session.sparkContext
+        self._failure: Exception | None = None
+        self._started_at = self._told_at = time.monotonic()
+        self._thread = threading.Thread(target=self._start, name="abcast-python-worker", daemon=True)
+        # A Python job has the JVM connect to pyspark's server for accumulators; if it is killed, that prints a stack
+        # trace.
+        self._spark._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
+        self._thread.start()
 
-    starting = threading.Thread(target=start, name="abcast-python-worker", daemon=True)
-    starting.start()
-    try:
-        yield
-    finally:
-        starting.join()
+    def _start(self) -> None:
+        try:
+            self._spark.setLogLevel("OFF")  # a failure is told here in a sentence, not there in stack traces
+            try:
+                self._spark.setJobGroup(_WORKER_JOB, "starts a Python worker")
+                self._spark.parallelize([0], 1).foreach(_do_nothing)
+            finally:
+                self._spark.setLogLevel("ERROR")
+        except Exception as error:  # noqa: BLE001 - handed to whoever asks
+            self._failure = error
+
+    def works(self, timeout: float) -> bool:
+        """Whether it has started; waits so many seconds for it. Raises EnvironmentProblem if it can't start."""
+        self._thread.join(timeout)
+        if self._failure is not None:
+            reason = true_reason(full_text(self._failure))
+            raise EnvironmentProblem(f"Spark can't run a task in Python: {reason}") from self._failure
+        now = time.monotonic()
+        if self._thread.is_alive() and now - self._told_at > _TELL_SECONDS:
+            self._told_at = now
+            log.warning("Spark has run no task for %.0f s: does it have a free core?", now - self._started_at)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Give up what has not started, and wait for the end of that."""
+        if self._thread.is_alive():
+            self._spark.cancelJobGroup(_WORKER_JOB)
+        self._thread.join()
 
 
 def _do_nothing(_: int) -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Collection
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from connectors import codec
 from ordering.names import MAX_SITE_LENGTH, SITE_PATTERN, relay_of
-from ordering.records import MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW
+from ordering.records import LINK_START, MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW, SKIP
 
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _OWN = len(codec.FORWARD_HEADERS)
-_RELAYED_OWN = _OWN + len(codec.RELAYED_HEADERS)
+_RELAYED_OWN = _OWN + 1  # of the two that relays add, a record has one
 
 
 def group_of_forward(site: str) -> Column:
@@ -78,16 +77,17 @@ def pack_headers(headers: Column) -> Column:
     return F.to_json(headers)
 
 
-def is_plain_forward(site: str, sites: Collection[str] | None, *, relayed: bool) -> Column:
+def is_plain_forward(site: str, *, relayed: bool) -> Column:
     """Whether an `extract_in_order` row is a FORWARD record for the site that breaks no rule, as nearly all are.
 
     It is False for some that break none (what other clients write in another order, what a relay says for itself),
     never True for one that does: `connectors.codec` reads what is not plain, and has the reasons. `relayed`: whether
-    there may be rows of topics that a relay fills. `sites`: those configured; None if nobody knows.
+    there may be rows of topics that a relay fills.
     """
     sender, value, headers = F.col(codec.H_SENDER), F.col("value"), F.col("headers")
-    is_local = _is_local(site) & sender.startswith(f"{site}/")
-    others = _others_of_plain(site, relayed=relayed)
+    is_members = (F.col(codec.H_KIND) != SKIP) & ~sender.endswith(relay_of(""))
+    is_local = _is_local(site) & sender.startswith(f"{site}/") & is_members
+    others = others_of_plain(site, relayed=relayed)
     names, values = others["key"], others["value"]
     size = F.octet_length(F.array_join(names, "")) + F.octet_length(F.array_join(values.cast("array<string>"), ""))
     others_are_the_applications = (F.size(headers) == _OWN) | (
@@ -96,25 +96,22 @@ def is_plain_forward(site: str, sites: Collection[str] | None, *, relayed: bool)
     plain = (
         F.col("in_order")
         & (F.col(codec.H_VERSION) == codec.VERSION)
-        & F.col(codec.H_KIND).isin(*(kind for kind in codec.FORWARD_KINDS if kind != REMOTE_VIEW))
+        & F.col(codec.H_KIND).isin(*(kind for kind in codec.FORWARD_KINDS if kind not in (REMOTE_VIEW, LINK_START)))
         & (F.col("key") == sender.cast("binary"))
         & _is_ascii(sender)
         & F.col("incarnation").isNotNull()
         & F.col("local_seqno").isNotNull()
-        & (is_local | _came_by_relay(site, sites) if relayed else is_local)
-        & ~sender.endswith(relay_of(""))
+        & (is_local | _came_by_relay(site) if relayed else is_local)
+        & (_is_of_its_time() | _is_linked() if relayed else _is_of_its_time())
         & (F.octet_length(value) <= MAX_PAYLOAD_BYTES)
         & others_are_the_applications
     )
     return F.coalesce(plain, F.lit(False))
 
 
-def travelling_of_plain(site: str, *, relayed: bool) -> Column:
-    """The headers of a plain FORWARD row that go on to DATA: the relay's list, if one brought it, and the others."""
-    others = _others_of_plain(site, relayed=relayed)
-    if not relayed:
-        return others
-    return F.when(_is_local(site), others).otherwise(F.concat(F.array(_visited_header()), others))
+def link_of_plain(position: int) -> Column:
+    """The number at that position of what a link says of a plain FORWARD row; null where no link has brought it."""
+    return F.when(_is_linked(), F.split(_relayed_text(), " ")[position].cast("long"))
 
 
 def behind(headers: Column, count: Column) -> Column:
@@ -122,7 +119,7 @@ def behind(headers: Column, count: Column) -> Column:
     return F.slice(headers, count + 1, F.greatest(F.size(headers) - count, F.lit(0)))
 
 
-def _others_of_plain(site: str, *, relayed: bool) -> Column:
+def others_of_plain(site: str, *, relayed: bool) -> Column:
     """The headers of a plain FORWARD row behind abcast's own, of which there are more if a relay brought it."""
     own = F.when(_is_local(site), _OWN).otherwise(_RELAYED_OWN) if relayed else F.lit(_OWN)
     return behind(F.col("headers"), own)
@@ -133,30 +130,38 @@ def _is_local(site: str) -> Column:
     return F.col("topic").endswith(f".forward.{site}")
 
 
-def _visited_header() -> Column:
-    """The header that lists the sites visited, where our own relays put it."""
+def _relayed_header() -> Column:
+    """The header that a relay adds to a FORWARD row, where our own relays put it."""
     return F.get(F.col("headers"), F.lit(_OWN))
 
 
-def _came_by_relay(site: str, sites: Collection[str] | None) -> Column:
-    """Whether the neighbour that fills the topic can have sent it, and this way."""
+def _relayed_text() -> Column:
+    return _relayed_header()["value"].cast("string")
+
+
+def _is_linked() -> Column:
+    return F.coalesce(_relayed_header()["key"] == codec.H_LINK, F.lit(False))
+
+
+def _is_of_its_time() -> Column:
+    """Whether the incarnation is not above `codec.highest_incarnation`; null where the timestamp is a wild one."""
+    latest_ms = F.unix_millis("timestamp") + codec.CLOCK_AHEAD_MS
+    return F.col("incarnation") <= F.try_multiply(latest_ms, F.lit(codec.INCARNATIONS_A_MS))
+
+
+def _came_by_relay(site: str) -> Column:
+    """Whether the neighbour that fills the topic can have sent it: by a link, or to the home of a hub."""
     role = F.substring_index(F.substring_index("topic", ".", -2), ".", 1)
     neighbour = F.substring(role, len("relayed-") + 1, MAX_SITE_LENGTH)
-    named = (_visited_header()["key"] == codec.H_VISITED) & (
-        F.get(F.col("headers"), F.lit(_OWN + 1))["key"] == codec.H_RELAYED_FROM
-    )
-    listed = _visited_header()["value"].cast("string")
-    visited = F.split(listed, ",")
-    known = F.lit(True) if sites is None else F.size(F.array_except(visited, F.array(*map(F.lit, sorted(sites))))) == 0
-    return (
-        role.startswith("relayed-")
-        & named
-        & listed.rlike(f"\\A(?:{SITE_PATTERN})(?:,(?:{SITE_PATTERN}))*\\z")
-        & (F.size(F.array_distinct(visited)) == F.size(visited))
-        & F.array_contains(visited, neighbour)
-        & ~F.array_contains(visited, site)
-        & F.col(codec.H_SENDER).startswith(F.concat(F.get(visited, F.lit(0)), F.lit("/")))
-        & known
+    kind, sender = F.col(codec.H_KIND), F.col(codec.H_SENDER)
+    key = _relayed_header()["key"]
+    by_link = _is_linked() & _relayed_text().rlike(f"\\A{codec.LINK_PATTERN}\\z")
+    is_skip = (kind == SKIP) & (sender == F.concat(neighbour, F.lit(relay_of(""))))
+    is_message = (kind == MESSAGE) & ~sender.endswith(relay_of("")) & ~sender.startswith(f"{site}/")
+    of_hub = (kind != SKIP) & ~sender.endswith(relay_of("")) & sender.startswith(F.concat(neighbour, F.lit("/")))
+    has_site = sender.rlike(f"\\A{SITE_PATTERN}/")
+    return role.startswith("relayed-") & (
+        (by_link & (is_skip | (is_message & has_site))) | ((key == codec.H_RELAYED_FROM) & of_hub)
     )
 
 
@@ -167,6 +172,12 @@ def _is_ascii(text: Column) -> Column:
 
 def _ascii(name: str, value: Column) -> Column:
     return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
+
+
+def link_header(*numbers: Column) -> Column:
+    """The header that says what a link says of a row, as an array; empty where the numbers are null."""
+    one = F.array(_ascii(codec.H_LINK, F.concat_ws(" ", *numbers)))
+    return F.when(numbers[0].isNotNull(), one).otherwise(F.array().cast(HEADERS_TYPE))
 
 
 def own_data_headers() -> Column:

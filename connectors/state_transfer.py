@@ -6,8 +6,8 @@ Invariant. A state is the pair (bytes, p): what `get_state` returned in the thre
 `deliveries()`, between two deliveries, when it had taken exactly the messages up to seqno p. The joiner takes the
 chunks of one such pair, all of them, or nothing; its own deliveries give the messages from p + 1 on, and the events
 from its first view on. So every message is in the state or delivered after it, and none is both, whoever supplies it
-and however often it was asked. p is not below the joiner's first view, and the ones that join together as a group's
-first view have no state to get: they begin with that view.
+and however often it was asked. p is not below the joiner's first view, and the ones that join together a group without
+members have no state to get: they begin with that view if no message was ordered before it, and are told if there was.
 
 The supplier is the oldest other member; when it leaves the view, or is silent for PATIENCE_S, the joiner asks the next
 one, and begins again when all were asked in vain, each round twice as patient. A request's name is its letter's
@@ -208,7 +208,7 @@ class StateTransfer:
     # --- the joiner ---
 
     def fetch(self, joined: ViewChange, current: Callable[[], ViewChange | None], timeout: float) -> int | None:
-        """Get the state and set it; its seqno. None if there is none to get, as nobody was in the group before.
+        """Get the state and set it; its seqno. None if nobody is there who was in the group before.
 
         `joined` is this member's first view, `current` tells the newest one. Raises NotOrderedInTime, UsageError.
         """
@@ -219,10 +219,7 @@ class StateTransfer:
         while True:
             others = [life for life in (current() or joined).lives if life.address != own]
             if not others:
-                raise NotOrderedInTime(
-                    f"the members that had the state of {self.group} have all left before {own} had it: close this "
-                    "member, and connect a new one, with from_ledger=True if the group has a ledger."
-                )
+                return None
             supplier = next((life for life in others if life not in asked), None)
             if supplier is None:
                 asked.clear()

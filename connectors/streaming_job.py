@@ -2,6 +2,9 @@
 
 Every query starts from what the log and the tables say, never from an old checkpoint: Spark's checkpoint is new for
 each query and deleted after it. There is nothing in it to lose, to corrupt or to share by mistake.
+
+A job is ready when the first batch of its query is through, not when Spark has accepted the query: only then have the
+directory, the workers and the sink been seen to work. Spark makes a first batch in an idle group, too, without rows.
 """
 
 from __future__ import annotations
@@ -9,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import shutil
 import threading
 import time
 import uuid
@@ -17,23 +19,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.backlog import find_backlog, records_that_fit
 from connectors.connection import Connection
-from connectors.topics import find_topics
-from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem
+from connectors.data_directory import CHECKPOINTS, HeldDirectory, held
+from connectors.query_failure import BatchTooLarge, QueryFailed, explain
+from connectors.topic_finder import LOOK_SECONDS, TopicFinder
+from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, NoSnapshot, UsageError
 from ordering.names import Topic
+
+__all__ = ["BatchTooLarge", "JobOptions", "QueryFailed", "SparkJob", "StreamingJob"]
 
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 1
-"""How often a running job looks for new topics, and a sequencer for a newer epoch."""
+"""How often a running job looks whether all is well, and a sequencer for a newer epoch."""
 RESTART_BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 """Waits between restarts of a query that failed for a reason that may pass (a broker that restarts)."""
 HEALTHY_SECONDS = 60.0
@@ -42,6 +50,17 @@ REPORT_SECONDS = 10.0
 """A line of the log about the newest batch, at most this often."""
 STOP_SECONDS = 10.0
 """How long a stop waits for the batch in hand."""
+STILL_FAILING_SECONDS = 300.0
+"""A failure that goes on is told again this often; one that changes, at once."""
+
+_READY_POLL_SECONDS = 0.1
+_SLOW_START_SECONDS = 30.0
+"""The first batch is said to be late this often."""
+_TASKS_RUN_SECONDS = 1.0
+"""In real time, the first batch ends after seconds: one whose tasks have run for so long is taken to work."""
+
+_stopping = threading.Lock()
+"""One query is stopped at a time, as Spark's log is hushed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +68,8 @@ class JobOptions:
     """What every streaming job is told.
 
     `site`: the site whose groups it serves. `data`: the directory for `checkpoints/` and the Delta tables.
-    `max_batch_records`: records a micro-batch takes at most, for all groups together; fewer where they are large.
+    `max_batch_records`: records a micro-batch takes at most, for all groups of a query; fewer where they are large.
     `parallelism`: groups that the sequencer decides at the same time.
-    `known_sites`: the sites that a relay may bring records from; None if any.
     """
 
     connection: Connection
@@ -59,50 +77,72 @@ class JobOptions:
     data: Path
     max_batch_records: int = 200_000
     parallelism: int = 1
-    known_sites: tuple[str, ...] | None = None
 
 
-class QueryFailed(AbcastError):
-    """A Spark query ended with an error that may pass: the job starts it again."""
-
-    retriable = True
+class KafkaRefused(AbcastError):
+    """Kafka answers, and says no: the user lacks a right, or the login is wrong."""
 
 
-class BatchTooLarge(AbcastError):
-    """A batch did not fit into memory: the job takes smaller ones."""
+class SparkJob(Protocol):
+    """What can be run beside others in one Spark application.
+
+    `ready` is set when it works. With `keeps_trying` it goes on whatever fails, short of a wrong configuration, and
+    counts as ready meanwhile: it depends on another site.
+    """
+
+    name: str
+    ready: threading.Event
+    keeps_trying: bool
+
+    def run(self) -> None:
+        """Work until `stop`, which any thread may call. Raises what will not pass."""
+
+    def stop(self) -> None:
+        """Ask `run` to return after the batch in hand."""
 
 
 class StreamingJob(ABC):
-    """A query over the topics of all groups at a site. `run` blocks until `stop`, which any thread may call."""
+    """One query over the topics of all groups at a site. `run` blocks until `stop`, which any thread may call."""
 
     name: str
-    ready_while_waiting = False
-    """Whether the job counts as ready while it waits for a broker, which may be another site's."""
+    keeps_trying = False
+    in_real_time = False
+    """Whether the query has Spark's real-time trigger."""
 
-    def __init__(self, spark: SparkSession, options: JobOptions) -> None:
+    def __init__(self, spark: SparkSession, options: JobOptions, finder: TopicFinder | None = None) -> None:
         self.spark = spark
         self.options = options
+        self.finder = finder or TopicFinder(options.connection)
+        self.checkpoints = options.data / CHECKPOINTS / self.name
         self.ready = threading.Event()
         self._stop = threading.Event()
+        self._ends = threading.Event()
         self._query_ends = threading.Event()
         self._max_batch_records = options.max_batch_records
         self._batch_records = options.max_batch_records
 
     def stop(self) -> None:
-        """Ask `run` to return after the batch in hand."""
+        """Ask `run` to return after the batch in hand, as the application ends."""
         self._stop.set()
+        self._ends.set()
+
+    def retire(self) -> None:
+        """Ask `run` to return after the batch in hand; the application goes on."""
+        self._ends.set()
 
     def run(self) -> None:
         """Work until stopped. Raises what will not pass, such as Fenced, EnvironmentProblem or HistoryUnavailable."""
-        failures = 0
-        while not self._stop.is_set():
+        with contextlib.closing(self.finder):
+            self._run()
+
+    def _run(self) -> None:
+        failures, told = 0, _Told(self.name)
+        while not self._ends.is_set():
             started = time.monotonic()
             try:
                 self._run_query()
                 failures = 0
             except (Py4JError, ConnectionError) as error:
-                if isinstance(error, Py4JJavaError):
-                    raise
                 raise EnvironmentProblem(
                     f"{self.name}: Spark's JVM has ended (was it killed, or out of memory?): start again."
                 ) from error
@@ -115,15 +155,22 @@ class StreamingJob(ABC):
                 log.warning("%s: %s Starting again with %d records at most.", self.name, error, self._max_batch_records)
             except AbcastError as error:
                 failures = failures + 1 if time.monotonic() - started < HEALTHY_SECONDS else 1
-                patience = len(RESTART_BACKOFF_SECONDS)
-                # For a broker a job waits as long as it takes: there is nothing else to do.
-                if not error.retriable or (failures > patience and not isinstance(error, BrokerUnreachable)):
+                if not self._may_pass(error, failures):
                     raise
-                if self.ready_while_waiting:
+                if self._ends.is_set():
+                    return
+                if self.keeps_trying:
                     self.ready.set()
-                wait = RESTART_BACKOFF_SECONDS[min(failures, patience) - 1]
-                log.warning("%s: %s Starting again in %g s.", self.name, error, wait)
-                self._stop.wait(wait)
+                wait = RESTART_BACKOFF_SECONDS[min(failures, len(RESTART_BACKOFF_SECONDS)) - 1]
+                told.tell(error, wait, is_first=failures == 1)
+                self._ends.wait(wait)
+
+    def _may_pass(self, error: AbcastError, failures: int) -> bool:
+        if self.keeps_trying:
+            return not isinstance(error, UsageError | EnvironmentProblem)
+        # For a broker, or for the sequencer, a job waits as long as it takes: there is nothing else to do.
+        waits = isinstance(error, BrokerUnreachable | NoSnapshot)
+        return error.retriable and (failures <= len(RESTART_BACKOFF_SECONDS) or waits)
 
     @abstractmethod
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
@@ -134,49 +181,67 @@ class StreamingJob(ABC):
         """Start the query over these topics."""
 
     def check(self) -> None:
-        """Called every WATCH_SECONDS and after a failure; raises if the job must not go on."""
+        """Called every WATCH_SECONDS and after a failure; raises if the query must not go on."""
 
     def close_query(self) -> None:
         """Release what `start_query` opened."""
 
     def _run_query(self) -> None:
         """One query: from its start to the next reason for another."""
-        topics = self._find_topics()
-        if not topics:
-            self.ready.set()
-            self._stop.wait(WATCH_SECONDS)
-            return
-        checkpoint = self.options.data / "checkpoints" / self.name / uuid.uuid4().hex
-        with contextlib.ExitStack() as cleanup:
-            cleanup.callback(shutil.rmtree, checkpoint, ignore_errors=True)
-            cleanup.callback(self.close_query)
-            try:
-                self._query_ends.clear()
-                query = self.start_query(topics, checkpoint)
-                cleanup.callback(self._stop_query, query)
+        try:
+            topics = self._find_topics(fresh=True)
+            if not topics:
                 self.ready.set()
-                self._watch(query, topics)
-            except StreamingQueryException as error:
-                self.check()
-                raise _explain(error, self.options.data) from error
-
-    def _watch(self, query: StreamingQuery, topics: Mapping[str, list[str]]) -> None:
-        """Return when stopped, or when there are other topics to read."""
-        reported = time.monotonic()
-        while not self._stop.is_set():
-            if query.awaitTermination(WATCH_SECONDS):
+                self._ends.wait(LOOK_SECONDS)
                 return
+            with contextlib.ExitStack() as cleanup:
+                directory = cleanup.enter_context(held(self.checkpoints / uuid.uuid4().hex))
+                cleanup.callback(self.close_query)
+                self._query_ends.clear()
+                try:
+                    query = self.start_query(topics, directory.path)
+                    cleanup.callback(self._stop_query, query)
+                    self._watch(query, topics, directory)
+                except (PySparkException, Py4JJavaError) as error:
+                    directory.check()
+                    if isinstance(error, StreamingQueryException):
+                        self.check()
+                    raise explain(error, self.options.data) from error
+        except KafkaError as error:
+            if error.retriable:
+                raise self.options.connection.unreachable() from error
+            raise KafkaRefused(f"{self.name}: Kafka refuses: {error!r}.") from error
+
+    def _watch(self, query: StreamingQuery, topics: Mapping[str, list[str]], directory: HeldDirectory) -> None:
+        """Return when stopped, or when there are other topics to read."""
+        started = reported = checked = time.monotonic()
+        while not self._ends.is_set():
+            # pyspark's type stubs know no fractions of a second.
+            if query.awaitTermination(WATCH_SECONDS if self.ready.is_set() else _READY_POLL_SECONDS):  # type: ignore[arg-type]
+                return
+            now = time.monotonic()
+            if not self.ready.is_set():
+                if self._works(query, now - started):
+                    self.ready.set()
+                elif now - reported > _SLOW_START_SECONDS:
+                    reported = now
+                    self._tell_slow_start(query, now - started)
+                elif now - checked < WATCH_SECONDS:
+                    continue
+            checked = now
+            directory.check()
             try:
-                self.check()
+                # First of all: what is asked of a topic that is gone is asked for seconds.
                 if self._find_topics() != topics:
                     log.info("%s: the topics have changed, starting the query anew", self.name)
                     return
+                self.check()
             except BrokerUnreachable:
                 # The query has its own patience with a broker that restarts; if that ends, so does the query.
                 log.warning("%s: the broker does not answer", self.name)
             progress = query.lastProgress
-            if progress and progress.numInputRows and time.monotonic() - reported > REPORT_SECONDS:
-                reported = time.monotonic()
+            if progress and progress.numInputRows and now - reported > REPORT_SECONDS:
+                reported = now
                 log.info(
                     "%s: batch=%d groups=%s records=%d ms=%d",
                     self.name,
@@ -186,20 +251,35 @@ class StreamingJob(ABC):
                     progress.batchDuration,
                 )
 
+    def _works(self, query: StreamingQuery, seconds: float) -> bool:
+        """Whether the first batch is through; in real time, whether it runs."""
+        if query.lastProgress is not None:
+            return True
+        if not self.in_real_time or seconds < _TASKS_RUN_SECONDS:
+            return False
+        return bool(self.spark.sparkContext.statusTracker().getJobIdsForGroup(str(query.runId)))
+
+    def _tell_slow_start(self, query: StreamingQuery, seconds: float) -> None:
+        log.warning(
+            "%s: the first batch is not through after %.0f s (Spark says: %s). Does Spark have a free core?",
+            self.name,
+            seconds,
+            query.status["message"],
+        )
+
     def _stop_query(self, query: StreamingQuery) -> None:
         """Stop after the batch in hand; the one that begins meanwhile is cut off, and done by the next start."""
         self._query_ends.set()
         _await_batch_in_hand(query)
-        # Spark reports the cut as an error, with stack traces; it is none.
-        self.spark.sparkContext.setLogLevel("OFF")
-        query.stop()
-        if not self._stop.is_set():  # else the application ends, and what was cut off may still say so
-            self.spark.sparkContext.setLogLevel("ERROR")
+        with _stopping:
+            # Spark reports the cut as an error, with stack traces; it is none.
+            self.spark.sparkContext.setLogLevel("OFF")
+            query.stop()
+            if not self._stop.is_set():  # else the application ends, and what was cut off may still say so
+                self.spark.sparkContext.setLogLevel("ERROR")
 
-    def _find_topics(self) -> dict[str, list[str]]:
-        return {
-            group: names for group, names in self.select_topics(find_topics(self.options.connection)).items() if names
-        }
+    def _find_topics(self, *, fresh: bool = False) -> dict[str, list[str]]:
+        return {group: names for group, names in self.select_topics(self.finder.find(fresh=fresh)).items() if names}
 
     def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:
         """Options of Spark's Kafka source, to read on from the positions, and from the beginning of other partitions.
@@ -229,6 +309,8 @@ class StreamingJob(ABC):
             "kafka.fetch.max.wait.ms": "1",
             # Retention may drop records that were read long ago; a real gap is found by the reading rule.
             "failOnDataLoss": "false",
+            # What a producer takes back was not broadcast.
+            "kafka.isolation.level": "read_committed",
         }
 
 
@@ -249,26 +331,16 @@ def _last_done(query: StreamingQuery) -> int:
     return progress.batchId if progress.numInputRows else progress.batchId - 1
 
 
-_NO_SPACE = ("No space left on device", "Disk quota exceeded")
-_NO_MEMORY = (
-    "cannot grow beyond",  # what the JVM has for Python, 2 GB
-    "OversizedAllocation",  # Arrow in the JVM
-    "ArrowCapacityError",  # Arrow in Python
-    "Cannot grow BufferHolder",  # one row of Spark
-    "MemoryError",  # Python, and the JVM's OutOfMemoryError
-)
-_TOO_LITTLE_SPACE = 1024 * 1024
-"""Bytes. With less free, a query that failed is taken to have failed for that reason: Spark does not always tell."""
+class _Told:
+    """Tells why a query is started again: each reason once, and now and then that it is still the same."""
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._text = ""
+        self._told_at = 0.0
 
-def _explain(error: StreamingQueryException, data: Path) -> AbcastError:
-    """What ended a query, in one sentence."""
-    text = str(error)
-    if any(words in text for words in _NO_SPACE) or shutil.disk_usage(data).free < _TOO_LITTLE_SPACE:
-        return EnvironmentProblem(
-            "the disk of --data (checkpoints and tables) is full: free some space and start again."
-        )
-    if any(words in text for words in _NO_MEMORY):
-        return BatchTooLarge("a batch did not fit into memory.")
-    reason = next((line.strip() for line in text.splitlines() if "Exception" in line or "Error" in line), text)
-    return QueryFailed(f"the query failed ({reason[:300]}).")
+    def tell(self, error: AbcastError, wait: float, *, is_first: bool) -> None:
+        text, now = str(error), time.monotonic()
+        if is_first or text != self._text or now - self._told_at > STILL_FAILING_SECONDS:
+            self._text, self._told_at = text, now
+            log.warning("%s: %s Starting again in %g s.", self._name, text, wait)

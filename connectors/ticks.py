@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from kafka import KafkaProducer
 
-from connectors.codec import H_VISITED, forward_headers
+from connectors.codec import forward_headers
 from ordering.names import TICK_NAME, Topic
 from ordering.records import HEARTBEAT
 
@@ -24,10 +24,8 @@ def tick(producer: KafkaProducer, forward_topic: str, partitions: Iterable[int],
     """Write one into each of the topic's partitions; does not wait. `seqno` stands in DATA. Raises KafkaError."""
     topic = Topic.parse(forward_topic)
     assert topic is not None
+    # In a relay's topic it speaks for the members there: if their relay is silent, they are.
     sender = f"{topic.neighbour or topic.site}/{TICK_NAME}"
     headers = forward_headers(sender, 1, max(seqno, 1), kind=HEARTBEAT)
-    if topic.neighbour:
-        # It speaks for the members there: if their relay is silent, they are.
-        headers.append((H_VISITED, topic.neighbour.encode("ascii")))
     for partition in partitions:
         producer.send(forward_topic, key=sender.encode("ascii"), value=b"", headers=headers, partition=partition)
