@@ -45,10 +45,11 @@ def check(
 
     With --sites, reads the DATA of all of them (or of those chosen by --site). With a home, all must have the same
     order, and the ledger and delivery logs may be any site's. In a mesh each site has its own: there, give --data and
-    --deliveries of one site only, together with its --site.
+    --deliveries of one site only, together with its --site. If a site of a mesh lacks messages of another, the check
+    waits 15 s: they are lost if it gets no further although the relay is there.
     """
     from connectors.connection import Connection
-    from connectors.group_check import check_deliveries, check_ledger, check_sites
+    from connectors.group_check import check_deliveries, check_ledger, check_sites, stalled
 
     known = optional_sites(sites)
     chosen = site or (list(known.connections) if known else [DEFAULT_SITE])
@@ -67,6 +68,8 @@ def check(
         except OSError as error:
             raise UsageError(f"{file} can't be read: {error.strerror}.") from error
     anomalies, lacks = verdict.anomalies(settled=settled), verdict.lacking()
+    if known is not None and not one_order and not settled:
+        anomalies += stalled(known, group, lacks)
     if as_json:
         found = [{"anomaly": a.name, "detail": a.detail, "seqnos": list(a.seqnos)} for a in anomalies]
         behind = [lack._asdict() for lack in lacks]

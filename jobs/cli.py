@@ -9,6 +9,7 @@ from jobs.broker import app as broker
 from jobs.check import check
 from jobs.deliver import deliver
 from jobs.demo import demo
+from jobs.isis import isis
 from jobs.ledger import ledger
 from jobs.options import run_command
 from jobs.publish import publish
@@ -46,6 +47,7 @@ app.command()(check)
 app.command()(query)
 app.command()(status)
 app.command()(view)
+app.command()(isis)
 
 
 def command() -> TyperGroup:

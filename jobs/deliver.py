@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from ordering.names import DEFAULT_SITE, Address
 
 if TYPE_CHECKING:
     from connectors import Delivery
+    from connectors.stream import Stream
     from ordering.events import Event
 
 
@@ -22,8 +22,15 @@ def deliver(
     group: Group,
     member: Member,
     from_seqno: Annotated[
-        int | None, typer.Option(min=1, help="First seqno; default: after the last one this member took, or 1.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="First seqno; default: after the last one this member took, or 1. It does not move what is taken.",
+        ),
     ] = None,
+    remember: Annotated[
+        bool, typer.Option("--remember", help="With --from-seqno: the next run goes on where this one ends.")
+    ] = False,
     count: Annotated[int | None, typer.Option(min=0, help="End after this many deliveries.")] = None,
     timeout: Annotated[float | None, typer.Option(min=0, help="End after this many seconds without one.")] = None,
     ledger: Annotated[
@@ -49,17 +56,16 @@ def deliver(
     with MemberClient(group, address, bootstrap_servers=bootstrap_servers, ledger=ledger) as client:
         taken = 0
         try:
-            stream: Iterator[Any] = (
-                client.deliveries(from_seqno, timeout, events=True)
+            stream: Stream[Any] = (
+                client.deliveries(from_seqno, timeout, events=True, remember=remember)
                 if events
-                else client.deliveries(from_seqno, timeout)
+                else client.deliveries(from_seqno, timeout, remember=remember)
             )
             for what in stream:
-                if not hasattr(what, "payload"):
-                    typer.echo(_event_line(what, as_json))
-                    continue
-                typer.echo(_line(what, as_json))
-                taken += 1
+                is_message = hasattr(what, "payload")
+                typer.echo(_line(what, as_json) if is_message else _event_line(what, as_json))
+                stream.taken()  # it is printed: `echo` flushes
+                taken += is_message
                 if taken == count:
                     break
         except KeyboardInterrupt:

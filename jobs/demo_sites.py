@@ -84,7 +84,7 @@ def _sequencers(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[
     from jobs.streaming import running
 
     def at(site: str, connection: Connection, spark: SparkSession, _: JobOptions) -> SequencerJob:
-        return SequencerJob(spark, JobOptions(connection, site, directory / site, known_sites=tuple(sites.connections)))
+        return SequencerJob(spark, JobOptions(connection, site, directory / site))
 
     makers = [
         functools.partial(at, site, connection)

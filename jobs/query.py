@@ -27,9 +27,9 @@ def query(
     from pyspark.errors import PySparkException
     from pyspark.sql import functions
 
-    from connectors.spark import build_session
+    from jobs.streaming import session_of_command
 
-    spark = build_session("abcast query")
+    spark = session_of_command("abcast query")
     try:
         for name in ("ledger", "views"):
             spark.read.format("delta").load(str((data / name).absolute())).createOrReplaceTempView(name)

@@ -70,3 +70,30 @@ def add(
     with Progress("written") as progress:
         last = bootstrap(known, group, ledger, Direction(source, name), progress.advance)
     typer.echo(f"{name} has joined {group} with the history up to seqno {last} of {source}; the relay brings the rest")
+
+
+@app.command()
+def promote(
+    name: Annotated[str, typer.Argument(help="The new home: a site that has a copy of the group's order.")],
+    group: Group,
+    sites: SitesFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a copy the home of a hub: when the home is lost, or is to be replaced.
+
+    Write home = "NAME" into the sites' file first, give it to all sites, and stop what runs with the old one. The new
+    home then gets what the other sites have and it lacks; its sequencer goes on from there (`abcast run`). The old home
+    is fenced: at once if it answers, else by the first relay that reaches it. What only a home that is lost had is not
+    in the order any more.
+    """
+    from connectors.promotion import promote as make_home
+
+    done = make_home(required_sites(sites), group, name)
+    if as_json:
+        typer.echo(json.dumps({"home": name, "group": group, **done._asdict()}))
+        return
+    typer.echo(f"{name} is the home of {group}; the order goes on after seqno {done.last_seqno}")
+    if done.copied:
+        typer.echo(f"{done.copied} seqnos were copied from other sites first")
+    for silent in done.not_copied:
+        typer.echo(f"{silent} did not answer: what it alone had ordered is not in the order any more")

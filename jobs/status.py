@@ -1,14 +1,23 @@
-"""`abcast status`: how each group is doing, read from Kafka alone."""
+"""`abcast status`: how each group is doing, read from Kafka and from the log of the ledger's table."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from jobs.options import DEFAULT_BOOTSTRAP_SERVERS, AsJson, BootstrapServers, Site, run_script
-from ordering.errors import UsageError
+from jobs.options import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    DEFAULT_DATA,
+    AsJson,
+    BootstrapServers,
+    Data,
+    Site,
+    run_script,
+)
+from ordering.errors import AbcastError, UsageError
 from ordering.names import DEFAULT_SITE
 
 
@@ -16,12 +25,14 @@ def status(
     group: Annotated[str | None, typer.Option("--group", "-g", help="One group only.")] = None,
     bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
     site: Site = DEFAULT_SITE,
+    data: Data = DEFAULT_DATA,
     as_json: AsJson = False,
 ) -> None:
-    """Print per group: last seqno, epoch, view, lag, rate, duplicates dropped, dead letters.
+    """Print per group: last seqno, epoch, view, lag, rate, duplicates dropped, dead letters, the ledger's lag.
 
     `lag`: FORWARD records not considered yet. `rate`: messages per second over the newest records of DATA.
-    `duplicates`: resends dropped, as of the newest snapshot.
+    `duplicates`: resends dropped, as of the newest snapshot. `ledger lag`: seqnos that the ledger below --data, if
+    there is one, does not have yet; it is read first, so less than none means that it is another group's.
     """
     from connectors.connection import Connection
     from connectors.group_status import read_status
@@ -31,7 +42,8 @@ def status(
     groups = find_groups(connection, site)
     if group is not None and group not in groups:
         raise UsageError(f"there is no group {group} at site {site}: `abcast topics list` shows what there is.")
-    rows = [read_status(connection, name, site) for name in groups if group in (None, name)]
+    in_ledger = _in_ledger(data)
+    rows = [read_status(connection, name, site, in_ledger) for name in groups if group in (None, name)]
     if as_json:
         for row in rows:
             typer.echo(json.dumps(row._asdict()))
@@ -42,10 +54,27 @@ def status(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*(name.replace("_", " ") for name in rows[0]._fields))
+    columns = [name for name in rows[0]._fields if getattr(rows[0], name) is not None]
+    table = Table(*(name.replace("_", " ") for name in columns))
     for row in rows:
-        table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value) for value in row))
+        values = (getattr(row, name) for name in columns)
+        table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value) for value in values))
     Console().print(table)
+
+
+def _in_ledger(data: Path) -> dict[str, int] | None:
+    """The last seqno of each group in the ledger below `data`, None if there is no ledger, or none that can be read."""
+    table = data / "ledger"
+    if not table.exists():
+        return None  # and Delta need not be loaded
+    from connectors.table_state import read_table_state
+
+    try:
+        held = read_table_state(table)
+    except AbcastError as error:  # what Kafka tells is worth as much without
+        typer.echo(f"abcast: {error}", err=True)
+        return None
+    return None if held.newest is None else dict(held.last_seqno)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
+from ordering.errors import AbcastError, EnvironmentProblem
 from ordering.names import check_site
 
 if TYPE_CHECKING:
@@ -19,10 +21,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from connectors.sites import Direction, Sites
-    from connectors.streaming_job import JobOptions, StreamingJob
+    from connectors.streaming_job import JobOptions, SparkJob
 
-    MakeJob = Callable[[SparkSession, JobOptions], StreamingJob]
+    MakeJob = Callable[[SparkSession, JobOptions], SparkJob]
 
+
+log = logging.getLogger(__name__)
 
 REAL_TIME_SLOTS = 64
 """Partitions that one relay can read in real time: threads, not cores."""
@@ -43,48 +47,87 @@ def job_options(
     parallelism: int = 1,
     sites: Sites | None = None,
 ) -> JobOptions:
-    """What the command line told, as the jobs take it. Raises UsageError, BrokerUnreachable."""
+    """What the command line told, as the jobs take it; and whether they can work with it.
+
+    Raises UsageError, BrokerUnreachable, EnvironmentProblem.
+    """
+    from kafka.errors import KafkaError
+
     from connectors.connection import Connection
+    from connectors.data_directory import check_writable
     from connectors.streaming_job import JobOptions
     from connectors.topics import find_topics
 
     check_site(site)
+    check_writable(data.absolute())
     connection = sites.connection(site) if sites else Connection(bootstrap_servers)
-    find_topics(connection)  # an unreachable broker should be said before Spark's five seconds
-    known = tuple(sites.connections) if sites else None
-    return JobOptions(connection, site, data.absolute(), max_batch_records, parallelism, known)
+    try:
+        find_topics(connection)  # an unreachable broker should be said before Spark's five seconds
+    except KafkaError as error:
+        raise EnvironmentProblem(f"Kafka at {connection.bootstrap_servers} refuses: {error!r}.") from error
+    return JobOptions(connection, site, data.absolute(), max_batch_records, parallelism)
 
 
 def run_jobs(names: Sequence[str], options: JobOptions, relays: Relays | None = None) -> None:
     """Run the named jobs (`sequence`, `ledger`) and relays in one Spark application until SIGTERM or Ctrl-C."""
     what = [*names, *(f"relay {way}" for way in (relays.ways if relays else ()))]
     typer.echo(f"starting Spark for {' and '.join(what)} (about 5 s) …", err=True)
-    from connectors.spark import build_session, hand_on_signals
+    from connectors.spark import hand_on_signals
 
-    # Interrupted while it launches the JVM, pyspark would leave that behind: wait until there is something to stop.
-    asked_to_stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked_to_stop.set())
-    try:
-        spark = build_session(f"abcast {' '.join(what)}", cores=task_slots(relays), parallelism=options.parallelism)
-    except Exception:
-        if asked_to_stop.is_set():  # and so was the JVM, if all processes were
-            return
-        raise
+    session = start_session(f"abcast {' '.join(what)}", cores=task_slots(relays), parallelism=options.parallelism)
+    if session.spark is None:
+        return
+    spark = session.spark
     with running([*job_classes(names), *relay_makers(relays)], spark, options) as jobs:
         stop_on_signals(jobs)
-        if asked_to_stop.is_set():
+        if session.asked_to_stop.is_set():
             stop_all(jobs)
         hand_on_signals(spark, lambda: stop_all(jobs))
         for job in jobs:
             while not (job.ready.wait(0.2) or job.done.is_set()):
-                job.raise_failure()
-        if not asked_to_stop.is_set():
+                raise_failures(jobs)
+        raise_failures(jobs)
+        if not any(job.stopping for job in jobs):
             typer.echo("ready; Ctrl-C or SIGTERM stops after the batch in hand", err=True)
         while not all(job.done.wait(0.2) for job in jobs):
-            for job in jobs:
-                job.raise_failure()
+            raise_failures(jobs)
     spark.stop()
+
+
+class Started(NamedTuple):
+    """A session, and whether a signal came while it started. None if it did not start, for that reason."""
+
+    spark: SparkSession | None
+    asked_to_stop: threading.Event
+
+
+def start_session(name: str, *, cores: int | None = None, parallelism: int = 1) -> Started:
+    """Start Spark. Interrupted while it launches the JVM, pyspark would leave that behind: so a signal waits until
+    there is something to stop.
+    """
+    from connectors.spark import build_session
+
+    asked_to_stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked_to_stop.set())
+    try:
+        return Started(build_session(name, cores=cores, parallelism=parallelism), asked_to_stop)
+    except Exception:
+        if asked_to_stop.is_set():  # and so was the JVM, if all processes were
+            return Started(None, asked_to_stop)
+        raise
+
+
+def session_of_command(name: str) -> SparkSession:
+    """Start Spark for a command that Ctrl-C may interrupt at any time. Raises KeyboardInterrupt if it has."""
+    started = start_session(name)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    if started.spark is not None and not started.asked_to_stop.is_set():
+        return started.spark
+    if started.spark is not None:
+        started.spark.stop()
+    raise KeyboardInterrupt
 
 
 def relay_makers(relays: Relays | None) -> list[MakeJob]:
@@ -119,12 +162,13 @@ def job_classes(names: Sequence[str]) -> list[MakeJob]:
 class JobThread:
     """A job in a thread of its own."""
 
-    def __init__(self, job: StreamingJob) -> None:
+    def __init__(self, job: SparkJob) -> None:
         self._job = job
         self._failure: BaseException | None = None
+        self._is_told = False
         self.ready = job.ready
         self.done = threading.Event()
-        self.stop: Callable[[], None] = job.stop
+        self.stopping = False
         self._thread = threading.Thread(target=self._run, name=f"abcast-{job.name}", daemon=True)
         self._thread.start()
 
@@ -136,14 +180,43 @@ class JobThread:
         finally:
             self.done.set()
 
+    def stop(self) -> None:
+        """Ask the job to stop after the batch in hand."""
+        self.stopping = True
+        self._job.stop()
+
+    @property
+    def ends_alone(self) -> bool:
+        """Whether the others go on if this one fails: it serves another site, and they this one."""
+        return self._job.keeps_trying
+
     def raise_failure(self) -> None:
-        """Raise what ended the job, if something did."""
-        if self._failure is not None:
+        """Raise what ended the job, if something did that has not been told."""
+        if self._failure is not None and not self._is_told:
             raise self._failure
+
+    def tell_failure(self) -> None:
+        """Say what ended the job, if something did, once."""
+        if self._failure is not None and not self._is_told:
+            self._is_told = True
+            log.error("%s has ended: %s", self._job.name, self._failure, exc_info=_unexpected(self._failure))
 
     def join(self) -> None:
         """Wait a minute at most until the job's thread has ended."""
         self._thread.join(timeout=60)
+
+
+def _unexpected(failure: BaseException) -> BaseException | None:
+    return None if isinstance(failure, AbcastError) else failure
+
+
+def raise_failures(jobs: Sequence[JobThread]) -> None:
+    """Raise what ended a job; a job that ends alone is only told of, as long as others work."""
+    for job in jobs:
+        if job.ends_alone and not all(other.done.is_set() for other in jobs):
+            job.tell_failure()
+        else:
+            job.raise_failure()
 
 
 @contextmanager

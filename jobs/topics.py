@@ -57,8 +57,9 @@ def create(
         "flush_timeout_ms": flush_timeout_ms,
     }
     if changes := {name: value for name, value in wanted.items() if value is not None}:
-        change_settings(Connection(bootstrap_servers), group, (site or [DEFAULT_SITE])[0], **changes)
-        typer.echo(f"asked for {', '.join(f'{name} = {value}' for name, value in changes.items())}".lower())
+        holds = change_settings(Connection(bootstrap_servers), group, (site or [DEFAULT_SITE])[0], **changes)
+        state = "in force" if holds else "asked for, and in force once a sequencer of the group has read it"
+        typer.echo(f"{', '.join(f'{name} = {value}' for name, value in changes.items())}: {state}".lower())
 
 
 @app.command("list")
