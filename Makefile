@@ -11,7 +11,7 @@ UV := $(BIN)/uv --no-progress
 LOCK_OPTIONS := --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test-fast test lint demo bench simulate lock clean
+.PHONY: help setup test-fast test soak lint demo bench simulate lock clean
 MAKEFLAGS += --no-print-directory
 
 help: ## show this list
@@ -24,6 +24,9 @@ test-fast: setup ## run the tests that need no broker, kill nothing and are quic
 
 test: setup ## run every test
 	@$(BIN)/python -m pytest $(ARGS)
+
+soak: setup ## run what takes six JVMs and many minutes: a mesh of three clusters in which everything is killed
+	@ABCAST_SOAK=1 $(BIN)/python -m pytest tests/sites/test_mesh_under_fire.py $(ARGS)
 
 lint: setup ## check style, types and the direction of imports
 	@$(BIN)/ruff check .
@@ -40,6 +43,9 @@ bench: setup ## measure throughput and latency
 simulate: setup ## run SEEDS=1000 simulated histories with crashes through the core
 	@$(BIN)/python -m tests.simulator --seeds $(SEEDS) $(ARGS)
 	@$(BIN)/python -m tests.simulator --membership --seeds $$(($(SEEDS) / 10)) $(ARGS)
+	@$(BIN)/python -m tests.simulator --sites --seeds $$(($(SEEDS) / 2)) $(ARGS)
+	@$(BIN)/python -m tests.simulator --orders --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m tests.simulator --isis --seeds $$(($(SEEDS) / 2)) $(ARGS)
 
 lock: setup ## write conf/*.lock anew from pyproject.toml
 	@$(UV) pip compile pyproject.toml --upgrade $(LOCK_OPTIONS) --output-file conf/requirements.lock

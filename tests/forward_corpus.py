@@ -1,7 +1,7 @@
 """FORWARD records as any producer may write them, and what becomes of them: `(name, key, value, headers, reason)`.
 
 `reason` is the dead letter's, None for a good record. The codec and Spark's columns run this one corpus. The
-topic is `abcast.orders.forward.nyc`, or what the relay from sfo fills there; the sites are nyc, sfo and lax.
+topic is `abcast.orders.forward.nyc`, or what the relay from sfo fills there: as in a hub, and as in a mesh.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from connectors import codec
-from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES
+from ordering.records import MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES
 
 TOPIC = "abcast.orders.forward.nyc"
 RELAYED = "abcast.orders.relayed-sfo.nyc"
-SITES = ("nyc", "sfo", "lax")
+TIMESTAMP_MS = 1_700_000_000_123
 
 RawHeaders = Sequence[tuple[str, bytes]]
 
@@ -28,6 +28,7 @@ class Case(NamedTuple):
     headers: RawHeaders
     reason: str | None
     topic: str = TOPIC
+    timestamp_ms: int = TIMESTAMP_MS
 
 
 ALICE = b"nyc/alice"
@@ -77,26 +78,60 @@ VIEW = b'{"members":[["sfo/bob",7],["sfo/carol",9]],"joined":["sfo/carol"],"left
 MARK = ("abcast-relayed-from", b"sfo/abcast.orders.data.sfo-0:7")
 
 
-def _relayed(
-    name: str, visited: bytes | None, reason: str | None, sender: bytes = BOB, *more: tuple[str, bytes]
+def _asked(
+    name: str, reason: str | None, sender: bytes = BOB, kind: str = "message", value: bytes | None = b"x"
 ) -> Case:
-    return _relayed_kind("message", name, visited, reason, sender, b"x", *more)
+    """What the relay to a hub's home brings; or what a relay of a mesh says for itself."""
+    return Case(f"relayed, {name}", sender, value, [*_own(sender, kind), MARK], reason, RELAYED)
 
 
-def _relayed_kind(
-    kind: str,
+def _linked(
     name: str,
-    visited: bytes | None,
     reason: str | None,
-    sender: bytes,
-    value: bytes | None,
-    *more: tuple[str, bytes],
+    sender: bytes = BOB,
+    kind: str = "message",
+    value: bytes | None = b"x",
+    link: bytes = b"17 4 9 3",
+    more: RawHeaders = (),
 ) -> Case:
-    headers = [*_with("abcast-sender", sender), MARK, *more]
-    headers[1] = ("abcast-kind", kind.encode())
-    if visited is not None:
-        headers.insert(5, ("abcast-visited", visited))
-    return Case(f"relayed, {name}", sender, value, headers, reason, RELAYED)
+    """What a link of a mesh brings."""
+    return Case(f"linked, {name}", sender, value, [*_own(sender, kind), (codec.H_LINK, link), *more], reason, RELAYED)
+
+
+def _own(sender: bytes, kind: str) -> RawHeaders:
+    return [GOOD[0], ("abcast-kind", kind.encode()), ("abcast-sender", sender), *GOOD[3:]]
+
+
+def _link_cases() -> list[Case]:
+    wrong = {
+        "is empty": b"",
+        "has three numbers": b"17 4 9",
+        "has five numbers": b"17 4 9 3 1",
+        "has two blanks": b"17 4  9 3",
+        "has a blank before it": b" 17 4 9 3",
+        "has a blank behind it": b"17 4 9 3 ",
+        "has a line end behind it": b"17 4 9 3\n",
+        "has tabs": b"17\t4\t9\t3",
+        "has commas": b"17,4,9,3",
+        "has a leading zero": b"17 4 09 3",
+        "has a plus": b"17 4 +9 3",
+        "is negative": b"17 4 9 -3",
+        "has a fraction": b"17 4 9.0 3",
+        "has a word": b"17 4 nine 3",
+        "has 19 digits": b"17 4 9 1000000000000000000",
+        "has digits that are not ASCII": "17 4 \N{ARABIC-INDIC DIGIT NINE} 3".encode(),
+        "is not UTF-8": b"17 4 9 \xff",
+        "has a zero byte": b"17 4 9 3\0",
+    }
+    return [_linked(f"what the link says {what}", codec.WRONG_LINK, link=link) for what, link in wrong.items()]
+
+
+HIGHEST = (TIMESTAMP_MS + codec.CLOCK_AHEAD_MS) * codec.INCARNATIONS_A_MS
+"""The highest incarnation that a record may have, by its timestamp."""
+
+
+def _of(incarnation: int) -> RawHeaders:
+    return _with("abcast-incarnation", b"%d" % incarnation)
 
 
 CORPUS: tuple[Case, ...] = (
@@ -110,7 +145,12 @@ CORPUS: tuple[Case, ...] = (
     Case("payload of zero bytes and wild bytes", ALICE, b"\0\xff\n\r", GOOD, None),
     Case("largest payload", ALICE, b"x" * MAX_PAYLOAD_BYTES, GOOD, None),
     Case("headers in another order", ALICE, b"x", tuple(reversed(GOOD)), None),
-    Case("largest numbers", ALICE, b"x", [*GOOD[:3], (GOOD[3][0], b"9" * 18), (GOOD[4][0], b"9" * 18)], None),
+    Case("the largest local seqno", ALICE, b"x", _with("abcast-local-seqno", b"9" * 18), None),
+    Case("the largest incarnation, of a time that is not known", ALICE, b"x", _of(MAX_NUMBER), None, TOPIC, 0),
+    Case("an incarnation of less than a day ahead", ALICE, b"x", _of(HIGHEST), None),
+    Case("an incarnation of more than a day ahead", ALICE, b"x", _of(HIGHEST + 1), codec.FUTURE_INCARNATION),
+    Case("the largest incarnation", ALICE, b"x", _of(MAX_NUMBER), codec.FUTURE_INCARNATION),
+    Case("an incarnation ahead, of a time beyond all", ALICE, b"x", _of(MAX_NUMBER), None, TOPIC, 250_000_000_000_000),
     Case("application headers", ALICE, b"x", [*GOOD, ("trace", b"\xff\0"), ("trace", b"2"), ("", b"")], None),
     Case(
         "application headers between ours", ALICE, b"x", [GOOD[0], ("a", b"1"), *GOOD[1:4], ("b", b"2"), GOOD[4]], None
@@ -146,34 +186,83 @@ CORPUS: tuple[Case, ...] = (
     Case("another site", b"sfo/bob", b"x", _with("abcast-sender", b"sfo/bob"), codec.WRONG_SITE),
     Case("a site that begins like ours", b"nyc2/bob", b"x", _with("abcast-sender", b"nyc2/bob"), codec.WRONG_SITE),
     Case("no site", b"alice", b"x", _with("abcast-sender", b"alice"), codec.WRONG_SITE),
-    _relayed("from the neighbour", b"sfo", None),
-    _relayed("with an application header", b"sfo", None, BOB, ("trace", b"1")),
-    _relayed("by the neighbour, from afar", b"lax,sfo", None, b"lax/carol"),
-    _relayed("and sent to others too", b"sfo,lax", None),
-    _relayed("no list", None, codec.FORGED_VISITED),
-    _relayed("an empty list", b"", codec.FORGED_VISITED),
-    _relayed("an empty name in the list", b"sfo,", codec.FORGED_VISITED),
-    _relayed("a name that no site can have", b"sfo,n yc", codec.FORGED_VISITED),
-    _relayed("a line end in the list", b"sfo\n", codec.FORGED_VISITED),
-    _relayed("a list that is not UTF-8", b"sfo,\xff", codec.FORGED_VISITED),
-    _relayed("a site twice", b"sfo,sfo", codec.FORGED_VISITED),
-    _relayed("not by the neighbour", b"lax", codec.FORGED_VISITED, b"lax/carol"),
-    _relayed("here before", b"sfo,nyc", codec.FORGED_VISITED),
-    _relayed("a site that is not configured", b"sfo,fra", codec.UNKNOWN_SITE),
-    _relayed("a sender of another site than the first", b"sfo", codec.WRONG_SITE, b"lax/carol"),
-    _relayed("a sender of this site", b"sfo", codec.WRONG_SITE, ALICE),
-    _relayed("the list twice", b"sfo", codec.REPEATED_HEADER, BOB, ("abcast-visited", b"sfo")),
-    _relayed_kind("remote-view", "a view of its site", b"sfo", None, RELAY, VIEW),
-    _relayed_kind("remote-view", "a view that is none", b"sfo", None, RELAY, b"[\xff"),
-    _relayed_kind("remote-view", "a view of a third site", b"sfo", None, RELAY, b'{"members":[["lax/dan",1]]}'),
-    _relayed_kind("heartbeat", "a heartbeat", b"sfo", None, RELAY, b""),
-    _relayed_kind("leave", "a farewell", b"sfo", None, RELAY, b""),
-    _relayed_kind("message", "a message of the relay", b"sfo", codec.NOT_THE_RELAY, RELAY, b"x"),
-    _relayed_kind("join", "a relay that joins", b"sfo", codec.NOT_THE_RELAY, RELAY, b""),
-    _relayed_kind("remote-view", "a view told by a member", b"sfo", codec.NOT_THE_RELAY, BOB, VIEW),
-    _relayed_kind("remote-view", "from afar", b"lax,sfo", codec.NOT_THE_RELAY, b"lax/abcast.relay", b'{"members":[]}'),
-    _relayed_kind("heartbeat", "a tick from afar", b"lax,sfo", codec.NOT_THE_RELAY, b"lax/abcast.relay", b""),
-    _relayed_kind("remote-view", "no view at all", b"sfo", codec.NO_PAYLOAD, RELAY, None),
+    _asked("from the neighbour", None),
+    Case(
+        "relayed, with an application header", BOB, b"x", [*_own(BOB, "message"), MARK, ("trace", b"1")], None, RELAYED
+    ),
+    Case("relayed, without a mark", BOB, b"x", _own(BOB, "message"), None, RELAYED),
+    Case("relayed, a mark in front", BOB, b"x", [MARK, *_own(BOB, "message")], None, RELAYED),
+    Case("relayed, marked twice", BOB, b"x", [*_own(BOB, "message"), MARK, MARK], codec.REPEATED_HEADER, RELAYED),
+    *(_asked(f"kind {kind}", None, kind=kind) for kind in ("join", "leave", "heartbeat", "settings", "start-flush")),
+    Case(
+        "relayed, an incarnation of more than a day ahead",
+        BOB,
+        b"x",
+        [*GOOD[:2], (GOOD[2][0], BOB), (GOOD[3][0], b"%d" % (HIGHEST + 1)), GOOD[4], MARK],
+        codec.FUTURE_INCARNATION,
+        RELAYED,
+    ),
+    _asked("a sender of a third site", codec.WRONG_SITE, b"lax/carol"),
+    _asked("a sender of a site that begins like the neighbour", codec.WRONG_SITE, b"sfo2/carol"),
+    _asked("a sender of this site", codec.WRONG_SITE, ALICE),
+    _asked("a sender without a site", codec.WRONG_SITE, b"bob"),
+    _asked("a skip", codec.WRONG_LINK, RELAY, "skip", b""),
+    _asked("a member's skip", codec.WRONG_LINK, kind="skip", value=b""),
+    _asked("a view of its site", None, RELAY, "remote-view", VIEW),
+    _asked("a view that is none", None, RELAY, "remote-view", b"[\xff"),
+    _asked("a view of a third site", None, RELAY, "remote-view", b'{"members":[["lax/dan",1]]}'),
+    _asked("a heartbeat", None, RELAY, "heartbeat", b""),
+    _asked("a farewell", None, RELAY, "leave", b""),
+    _asked("the beginning of a session", None, RELAY, "link-start", b'{"epoch":4,"origins":{},"seqno":8}'),
+    _asked("a beginning that is none", None, RELAY, "link-start", b"[\xff"),
+    _asked("a beginning told by a member", codec.NOT_THE_RELAY, kind="link-start"),
+    _asked("a beginning told from afar", codec.WRONG_SITE, b"lax/abcast.relay", "link-start"),
+    _asked("a message of the relay", codec.NOT_THE_RELAY, RELAY),
+    _asked("a relay that joins", codec.NOT_THE_RELAY, RELAY, "join", b""),
+    _asked("a view told by a member", codec.NOT_THE_RELAY, BOB, "remote-view", VIEW),
+    _asked("a view told from afar", codec.WRONG_SITE, b"lax/abcast.relay", "remote-view", b'{"members":[]}'),
+    _asked("a heartbeat from afar", codec.WRONG_SITE, b"lax/abcast.relay", "heartbeat", b""),
+    _asked("no view at all", codec.NO_PAYLOAD, RELAY, "remote-view", None),
+    _linked("from the neighbour", None),
+    _linked("with application headers", None, more=[("trace", b"1"), ("trace", b"\xff")]),
+    _linked("from afar", None, b"lax/carol"),
+    _linked("of a site that begins like this one", None, b"nyc2/carol"),
+    _linked("the first numbers", None, link=b"0 0 0 0"),
+    _linked("the largest numbers", None, link=b"%d %d %d %d" % (MAX_NUMBER, MAX_NUMBER, MAX_NUMBER, MAX_NUMBER)),
+    _linked("no payload", codec.NO_PAYLOAD, value=None),
+    Case("linked, a link in front", BOB, b"x", [(codec.H_LINK, b"17 4 9 3"), *_own(BOB, "message")], None, RELAYED),
+    Case(
+        "linked, an incarnation of more than a day ahead",
+        BOB,
+        b"x",
+        [*GOOD[:2], (GOOD[2][0], BOB), (GOOD[3][0], b"9" * 18), GOOD[4], (codec.H_LINK, b"17 4 9 3")],
+        None,
+        RELAYED,
+    ),
+    _linked("a mark, too", None, more=[MARK]),
+    _linked("a link twice", codec.REPEATED_HEADER, more=[(codec.H_LINK, b"17 4 9 3")]),
+    _linked("a header that nobody knows", codec.RESERVED_HEADER, more=[("abcast-visited", b"sfo")]),
+    _linked("a sender of this site", codec.WRONG_SITE, ALICE),
+    _linked("a sender without a site", codec.WRONG_SITE, b"bob"),
+    _linked("a message of the relay", codec.NOT_THE_RELAY, RELAY),
+    _linked("a message of a relay afar", codec.NOT_THE_RELAY, b"lax/abcast.relay"),
+    _linked("a skip", None, RELAY, "skip", b""),
+    _linked("a member's skip", codec.NOT_THE_RELAY, BOB, "skip", b""),
+    _linked("a skip from afar", codec.NOT_THE_RELAY, b"lax/abcast.relay", "skip", b""),
+    _linked("this site's skip", codec.WRONG_SITE, b"nyc/abcast.relay", "skip", b""),
+    _linked("a view of its site", None, RELAY, "remote-view", VIEW),
+    _linked("a view told by a member", codec.NOT_THE_RELAY, BOB, "remote-view", VIEW),
+    *(
+        _linked(f"kind {kind} of {sender.decode()}", codec.WRONG_LINK, sender, kind, b"")
+        for kind, sender in (
+            ("heartbeat", RELAY),
+            ("leave", RELAY),
+            ("link-start", RELAY),
+            ("join", BOB),
+            ("leave", BOB),
+        )
+    ),
+    *_link_cases(),
     Case("a remote view that no relay brought", ALICE, VIEW, _with("abcast-kind", b"remote-view"), codec.NOT_THE_RELAY),
     Case(
         "a member with a relay's name",
@@ -182,7 +271,10 @@ CORPUS: tuple[Case, ...] = (
         _with("abcast-sender", b"nyc/abcast.relay"),
         codec.NOT_THE_RELAY,
     ),
-    Case("a list of sites from a member", ALICE, b"x", [*GOOD, ("abcast-visited", b"sfo")], codec.NOT_RELAYED),
+    Case("a skip that no relay brought", ALICE, b"", _with("abcast-kind", b"skip"), codec.WRONG_LINK),
+    Case("a beginning that no relay brought", ALICE, b"{}", _with("abcast-kind", b"link-start"), codec.NOT_THE_RELAY),
+    Case("a link from a member", ALICE, b"x", [*GOOD, (codec.H_LINK, b"17 4 9 3")], codec.NOT_RELAYED),
+    Case("a link from a member, malformed", ALICE, b"x", [*GOOD, (codec.H_LINK, b"")], codec.NOT_RELAYED),
     Case("a relay's mark from a member", ALICE, b"x", [*GOOD, MARK], codec.NOT_RELAYED),
     Case("null payload", ALICE, None, GOOD, codec.NO_PAYLOAD),
     Case("payload too large", ALICE, b"x" * (MAX_PAYLOAD_BYTES + 1), GOOD, codec.PAYLOAD_TOO_LARGE),

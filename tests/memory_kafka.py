@@ -1,27 +1,35 @@
 """Kafka in this process's memory, as far as the client code uses it: for member tests in the fast suite.
 
-It keeps what the code relies on (offsets, the broker's timestamps, a bounded poll, committed positions), and nothing
-ever fails here: what a broker that goes away does to a member is in `tests.test_member`.
+It keeps what the code relies on (offsets, the broker's timestamps, a bounded poll, committed positions). Nothing fails
+here unless a test says so, by the methods of `Topics`: the beginning of a log is dropped, commits are forgotten,
+produce requests are refused, a producer's first batch is passed by its second. What a broker that goes away does to a
+member is in `tests.test_member`.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from kafka.errors import KafkaError, NotEnoughReplicasError, OffsetOutOfRangeError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.connection import Connection
 from ordering.names import ROLES, Topic
 
+RETRY_S = 0.05
+"""After so long a producer asks again with a batch that was refused."""
+
 
 class Record(NamedTuple):
     """A record as a consumer gets it."""
 
+    topic: str
+    partition: int
     offset: int
     timestamp: int
     key: bytes | None
@@ -30,15 +38,45 @@ class Record(NamedTuple):
 
 
 class Topics:
-    """What is stored."""
+    """What is stored, and what goes wrong."""
 
     def __init__(self) -> None:
         self.partitions: dict[TopicPartition, list[Record]] = {}
+        self.beginnings: dict[TopicPartition, int] = {}
+        """What retention has dropped stands below."""
         self.committed: dict[tuple[str | None, TopicPartition], OffsetAndMetadata] = {}
         self.changed = threading.Condition()
+        self.refusals = 0
+        """So many of the next produce requests fail."""
+        self.passes_first_batches = False
+        """Of each new producer, the first batch to a partition is refused and the second one taken (KAFKA-15591)."""
 
     def numbers(self, topic: str) -> set[int]:
         return {place.partition for place in self.partitions if place.topic == topic}
+
+    def drop(self, topic: str, below: int, partition: int = 0) -> None:
+        """Retention takes what stands below the offset."""
+        self.beginnings[TopicPartition(topic, partition)] = below
+
+    def forget_commits(self) -> None:
+        """`offsets.retention.minutes` are over, for everybody."""
+        self.committed.clear()
+
+    def refuse(self, count: int) -> None:
+        """The next produce requests fail, and write nothing."""
+        self.refusals = count
+
+    def append(
+        self, place: TopicPartition, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]
+    ) -> int:
+        """Write a record; its offset."""
+        with self.changed:
+            log = self.partitions[place]
+            log.append(
+                Record(place.topic, place.partition, len(log), int(time.time() * 1000), key, value, list(headers))
+            )
+            self.changed.notify_all()
+            return len(log) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +85,75 @@ class MemoryConnection(Connection):
 
     topics: Topics = field(default_factory=Topics)
 
-    def create(self, group: str, site: str, partitions: int = 1) -> None:
-        """The topics of a group."""
+    def create(self, group: str, site: str, partitions: int = 1, data_partitions: int = 1) -> None:
+        """The topics of a group. (A data topic should have one partition; an operator may have given it more.)"""
+        counts = {"forward": partitions, "data": data_partitions}
         for role in ROLES:
-            for number in range(partitions if role == "forward" else 1):
+            for number in range(counts.get(role, 1)):
                 self.topics.partitions[TopicPartition(str(Topic(group, role, site)), number)] = []
+
+    def drop(self, topic: Topic) -> None:
+        """Retention drops all that stands in the topic's partition 0, as Kafka does with an idle topic."""
+        place = TopicPartition(str(topic), 0)
+        self.topics.beginnings[place] = len(self.topics.partitions[place])
 
     @contextmanager
     def reachable(self) -> Iterator[None]:
         yield
 
-    def producer(self, **_: Any) -> MemoryProducer:
-        return MemoryProducer(self.topics)
+    def producer(self, **settings: Any) -> MemoryProducer:
+        return MemoryProducer(self.topics, {**self.producer_settings(), **settings})
 
     def consumer(self, **settings: Any) -> MemoryConsumer:
         return MemoryConsumer(self.topics, settings.get("group_id"))
 
 
+class MemoryFuture:
+    """What `send` returns, and its own value."""
+
+    def __init__(self, place: TopicPartition) -> None:
+        self.topic_partition = place
+        self.offset = -1
+        self.exception: KafkaError | None = None
+        self.is_done = False
+        self._errbacks: list[Callable[[BaseException], object]] = []
+
+    @property
+    def value(self) -> MemoryFuture:
+        return self
+
+    def failed(self) -> bool:
+        return self.exception is not None
+
+    def written(self, offset: int) -> None:
+        self.offset, self.is_done = offset, True
+
+    def fail(self, error: KafkaError) -> None:
+        self.exception, self.is_done = error, True
+        for errback in self._errbacks:
+            errback(error)
+
+    def get(self, timeout: float | None = None) -> MemoryFuture:
+        if not self.is_done:
+            time.sleep(min(timeout or 0.1, 0.1))
+        if self.exception is not None:
+            raise self.exception
+        return self
+
+    def add_errback(self, errback: Callable[[BaseException], object]) -> None:
+        self._errbacks.append(errback)
+        if self.exception is not None:
+            errback(self.exception)
+
+
 class MemoryProducer:
-    """Every record is written when `send` returns, which is its own future, too."""
+    """Every record is a batch of its own, and written when `send` returns, unless it is refused."""
 
-    is_done = True
-
-    def __init__(self, kafka: Topics) -> None:
+    def __init__(self, kafka: Topics, settings: dict[str, Any]) -> None:
         self.kafka = kafka
         self._sender = self  # whose thread a member ends before it closes
-        self.offset = -1
-        self.topic_partition = TopicPartition("", 0)
+        self._is_pipelined = settings["max_in_flight_requests_per_connection"] > 1
+        self._first: dict[TopicPartition, tuple[Any, ...] | None] = {}
 
     def send(
         self,
@@ -82,33 +162,38 @@ class MemoryProducer:
         key: bytes | None = None,
         headers: Sequence[tuple[str, bytes]] = (),
         partition: int | None = None,
-    ) -> MemoryProducer:
+    ) -> MemoryFuture:
         count = len(self.kafka.numbers(topic))
+        place = TopicPartition(topic, sum(key or b"") % count if partition is None else partition)
+        sent = MemoryFuture(place)
         with self.kafka.changed:
-            sent = MemoryProducer(self.kafka)
-            sent.topic_partition = TopicPartition(topic, sum(key or b"") % count if partition is None else partition)
-            log = self.kafka.partitions[sent.topic_partition]
-            sent.offset = len(log)
-            log.append(Record(len(log), int(time.time() * 1000), key, value, list(headers)))
-            self.kafka.changed.notify_all()
+            if self.kafka.refusals:
+                self.kafka.refusals -= 1
+                sent.fail(NotEnoughReplicasError())
+            elif self.kafka.passes_first_batches and self._is_pipelined and place not in self._first:
+                self._first[place] = (sent, key, value, headers)  # refused; the broker is asked again
+                again = threading.Timer(RETRY_S, self._let_in, [place])
+                again.daemon = True
+                again.start()
+            else:
+                sent.written(self.kafka.append(place, key, value, headers))
+                self._let_in(place)
         return sent
 
-    @property
-    def value(self) -> MemoryProducer:
-        return self
-
-    def failed(self) -> bool:
-        return False
-
-    def get(self, timeout: float | None = None) -> MemoryProducer:
-        return self
+    def _let_in(self, place: TopicPartition) -> None:
+        """The first batch is taken at last: behind the second, if there is one."""
+        with self.kafka.changed:
+            waiting = self._first.get(place)
+            if waiting is not None:
+                self._first[place] = None
+                waiting[0].written(self.kafka.append(place, *waiting[1:]))
 
     def partitions_for(self, topic: str) -> set[int]:
         return self.kafka.numbers(topic)
 
-    def add_errback(self, _: object) -> None: ...
-
-    def flush(self, timeout: float | None = None) -> None: ...
+    def flush(self, timeout: float | None = None) -> None:
+        for place in self._first:
+            self._let_in(place)
 
     def close(self, timeout: float | None = None) -> None: ...
 
@@ -135,16 +220,21 @@ class MemoryConsumer:
         self.next[place] = offset
 
     def beginning_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        return dict.fromkeys(places, 0)
+        return {place: self.kafka.beginnings.get(place, 0) for place in places}
 
     def end_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return {place: len(self.kafka.partitions[place]) for place in places}
 
     def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[Record]]:
         found: dict[TopicPartition, list[Record]] = {}
+        for place, offset in self.next.items():
+            if offset < self.kafka.beginnings.get(place, 0):
+                raise OffsetOutOfRangeError({place: offset})
 
         def look() -> bool:
             for place, offset in self.next.items():
+                if offset < self.kafka.beginnings.get(place, 0):
+                    raise OffsetOutOfRangeError
                 if records := self.kafka.partitions[place][offset : offset + 500]:
                     found[place] = records
             return bool(found)

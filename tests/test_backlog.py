@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 from connectors import backlog
 from connectors.broker import EmbeddedBroker
 from connectors.connection import Connection
-from connectors.sequencer_job import SequencerJob
+from connectors.sequencer_lane import SequencerLane
 from connectors.streaming_job import JobOptions, StreamingJob
 from connectors.topics import create_topics
 from ordering.errors import EnvironmentProblem
@@ -38,8 +38,8 @@ def connection(broker: EmbeddedBroker) -> Connection:
 
 
 @pytest.fixture
-def job(connection: Connection, tmp_path: Path) -> SequencerJob:
-    return SequencerJob(None, JobOptions(connection, SITE, tmp_path))  # type: ignore[arg-type]
+def job(connection: Connection, tmp_path: Path) -> SequencerLane:
+    return SequencerLane(None, JobOptions(connection, SITE, tmp_path))  # type: ignore[arg-type]
 
 
 def fill(connection: Connection, group: str, *records_of_partition: int) -> str:
@@ -56,7 +56,7 @@ def fill(connection: Connection, group: str, *records_of_partition: int) -> str:
 
 @pytest.mark.broker
 def test_a_batch_of_large_records_has_fewer(
-    connection: Connection, job: SequencerJob, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, job: SequencerLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backlog, "BATCH_BYTES", 1_000_000)
     topic = fill(connection, "backlog.large", 150, 0, 50)
@@ -67,7 +67,7 @@ def test_a_batch_of_large_records_has_fewer(
 
 @pytest.mark.broker
 def test_what_does_not_wait_does_not_count(
-    connection: Connection, job: SequencerJob, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, job: SequencerLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backlog, "BATCH_BYTES", 10 * MAX_PAYLOAD_BYTES)
     topic = fill(connection, "backlog.read", 60)
@@ -80,7 +80,7 @@ def test_what_does_not_wait_does_not_count(
 
 
 @pytest.mark.broker
-def test_a_record_is_always_let_in(connection: Connection, job: SequencerJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_is_always_let_in(connection: Connection, job: SequencerLane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog, "BATCH_BYTES", 1)
     assert job.kafka_source([fill(connection, "backlog.one", 2)], {})["maxOffsetsPerTrigger"] == "1"
 
@@ -103,7 +103,8 @@ class _Greedy(StreamingJob):
         self.tried.append(int(self.kafka_source([name], {})["maxOffsetsPerTrigger"]))
         if self.tried[-1] <= self.fitting:
             self.stop()
-        return SimpleNamespace(awaitTermination=self._fail, isActive=False, lastProgress=None, stop=lambda: None)
+        done = SimpleNamespace(batchId=0, numInputRows=0)
+        return SimpleNamespace(awaitTermination=self._fail, isActive=False, lastProgress=done, stop=lambda: None)
 
     def _fail(self, _timeout: float) -> bool:
         if self.tried[-1] > self.fitting:

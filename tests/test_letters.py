@@ -17,6 +17,7 @@ from kafka.structs import TopicPartition
 from connectors import Letter, Member
 from connectors.broker import EmbeddedBroker
 from connectors.connection import Connection
+from connectors.inbox import inbox_partition
 from connectors.letter_codec import letter_headers
 from connectors.member_memory import MemberMemory
 from connectors.topics import create_topics
@@ -302,7 +303,7 @@ class TestReceiving:
         assert len(letters) == 61
 
     def test_a_new_member_object_goes_on(self, connection: Connection, group: str, alice: Member) -> None:
-        """What was handed over is taken when the next is asked for, and when the generator is closed."""
+        """What was handed over is taken when the next is asked for, or when the application says so."""
         for number in range(10):
             alice.send("b/bob", b"%d" % number)
         alice.send("b/eve", b"not for bob").result(WAIT)
@@ -311,9 +312,10 @@ class TestReceiving:
                 if letter.local_seqno == 4:
                     break
         with Member(group, "b/bob", connection=connection) as bob:
-            generator = bob.inbox()
-            assert payloads([next(generator) for _ in range(3)]) == [4, 5, 6]
-        assert payloads(received(connection, group, "b/bob")) == [7, 8, 9]
+            inbox = bob.inbox()
+            assert payloads([next(inbox) for _ in range(3)]) == [3, 4, 5]
+            inbox.taken()
+        assert payloads(received(connection, group, "b/bob")) == [6, 7, 8, 9]
         assert received(connection, group, "b/bob") == []
 
     def test_a_reply_finds_its_way(self, connection: Connection, group: str, alice: Member) -> None:
@@ -322,7 +324,10 @@ class TestReceiving:
             alice.broadcast(b"question").result(WAIT)
             delivery = next(bob.deliveries(from_seqno=1))
             bob.send(delivery.sender, b"answer").result(WAIT)
-            answer = next(alice.inbox())
+            inbox = alice.inbox()
+            answer = next(inbox)
+            inbox.taken()
+            inbox.close()
             assert (answer.sender, answer.payload) == ("a/bob", b"answer")
         with Member(group, "b/carol", connection=connection) as carol:
             alice.send("b/carol", b"hello")
@@ -374,8 +379,8 @@ class TestReceiving:
         time.sleep(0.6)
         next(generator)
         memory = MemberMemory(connection, group, Address("b", "bob"))
-        topic = f"abcast.{group}.inbox.b"
-        assert sum(memory.letters_taken(TopicPartition(topic, number)) for number in range(5)) == 1
+        place = inbox_partition(connection, memory.consumer, group, memory.address)
+        assert memory.letters_taken(place) == 1
         memory.close()
         bob.close()
 

@@ -33,6 +33,8 @@ from ordering.errors import (
 from ordering.names import RELAY_NAME, Address
 from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, Data, Forward, Source
 from ordering.sequencer import snapshot
+from tests.cli.process import abcast
+from tests.memory_kafka import MemoryConnection
 from tests.tiny_sequencer import TinySequencer
 
 WAIT = 60.0
@@ -86,6 +88,26 @@ class TestBadInput:
     def test_limits(self, option: str) -> None:
         with pytest.raises(UsageError, match=option):
             Member("g", "a", bootstrap_servers="127.0.0.1:1", **{option: 0})  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(("group", "member"), [(None, "x"), ("g", None), (b"g", "x"), ("g", Address("nyc", "x"))])
+    def test_no_texts(self, group: str, member: str) -> None:
+        with pytest.raises(UsageError, match=r"(group|member) is a text, not "):
+            Member(group, member, bootstrap_servers="127.0.0.1:1")
+
+    def test_headers_may_be_a_dict(self) -> None:
+        connection = MemoryConnection()
+        connection.create("g", "nyc")
+        with TinySequencer(connection, "g"), Member("g", "nyc/alice", connection=connection) as alice:
+            alice.broadcast(b"x", headers={"a": b"1", "b": b""}).result(WAIT)
+            alice.send("nyc/alice", b"y", headers={"a": b"1"}).result(WAIT)
+            assert next(alice.deliveries()).headers == (("a", b"1"), ("b", b""))
+            assert next(alice.inbox()).headers == (("a", b"1"),)
+            for headers in (["ab"], [1], 7, {"a": "text"}, [("a", b"1", b"2")]):
+                with pytest.raises(UsageError, match="header"):
+                    alice.broadcast(b"x", headers=headers)  # type: ignore[arg-type]
+            for address in (None, 7, b"nyc/alice"):
+                with pytest.raises(UsageError, match="address is a text"):
+                    alice.send(address, b"x")  # type: ignore[arg-type]
 
     @pytest.mark.broker
     def test_messages(self, connection: Connection, group: str) -> None:
@@ -315,15 +337,15 @@ class TestIncarnations:
         self, connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The same millisecond twice, then an hour back: each start is higher than all before."""
-        taken = []
+        taken: list[int] = []
         now = time.time_ns()
         for clock in (now, now, now - 3600 * 10**9):
             with monkeypatch.context() as patched, TinySequencer(connection, group):
                 patched.setattr(time, "time_ns", lambda clock=clock: clock)
                 with Member(group, "nyc/alice", connection=connection) as alice:
                     alice.broadcast(b"x").result(WAIT)
-                    taken.append(alice.incarnation)
-        assert taken == [now // 10**6, now // 10**6 + 1, now // 10**6 + 2]
+                    taken.append(alice.incarnation or 0)
+        assert taken == sorted(set(taken))
 
     def test_grow_although_kafka_forgot(
         self, connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch
@@ -338,7 +360,8 @@ class TestIncarnations:
             with Member(group, "nyc/alice", connection=connection) as alice:
                 alice.broadcast(b"y").result(WAIT)
                 assert first is not None
-                assert alice.incarnation == first + 1
+                assert alice.incarnation is not None
+                assert alice.incarnation > first
 
     def test_a_later_start_supersedes(self, connection: Connection, group: str) -> None:
         """The earlier process hears of it: its waiting receipts and its next broadcasts raise Superseded."""
@@ -352,8 +375,7 @@ class TestIncarnations:
                 waiting.result(WAIT)
             with pytest.raises(Superseded):
                 first.broadcast(b"3")
-            with pytest.raises(Superseded):
-                first.close()
+            first.close()
 
     def test_reading_takes_none(self, connection: Connection, group: str) -> None:
         """So a reader under a sender's name does not supersede it."""
@@ -387,7 +409,7 @@ class TestDeliveries:
         with Member(filled, "nyc/bob", connection=connection) as bob:
             got = list(bob.deliveries(from_seqno=start, timeout=0.5))
         assert [(d.seqno, d.payload) for d in got] == [(n, b"%d" % n) for n in range(start, 11)]
-        assert [d.epoch for d in got] == [1 if n < 6 else 2 for n in range(start, 11)]
+        assert [d.epoch for d in got] == [1 if n < 6 else 3 for n in range(start, 11)]
 
     def test_a_seqno_still_to_come(self, connection: Connection, filled: str) -> None:
         with TinySequencer(connection, filled), Member(filled, "nyc/bob", connection=connection) as bob:
@@ -395,26 +417,37 @@ class TestDeliveries:
             sender = threading.Timer(0.5, lambda: [bob.broadcast(b"%d" % number) for number in (11, 12)])
             sender.start()
             assert next(future).seqno == 12
-            future.close()  # type: ignore[attr-defined]
+            future.close()
 
     def test_go_on_where_the_name_stopped(self, connection: Connection, filled: str) -> None:
-        """What was handed over counts as taken when the next is asked for, and when the generator is closed."""
+        """What was handed over counts as taken when the next is asked for, or when the application says so."""
         with Member(filled, "nyc/bob", connection=connection) as bob:
             for delivery in bob.deliveries():
                 if delivery.seqno == 4:
                     break
         with Member(filled, "nyc/bob", connection=connection) as bob:
-            generator = bob.deliveries()
-            assert [next(generator).seqno for _ in range(3)] == [5, 6, 7]
+            stream = bob.deliveries()
+            assert [next(stream).seqno for _ in range(3)] == [4, 5, 6]
+            stream.taken()
         with Member(filled, "nyc/bob", connection=connection) as bob:
             assert [d.seqno for d in bob.deliveries(from_seqno=2, timeout=0.3)] == list(range(2, 11))
+            assert [d.seqno for d in bob.deliveries(timeout=0.3)] == [7, 8, 9, 10]
             assert [d.seqno for d in bob.deliveries(timeout=0.3)] == []
 
-    def test_looking_back_does_not_move_the_position_back(self, connection: Connection, filled: str) -> None:
-        with Member(filled, "nyc/bob", connection=connection) as bob:
-            assert len(list(bob.deliveries(timeout=0.3))) == 10
-            assert next(bob.deliveries(from_seqno=3)).seqno == 3
-            assert list(bob.deliveries(timeout=0.3)) == []
+    def test_the_command_takes_what_it_has_printed(self, connection: Connection, filled: str) -> None:
+        """`--count` ends with a message that was printed; `--from-seqno` moves nothing unless it is told to."""
+        runs: list[tuple[str, ...]] = [("2",), ("2",), ("1", "--from-seqno", "9"), ("1",)]
+        runs += [("1", "--from-seqno", "8", "--remember"), ("1",)]
+        seqnos = []
+        for count, *options in runs:
+            done = abcast(
+                *("deliver", "--group", filled, "--member", "nyc/bob", "--timeout", "5", "--count", count, *options),
+                *("--bootstrap-servers", connection.bootstrap_servers),
+                cwd=ROOT,
+            )
+            assert done.returncode == 0, done.stderr
+            seqnos.append([int(line.split()[0]) for line in done.stdout.splitlines()])
+        assert seqnos == [[1, 2], [3, 4], [9], [5], [8], [9]]
 
     def test_the_position_is_committed_on_the_way(self, connection: Connection, filled: str) -> None:
         """At least twice a second of consuming, so that kill -9 costs little."""

@@ -27,7 +27,7 @@ def test_keeps_messages_and_numbers(tmp_path: Path) -> None:
     again = Outbox(tmp_path / "o", "g", "nyc/a")
     assert (again.incarnation, again.acknowledged, again.last()) == (7, 0, 2)
     assert [Pending(1, b"one", ()), Pending(2, b"", HEADERS)] == list(again.pending())
-    again.acknowledge(2, at_once=True)
+    again.acknowledge(2, 9, at_once=True)
     again.close()
 
     empty = Outbox(tmp_path / "o", "g", "nyc/a")
@@ -42,7 +42,7 @@ def test_a_new_incarnation_may_keep_messages(tmp_path: Path) -> None:
     outbox.begin(1)
     for number in range(1, 5):
         outbox.append(number, b"%d" % number, ())
-    outbox.acknowledge(2, at_once=True)
+    outbox.acknowledge(2, 9, at_once=True)
     outbox.begin(2, list(outbox.pending()))
     outbox.close()
     again = Outbox(tmp_path / "o", "g", "nyc/a")
@@ -58,9 +58,9 @@ def test_forgets_in_batches(tmp_path: Path) -> None:
     for number in range(1, FORGET_RECORDS + 1):
         outbox.append(number, b"x", ())
     outbox._forgotten_at = float("inf")  # no time passes
-    outbox.acknowledge(FORGET_RECORDS - 1)
+    outbox.acknowledge(FORGET_RECORDS - 1, None)
     assert outbox.acknowledged == 0
-    outbox.acknowledge(FORGET_RECORDS)
+    outbox.acknowledge(FORGET_RECORDS, None)
     assert outbox.acknowledged == FORGET_RECORDS
     outbox.close()
 

@@ -17,7 +17,7 @@ from connectors.ledger import read_table_state
 from connectors.sites import read_sites
 from jobs.options import load_config
 from ordering.membership import MAX_LEFT, NOT_A_MEMBER
-from ordering.sequencer import BAD_ADDRESS
+from ordering.sequencer import BAD_ADDRESS, FORGOTTEN
 from tests.cli.process import ABCAST, ROOT, abcast, background, environment
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -147,14 +147,15 @@ def test_reasons() -> None:
         codec.KEY_IS_NOT_SENDER,
         codec.WRONG_INCARNATION,
         codec.WRONG_LOCAL_SEQNO,
-        codec.FORGED_VISITED,
-        codec.UNKNOWN_SITE,
+        codec.FUTURE_INCARNATION,
+        codec.WRONG_LINK,
         codec.WRONG_SITE,
         codec.NOT_THE_RELAY,
         codec.NO_PAYLOAD,
         codec.PAYLOAD_TOO_LARGE,
         BAD_ADDRESS,
         NOT_A_MEMBER,
+        FORGOTTEN,
     ]
 
 

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member, state_transfer
 from connectors.broker import EmbeddedBroker
@@ -29,11 +30,12 @@ from connectors.state_transfer import (
     decode_state_letter,
 )
 from connectors.topics import create_topics
-from ordering.errors import NotOrderedInTime, NotWrittenInTime, UsageError
+from ordering.errors import HistoryUnavailable, NotOrderedInTime, NotWrittenInTime, StateUnavailable, UsageError
 from ordering.events import ViewChange
 from ordering.membership import Life
 from ordering.names import Address
 from ordering.records import Headers
+from ordering.sequencer import snapshot
 from tests.memory_kafka import MemoryConnection
 from tests.tiny_sequencer import TinySequencer
 
@@ -79,13 +81,26 @@ def eventually(condition: Callable[[], object], timeout: float = WAIT) -> None:
 class Replica:
     """A replicated list. `state`: whether it gets the state when it joins."""
 
-    def __init__(self, connection: Connection, group: str, name: str, *, state: bool = True, ballast: int = 0) -> None:
-        self.taken: list[str] = []
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        name: str,
+        *,
+        state: bool = True,
+        or_history: bool = False,
+        from_seqno: int | None = None,
+        taken: Sequence[str] = (),
+        ballast: int = 0,
+    ) -> None:
+        self.taken = list(taken)
+        self.last_seqno = 0
         self.ballast = ballast
         self.loaded: list[int] = []
         self.dumped = 0
         self.member = Member(group, f"nyc/{name}", connection=connection, get_state=self.dump, set_state=self.load)
-        self.member.connect(state=state, timeout=WAIT)
+        state = state and from_seqno is None
+        self.member.connect(state=state, or_history=or_history, from_seqno=from_seqno, timeout=WAIT)
         self.thread = threading.Thread(target=self.run, daemon=True)
 
     def __enter__(self) -> Replica:
@@ -109,6 +124,7 @@ class Replica:
     def run(self) -> None:
         for delivery in self.member.deliveries():
             self.taken.append(delivery.payload.decode())
+            self.last_seqno = delivery.seqno
 
     def say(self, text: str) -> None:
         self.member.broadcast(text.encode()).result(WAIT)
@@ -392,14 +408,17 @@ def test_nobody_has_a_state(connection: Connection, group: str) -> None:
                 assert (states, c.dumped) == ([b"[]"], 1)
 
 
-@ON_A_BROKER
 def test_who_had_it_has_left(connection: Connection, group: str) -> None:
+    """While the joiner waits for it."""
     with Member(group, "nyc/b", connection=connection, set_state=lambda _: None) as b:
         a = Member(group, "nyc/a", connection=connection, get_state=lambda: b"")
         a.connect()
-        threading.Timer(1.5, a.close).start()
-        with pytest.raises(NotOrderedInTime, match="have all left"):
+        a.broadcast(b"x").result(WAIT)
+        threading.Timer(0.5, a.close).start()
+        with pytest.raises(StateUnavailable):
             b.connect(state=True, timeout=WAIT)
+        b.connect(state=True, or_history=True, timeout=WAIT)
+        assert [delivery.payload for delivery in b.deliveries(timeout=0.3)] == [b"x"]
 
 
 def test_events_begin_with_the_joiners_view(
@@ -433,14 +452,80 @@ def test_events_begin_with_the_joiners_view(
         b.close()
 
 
-def test_alone(connection: Connection, group: str) -> None:
-    """There is no state to get: it begins with its view."""
-    with Member(group, "nyc/old", connection=connection) as old:
-        old.broadcast(b"before").result(WAIT)
+def test_a_new_group_begins_empty(connection: Connection, group: str) -> None:
+    """Settings, joins and views are no history."""
+    change_settings(connection, group, "nyc", flush=True)
+    with Member(group, "nyc/silent", connection=connection) as silent:
+        silent.connect()
     with Replica(connection, group, "a") as a:
         a.say("x")
         eventually(lambda: a.taken == ["x"])
         assert a.loaded == []
+
+
+def test_a_total_restart(connection: Connection, group: str) -> None:
+    """Nobody has the state: an error, unless the history may make it. Then there is a supplier again."""
+    with Replica(connection, group, "a", state=False) as a, Replica(connection, group, "b"):
+        a.say("x")
+    restarted = Member(group, "nyc/a", connection=connection, set_state=lambda _: None)
+    with restarted, pytest.raises(StateUnavailable, match=r"connect\(state=True, or_history=True\)"):
+        restarted.connect(state=True, timeout=WAIT)
+    with Replica(connection, group, "a", or_history=True) as a:
+        a.say("y")
+        eventually(lambda: a.taken == ["x", "y"])
+        assert a.loaded == []
+        with Replica(connection, group, "b", or_history=True) as b:
+            assert (b.taken, len(b.loaded)) == (["x", "y"], 1)
+            a.say("z")
+            eventually(lambda: a.taken == b.taken == ["x", "y", "z"])
+
+
+def test_first_messages_may_be_a_strangers(connection: Connection, group: str) -> None:
+    with Member(group, "nyc/old", connection=connection) as old:
+        old.broadcast(b"before").result(WAIT)
+    with Member(group, "nyc/a", connection=connection, set_state=lambda _: None) as a:
+        with pytest.raises(StateUnavailable):
+            a.connect(state=True)
+        assert a.view is not None  # a member all the same
+        a.connect()
+        a.broadcast(b"x").result(WAIT)
+        assert [delivery.payload for delivery in a.deliveries(timeout=0.3)] == [b"x"]
+
+
+def test_retention_has_dropped_the_history() -> None:
+    """Something was there: it does not begin empty."""
+    kafka = MemoryConnection()
+    kafka.create("g", "nyc")
+    with TinySequencer(kafka, "g") as sequencer:
+        with Member("g", "nyc/old", connection=kafka) as old:
+            old.broadcast(b"before").result(WAIT)
+        sequencer.write([snapshot(sequencer.state)])
+        kafka.topics.drop("abcast.g.data.nyc", len(kafka.topics.partitions[TopicPartition("abcast.g.data.nyc", 0)]) - 1)
+        with Member("g", "nyc/a", connection=kafka, set_state=lambda _: None) as a:
+            with pytest.raises(StateUnavailable):
+                a.connect(state=True)
+            a.connect(state=True, or_history=True)
+            with pytest.raises(HistoryUnavailable, match="ledger"):
+                next(a.deliveries())
+
+
+def test_a_replica_that_keeps_its_own_state(connection: Connection, group: str) -> None:
+    """It stores the seqno with the effect, goes on from there, and may supply the state."""
+    with Replica(connection, group, "a", state=False) as a:
+        for text in ("x", "y", "z"):
+            a.say(text)
+        eventually(lambda: a.taken == ["x", "y", "z"])
+        stored = a.last_seqno
+    with Member(group, "nyc/old", connection=connection) as old:
+        old.broadcast(b"meanwhile").result(WAIT)
+    with Replica(connection, group, "a", from_seqno=stored, taken=["x", "y"]) as a:
+        eventually(lambda: a.taken == ["x", "y", "z", "meanwhile"])
+        with Replica(connection, group, "b") as b:
+            assert (b.taken, a.dumped) == (a.taken, 1)
+            a.say("w")
+            eventually(lambda: a.taken == b.taken == ["x", "y", "z", "meanwhile", "w"])
+    with Member(group, "nyc/a", connection=connection) as again:  # its position has moved with it
+        assert list(again.deliveries(timeout=0.3)) == []
 
 
 def test_misuse(connection: Connection, group: str) -> None:
@@ -449,9 +534,16 @@ def test_misuse(connection: Connection, group: str) -> None:
     with Member(group, "nyc/a", connection=connection) as a, pytest.raises(UsageError, match="set_state="):
         a.connect(state=True)
     with Member(group, "nyc/b", connection=connection, set_state=lambda _: None) as b:
-        with pytest.raises(UsageError, match="either state=True or from_ledger=True"):
+        with pytest.raises(UsageError, match="take one of state=True, from_ledger=True"):
             b.connect(state=True, from_ledger=True)
+        with pytest.raises(UsageError, match="take one of state=True, from_ledger=True"):
+            b.connect(state=True, from_seqno=1)
+        with pytest.raises(UsageError, match="seqnos start at 1"):
+            b.connect(from_seqno=0)
+        with pytest.raises(UsageError, match="or_history=True goes with state=True"):
+            b.connect(or_history=True)
         assert b.view is None
         b.connect(state=True)
-        with pytest.raises(UsageError, match="connected already"):
-            b.connect(state=True)
+        for beginning in ({"state": True}, {"from_seqno": 1}):
+            with pytest.raises(UsageError, match="connected already"):
+                b.connect(**beginning)

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from connectors.data_log import DataLog
 from connectors.ledger import LedgerWriter, create_tables
-from connectors.sequencer_job import SequencerJob
+from connectors.sequencer_lane import SequencerLane
 from connectors.sequencing import SINK_OPTIONS, decode_forward, encode_decided, sequence
 from connectors.streaming_job import JobOptions
 from connectors.takeover import take_over
@@ -51,7 +51,7 @@ class Drained:
 def read(lab: Lab, topic: str) -> DataFrame:
     """A stream over a topic from its beginning, with the jobs' own options of the source."""
     options = JobOptions(lab.connection, "unused", lab.directory, lab.plan.batch_records)
-    source = SequencerJob(lab.spark, options).kafka_source([topic], {})
+    source = SequencerLane(lab.spark, options).kafka_source([topic], {})
     return lab.spark.readStream.format("kafka").options(**source).load()
 
 
@@ -84,8 +84,10 @@ def drain_ledger(lab: Lab, output: Place) -> Drained:
         create_tables(lab.spark, tables)
         with DataLog(lab.connection, output.group, output.site) as log:
             start = log.after(0)
-        writer = LedgerWriter(tables / "ledger", {output.group: start.reader})
-        return measure_drain(lab, read(lab, output.data).writeStream.foreachBatch(writer.write))
+        writer = LedgerWriter(tables / "ledger", {output.group: start}, lambda _: start.offset)
+        drained = measure_drain(lab, read(lab, output.data).writeStream.foreachBatch(writer.write))
+        writer.check()
+        return drained
     finally:
         shutil.rmtree(tables, ignore_errors=True)
 

@@ -50,13 +50,13 @@ def _throughput(lab: Lab) -> list[dict[str, Any]]:
 
 def _drain(lab: Lab, kind: str, source: str, way: Direction, place: Place) -> Drained:
     ensure_topic(lab.connection, Topic(place.group, "relayed", way.target, way.source), 1)
-    return measure_drain(lab, to_kafka(lab, _relayed(kind, read(lab, source), way)))
+    return measure_drain(lab, to_kafka(lab, _relayed(kind, read(lab, source), source, way)))
 
 
-def _relayed(kind: str, rows: DataFrame, way: Direction) -> DataFrame:
+def _relayed(kind: str, rows: DataFrame, source: str, way: Direction) -> DataFrame:
     if kind == "requests":
         return relay_requests(rows, way)
-    return relay_orders(rows, way) if kind == "orders" else relay_news(rows, way, [way.target])
+    return relay_orders(rows, way) if kind == "orders" else relay_news(rows, way, {source: 0}, [way.target])
 
 
 def _latency(lab: Lab) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ordering.names import Topic
 from ordering.records import EPOCH, Data
 from ordering.sequencer import SequencerState
 from tests.cli.conftest import SITE, Pipeline
-from tests.forward_corpus import CORPUS, TOPIC, Case
+from tests.forward_corpus import CORPUS, TIMESTAMP_MS, TOPIC, Case
 from tests.spark.kafka_rows import BAD_ADDRESSES, Row, SinkRow, decide_rows
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
@@ -46,12 +46,17 @@ def send(producer: KafkaProducer, topic: str, case: Case) -> None:
     producer.send(topic, key=here(case.key), value=case.value, headers=headers, partition=0).get(timeout=10)
 
 
+def _has_its_time(case: Case) -> bool:
+    """Whether it is what it is at its timestamp only; here the broker gives the time."""
+    return case.timestamp_ms != TIMESTAMP_MS or case.name == "an incarnation of more than a day ahead"
+
+
 def test_bad_input(pipeline: Pipeline) -> None:
     """Every bad record of the corpus becomes a dead letter that carries it whole, with the reason and the source; it
     takes no seqno; messages before, between and behind are ordered as if it were not there."""
     group = pipeline.new_group()
     forward, dead = str(Topic(group, "forward", SITE)), str(Topic(group, "dead-letter", SITE))
-    cases = [*(case for case in CORPUS if case.topic == TOPIC), *BAD_ADDRESSES]
+    cases = [*(case for case in CORPUS if case.topic == TOPIC and not _has_its_time(case)), *BAD_ADDRESSES]
     producer = pipeline.connection.producer()
     with Member(group, f"{SITE}/bob", connection=pipeline.connection) as bob:
         before = bob.broadcast(b"before").result(timeout=150)
@@ -71,7 +76,7 @@ def test_bad_input(pipeline: Pipeline) -> None:
         data = [stored.data for stored in log.records(0, log.end()) if stored.data.kind != EPOCH]
         log_end = log.state()
     state = SequencerState(group, epoch=data[0].epoch)
-    rows = read(pipeline, forward, log_end.positions[f"{forward}-0"])
+    rows = read(pipeline, forward, log_end.decided[f"{forward}-0"])
     after, expected = decide_rows(state, rows, SITE)
     assert [_content(row) for row in letters] == [_content(row) for row in expected if row.topic == dead]
     assert [record.seqno for record in data] == list(range(1, after.seqno + 1))

@@ -27,7 +27,7 @@ def test_topics(pipeline: Pipeline) -> None:
     names = [
         f"abcast.cli.topics.{role}.{site}"
         for site in (SITE, "cli2")
-        for role in ("forward", "data", "epoch", "dead-letter", "inbox")
+        for role in ("forward", "data", "epoch", "dead-letter", "inbox", "memory")
     ]
     assert pipeline.abcast(*create).stdout.splitlines() == [f"created {name}" for name in names]
     assert pipeline.abcast(*create).stdout == "all topics are there already\n"
@@ -73,6 +73,7 @@ def test_from_publish_to_query(pipeline: Pipeline, tmp_path: Path) -> None:
     [state] = pipeline.json_lines("status", *of_group)
     assert (state["last_seqno"], state["dead_letters"], state["members"]) == (6, 0, 2)
     assert state["epoch"] >= 1
+    assert state["ledger_lag"] == 0
     sql = f"SELECT seqno, CAST(payload AS STRING) AS text FROM ledger WHERE group = '{group}' AND seqno > 4 ORDER BY 1"
     assert pipeline.json_lines("query", sql) == [{"seqno": 5, "text": "fünf"}, {"seqno": 6, "text": "sechs"}]
 

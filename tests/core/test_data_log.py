@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.takeover import _known
+from connectors.data_log import StateAt
+from connectors.takeover import known
 from ordering.errors import HistoryUnavailable, ProtocolViolation
 from ordering.reader import Reader, Seal
 from ordering.records import Data
@@ -18,6 +19,11 @@ def data(epoch: int, seqno: int, sender: str = "s/a", local_seqno: int | None = 
 
 def state(epoch: int, seqno: int, *seals: Seal) -> SequencerState:
     return SequencerState("g", epoch, seqno, received={"s/a": Accepted(1, seqno)} if seqno else {}, seals=seals)
+
+
+def told(epoch: int, seqno: int, *seals: Seal, below: int | None = None) -> StateAt:
+    """What a ledger tells; one of an earlier version knows no offset."""
+    return StateAt(state(epoch, seqno, *seals), below)
 
 
 def log_of(*records: Data, floors: tuple[int, ...], beginning: int = 0) -> SimulatedLog:
@@ -37,9 +43,9 @@ ZOMBIE = data(1, 3, "s/zombie", 1)
 
 def test_reading_on_in_the_middle_at_the_end_and_beyond() -> None:
     log = log_of(*FIRST, *SECOND, data(2, 3), floors=(0, 4))
-    assert log.after(0) == (0, Reader(1, 0))
-    assert log.after(1) == (1, Reader(1, 1))
-    assert log.after(2) == (2, Reader(2, 2))
+    assert log.after(0) == (1, Reader(1, 0))
+    assert log.after(1) == (2, Reader(1, 1))
+    assert log.after(2) == (5, Reader(2, 2))
     assert log.after(3) == (7, Reader(2, 3))
     with pytest.raises(ProtocolViolation, match="asked to read on after seqno 4"):
         log.after(4)
@@ -75,9 +81,9 @@ def test_what_retention_has_dropped_is_not_there(seqno: int, beginning: int, is_
 
 def test_the_ledger_tells_what_data_no_longer_does() -> None:
     log = log_of(*FIRST, *SECOND, data(2, 3), data(2, 4), floors=(0, 4), beginning=7)
-    assert _known(log, 8, lambda: state(2, 3, Seal(1, 1), Seal(2, 3))).seqno == 4
+    assert known(log, 8, lambda _: told(2, 3, Seal(1, 1), Seal(2, 3))).seqno == 4
     with pytest.raises(HistoryUnavailable, match="the ledger ends at seqno 2"):
-        _known(log, 8, lambda: state(1, 2, Seal(1, 1)))
+        known(log, 8, lambda _: told(1, 2, Seal(1, 1)))
 
 
 @pytest.mark.parametrize(
@@ -87,4 +93,4 @@ def test_a_zombie_whose_seal_was_dropped_is_not_believed(rest: tuple[Data, ...])
     """The ledger ends before epoch 2, and what is left of DATA begins behind its seal, with a stale record."""
     log = log_of(*FIRST, *SECOND, *rest, floors=(0, 4, 6), beginning=6)
     with pytest.raises(HistoryUnavailable):
-        _known(log, 6 + len(rest), lambda: state(1, 2, Seal(1, 1)))
+        known(log, 6 + len(rest), lambda _: told(1, 2, Seal(1, 1)))

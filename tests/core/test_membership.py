@@ -90,6 +90,12 @@ class Log:
         return [life.address for life in self.state.membership.members]
 
 
+def taken_over(state: SequencerState, horizon: int) -> SequencerState:
+    """A successor's, which knows the ledger only: it reads all of FORWARD again, which ends at `horizon`."""
+    membership = replace(state.membership.without_time(), horizon={f"{TOPIC}-0": horizon})
+    return replace(state, positions={}, membership=membership)
+
+
 def kinds(records: list[Data]) -> list[str]:
     return [record.kind for record in records]
 
@@ -396,15 +402,10 @@ def test_rows_of_members_that_left_are_dropped_and_no_old_life_comes_back() -> N
 
 
 def test_a_group_without_members_is_what_it_was() -> None:
-    """Format 2 says nothing of a membership that is empty, and format 1 is read."""
+    """A snapshot says nothing of a membership that is empty."""
     state, _ = step(opened(), [Forward("s/a", 1, 1, b"", Source(TOPIC, 0, 0), timestamp_ms=5)])
     assert (end_batch(state), state.membership) == ((state, ()), core.NO_MEMBERS)
-    with patch("ordering.sequencer.json.dumps", side_effect=lambda body, **kw: _dumps({**body, "format": 1}, **kw)):
-        raw = state.to_bytes()
-    assert SequencerState.from_bytes(raw) == state
-
-
-_dumps = json.dumps
+    assert SequencerState.from_bytes(state.to_bytes()) == state
 
 
 @pytest.mark.parametrize(
@@ -499,3 +500,55 @@ def test_the_simulator_sees_a_silence_that_does_not_end() -> None:
 
     with patch("ordering.view_change._remote_view", once):
         assert is_seen("known is")
+
+
+class TestHorizon:
+    """After a takeover from the ledger, FORWARD is read again from long before today's members joined."""
+
+    def history(self) -> tuple[Log, list[Forward]]:
+        """Hours of ticks, then alice joins and beats; what stands in FORWARD, and what the ledger tells of it."""
+        log = Log()
+        forward = []
+        for _ in range(1_000):
+            log.now += 1_000
+            forward.append(log.forward("s/abcast.tick", HEARTBEAT))
+        forward.append(log.forward("s/alice", JOIN))
+        log.state, _ = end_batch(step(log.state, forward).state)
+        assert log.members == ["s/alice"]
+        for _ in range(100):
+            log.now += 1_000
+            forward += [log.forward("s/abcast.tick", HEARTBEAT), log.forward("s/alice", HEARTBEAT)]
+        return log, forward
+
+    def read(self, state: SequencerState, forward: list[Forward]) -> tuple[SequencerState, list[Data]]:
+        columnwise, (after, outputs) = step_by_columns(state, forward), step(state, forward)
+        assert columnwise == (after, outputs)
+        assert SequencerState.from_bytes(after.to_bytes()) == after
+        state, closing = end_batch(after)
+        return state, [*(record for record in outputs if isinstance(record, Data)), *closing]
+
+    @pytest.mark.parametrize("rows", [50, 200, 5_000])
+    def test_what_is_read_again_suspects_nobody(self, rows: int) -> None:
+        log, forward = self.history()
+        state = taken_over(log.state, forward[-1].source.offset + 1)
+        for first in range(0, len(forward), rows):
+            assert state.membership.horizon
+            state, written = self.read(state, forward[first : first + rows])
+            assert written == []
+        assert not state.membership.horizon
+        assert not state.membership.clock
+
+    def test_behind_it_time_goes_on(self) -> None:
+        log, forward = self.history()
+        log.state, _ = self.read(taken_over(log.state, forward[-1].source.offset + 1), forward)
+        for _ in range(10):
+            assert log.tick(1_000) == []
+        assert kinds(log.tick(1_500)) == [VIEW]
+
+    def test_who_joins_and_leaves_is_not_kept_waiting(self) -> None:
+        log, forward = self.history()
+        state = taken_over(log.state, forward[-1].source.offset + 1_000)
+        log.now += 1
+        state, written = self.read(state, [log.forward("s/bob", JOIN), log.forward("s/alice", LEAVE)])
+        assert kinds(written) == [JOIN, LEAVE, VIEW]
+        assert [life.address for life in state.membership.members] == ["s/bob"]

@@ -12,10 +12,22 @@ from hypothesis import strategies as st
 
 from ordering import sequencer
 from ordering.errors import ProtocolViolation
+from ordering.membership import NO_MEMBERS, NOT_A_MEMBER, Settings
 from ordering.reader import Reader, Seal, Verdict
-from ordering.records import Data, Forward, Malformed, Source
-from ordering.sequencer import Accepted, SequencerState, absorb, begin_batch, next_accepted, seal, snapshot, step
+from ordering.records import HEARTBEAT, Data, DeadLetter, Forward, Malformed, Source
+from ordering.sequencer import (
+    FORGOTTEN,
+    Accepted,
+    SequencerState,
+    absorb,
+    begin_batch,
+    next_accepted,
+    seal,
+    snapshot,
+    step,
+)
 from tests.core.forwards import TOPIC, Log, cut, deliveries, logs, opened, run
+from tests.simulator.columns import step_by_columns
 
 cuts = st.lists(st.integers(0, 40), max_size=5)
 snapshot_every = st.sampled_from((1, 3, 7, 10_000))
@@ -81,8 +93,8 @@ def test_absorbing_the_outputs_gives_the_state(log: Log, at: list[int], every: i
     ):
         state, written = run(opened(), cut(log, at))
     rebuilt = absorb(opened(), written)
-    assert replace(rebuilt, positions={}, duplicates=0, unsnapped=0) == replace(
-        state, positions={}, duplicates=0, unsnapped=0
+    assert replace(rebuilt, positions={}, decided={}, duplicates=0, unsnapped=0) == replace(
+        state, positions={}, decided={}, duplicates=0, unsnapped=0
     )
     assert all(rebuilt.positions[place] <= state.positions[place] for place in rebuilt.positions)
     assert rebuilt.duplicates <= state.duplicates
@@ -171,6 +183,21 @@ def test_a_batch_begins_with_a_snapshot_if_one_is_due() -> None:
     assert (after, opening) == (replace(state, unsnapped=0), (snapshot(after),))
 
 
+def test_time_makes_a_snapshot_due() -> None:
+    """The log's: where DATA has a retention, one must always stand in it, however little is sent."""
+    state, written = opened(), []
+    for offset, at_ms in enumerate((5_000_000, 5_000_001, 8_600_000, 8_600_001, 8_600_002, 12_200_000, 12_200_001)):
+        state, opening = begin_batch(state)
+        written.append((at_ms, len(opening)))
+        tick = replace(forward(1), sender="s/abcast.tick", kind=HEARTBEAT, timestamp_ms=at_ms)
+        record = replace(tick, source=tick.source._replace(offset=offset))
+        assert step_by_columns(state, [record]) == step(state, [record])
+        state, _ = step(state, [record])
+        assert SequencerState.from_bytes(state.to_bytes()) == state
+    assert [at_ms for at_ms, snapshots in written if snapshots] == [8_600_001, 12_200_001]
+    assert (state.latest_ms, state.snapshot_ms) == (12_200_001, 12_200_000)
+
+
 @given(logs(), st.integers(1, 10**17), st.integers(0, 9), st.lists(st.tuples(st.integers(1, 99), st.integers(1, 99))))
 def test_state_round_trip(log: Log, epoch: int, view: int, seals: list[tuple[int, int]]) -> None:
     state, _ = run(opened(epoch), [log])
@@ -222,3 +249,36 @@ def test_bad_records_take_no_seqno() -> None:
     state, outputs = step(opened(), rows)
     assert [getattr(record, "reason", None) for record in outputs] == ["why", sequencer.BAD_ADDRESS, None]
     assert (state.seqno, state.positions) == (1, {f"{TOPIC}-0": 3})
+
+
+def test_a_dead_letter_is_not_lost_with_the_batch_that_a_crash_cut_off() -> None:
+    """DATA behind it was written, the dead letter was not: the successor considers it again."""
+    log: Log = [Malformed(Source(TOPIC, 0, 0), "bad"), Forward("s/a", 1, 1, b"x", Source(TOPIC, 0, 1))]
+    _, outputs = step(opened(), log)
+    assert [type(output) for output in outputs] == [DeadLetter, Data]
+    successor = absorb(SequencerState("g"), [seal(1), snapshot(opened()), outputs[1], seal(2)])  # type: ignore[list-item]
+    again = [record for record in log if record.source.offset >= successor.positions.get(record.source.place, 0)]
+    after, rest = step(successor, again)
+    assert rest == (outputs[0],)
+    assert (after.seqno, after.duplicates) == (1, 0)
+
+
+def test_what_is_read_again_in_a_closed_group_is_no_dead_letter() -> None:
+    """It was ordered while its sender was a member."""
+    closed = replace(NO_MEMBERS, settings=Settings(closed=True))
+    state = replace(opened(), received={"s/a": Accepted(1, 2)}, membership=closed, decided={f"{TOPIC}-0": 2})
+    log: Log = [Forward("s/a", 1, local, b"x", Source(TOPIC, 0, local)) for local in (1, 2, 3)]
+    for decide in (step, step_by_columns):
+        after, outputs = decide(state, log)
+        assert outputs == (DeadLetter(Source(TOPIC, 0, 3), NOT_A_MEMBER),)
+        assert after.duplicates == 1, "the other one was counted by a predecessor"
+
+
+def test_a_sender_that_was_forgotten_is_told_so() -> None:
+    """Unknown, and not above the incarnations of members that left long ago: a dead letter, not silence."""
+    state = replace(opened(), membership=replace(NO_MEMBERS, incarnation_floor=7))
+    log: Log = [Forward("s/old", 7, 1, b"x", Source(TOPIC, 0, 0)), Forward("s/new", 8, 1, b"x", Source(TOPIC, 0, 1))]
+    for decide in (step, step_by_columns):
+        after, outputs = decide(state, log)
+        assert outputs[0] == DeadLetter(Source(TOPIC, 0, 0), FORGOTTEN)
+        assert after.received == {"s/new": Accepted(8, 1)}

@@ -46,19 +46,22 @@ def test_spoilt_while_stopped(scenario: Scenario) -> None:
 
 
 def test_spoilt_while_running(scenario: Scenario) -> None:
-    """It goes on, with a new query if need be, without help."""
+    """It goes on, with a new query if need be, without help; unless the directory itself is gone: it says so."""
     load = scenario.load("alice")
     observer = scenario.observer("olga")
     process = scenario.sequencer()
     observer.wait(30)
-    for way, spoil in WAYS.items():
-        spoil(Checkpoint(scenario.data))
+    for way in ("corrupt the newest files", "delete the newest commit"):
+        WAYS[way](Checkpoint(scenario.data))
         took = [scenario.probe() for _ in range(10)]
         print(f"{way}: ten messages took at most {max(took):.1f} s; epochs {scenario.epochs()}")
         assert process.running()
+    Checkpoint(scenario.data).delete()
+    assert process.wait_exit(30) == 1
+    assert "--data was deleted, moved or replaced while the job ran" in process.stderr().splitlines()[-1]
+    scenario.sequencer()
     sent = [*scenario.probes, *load.finish()]
     assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
-    process.stop()
 
 
 def test_after_a_large_batch_a_successor_reads_back_little(scenario: Scenario) -> None:

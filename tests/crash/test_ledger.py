@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
 import time
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from kafka.structs import TopicPartition
 
+from ordering.sequencer import snapshot
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.processes import Process, wait_until
 from tests.crash.scenario import Scenario, ledger_seqno
@@ -65,3 +69,54 @@ def test_each_seqno_once(scenario: Scenario) -> None:
     seqnos = DeltaTable(ledger).to_pyarrow_table(columns=["seqno"])["seqno"].to_pylist()
     assert sorted(seqnos) == list(range(1, len(sent) + 1))
     rivals[1].stop()
+
+
+@pytest.mark.timeout(200)
+def test_overtaken_by_retention(scenario: Scenario) -> None:
+    """The job ends with one sentence that says what is missing. Before, it went on, and wrote nothing for ever."""
+    ledger = scenario.data / "ledger"
+    with TinySequencer(scenario.connection, scenario.group, scenario.site) as sequencer:
+        alice = scenario.member("alice")
+        alice.broadcast(b"first").result(30)
+        process = scenario.job("ledger")
+        wait_until(lambda: ledger_seqno(ledger, scenario.group) == 1, 60, "the ledger has seqno 1")
+        process.signal_all(signal.SIGSTOP)
+        for number in range(20):
+            alice.broadcast(b"%d" % number).result(30)
+        with scenario.connection.admin() as admin:
+            data = TopicPartition(f"abcast.{scenario.group}.data.{scenario.site}", 0)
+            admin.delete_records({data: scenario.end()})
+        sequencer.write([snapshot(sequencer.state)])
+        process.signal_all(signal.SIGCONT)
+        alice.broadcast(b"last").result(30)
+        assert process.wait_exit(60) == 1
+        assert f"the ledger {ledger} ends at seqno 1 of group {scenario.group}" in process.stderr()
+        assert "no longer holds seqno 2: retention has dropped it" in process.stderr()
+        process.assert_no_stack_trace()
+        again = scenario.job("ledger", ready=False)
+        assert again.wait_exit(60) == 1
+        assert "can't go on without a gap" in again.stderr()
+
+
+@pytest.mark.timeout(200)
+def test_its_directory_is_deleted(scenario: Scenario) -> None:
+    """The job says so and ends, although nothing comes; started again, it rebuilds the ledger from DATA."""
+    ledger = scenario.data / "ledger"
+    with TinySequencer(scenario.connection, scenario.group, scenario.site):
+        alice = scenario.member("alice")
+        alice.broadcast(b"first").result(30)
+        process = scenario.job("ledger")
+        wait_until(lambda: ledger_seqno(ledger, scenario.group) == 1, 60, "the ledger has seqno 1")
+        checkpoint = Checkpoint(scenario.data, "ledger")
+        wait_until(lambda: checkpoint.committed() == checkpoint.begun() >= 0, 30, "no batch is in hand")
+        shutil.rmtree(scenario.data)
+        assert process.wait_exit(60) == 1
+        # The checkpoint went with it: whichever is looked at first is named.
+        assert f"abcast: {scenario.data}" in process.stderr() or f"the Delta table {ledger} is gone" in process.stderr()
+        assert " is gone" in process.stderr()
+        process.assert_no_stack_trace()
+        assert not ledger.exists()
+        alice.broadcast(b"second").result(30)
+        again = scenario.job("ledger")
+        wait_until(lambda: ledger_seqno(ledger, scenario.group) == 2, 60, "it is rebuilt")
+        again.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.crash.processes import Process
@@ -11,10 +13,11 @@ pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
 
 
 def assert_fenced(process: Process, own_epoch: int, newer_epoch: int) -> None:
-    """It ends by itself with 1 and one sentence that names both epochs."""
+    """It ends by itself with 1 and one sentence that names both epochs, and the other process."""
     assert process.wait_exit(60) == 1
     last = process.stderr().splitlines()[-1]
     assert f"a newer sequencer took over with epoch {newer_epoch}" in last
+    assert re.search(r"\(process \d+ on host \S+\)", last)
     assert f"(epoch {own_epoch}) stops" in last
     process.assert_no_stack_trace()
 
@@ -26,11 +29,11 @@ def test_the_older_of_two_stops(scenario: Scenario) -> None:
     first = scenario.sequencer()
     observer.wait(50)
     second = scenario.sequencer(ready=False)
-    assert_fenced(first, 1, 2)
+    assert_fenced(first, 1, 3)  # each takeover's note takes a number
     second.wait_ready()
     observer.wait(observer.taken[-1].seqno + 50)
     third = scenario.sequencer(scenario.directory / "other-data", ready=False)
-    assert_fenced(second, 2, 3)
+    assert_fenced(second, 3, 5)
     third.wait_ready()
     sent = [message for load in loads for message in load.finish()]
     highest = scenario.verify(sent, {"olga": observer.wait(len(sent))})

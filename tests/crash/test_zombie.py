@@ -37,13 +37,13 @@ def test_suspended_while_another_took_over(scenario: Scenario) -> None:
     assert zombie.running()
     time.sleep(max(0.0, suspended_at + SUSPENDED_S - time.monotonic()))
     zombie.signal_all(signal.SIGCONT)
-    assert_fenced(zombie, 1, 2)
+    assert_fenced(zombie, 1, 3)
 
     sent = [message for load in loads for message in load.finish()]
     assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
     since = [stored.data for stored in scenario.records(end)]
-    sealed = next(index for index, data in enumerate(since) if data.kind == EPOCH and data.epoch == 2)
+    sealed = next(index for index, data in enumerate(since) if data.kind == EPOCH and data.epoch == 3)
     leftovers = [data for data in since[sealed:] if data.epoch == 1]
     print(f"the zombie wrote {len(leftovers)} records after the seal")
-    assert max(data.epoch for data in since) == 2, "the zombie took nothing back"
+    assert max(data.epoch for data in since) == 3, "the zombie took nothing back"
     assert successor.running()

@@ -5,31 +5,82 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
+from tests.simulator import isis, isis_mutations, mesh_mutations, mutations, sites_schedule
 from tests.simulator.membership import Group
-from tests.simulator.mutations import MUTATIONS, NONE, Mutation, by_name
+from tests.simulator.orders import Orders
 from tests.simulator.schedule import History, history, run, shrink
 
+NO_MUTATION = "none"
 
-def report(seed: int, mutation: Mutation) -> bool:
-    """Run one seed; print what it broke, and the shortest history that still breaks it. True if all promises hold."""
+
+class Simulation(NamedTuple):
+    """What can be simulated: `report` runs a seed with a mutation, and says what was broken, a line each."""
+
+    help: str
+    report: Callable[[int, str], Sequence[str]]
+    mutations: Sequence[str] = ()
+
+
+def report_group(seed: int, name: str) -> list[str]:
+    """A group with one sequencer at a time; with the shortest history that still breaks the same."""
+    mutation = mutations.by_name(name)
     what = history(seed)
     anomalies = run(what, mutation)
     if not anomalies:
-        return True
-    print(f"seed {seed} (again with: python -m tests.simulator --seed {seed} --mutation {mutation.name})")
-    for anomaly in anomalies:
-        print(f"  {anomaly.name}: {anomaly.detail}")
-    print(describe(shrink(what, anomalies[0].name, mutation), anomalies[0].name))
-    return False
+        return []
+    shrunk = shrink(what, anomalies[0].name, mutation)
+    return [*(f"{anomaly.name}: {anomaly.detail}" for anomaly in anomalies), *describe(shrunk, anomalies[0].name)]
 
 
-def describe(what: History, name: str) -> str:
+def describe(what: History, name: str) -> list[str]:
     """A shrunk history, for a reader."""
-    lines = [f"  {name} needs no more than this ({what.shape}, a snapshot every {what.snapshot_every} records, "]
-    lines += [f"    first window {what.window})"]
-    lines += [f"    {action.kind} {action.who} {action.dice}" for action in what.actions]
-    return "\n".join(lines)
+    lines = [f"{name} needs no more than this ({what.shape}, a snapshot every {what.snapshot_every} records, "]
+    lines += [f"  first window {what.window})"]
+    return lines + [f"  {action.kind} {action.who} {action.dice}" for action in what.actions]
+
+
+def report_mesh(seed: int, name: str) -> list[str]:
+    """A mesh of sites."""
+    known = (mesh_mutations.NONE, *mesh_mutations.MESH_MUTATIONS)
+    mutation = {mutation.name: mutation for mutation in known}[name]
+    what = sites_schedule.history(seed, busy=mutation.busy)
+    anomalies = sites_schedule.run(what, mutation)
+    if not anomalies:
+        return []
+    shrunk = sites_schedule.shrink(what, anomalies[0].name, mutation)
+    found = [f"{anomaly.name}: {anomaly.detail}" for anomaly in anomalies]
+    return [*found, sites_schedule.describe(shrunk, anomalies[0].name)]
+
+
+def report_membership(seed: int, _: str) -> list[str]:
+    """Joins, leaves, flushes."""
+    return Group(seed).run()
+
+
+def report_orders(seed: int, _: str) -> list[str]:
+    """FIFO, causal and total messages."""
+    return [f"{name}: {detail}" for name, detail in Orders(seed).run()]
+
+
+def report_isis(seed: int, name: str) -> list[str]:
+    """Processes that agree without a sequencer."""
+    return [f"{anomaly.name}: {anomaly.detail}" for anomaly in isis.run(seed, isis_mutations.by_name(name))]
+
+
+GROUP = Simulation("a group", report_group, [mutation.name for mutation in mutations.MUTATIONS])
+SIMULATIONS: Mapping[str, Simulation] = {
+    "sites": Simulation("meshes of sites", report_mesh, [mutation.name for mutation in mesh_mutations.MESH_MUTATIONS]),
+    "membership": Simulation("histories of joins, leaves and flushes", report_membership),
+    "orders": Simulation("histories of fifo, causal and total messages", report_orders),
+    "isis": Simulation(
+        "histories of processes that agree without a sequencer",
+        report_isis,
+        [mutation.name for mutation in isis_mutations.MUTATIONS],
+    ),
+}
 
 
 def main() -> int:
@@ -37,23 +88,25 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1000, help="how many seeds to run (default 1000)")
     parser.add_argument("--from-seed", type=int, default=0, help="the first of them (default 0)")
     parser.add_argument("--seed", type=int, help="run this one only")
-    parser.add_argument(
-        "--mutation", default=NONE.name, choices=[m.name for m in (NONE, *MUTATIONS)], help="break a rule"
-    )
-    parser.add_argument("--membership", action="store_true", help="histories of joins, leaves and flushes instead")
+    parser.add_argument("--mutation", default=NO_MUTATION, metavar="NAME", help="break a rule of what is simulated")
+    which = parser.add_mutually_exclusive_group()
+    for name, simulation in SIMULATIONS.items():
+        which.add_argument(
+            f"--{name}", dest="what", action="store_const", const=name, help=f"{simulation.help} instead"
+        )
     options = parser.parse_args()
-    mutation = by_name(options.mutation)
+    simulation = SIMULATIONS.get(options.what, GROUP)
+    if options.mutation not in (NO_MUTATION, *simulation.mutations):
+        known = ", ".join(simulation.mutations) or "there is none"
+        parser.error(f"--mutation {options.mutation} breaks no rule of what is simulated here: {known}")
     seeds = [options.seed] if options.seed is not None else range(options.from_seed, options.from_seed + options.seeds)
+    again = f"python -m tests.simulator {f'--{options.what} ' if options.what else ''}--mutation {options.mutation}"
     started = time.perf_counter()
-    for done, seed in enumerate(seeds, start=1):
-        if options.membership:
-            for problem in (problems := Group(seed).run()):
-                print(f"seed {seed} (again with: python -m tests.simulator --membership --seed {seed}): {problem}")
-            kept = not problems
-        else:
-            kept = report(seed, mutation)
-        if not kept:
-            print(f"seed {seed} broke a promise; {done - 1} seeds before it kept all.")
+    for done, seed in enumerate(seeds):
+        if broken := simulation.report(seed, options.mutation):
+            print(f"seed {seed} broke a promise (again with: {again} --seed {seed}); {done} before it kept all.")
+            for line in broken:
+                print(f"  {line}")
             return 3
     seconds = time.perf_counter() - started
     print(f"{len(seeds)} seeds kept every promise ({len(seeds) / seconds:.0f} seeds/s).")

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from connectors.data_log import Claim, DataLog, Stored
+from connectors.data_log import DataLog, Stored
+from connectors.epochs import Claim, Note
+from ordering.errors import HistoryUnavailable
 from ordering.names import Topic
 from ordering.reader import Reader, Seal, Verdict
 from ordering.records import Data, Forward, Malformed, Source
@@ -30,7 +32,12 @@ class Known(NamedTuple):
 
     @classmethod
     def of(cls, state: SequencerState) -> Known:
-        return cls(state.epoch, state.seqno, state.received, state.seals)
+        return cls(state.epoch, state.seqno, state.received, state.seals).in_short()
+
+    def in_short(self) -> Known:
+        """Without the seals of epochs that decided nothing, of which a ledger knows nothing."""
+        epochs = {seal.first_seqno: seal.epoch for seal in sorted(self.seals)}
+        return self._replace(seals=tuple(sorted(Seal(epoch, first) for first, epoch in epochs.items())))
 
 
 class Broker:
@@ -42,6 +49,7 @@ class Broker:
         self.beginning = 0
         """Retention has dropped the DATA below."""
         self.claims: list[Claim] = []
+        self.notes: list[Note] = []
         self.known: list[Known] = [Known(0, 0, {}, ())]
         """By the end of the prefix."""
         self.wrong_states: list[str] = []
@@ -95,14 +103,22 @@ class SimulatedLog(DataLog):
         return len(self.broker.data)
 
     def records(self, start: int, end: int) -> Iterator[Stored]:
-        for offset in range(max(start, self.beginning()), min(end, len(self.broker.data))):
+        if start < min(end, self.beginning()):
+            raise HistoryUnavailable(f"retention has dropped offset {start}.")  # as Kafka's consumer does
+        for offset in range(start, min(end, len(self.broker.data))):
             yield Stored(offset, offset, self.broker.data[offset])
 
     def claims(self) -> list[Claim]:
         return list(self.broker.claims) if self.stale_claims is None else self.stale_claims
 
+    def notes(self) -> list[Note]:
+        return list(self.broker.notes)
+
     def base(self) -> None:
         """No relay fills this log."""
+
+    def move(self) -> None:
+        """It is the home for good."""
 
     def newest_epoch(self) -> int:
         return max((claim.epoch for claim in self.broker.claims), default=0)
@@ -110,7 +126,7 @@ class SimulatedLog(DataLog):
     def state(self, end: int | None = None) -> SequencerState:
         end = self.end() if end is None else end
         state = super().state(end)
-        known = self.broker.known[end]
+        known = self.broker.known[end].in_short()
         if Known.of(state) != known:
             self.broker.wrong_states.append(f"the state below offset {end} is {Known.of(state)}, and not {known}.")
         return state

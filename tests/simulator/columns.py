@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ordering.columns import ForwardColumns, step_columns
-from ordering.membership import NOT_A_MEMBER
-from ordering.records import CONTROL_KINDS, HEARTBEAT, Data, DeadLetter, Forward, Malformed
-from ordering.sequencer import BAD_ADDRESS, SequencerState, Step
+from ordering.links import LinkColumns
+from ordering.records import CONTROL_KINDS, LINK_START, MESSAGE, Data, DeadLetter, Forward, Link, Malformed
+from ordering.sequencer import SequencerState, Step
 
 
 def to_columns(records: Sequence[Forward | Malformed]) -> ForwardColumns:
@@ -34,28 +34,34 @@ def to_columns(records: Sequence[Forward | Malformed]) -> ForwardColumns:
         local_seqno=np.array([message.local_seqno if message else 0 for message in messages], dtype=np.int64),
         well_formed=np.array([message is not None for message in messages], dtype=np.bool_),
         timestamp_ms=np.array([message.timestamp_ms if message else 0 for message in messages], dtype=np.int64),
-        is_heartbeat=np.array([bool(message and message.kind == HEARTBEAT) for message in messages], dtype=np.bool_),
+        is_message=np.array([bool(message and message.kind == MESSAGE) for message in messages], dtype=np.bool_),
+        link=_links([message.link if message else None for message in messages]),
         controls={
             row: (message.kind, message.payload)
             for row, message in enumerate(messages)
-            if message and message.kind in CONTROL_KINDS
+            if message and message.kind in (*CONTROL_KINDS, LINK_START)
         },
     )
+
+
+def _links(links: Sequence[Link | None]) -> LinkColumns | None:
+    """As Spark has them: no columns where no relay fills a topic."""
+    if not any(links):
+        return None
+    rows = [link or (-1, 0, 0, 0) for link in links]
+    return LinkColumns(*np.array(rows, dtype=np.int64).T)
 
 
 def step_by_columns(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
     """`step`, decided by `step_columns`."""
     decisions = step_columns(state, to_columns(records))
     outputs: list[Data | DeadLetter] = []
-    columns = (decisions.seqno, decisions.bad_address, decisions.not_member)
-    rows = enumerate(zip(records, *(column.tolist() for column in columns), strict=True))
-    for row, (record, seqno, bad_address, not_member) in rows:
+    for row, (record, seqno) in enumerate(zip(records, decisions.seqno.tolist(), strict=True)):
+        reasons = [reason for reason, mask in decisions.dead.items() if mask[row]]
         if isinstance(record, Malformed):
             outputs.append(DeadLetter(record.source, record.reason))
-        elif bad_address:
-            outputs.append(DeadLetter(record.source, BAD_ADDRESS))
-        elif not_member:
-            outputs.append(DeadLetter(record.source, NOT_A_MEMBER))
+        elif reasons:
+            outputs.append(DeadLetter(record.source, *reasons))
         elif seqno:
             kind, payload = decisions.controls.get(row, (record.kind, record.payload))
             outputs.append(
@@ -71,6 +77,7 @@ def step_by_columns(state: SequencerState, records: Sequence[Forward | Malformed
                     source=record.source,
                     headers=record.headers,
                     forwarded_at_ms=record.timestamp_ms,
+                    link=record.link,
                 )
             )
     return Step(decisions.state, tuple(outputs))

@@ -82,6 +82,13 @@ class Process:
         self.table.append((self.last, kind, payload))
 
 
+def decided(state: SequencerState) -> SequencerState:
+    """Without what is no decision, and so stands in snapshots at most."""
+    membership = replace(state.membership.without_time(), horizon={})
+    state = replace(state, positions={}, decided={}, duplicates=0, unsnapped=0, latest_ms=0, snapshot_ms=0)
+    return replace(state, membership=membership)
+
+
 class Group:
     """The history of a seed. `run` it; `problems` says what was broken."""
 
@@ -298,8 +305,7 @@ class Group:
         self.data += written
         self.state = state
         known = self._known()
-        told = replace(state, membership=state.membership.without_time(), positions={}, duplicates=0, unsnapped=0)
-        if replace(known, positions={}, duplicates=0, unsnapped=0) != told:
+        if decided(known) != decided(state):
             self.problems.append("DATA tells another state than the sequencer has")
 
     def _decide(self, state: SequencerState) -> tuple[SequencerState, list[Data]]:
@@ -329,7 +335,10 @@ class Group:
             before, epoch=self.epoch, seals=(*before.seals, Seal(self.epoch, before.seqno + 1)), unsnapped=0
         )
         self.data.append(snapshot(state))
-        self.state = state
+        if self.epoch % 4 == 0:  # the ledger tells the state: FORWARD is read again from its beginning
+            state = replace(state, positions={})
+        horizon = {"-".join(map(str, place)): len(log) for place, log in zip(self.places, self.forward, strict=True)}
+        self.state = replace(state, membership=replace(state.membership, horizon=horizon))
 
     # The members.
 
@@ -396,7 +405,7 @@ class Group:
 
     def _heal(self) -> None:
         self.healing = True
-        for _ in range(60):
+        for _ in range(120):
             self.now += 700
             for process in list(self.processes):
                 if process.is_alive:

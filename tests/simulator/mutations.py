@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from connectors.data_log import Claim, Stored
+from connectors.data_log import Stored
+from connectors.epochs import Claim
 from ordering.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
 from ordering.reader import Reader, Verdict
 from ordering.records import EPOCH
@@ -115,7 +116,11 @@ MUTATIONS = (
         "floor-after-claim", "the floor is noted after the claim", DIVERGENT, Rules(floor_first=False), from_seed=150
     ),
     Mutation(
-        "claims-before-end", "the claims are read before the end of DATA", DIVERGENT, Rules(claims_after_end=False)
+        "claims-before-end",
+        "the claims are read before the end of DATA",
+        WRONG_STATE,
+        Rules(claims_after_end=False),
+        from_seed=700,
     ),
     Mutation(
         "any-snapshot", "a snapshot is believed wherever it stands", DIVERGENT, Rules(), ((_IN_FORCE, any_snapshot),)

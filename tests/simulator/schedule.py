@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from unittest.mock import patch
 
 from ordering.checker import Anomaly
 from tests.simulator.mutations import NONE, Mutation
 from tests.simulator.world import Action, Shape, World
+
+T = TypeVar("T")
 
 WEIGHTS = {
     "broadcast": 14,
@@ -90,7 +92,12 @@ def shrink(what: History, name: str, mutation: Mutation = NONE) -> History:
     def fails(actions: Sequence[Action]) -> bool:
         return any(found.name == name for found in run(what._replace(actions=tuple(actions)), mutation))
 
-    actions = list(what.actions)
+    return what._replace(actions=tuple(drop_actions(what.actions, fails)))
+
+
+def drop_actions(all_actions: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
+    """As few of the actions as still fail: half of them are left out at a time, then a quarter …"""
+    actions = list(all_actions)
     size = max(1, len(actions) // 2)
     while True:
         index, before = 0, len(actions)
@@ -101,5 +108,5 @@ def shrink(what: History, name: str, mutation: Mutation = NONE) -> History:
             else:
                 index += size
         if size == 1 and len(actions) == before:
-            return what._replace(actions=tuple(actions))
+            return actions
         size = max(1, size // 2)

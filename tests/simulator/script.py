@@ -88,7 +88,7 @@ class Script:
             for record in records[forward[partition] if partition < len(forward) else 0 :]:
                 what = name_of(record.id) if isinstance(record, Forward) else f"malformed ({record.reason})"
                 lines.append(f"FORWARD {partition}:{record.source.offset} {what}")
-        for epoch, floor in self.broker.claims[claims:]:
+        for epoch, floor, *_ in self.broker.claims[claims:]:
             lines.append(f"EPOCH {epoch - 1} claim of epoch {epoch}, floor {floor}")
         lines += [
             f"DATA {offset} {self._data(self.broker.data[offset])}" for offset in range(data, len(self.broker.data))

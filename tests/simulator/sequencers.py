@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 
-from connectors.data_log import Claim
+from connectors.epochs import Claim, Note
+from connectors.takeover import History, known, reach
 from ordering import sequencer
 from ordering.reader import Seal
 from ordering.records import Data, DeadLetter, Forward, Malformed
-from ordering.sequencer import SequencerState, begin_batch, seal, snapshot
+from ordering.sequencer import SequencerState, absorb, begin_batch, seal, snapshot
 from tests.simulator.broker import GROUP, Broker, SimulatedLog
 from tests.simulator.columns import step_by_columns
 from tests.simulator.dice import Dice
@@ -28,8 +29,18 @@ NOT_YET = 1 << 60
 class Sequencer:
     """One process. `advance` does one step and says which; when it returns None the process has ended (fenced)."""
 
-    def __init__(self, broker: Broker, rules: Rules, dice: Dice, *, zombie: bool, batch_rows: int) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        rules: Rules,
+        dice: Dice,
+        *,
+        zombie: bool,
+        batch_rows: int,
+        history: History | None = None,
+    ) -> None:
         self.broker = broker
+        self.history = history
         self.rules = rules
         self.dice = dice
         self.zombie = zombie
@@ -128,8 +139,12 @@ class Sequencer:
         """`connectors.takeover.take_over`, one durable effect a step. None: fenced before it began."""
         if self.own_epoch and self.log.newest_epoch() > self.own_epoch:
             return None
+        if not self.rules.claims_after_end:
+            self.log.stale_claims = self.log.claims()
+            yield "looked at claims"
         floor, next_epoch = self.log.end(), self.log.newest_epoch() + 1
-        self.log.stale_claims = None if self.rules.claims_after_end else self.log.claims()
+        found = known(self.log, floor, self.history)
+        self.log.stale_claims = None
         yield "measured"
         epoch = self.broker.append_claim(floor if self.rules.floor_first else NOT_YET)
         claimed_at = epoch - 1
@@ -142,11 +157,13 @@ class Sequencer:
         yield "sealed"
         if not self.rules.floor_first:
             self.broker.claims[claimed_at] = Claim(epoch, self.log.end())
-        before = self.log.state(sealed_at if self.rules.read_back else floor)
+        rest = self.log.records(floor, sealed_at) if self.rules.read_back else []
+        before = absorb(found, [stored.data for stored in rest])
         yield "rebuilt"
         if before.epoch >= epoch and self.rules.yield_to_others:
             return None
         state = replace(before, epoch=epoch, seals=(*before.seals, Seal(epoch, before.seqno + 1)), unsnapped=0)
-        self.broker.append_data(snapshot(state))
+        opened_at = self.broker.append_data(snapshot(state))
+        self.broker.notes.append(Note(reach(self.log, state, sealed_at, opened_at), epoch, state.seqno))
         yield "opened"
         return state

@@ -47,17 +47,47 @@ def test_a_new_site_begins_at_seqno_1(make_world: MakeWorld, mode: str) -> None:
         await_ledger(world, nyc, 300)
         drop(world, nyc, 200)
     with world.running([world.sequencer(nyc)]):
-        relay = world.relay(nyc, sfo)
-        with pytest.raises(HistoryUnavailable), world.running(relay):
-            pass
+        with pytest.raises(HistoryUnavailable, match="site add"):
+            world.try_relay(nyc, sfo)
         for _ in range(2):
             assert bootstrap(world.sites, world.group, ledger, Direction(nyc, sfo)) == 300
         others = [world.sequencer(sfo)] if mode == "mesh" else []
-        with world.running([*relay, *others]):
-            world.broadcast(nyc, "bob", messages("b", 100))
-            found = world.deliveries(sfo, 400)
+        with world.running(others):
+            assert len(world.deliveries(sfo, 300)) == 300
+            with world.running(world.relay(nyc, sfo)):
+                world.broadcast(nyc, "bob", messages("b", 100))
+                found = world.deliveries(sfo, 400)
     assert [d.seqno for d in found] == list(range(1, 401))
     assert fifo(found) == {f"{nyc}/alice": messages("a", 300), f"{nyc}/bob": messages("b", 100)}
+
+
+def test_a_mesh_site_that_was_cut_off_for_too_long(make_world: MakeWorld) -> None:
+    """A relay has brought the beginning, retention has dropped what follows, and DATA has more records than seqnos for
+    the takeovers: the ledger fills the gap without a seam, and the relay goes on.
+    """
+    world = make_world("mesh", "nyc", "sfo")
+    nyc, sfo = world.sites.connections
+    ledger = world.directory / nyc / "ledger"
+    relay = world.relay(nyc, sfo)
+    with world.running([world.sequencer(nyc), world.sequencer(sfo), *relay]):
+        world.broadcast(nyc, "alice", messages("a", 50))
+        assert len(world.deliveries(sfo, 50)) == 50
+    for name in ("b", "c"):  # the sequencer restarts
+        with world.running([world.sequencer(nyc), world.ledger(nyc)]):
+            world.broadcast(nyc, "alice", messages(name, 50))
+            await_ledger(world, nyc, 100 if name == "b" else 150)
+    drop(world, nyc, 155)
+    with world.running([world.sequencer(nyc), world.sequencer(sfo)]):
+        with pytest.raises(HistoryUnavailable, match="site add"):
+            world.try_relay(nyc, sfo)
+        for _ in range(2):
+            assert bootstrap(world.sites, world.group, ledger, Direction(nyc, sfo)) == 150
+        assert len(world.deliveries(sfo, 150)) == 150
+        with world.running(relay):
+            world.broadcast(nyc, "alice", messages("d", 50))
+            found = world.deliveries(sfo, 200)
+    assert [d.seqno for d in found] == list(range(1, 201))
+    assert fifo(found) == {f"{nyc}/alice": [each for name in "abcd" for each in messages(name, 50)]}
 
 
 def test_a_site_behind_a_cut_bridge_leaves_the_view_and_comes_back(make_world: MakeWorld) -> None:

@@ -74,7 +74,7 @@ def test_the_checker_tells_what_is_under_way_from_what_is_lost(make_world: MakeW
     under_way = abcast(*command, cwd=world.directory)
     assert under_way.returncode == 0
     told = json.loads(under_way.stdout)
-    assert [(lack["site"], lack["sender"], lack["missing"]) for lack in told["lacking"]] == [(sfo, f"{nyc}/alice", 3)]
+    assert [(lack["site"], lack["origin"], lack["missing"]) for lack in told["lacking"]] == [(sfo, nyc, 3)]
     lost = abcast(*command, "--settled", cwd=world.directory)
     assert lost.returncode == 3
     assert [anomaly["anomaly"] for anomaly in json.loads(lost.stdout)["anomalies"]] == ["lost"]

@@ -74,6 +74,75 @@ def test_three_sites_get_one_copy_each(make_world: MakeWorld, links: list[tuple[
             assert world.relayed_to(site) == 40
 
 
+def test_members_of_a_mesh_broadcast(make_world: MakeWorld) -> None:
+    """What a member says that has joined gets to the other site, before, within and after a flush; and what strangers
+    say gets there, too.
+    """
+    world = make_world("mesh", "nyc", "sfo")
+    nyc, sfo = world.sites.connections
+    with (
+        world.running([world.sequencer(nyc), world.sequencer(sfo), *world.relays()]),
+        world.member(nyc, "alice") as alice,
+        world.member(sfo, "bob") as bob,
+    ):
+        for member in (alice, bob):
+            member.connect(timeout=60)
+        for payload in messages("a", 20):
+            alice.broadcast(payload)
+        with alice.flush(timeout=60):
+            pass
+        for payload in messages("after", 20):
+            alice.broadcast(payload)
+        for payload in messages("b", 30):
+            bob.broadcast(payload)
+        world.broadcast(nyc, "stranger", messages("c", 10))
+        sent = {
+            f"{nyc}/alice": messages("a", 20) + messages("after", 20),
+            f"{sfo}/bob": messages("b", 30),
+            f"{nyc}/stranger": messages("c", 10),
+        }
+        for site in (nyc, sfo):
+            assert fifo(world.deliveries(site, 80)) == sent
+        for member in (alice, bob):
+            member.close(timeout=60)
+
+
+def test_a_link_that_is_taken_out_of_the_file(make_world: MakeWorld) -> None:
+    """The bridge between two sites of a triangle is down for long; by the third site all gets through, once."""
+    world = make_world("mesh", "nyc", "sfo", "lax")
+    nyc, sfo, lax = world.sites.connections
+    ways = [(nyc, sfo), (sfo, nyc), (sfo, lax), (lax, sfo)]
+    with world.running(list(map(world.sequencer, world.sites.connections))):
+        with world.running([relay for way in ways for relay in world.relay(*way)]):
+            world.broadcast(nyc, "alice", messages("a", 30))
+            world.broadcast(sfo, "bob", messages("b", 30))
+            assert len(world.deliveries(sfo, 60)) == 60
+            assert fifo(world.deliveries(lax, 30)) == {f"{sfo}/bob": messages("b", 30)}
+        world.relink((nyc, sfo), (sfo, lax))
+        with world.running(world.relays()):
+            world.broadcast(nyc, "alice", messages("c", 30))
+            found = world.deliveries(lax, 90)
+    assert fifo(found) == {f"{nyc}/alice": messages("a", 30) + messages("c", 30), f"{sfo}/bob": messages("b", 30)}
+    assert [delivery.seqno for delivery in found] == list(range(1, 91))
+
+
+def test_a_link_that_is_added_later(make_world: MakeWorld) -> None:
+    """Between sites that know everything of each other it begins at the end, and repeats nothing of the history."""
+    world = make_world("mesh", "nyc", "sfo", "lax", links=[("nyc", "sfo"), ("sfo", "lax")])
+    nyc, sfo, lax = world.sites.connections
+    with world.running(list(map(world.sequencer, world.sites.connections))):
+        with world.running(world.relays()):
+            world.broadcast(nyc, "alice", messages("a", 200))
+            assert len(world.deliveries(lax, 200)) == 200
+        before = world.relayed_to(lax)
+        world.relink((nyc, sfo), (sfo, lax), (nyc, lax))
+        with world.running(world.relays()):
+            world.broadcast(nyc, "alice", messages("b", 20))
+            found = world.deliveries(lax, 220)
+        assert world.relayed_to(lax) == before + 20, "only what is new, and by the new link only"
+    assert fifo(found) == {f"{nyc}/alice": messages("a", 200) + messages("b", 20)}
+
+
 def test_letters_and_replies_cross_sites(make_world: MakeWorld) -> None:
     """A letter finds a member of another site, and the reply to a delivery's sender its way back; also by a third."""
     world = make_world("mesh", "nyc", "sfo", "lax", links=[("nyc", "sfo"), ("sfo", "lax")])

@@ -8,11 +8,13 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 
 from connectors import Delivery, Member
+from connectors.codec import H_KIND
 from connectors.connection import Connection
 from connectors.data_log import DataLog, Stored
 from connectors.ledger_job import LedgerJob
@@ -20,13 +22,14 @@ from connectors.relay_job import relays_of
 from connectors.sequencer_job import SequencerJob
 from connectors.settings import change_settings
 from connectors.sites import Direction, Sites
-from connectors.streaming_job import JobOptions, StreamingJob
+from connectors.streaming_job import JobOptions, SparkJob, StreamingJob
 from connectors.topics import count_partitions, create_topics, find_topics
 from jobs.streaming import JobThread, running
 from ordering.names import Topic
+from ordering.records import MESSAGE
 from tests.crash.processes import ABCAST, Process, wait_until
 
-MakeJob = Callable[[SparkSession, JobOptions], StreamingJob]
+MakeJob = Callable[[SparkSession, JobOptions], SparkJob]
 _numbers = itertools.count(1)
 PATIENCE_S = 60.0
 
@@ -59,6 +62,16 @@ class World:
         """All directions."""
         return [relay for way in self.sites.directions() for relay in self.relay(*way)]
 
+    def try_relay(self, source: str, target: str) -> None:
+        """Start the relay of DATA, no more than that; what ends it comes from here, though the job might try again."""
+        job = self.relay(source, target)[0](self.spark, JobOptions(Connection(), "-", self.directory))
+        assert isinstance(job, StreamingJob)
+        data = {self.group: [str(Topic(self.group, "data", source))]}
+        try:
+            job.start_query(data, self.directory / f"tried-{next(_numbers)}").stop()
+        finally:
+            job.close_query()
+
     @contextlib.contextmanager
     def running(self, makers: Sequence[MakeJob]) -> Iterator[list[JobThread]]:
         """Run the jobs until the block ends."""
@@ -75,7 +88,6 @@ class World:
             connection=self.sites.connection(site),
             site=site,
             data=self.directory / site,
-            known_sites=tuple(self.sites.connections),
         )
 
     def file(self) -> Path:
@@ -113,7 +125,7 @@ class World:
             0.3,
         )
 
-    def change_settings(self, site: str, **changes: object) -> None:
+    def change_settings(self, site: str, **changes: Any) -> None:
         """Ask the site's sequencer for other settings of the group."""
         change_settings(self.sites.connection(site), self.group, site, **changes)
 
@@ -142,8 +154,11 @@ class World:
         with self.log(site) as log:
             return list(log.records(log.beginning(), log.end()))
 
-    def relayed_to(self, site: str) -> int:
-        """How many records relays have written for the site's sequencer."""
+    def relayed_to(self, site: str, kind: str = MESSAGE) -> int:
+        """How many records of that kind relays have written for the site's sequencer."""
+        return sum(dict(record.headers)[H_KIND] == kind.encode() for record in self._relayed(site))
+
+    def _relayed(self, site: str) -> Iterator[Any]:
         connection = self.sites.connection(site)
         consumer = connection.consumer()
         places = [
@@ -152,15 +167,23 @@ class World:
             if (topic.group, topic.role, topic.site) == (self.group, "relayed", site)
             for partition in consumer.partitions_for_topic(str(topic)) or ()
         ]
+        consumer.assign(places)
+        consumer.seek_to_beginning(*places)
         ends = consumer.end_offsets(places)
+        while any(consumer.position(place) < end for place, end in ends.items()):
+            for records in consumer.poll(timeout_ms=1000).values():
+                yield from records
         consumer.close()
-        return sum(ends.values())
+
+    def relink(self, *links: tuple[str, str]) -> None:
+        """Another file of sites, with these links; relays that start from now on go by it."""
+        self.sites = replace(self.sites, links=frozenset(map(frozenset, links)))
 
 
 def named(make: MakeJob, suffix: str) -> MakeJob:
     """The same job under another name, to run beside itself in one session."""
 
-    def renamed(spark: SparkSession, options: JobOptions) -> StreamingJob:
+    def renamed(spark: SparkSession, options: JobOptions) -> SparkJob:
         job = make(spark, options)
         job.name += suffix
         return job

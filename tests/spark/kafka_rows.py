@@ -10,18 +10,19 @@ from pyspark.sql import DataFrame, SparkSession
 
 from connectors import codec
 from ordering.names import Topic
-from ordering.records import MESSAGE, Data, DeadLetter, Headers, Source
+from ordering.records import MESSAGE, Data, DeadLetter, Headers, Link, Source
 from ordering.sequencer import BAD_ADDRESS, SequencerState, begin_batch, end_batch, step
-from tests.forward_corpus import SITES, Case
+from tests import forward_corpus
+from tests.forward_corpus import RELAYED, Case
 
 SITE = "local"
+TIMESTAMP_MS = forward_corpus.TIMESTAMP_MS
 HEADERS = "headers array<struct<key:string,value:binary>>"
 SOURCE_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset long, "
     f"timestamp timestamp, timestampType int, {HEADERS}"
 )
-SINK_SCHEMA = f"topic string, key binary, value binary, {HEADERS}"
-TIMESTAMP_MS = 1_700_000_000_123
+SINK_SCHEMA = f"topic string, partition int, key binary, value binary, {HEADERS}"
 
 
 class Row(NamedTuple):
@@ -41,7 +42,7 @@ class Row(NamedTuple):
 
 
 class SinkRow(NamedTuple):
-    """A record that is to be written."""
+    """A record that is to be written, into partition 0."""
 
     topic: str
     key: bytes | None
@@ -73,6 +74,25 @@ def forward(
     )
 
 
+def linked(
+    sender: str,
+    offset: int,
+    link: Link,
+    *,
+    neighbour: str = "far",
+    local_seqno: int = 1,
+    incarnation: int = 1,
+    payload: bytes = b"payload",
+    application: Headers = (),
+    kind: str = MESSAGE,
+) -> Row:
+    """What a link of a mesh has brought from this neighbour."""
+    own = codec.forward_headers(sender, incarnation, local_seqno, kind=kind)
+    headers = [*own, *codec.link_header(link), *application]
+    topic = str(Topic("g", "relayed", SITE, neighbour))
+    return Row(topic, 0, offset, sender.encode(), payload, headers, TIMESTAMP_MS + offset)
+
+
 BAD_ADDRESSES = [
     Case(
         f"address {sender}",
@@ -90,6 +110,16 @@ BAD_ADDRESSES = [
     )
 ]
 """What only `ordering.sequencer` refuses; the rest of the bad input is in `tests.forward_corpus`."""
+BAD_ADDRESSES_BY_LINK = [
+    case._replace(
+        name=f"linked, {case.name}",
+        key=sender,
+        headers=[*codec.forward_headers(sender.decode(), 1, 1), (codec.H_LINK, b"17 4 9 3"), *case.headers[5:]],
+        topic=RELAYED,
+    )
+    for case in BAD_ADDRESSES
+    for sender in [(case.key or b"").replace(b"nyc", b"lax")]
+]
 
 
 def data(record: Data, offset: int, *, group: str = "g", site: str = SITE) -> Row:
@@ -120,7 +150,7 @@ def source_frame(spark: SparkSession, rows: Iterable[Row]) -> DataFrame:
 
 def sink_frame(spark: SparkSession, rows: Iterable[SinkRow]) -> DataFrame:
     """The rows as Spark's Kafka sink takes them."""
-    return spark.createDataFrame([(*row[:3], list(row.headers)) for row in rows], SINK_SCHEMA)
+    return spark.createDataFrame([(row.topic, 0, row.key, row.value, list(row.headers)) for row in rows], SINK_SCHEMA)
 
 
 def decide_rows(state: SequencerState, rows: Iterable[Row], site: str = SITE) -> tuple[SequencerState, list[SinkRow]]:
@@ -130,7 +160,7 @@ def decide_rows(state: SequencerState, rows: Iterable[Row], site: str = SITE) ->
     after, outputs = step(
         state,
         [
-            codec.decode_forward(source, row.key, row.value, row.headers, row.timestamp_ms, SITES)
+            codec.decode_forward(source, row.key, row.value, row.headers, row.timestamp_ms)
             for source, row in sorted(by_source.items())
         ],
     )

@@ -16,7 +16,6 @@ from pyspark.sql import DataFrame, GroupedData
 
 from connectors.sequencing import decode_forward, encode_decided, sequence
 from ordering.sequencer import SequencerState
-from tests.forward_corpus import SITES
 
 StatefulFunction = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], Any], Iterator[pd.DataFrame]]
 
@@ -33,10 +32,8 @@ def decide(kafka_rows: DataFrame, *states: SequencerState, site: str = "local", 
         return groups.applyInPandas(_first_batch(function, chunk_rows), outputStructType)
 
     with patch.object(GroupedData, "applyInPandasWithState", instead):
-        decided = sequence(
-            decode_forward(kafka_rows, site, SITES, relayed=True), {state.group: state for state in states}, sites=SITES
-        )
-    return encode_decided(decided, site)
+        decided = sequence(decode_forward(kafka_rows, site, relayed=True), {state.group: state for state in states})
+    return encode_decided(decided, site, relayed=True)
 
 
 class EmptyState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from base64 import b64encode
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,15 @@ import pytest
 
 from connectors import codec
 from connectors.sequencing import decider
-from ordering.records import Data, DeadLetter, Forward, Malformed, Source
+from ordering.records import LINK_START, REMOTE_VIEW, Data, DeadLetter, Forward, Link, Malformed, Source
 from ordering.sequencer import SequencerState, begin_batch, end_batch, step
 from tests.core.forwards import opened
-from tests.simulator.membership import RELAYED, Group
-from tests.simulator.neighbour import SITE
+from tests.core.linked import LinkedLog
+from tests.simulator.membership import Group
+
+LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
+NEVER_PLAIN = (REMOTE_VIEW, LINK_START)
+"""As `connectors.spark_codec` has it."""
 
 
 class StoredState:
@@ -35,11 +40,14 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
     """Decoded FORWARD rows, as the JVM hands them over; each seventh as if it were not plain."""
     rows = []
     for record in records:
-        good = record if isinstance(record, Forward) and record.source.offset % 7 else None
-        odd = []
+        is_plain = isinstance(record, Forward) and record.kind not in NEVER_PLAIN and record.source.offset % 7
+        good = record if isinstance(record, Forward) and is_plain else None
+        odd: list[tuple[str, bytes]] = []
+        link: tuple[int, ...] = (-1, 0, 0, 0)
         if isinstance(record, Forward):
-            visited = ((codec.H_VISITED, SITE.encode()),) if record.source.topic == RELAYED else ()
-            odd = codec.forward_headers(*record.id, visited, record.kind)
+            odd = codec.forward_headers(*record.id, kind=record.kind)
+            odd += [*codec.link_header(record.link), *record.headers]
+            link = record.link if good and record.link else link
         rows.append(
             {
                 "topic": record.source.topic,
@@ -53,13 +61,16 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
                 "plain": good is not None,
                 "key": None if good else getattr(record, "sender", "").encode(),
                 "value": getattr(record, "payload", b""),
-                "packed_headers": None if good else _pack(odd),
+                "packed_headers": _pack(odd if good is None else good.headers),
+                **dict(zip(LINK_COLUMNS, link, strict=True)),
             }
         )
     return pd.DataFrame(rows).astype({"key": object, "packed_headers": object, "kind": np.int32})
 
 
-def _pack(headers: list[tuple[str, bytes]]) -> str:
+def _pack(headers: Sequence[tuple[str, bytes]]) -> str | None:
+    if not headers:
+        return None
     return json.dumps([{"key": name, "value": b64encode(value).decode()} for name, value in headers])
 
 
@@ -73,9 +84,13 @@ def written(runs: list[pd.DataFrame]) -> list[tuple[Any, ...]]:
                 sender = run["senders"][run["sender"][index]]
                 life = (sender, run["incarnations"][run["sender"][index]], run["local_seqno"][index])
                 source = (run["topic"], run["partition"], run["first_offset"] + index)
-                told.append((run["kind"], run["first_seqno"] + index, run["view"], *life, value, source))
+                link = None if run["link_session"] is None else Link(*(run[name][index] for name in LINK_COLUMNS))
+                headers = _zipped(run, index) if run["names"] is not None else []
+                at_ms = run["forwarded_at_ms"][index]
+                seqno = run["first_seqno"] + index
+                told.append((run["kind"], seqno, run["view"], *life, value, source, link, headers, at_ms))
                 continue
-            headers = list(zip(run["names"][index], run["values"][index], strict=True))
+            headers = _zipped(run, index)
             if run["role"] == "dead-letter":
                 (_, reason), (_, came_from) = headers[-2:]
                 told.append(("dead", reason.decode(), tuple(Source.parse(came_from.decode()))))
@@ -83,6 +98,10 @@ def written(runs: list[pd.DataFrame]) -> list[tuple[Any, ...]]:
                 own = codec.decode_data(value, headers)
                 told.append((own.kind, own.seqno, own.view, "", own.payload))
     return told
+
+
+def _zipped(run: dict[Any, Any], index: int) -> list[tuple[str, bytes]]:
+    return list(zip(run["names"][index], run["values"][index], strict=True))
 
 
 def expected(outputs: list[Data | DeadLetter]) -> list[tuple[Any, ...]]:
@@ -94,26 +113,23 @@ def expected(outputs: list[Data | DeadLetter]) -> list[tuple[Any, ...]]:
             told.append((output.kind, output.seqno, output.view, "", output.payload))
         else:
             source = tuple(output.source)
-            told.append((output.kind, output.seqno, output.view, *output.id, output.payload, source))
+            behind = (output.link, list(output.headers), output.forwarded_at_ms)
+            told.append((output.kind, output.seqno, output.view, *output.id, output.payload, source, *behind))
     return told
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_memberships(seed: int) -> None:
-    """The FORWARD log of a random history of joins, leaves and flushes, in batches and chunks of any size."""
-    group = Group(seed)
-    group.run()
-    rng = random.Random(seed)
+def compare(rng: random.Random, logs: dict[str, list[Forward]]) -> SequencerState:
+    """Both forms on this FORWARD, by partition, in batches and chunks of any size; return the state after it."""
     state, stored = opened(), StoredState()
     decide = decider({"g": state.to_bytes()})
     while True:
         rows: list[Forward | Malformed] = []
-        for (topic, partition), log in zip(group.places, group.forward, strict=True):
-            start = state.positions.get(f"{topic}-{partition}", 0)
+        for place, log in logs.items():
+            start = state.positions.get(place, 0)
             for record in log[start : start + rng.randint(1, 80)]:
                 rows.append(Malformed(record.source, codec.WRONG_VERSION) if rng.random() < 0.03 else record)
         if not rows:
-            break
+            return state
         state, opening = begin_batch(state)
         state, outputs = step(state, rows)
         state, closing = end_batch(state)
@@ -122,3 +138,25 @@ def test_memberships(seed: int) -> None:
         runs = list(decide(("g",), iter(chunks), stored))  # type: ignore[arg-type]
         assert written(runs) == expected([*opening, *outputs, *closing])
         assert SequencerState.from_bytes(stored.get[0]) == state
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_memberships(seed: int) -> None:
+    """The FORWARD log of a random history of joins, leaves and flushes."""
+    group = Group(seed)
+    group.run()
+    compare(
+        random.Random(seed),
+        {f"{topic}-{part}": log for (topic, part), log in zip(group.places, group.forward, strict=True)},
+    )
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_links(seed: int) -> None:
+    """What links bring, application headers and relays' own words in between."""
+    logs: dict[str, list[Forward]] = {}
+    for record in LinkedLog(seed, malformed=0).records:
+        assert isinstance(record, Forward)
+        logs.setdefault(record.source.place, []).append(record)
+    state = compare(random.Random(seed), dict(sorted(logs.items())))
+    assert state.origins

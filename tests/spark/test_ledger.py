@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 import threading
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 from chispa import assert_df_equality
 from deltalake import DeltaTable
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from connectors.data_log import Start
 from connectors.ledger import (
     LEDGER_SCHEMA,
+    DataSkipped,
     LedgerWriter,
     TableState,
     create_tables,
@@ -22,11 +29,14 @@ from connectors.ledger import (
     read_table_state,
 )
 from connectors.ledger_state import state_from_ledger
+from connectors.table_lock import TableLock
+from connectors.table_state import TRANSACTION, LedgerDamaged, LedgerReplaced
 from ordering import membership
 from ordering.membership import Life
 from ordering.reader import Reader
 from ordering.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, VIEW, Data, Headers, Source
 from ordering.sequencer import SequencerState, seal, snapshot, step
+from tests.bare_jvm import bare_jvm
 from tests.core.test_membership import Log
 from tests.spark.kafka_rows import TIMESTAMP_MS, Row, data, source_frame
 
@@ -81,6 +91,14 @@ def rows_of(spark: SparkSession, table: Path, group: str) -> list[tuple[int, byt
     return rows
 
 
+BEGINNING = Start(0, Reader())
+
+
+def writer_of(table: Path, start: Start, *groups: str, dropped: int = 0, **options: Any) -> LedgerWriter:
+    """A writer of the groups, of whose DATA retention has dropped everything below an offset."""
+    return LedgerWriter(table, dict.fromkeys(groups, start), lambda _: dropped, **options)
+
+
 def expected(*seqnos: int) -> list[tuple[int, bytes]]:
     return [(seqno, b"m%d" % seqno) for seqno in seqnos]
 
@@ -110,11 +128,33 @@ def test_ledger_rows(spark: SparkSession) -> None:
                 101,
                 at[0],
                 at[0],
+                None,
+                0,
                 topic,
                 0,
             ),
-            ("g-1", None, 7, None, None, None, None, None, "epoch", b"", [], None, None, None, at[1], topic, 1),
-            ("g-1", 2, 7, 2, *alice, 2, "message", b"", [], 3, 102, at[0], at[2], topic, 2),
+            (
+                "g-1",
+                None,
+                7,
+                None,
+                None,
+                None,
+                None,
+                None,
+                "epoch",
+                b"",
+                [],
+                None,
+                None,
+                None,
+                at[1],
+                None,
+                1,
+                topic,
+                1,
+            ),
+            ("g-1", 2, 7, 2, *alice, 2, "message", b"", [], 3, 102, at[0], at[2], None, 2, topic, 2),
         ],
         schema,
     )
@@ -124,7 +164,7 @@ def test_ledger_rows(spark: SparkSession) -> None:
 @pytest.mark.slow
 def test_each_seqno_once(spark: SparkSession, table: Path, group: str) -> None:
     """Repeats within a batch and between batches, what runs ahead, and what a fenced sequencer left are not written."""
-    writer = LedgerWriter(table, {group: Reader()})
+    writer = writer_of(table, BEGINNING, group)
     first = log_of(seal(1), message(1), message(2), message(2), message(1), message(4), message(3), group=group)
     writer.write(source_frame(spark, first), 0)
     assert rows_of(spark, table, group) == expected(1, 2, 3)
@@ -148,9 +188,9 @@ def test_each_seqno_once(spark: SparkSession, table: Path, group: str) -> None:
 def test_a_batch_again(spark: SparkSession, table: Path, group: str) -> None:
     """A writer that starts again after its commit, from the log's beginning or its own, writes nothing twice."""
     log = log_of(seal(1), message(1), message(2), message(3), message(4), group=group)
-    LedgerWriter(table, {group: Reader()}).write(source_frame(spark, log[:3]), 0)
-    LedgerWriter(table, {group: Reader()}).write(source_frame(spark, log[:4]), 0)
-    resumed = LedgerWriter(table, {group: Reader(1, read_table_state(table).last_seqno[group])})
+    writer_of(table, BEGINNING, group).write(source_frame(spark, log[:3]), 0)
+    writer_of(table, BEGINNING, group).write(source_frame(spark, log[:4]), 0)
+    resumed = writer_of(table, Start(2, Reader(1, read_table_state(table).last_seqno[group])), group)
     resumed.write(source_frame(spark, log[2:]), 0)
     assert rows_of(spark, table, group) == expected(1, 2, 3, 4)
 
@@ -159,7 +199,7 @@ def test_a_batch_again(spark: SparkSession, table: Path, group: str) -> None:
 def test_compare_and_set(spark: SparkSession, table: Path, group: str) -> None:
     """Of two writers that read the same version of the table, the later finds out, and adds what is missing."""
     log = log_of(seal(1), *map(message, range(1, 6)), group=group)
-    one, two = (LedgerWriter(table, {group: Reader()}) for _ in range(2))
+    one, two = (writer_of(table, BEGINNING, group) for _ in range(2))
     one.write(source_frame(spark, log[:4]), 0)
     two.write(source_frame(spark, log), 0)
     one.write(source_frame(spark, log[4:]), 1)
@@ -175,7 +215,7 @@ def test_two_writers_at_once(spark: SparkSession, table: Path, group: str) -> No
 
     def work() -> None:
         try:
-            writer = LedgerWriter(table, {group: Reader()})
+            writer = writer_of(table, BEGINNING, group)
             for number in range(0, count, 2):
                 writer.write(source_frame(spark, log[number : number + 2]), number)
         except BaseException as error:  # noqa: BLE001 - shown by the assertion below
@@ -194,7 +234,7 @@ def test_two_writers_at_once(spark: SparkSession, table: Path, group: str) -> No
 def test_groups_share_a_table(spark: SparkSession, table: Path, group: str) -> None:
     """Each group counts for itself, also in one batch."""
     other = f"{group}.other"
-    writer = LedgerWriter(table, {group: Reader(), other: Reader()})
+    writer = writer_of(table, BEGINNING, group, other)
     mixed = log_of(message(1), message(2), group=group) + log_of(message(1), group=other)
     writer.write(source_frame(spark, mixed), 0)
     writer.write(source_frame(spark, log_of(message(2), group=other, first_offset=1)), 1)
@@ -210,10 +250,10 @@ def test_views(spark: SparkSession, table: Path, group: str) -> None:
         return Data(VIEW, 1, seqno, view_id, payload=json.dumps(body).encode())
 
     log = log_of(seal(1), view(1, 1, "nyc/a"), message(2), view(3, 2, "nyc/a", "nyc/b"), message(4), group=group)
-    writer = LedgerWriter(table, {group: Reader()})
+    writer = writer_of(table, BEGINNING, group)
     with patch.object(writer._table, "append", side_effect=RuntimeError("killed")), pytest.raises(RuntimeError):
         writer.write(source_frame(spark, log[:4]), 0)
-    LedgerWriter(table, {group: Reader()}).write(source_frame(spark, log), 0)
+    writer_of(table, BEGINNING, group).write(source_frame(spark, log), 0)
     assert [seqno for seqno, _ in rows_of(spark, table, group)] == [1, 2, 3, 4]
     views = spark.read.format("delta").load(str(table.parent / "views")).where(f"group = '{group}'").orderBy("seqno")
     assert [tuple(row) for row in views.collect()] == [
@@ -241,7 +281,7 @@ def test_lives_that_are_over_stay_over(spark: SparkSession, table: Path, group: 
         log.batch(("s/c", JOIN, b"", 9), ("s/a", HEARTBEAT))
         log.tick(1_000, "s/a")
         log.tick(3_000, "s/a")
-        LedgerWriter(table, {group: Reader()}).write(source_frame(spark, log_of(seal(1), *log.data, group=group)), 0)
+        writer_of(table, BEGINNING, group).write(source_frame(spark, log_of(seal(1), *log.data, group=group)), 0)
         known = state_from_ledger(table, group)
     assert known is not None
     assert known.membership.members == log.state.membership.members == (Life("s/a", 1),)
@@ -251,3 +291,154 @@ def test_lives_that_are_over_stay_over(spark: SparkSession, table: Path, group: 
     for state in (known, log.state):  # a row that DATA's state has dropped is below the floor there
         late = [log.forward("s/b", MESSAGE), log.forward("s/c", MESSAGE, b"", 9)]
         assert [record for record in step(state, late).outputs if isinstance(record, Data)] == []
+
+
+def start_at(seqno: int) -> Start:
+    """Where a writer starts that has everything below a seqno, in a log of messages alone."""
+    return Start(seqno - 1, Reader(1, seqno - 1))
+
+
+def messages(group: str, *seqnos: int) -> list[Row]:
+    return log_of(*map(message, seqnos), group=group, first_offset=seqnos[0] - 1)
+
+
+@pytest.mark.slow
+def test_an_append_waits_for_the_other_jvm(spark: SparkSession, table: Path, group: str) -> None:
+    """It commits once the lock is free; asked to stop meanwhile, it writes nothing, and the next start does."""
+    ending = threading.Event()
+    writer = writer_of(table, BEGINNING, group, is_ending=ending.is_set)
+    batch = source_frame(spark, messages(group, 1, 2))
+    with bare_jvm() as other:
+        with TableLock(other, table.parent / "ledger.lock").held():
+            thread = threading.Thread(target=writer.write, args=(batch, 0))
+            thread.start()
+            thread.join(3)
+            assert thread.is_alive()
+            assert rows_of(spark, table, group) == []
+        thread.join(60)
+        assert rows_of(spark, table, group) == expected(1, 2)
+        with TableLock(other, table.parent / "ledger.lock").held():
+            thread = threading.Thread(target=writer.write, args=(source_frame(spark, messages(group, 3)), 1))
+            thread.start()
+            thread.join(1)
+            ending.set()
+            thread.join(60)
+            writer.check()
+        assert rows_of(spark, table, group) == expected(1, 2)
+    writer_of(table, start_at(3), group).write(source_frame(spark, messages(group, 3, 4)), 0)
+    assert rows_of(spark, table, group) == expected(1, 2, 3, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_two_writers_in_two_jvms(spark: SparkSession, table: Path, group: str) -> None:
+    """Each seqno once: each finds what the other has written, or waits for it."""
+    count = 6
+    rival = subprocess.Popen(
+        [sys.executable, "-m", "tests.spark.rival_writer", str(table), group, str(count)], stdout=subprocess.PIPE
+    )
+    try:
+        assert rival.stdout is not None
+        assert rival.stdout.readline() == b"ready\n"
+        writer = writer_of(table, BEGINNING, group)
+        for seqno in range(1, count + 1):
+            writer.write(source_frame(spark, messages(group, seqno)), seqno)
+        assert rival.wait(120) == 0
+    finally:
+        rival.kill()
+        rival.wait()
+    assert rows_of(spark, table, group) == expected(*range(1, count + 1))
+
+
+@pytest.mark.slow
+def test_retention_overtakes_the_writer(spark: SparkSession, table: Path, group: str) -> None:
+    """Nothing is written, and it says why. Before, all that came was dropped for ever."""
+    writer = writer_of(table, start_at(101), group, dropped=150)
+    writer.write(source_frame(spark, messages(group, 151, 152)), 0)
+    with pytest.raises(DataSkipped):
+        writer.check()
+    assert rows_of(spark, table, group) == []
+
+
+@pytest.mark.slow
+def test_append_only(spark: SparkSession, table: Path, group: str) -> None:
+    """No row can be deleted or changed. Small files are still made into large ones, without and with being asked."""
+    writer = writer_of(table, BEGINNING, group)
+    spark.conf.set("spark.databricks.delta.autoCompact.minNumFiles", "3")
+    try:
+        for seqno in range(1, 6):
+            writer.write(source_frame(spark, messages(group, seqno)), seqno)
+    finally:
+        spark.conf.unset("spark.databricks.delta.autoCompact.minNumFiles")
+    writer.check()
+    assert "OPTIMIZE" in [commit["operation"] for commit in DeltaTable(str(table)).history(8)]
+    assert len([uri for uri in DeltaTable(str(table)).file_uris() if f"group={group}/" in uri]) < 5
+    spark.sql(f"OPTIMIZE delta.`{table}`")
+    writer.write(source_frame(spark, messages(group, 6)), 6)
+    assert rows_of(spark, table, group) == expected(1, 2, 3, 4, 5, 6)
+    for statement in (
+        f"DELETE FROM delta.`{table}` WHERE seqno = 1",
+        f"UPDATE delta.`{table}` SET epoch = 7 WHERE seqno = 1",
+        f"DELETE FROM delta.`{table.parent / 'views'}`",
+    ):
+        with pytest.raises(PySparkException, match="DELTA_CANNOT_MODIFY_APPEND_ONLY"):
+            spark.sql(statement)
+
+
+@pytest.mark.slow
+def test_deleted_under_the_writer(spark: SparkSession, tmp_path: Path, group: str) -> None:
+    """It says so, and does not make a table of the rows in hand. A start without tables makes them anew."""
+    create_tables(spark, tmp_path)
+    table = tmp_path / "ledger"
+    writer = writer_of(table, BEGINNING, group)
+    writer.write(source_frame(spark, messages(group, 1, 2)), 0)
+    writer.check()
+    shutil.rmtree(table)
+    gone = rf"the Delta table {table} is gone, or is not the one that it was"
+    with pytest.raises(LedgerReplaced, match=gone) as caught:
+        writer.check()
+    assert not caught.value.retriable
+    writer.write(source_frame(spark, messages(group, 3)), 1)
+    assert not table.exists()
+    create_tables(spark, tmp_path)
+    writer.write(source_frame(spark, messages(group, 3)), 2)
+    with pytest.raises(LedgerReplaced, match=gone):  # the new one is another one
+        writer.check()
+    assert read_table_state(table) == TableState()
+    writer_of(table, BEGINNING, group).write(source_frame(spark, messages(group, 1, 2, 3)), 0)
+    assert rows_of(spark, table, group) == expected(1, 2, 3)
+
+
+@pytest.mark.slow
+def test_a_start_on_half_a_table(spark: SparkSession, tmp_path: Path) -> None:
+    """It says that it is damaged, and how to rebuild it; once it is moved away, a new one is made."""
+    create_tables(spark, tmp_path)
+    table = tmp_path / "ledger"
+    shutil.rmtree(table)
+    spark.range(3).selectExpr("'g' AS `group`", "id AS seqno").write.format("delta").save(str(table))
+    with pytest.raises(LedgerDamaged, match=r"is damaged \(it has no column .*move .* away, and start it again"):
+        create_tables(spark, tmp_path)
+    table.rename(tmp_path / "old")
+    create_tables(spark, tmp_path)
+    assert read_table_state(table) == TableState()
+
+
+@pytest.mark.slow
+def test_a_table_of_an_earlier_layout(spark: SparkSession, tmp_path: Path, group: str) -> None:
+    """It gets the columns that it lacks, and becomes append-only; what it has stays."""
+    table = tmp_path / "ledger"
+    columns = LEDGER_SCHEMA.replace(", origin_seqno long, data_offset long", "")
+    ddl = ", ".join(f"`{name}` {kind}" for name, kind in (column.split(maxsplit=1) for column in columns.split(", ")))
+    spark.sql(f"CREATE TABLE delta.`{table}` ({ddl}) USING delta PARTITIONED BY (`group`)")
+    first = ledger_rows(source_frame(spark, messages(group, 1, 2)))
+    old = first.drop("topic", "offset", "origin_seqno", "data_offset")
+    old.write.format("delta").mode("append").option("txnAppId", TRANSACTION).option("txnVersion", 1).save(str(table))
+    create_tables(spark, tmp_path)
+    create_tables(spark, tmp_path)  # twice does no harm
+    held = DeltaTable(str(table))
+    assert [field.name for field in held.schema().fields][-2:] == ["origin_seqno", "data_offset"]
+    assert held.metadata().configuration["delta.appendOnly"] == "true"
+    writer_of(table, start_at(3), group).write(source_frame(spark, messages(group, 3)), 0)
+    assert rows_of(spark, table, group) == expected(1, 2, 3)
+    offsets = spark.read.format("delta").load(str(table)).orderBy("seqno").select("data_offset")
+    assert [row[0] for row in offsets.collect()] == [None, None, 2]

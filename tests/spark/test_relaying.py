@@ -1,47 +1,175 @@
-"""What a relay between the sites of a mesh makes of DATA: FORWARD that the neighbour's sequencer takes."""
+"""What relays make of records, as Spark columns: what the row form says, record by record."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
+from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 
 from connectors import codec
-from connectors.relaying import relay_news
+from connectors.ledger import ledger_rows
+from connectors.relaying import relay_news, relay_requests
 from connectors.sites import Direction
-from ordering.records import FLUSH_OK, REMOTE_VIEW, VIEW, Data, Forward, Source
-from ordering.sequencer import seal
-from tests.spark.kafka_rows import data, source_frame
+from ordering.links import carry
+from ordering.names import Topic
+from ordering.records import (
+    EPOCH,
+    FLUSH_COMPLETED,
+    FLUSH_OK,
+    JOIN,
+    LEAVE,
+    MESSAGE,
+    REFUSED,
+    REMOTE_VIEW,
+    SETTINGS,
+    START_FLUSH,
+    STOP_FLUSH,
+    VIEW,
+    Data,
+    Forward,
+    Link,
+    Source,
+)
+from ordering.sequencer import SequencerState, seal, snapshot
+from tests.spark.kafka_rows import Row, SinkRow, data, forward, sink_frame, source_frame
 
 pytestmark = pytest.mark.spark
 
-SOURCE = Source("abcast.g.forward.sfo", 0, 0)
+WAY = Direction("sfo", "nyc")
+OWN = Source("abcast.g.forward.sfo", 2, 70)
+FAR = Source("abcast.g.relayed-fra.sfo", 0, 71)
+SESSION = 17
+NOT_CARRIED = ("lax", "nyc")
 MEMBERS = b'{"members":[["sfo/bob",7]],"joined":["sfo/bob"],"left":[],"suspected":[],"flush":0}'
+TRACE = (("trace", b"\x00\xff"), ("trace", b""))
+BOB = ("sfo/bob", 7)
 
 
-def test_messages_and_views_are_news(spark: SparkSession) -> None:
-    """In their order, the views in the name of the relay; nothing goes back, and remote views stay where they are."""
+def log() -> list[Data]:
+    """One of each kind that DATA has."""
+    decided = [
+        (VIEW, 9, MEMBERS),
+        (START_FLUSH, 9, b'{"requester":"sfo/bob"}'),
+        (FLUSH_COMPLETED, 9, b"{}"),
+        (STOP_FLUSH, 9, b"{}"),
+        (REMOTE_VIEW, 9, b'{"site":"nyc","silent":true}'),
+        (VIEW, 10**15, b""),
+    ]
+    told = [
+        *((kind, 3 + number, b"1") for number, kind in enumerate((JOIN, LEAVE, SETTINGS, START_FLUSH, FLUSH_OK))),
+        (STOP_FLUSH, 8, b"1"),
+        (REFUSED, 9, b'{"kind":"join"}'),
+    ]
+    at_ms = 1_700_000_000_000
     records = [
-        seal(4),
-        Data(VIEW, 4, 1, 9, payload=MEMBERS),
-        Data("message", 4, 2, 9, "sfo/bob", 7, 1, b"hello", SOURCE, (("trace", b"1"),)),
-        Data("message", 4, 3, 9, "nyc/alice", 5, 1, b"known", SOURCE, (("abcast-visited", b"nyc"),)),
-        Data("message", 4, 4, 9, "fra/eve", 5, 1, b"afar", SOURCE, (("abcast-visited", b"fra"),)),
-        Data(FLUSH_OK, 4, 5, 9, "sfo/bob", 7, 2, b"1", SOURCE),
-        Data(REMOTE_VIEW, 4, 6, 9, "nyc/abcast.relay", 2, 3, b'{"members":[]}', SOURCE, (("abcast-visited", b"nyc"),)),
-        Data(REMOTE_VIEW, 4, 7, 9, payload=b'{"site":"nyc","members":[],"silent":true}'),
+        Data("message", 4, 0, 9, *BOB, 1, b"hello", OWN, (), at_ms),
+        Data("message", 4, 0, 9, *BOB, 2, b"\x00\xff\n", OWN, TRACE, at_ms),
+        Data("message", 4, 0, 9, *BOB, 3, b"", OWN, TRACE[:1], at_ms),
+        *(Data(kind, 4, 0, 9, *BOB, number, payload, OWN, TRACE[:1], at_ms) for kind, number, payload in told),
+        *(Data(kind, 4, 0, view, payload=payload) for kind, view, payload in decided),
+        Data("message", 4, 0, 9, "fra/eve", 10**17, 1, b"afar", FAR, (), at_ms, Link(3, 2, 90, 60)),
+        Data("message", 4, 0, 9, "fra/eve", 5, 2, b"afar", FAR, TRACE, at_ms, Link(3, 2, 91, 10**18 - 1)),
+        Data("message", 4, 0, 9, "nyc/al", 5, 1, b"theirs", FAR, TRACE, at_ms, Link(3, 2, 92, 61)),
+        Data("message", 4, 0, 9, "lax/dan", 5, 1, b"by another way", FAR, (), at_ms, Link(3, 2, 93, 62)),
+        Data("message", 4, 0, 9, "lax2/dan", 5, 1, b"of a site that is not known", FAR, (), at_ms, Link(3, 2, 94, 63)),
+        Data(REMOTE_VIEW, 4, 0, 9, "fra/abcast.relay", 2, 3, b'{"members":[]}', FAR, (), at_ms, Link(3, 2, 95, 0)),
+        Data(REFUSED, 4, 0, 9, "fra/abcast.relay", 2, 4, b"{}", FAR, (), at_ms, Link(3, 2, 96, 0)),
+        Data(REMOTE_VIEW, 4, 0, 9, "fra/abcast.relay", 2, 5, b'{"members":[]}', FAR, (), at_ms),
     ]
-    rows = source_frame(spark, [data(record, offset, site="sfo") for offset, record in enumerate(records)])
-    found = []
-    for offset, row in enumerate(relay_news(rows, Direction("sfo", "nyc"), ["lax", "nyc"]).collect()):
-        assert (row["topic"], row["partition"]) == ("abcast.g.relayed-sfo.nyc", 0)
+    numbered = [_numbered(record, seqno) for seqno, record in enumerate(records, 10**14)]
+    return [seal(4), snapshot(SequencerState("g", 4, 10**14 - 1)), *numbered, seal(5), numbered[0]]
+
+
+def _numbered(record: Data, seqno: int) -> Data:
+    return Data(record.kind, record.epoch, seqno, *[getattr(record, name) for name in Data.__slots__[3:]])
+
+
+def carried(record: Data, topic: str) -> SinkRow:
+    """What the row form says of it."""
+    said = carry(record, WAY.source, SESSION, lambda origin: origin not in NOT_CARRIED)
+    headers = codec.forward_headers(said.sender, said.incarnation, said.local_seqno, kind=said.kind)
+    application = record.headers if said.kind == "message" else ()
+    return SinkRow(topic, said.sender.encode(), said.payload, [*headers, *codec.link_header(said.link), *application])
+
+
+def test_news_are_what_the_row_form_says(spark: SparkSession) -> None:
+    """Every record of DATA, whatever it is, in its place."""
+    rows = [data(record, offset, site="sfo") for offset, record in enumerate(log())]
+    news = relay_news(source_frame(spark, rows), WAY, {"abcast.g.data.sfo": SESSION}, NOT_CARRIED)
+    expected = [carried(record, "abcast.g.relayed-sfo.nyc") for record in log()]
+    assert {dict(row.headers)[codec.H_KIND] for row in expected} == {b"message", b"remote-view", b"skip"}
+    assert_df_equality(news, sink_frame(spark, expected), ignore_nullable=True)
+
+
+def test_the_neighbour_reads_all_of_it(spark: SparkSession) -> None:
+    rows = [data(record, offset, site="sfo") for offset, record in enumerate(log())]
+    news = relay_news(source_frame(spark, rows), WAY, {"abcast.g.data.sfo": SESSION}, NOT_CARRIED)
+    for offset, (row, record) in enumerate(zip(news.collect(), log(), strict=True)):
         headers = [(header["key"], bytes(header["value"])) for header in row["headers"]]
-        key, value = bytes(row["key"]), bytes(row["value"])
-        read = codec.decode_forward(Source(row["topic"], 0, offset), key, value, headers)
+        source = Source(row["topic"], row["partition"], offset)
+        read = codec.decode_forward(source, bytes(row["key"]), bytes(row["value"]), headers)
         assert isinstance(read, Forward)
-        assert dict(headers)["abcast-relayed-from"].startswith(b"sfo/abcast.g.data.sfo-0:")
-        found.append((read.kind, *read.id, read.payload, read.headers))
-    assert found == [
-        (REMOTE_VIEW, "sfo/abcast.relay", 4, 9, MEMBERS, (("abcast-visited", b"sfo"),)),
-        ("message", "sfo/bob", 7, 1, b"hello", (("abcast-visited", b"sfo,lax"), ("trace", b"1"))),
-        ("message", "fra/eve", 5, 1, b"afar", (("abcast-visited", b"fra,sfo,lax"),)),
+        assert read.link is not None
+        assert read.link[:3] == (SESSION, record.epoch, record.seqno)
+        assert (record.seqno == 0) == (record.kind == EPOCH)
+
+
+def test_each_group_has_a_session_of_its_own(spark: SparkSession) -> None:
+    """Also where there is nothing that is not carried, and where DATA has headers in another order."""
+    message = Data("message", 1, 1, 0, "sfo/bob", 1, 1, b"x", OWN, TRACE, link=None)
+    shuffled = data(message, 2, group="a.b-c", site="sfo")
+    shuffled = shuffled._replace(headers=[*shuffled.headers[:5], *reversed(shuffled.headers[5:])])
+    rows = [
+        data(message, 0, site="sfo"),
+        data(message, 1, group="a.b-c", site="sfo"),
+        shuffled,
     ]
+    sessions = {"abcast.g.data.sfo": 0, "abcast.a.b-c.data.sfo": 10**12}
+    found = relay_news(source_frame(spark, rows), WAY, sessions, ()).collect()
+    assert [(row["topic"], _headers(row["headers"])[codec.H_LINK]) for row in found] == [
+        ("abcast.g.relayed-sfo.nyc", b"0 1 1 1"),
+        ("abcast.a.b-c.relayed-sfo.nyc", b"1000000000000 1 1 1"),
+        ("abcast.a.b-c.relayed-sfo.nyc", b"1000000000000 1 1 1"),
+    ]
+
+
+def _headers(headers: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
+    return {name: bytes(value) for name, value in headers}
+
+
+def requested(row: Row) -> SinkRow:
+    """FORWARD of another site at the home: the relay's mark behind abcast's own headers."""
+    mark = (codec.H_RELAYED_FROM, f"sfo/{row.source}".encode())
+    own = len(codec.FORWARD_HEADERS)
+    topic = str(Topic("g", "relayed", "nyc", "sfo"))
+    return SinkRow(topic, row.key, row.value, [*row.headers[:own], mark, *row.headers[own:]])
+
+
+def test_requests_are_marked(spark: SparkSession) -> None:
+    """Whatever a client has written, and in the partition where it stands."""
+    good = forward("sfo/bob", 1, 3, application=TRACE)._replace(topic="abcast.g.forward.sfo")
+    rows = [
+        good,
+        good._replace(offset=4, headers=good.headers[:5], value=b""),
+        good._replace(offset=5, headers=(), key=None, value=None),
+        good._replace(offset=6, headers=[*good.headers, (codec.H_LINK, b"1 2 3 4")]),
+        good._replace(offset=7, headers=good.headers[:2]),
+        good._replace(offset=8, headers=list(reversed(good.headers))),
+    ]
+    marked = relay_requests(source_frame(spark, rows), WAY)
+    assert_df_equality(marked, sink_frame(spark, map(requested, rows)), ignore_nullable=True)
+    other = relay_requests(source_frame(spark, [good._replace(partition=2)]), WAY).collect()
+    assert [row["partition"] for row in other] == [2]
+
+
+def test_the_ledger_has_the_seqno_at_the_origin(spark: SparkSession) -> None:
+    """Of what a link has brought; and the application's headers are without what the link says."""
+    records = log()
+    rows = [data(record, offset, site="sfo") for offset, record in enumerate(records)]
+    found = ledger_rows(source_frame(spark, rows)).orderBy("offset").collect()
+    for row, record in zip(found, records, strict=True):
+        link = record.link if record.kind == MESSAGE else None
+        assert row["origin_seqno"] == (None if link is None else link.origin_seqno)
+        assert [(header["key"], bytes(header["value"])) for header in row["headers"]] == list(record.headers)

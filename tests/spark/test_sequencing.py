@@ -15,10 +15,22 @@ from pyspark.sql import DataFrame, SparkSession
 from connectors import codec
 from connectors.codec import decode_data
 from connectors.sequencing import decode_forward, encode_decided, sequence
+from ordering.links import LinkRow
 from ordering.membership import Life, Membership, Settings
-from ordering.records import EPOCH
+from ordering.records import EPOCH, Forward, Link, Malformed
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, Accepted, SequencerState
-from tests.spark.kafka_rows import SITE, SOURCE_SCHEMA, Row, SinkRow, decide_rows, forward, sink_frame, source_frame
+from tests.core.linked import LinkedLog
+from tests.spark.kafka_rows import (
+    SITE,
+    SOURCE_SCHEMA,
+    Row,
+    SinkRow,
+    decide_rows,
+    forward,
+    linked,
+    sink_frame,
+    source_frame,
+)
 from tests.spark.static import decide
 
 pytestmark = pytest.mark.spark
@@ -130,6 +142,53 @@ def test_data_rows(spark: SparkSession) -> None:
         ),
     ]
     assert_decided(spark, decide(source_frame(spark, rows), START), expected)
+
+
+def test_data_rows_of_a_link(spark: SparkSession) -> None:
+    """What the link says stands between abcast's own headers and the application's, where there is one."""
+    state = replace(START, links={"far": LinkRow(7, 2, 90)})
+    rows = [
+        forward("local/alice", 1, 10, payload=b"one", application=(("trace", b"1"),)),
+        linked("far/bob", 8, Link(7, 2, 91, 91), payload=b"two"),
+        linked("far/abcast.relay", 9, Link(7, 2, 92, 0), payload=b"", kind="skip"),
+        linked("lax/eve", 10, Link(7, 3, 93, 55), payload=b"three", application=(("trace", b"\xff"), ("trace", b""))),
+        linked("lax/eve", 11, Link(7, 3, 93, 55), payload=b"three"),  # a repeat
+        linked("lax/eve", 12, Link(6, 3, 94, 56), payload=b"of a session that is over"),
+    ]
+    state = replace(state, positions={f"{rows[1].topic}-{rows[1].partition}": 8})
+    after, expected = decide_rows(state, rows)
+    assert after.links == {"far": LinkRow(7, 3, 93)}
+    assert after.origins == {"far": 91, "lax": 55}
+    assert after.duplicates == 2
+    own = [name for name, _ in codec.forward_headers("a/b", 1, 1)]
+    behind = [codec.H_SEQNO, codec.H_EPOCH, codec.H_VIEW, codec.H_SOURCE, codec.H_FORWARDED_AT]
+    assert [[name for name, _ in row.headers] for row in expected] == [
+        [*own, *behind, "trace"],
+        [*own, *behind, codec.H_LINK],
+        [*own, *behind, codec.H_LINK, "trace", "trace"],
+    ]
+    assert_decided(spark, decide(source_frame(spark, rows), state), expected)
+
+
+@pytest.mark.parametrize(("seed", "chunk_rows"), [(1, 7), (2, 10_000)])
+def test_links(spark: SparkSession, seed: int, chunk_rows: int) -> None:
+    """Sessions of two neighbours, malformed records in between, however the rows are cut."""
+    rows = [row_of(record) for record in LinkedLog(seed, malformed=0.01).records]
+    state = SequencerState("g", epoch=1)
+    after, expected = decide_rows(state, rows, "s")
+    assert set(after.origins) == {"far", "lax"}
+    assert any(row.topic == "abcast.g.dead-letter.s" for row in expected)
+    decided = decide(source_frame(spark, rows).repartition(3), state, site="s", chunk_rows=chunk_rows)
+    assert_decided(spark, decided, expected)
+
+
+def row_of(record: Forward | Malformed) -> Row:
+    """As our own client or relay has written it; what is malformed has no headers."""
+    if isinstance(record, Malformed):
+        return Row(*record.source, b"x", b"y", (), 1)
+    own = codec.forward_headers(*record.id, kind=record.kind)
+    headers = [*own, *codec.link_header(record.link), *record.headers]
+    return Row(*record.source, record.sender.encode(), record.payload, headers, record.timestamp_ms)
 
 
 def test_go_back_n_and_incarnations(spark: SparkSession) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from chispa import assert_df_equality
@@ -14,37 +15,60 @@ from connectors import codec
 from connectors.relaying import relay_news, relay_requests
 from connectors.sequencing import _unpack, decode_forward
 from connectors.sites import Direction
-from ordering.records import REMOTE_VIEW, Data, Forward, Malformed, Source
+from ordering.links import LinkRow
+from ordering.records import FLUSH_OK, LINK_START, REMOTE_VIEW, SKIP, Data, Forward, Link, Malformed, Source
 from ordering.sequencer import SequencerState
-from tests.forward_corpus import CORPUS, SITES
-from tests.spark.kafka_rows import BAD_ADDRESSES, Row, SinkRow, data, decide_rows, forward, sink_frame, source_frame
+from tests.forward_corpus import CORPUS, TOPIC, Case
+from tests.spark.kafka_rows import (
+    BAD_ADDRESSES,
+    BAD_ADDRESSES_BY_LINK,
+    Row,
+    SinkRow,
+    data,
+    decide_rows,
+    forward,
+    sink_frame,
+    source_frame,
+)
 from tests.spark.static import decide
 
 pytestmark = pytest.mark.spark
 
 SITE = "nyc"
+LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
+NO_LINK = (-1, 0, 0, 0)
 
 
 def test_what_is_plain_is_good(spark: SparkSession) -> None:
     """No bad record is taken for plain, and of a plain one each field is what the row form reads."""
-    rows = [Row(case.topic, 0, offset, case.key, case.value, case.headers) for offset, case in enumerate(CORPUS)]
-    decoded = decode_forward(source_frame(spark, rows), SITE, SITES, relayed=True).orderBy("offset").collect()
+    rows = [row_of(case, offset) for offset, case in enumerate(CORPUS)]
+    decoded = decode_forward(source_frame(spark, rows), SITE, relayed=True).orderBy("offset").collect()
     for case, row, found in zip(CORPUS, rows, decoded, strict=True):
-        wanted = codec.decode_forward(row.source, row.key, row.value, row.headers, row.timestamp_ms, SITES)
+        wanted = codec.decode_forward(row.source, row.key, row.value, row.headers, row.timestamp_ms)
         assert found["value"] == row.value
         if isinstance(wanted, Malformed):
             assert not found["plain"], case.name
         if not found["plain"]:
             assert found["key"] == row.key
             assert headers_of(found) == list(row.headers), case.name
+            assert link_of(found) == NO_LINK
             continue
         assert isinstance(wanted, Forward)
         assert headers_of(found) == list(wanted.headers), case.name
         assert codec.FORWARD_KINDS[found["kind"]] == wanted.kind
+        assert link_of(found) == (wanted.link or NO_LINK), case.name
         assert (found["sender"], found["incarnation"], found["local_seqno"], found["forwarded_at_ms"]) == (
             *(wanted.sender, wanted.incarnation, wanted.local_seqno),
             wanted.timestamp_ms,
         ), case.name
+
+
+def test_a_site_without_relays_reads_its_own_topic_in_the_same_way(spark: SparkSession) -> None:
+    """There are no columns for links then."""
+    rows = [row_of(case, offset) for offset, case in enumerate(CORPUS) if case.topic == TOPIC]
+    frame = source_frame(spark, rows)
+    alone, beside = (decode_forward(frame, SITE, relayed=relayed).orderBy("offset") for relayed in (False, True))
+    assert_df_equality(alone, beside.drop(*LINK_COLUMNS), ignore_nullable=True)
 
 
 def test_what_our_own_client_writes_is_plain(spark: SparkSession) -> None:
@@ -53,7 +77,7 @@ def test_what_our_own_client_writes_is_plain(spark: SparkSession) -> None:
     rows = [
         forward("local/alice", number + 1, number, application=application, kind=kind)
         for number, (application, kind) in enumerate(itertools.product(headers, codec.FORWARD_KINDS), 1)
-        if kind != REMOTE_VIEW
+        if kind not in (REMOTE_VIEW, SKIP, LINK_START)
     ]
     decoded = decode_forward(source_frame(spark, rows), "local").collect()
     assert [row["plain"] for row in decoded] == [True] * len(rows)
@@ -64,43 +88,60 @@ def test_what_our_own_relays_bring_is_plain(spark: SparkSession) -> None:
     trace = (("trace", b"1"),)
     way = Direction("local", "nyc")
     asked = [forward("local/alice", number + 1, number, application=trace[number:]) for number in (0, 1)]
-    source = Source("abcast.g.forward.lax", 0, 0)
+    source = Source("abcast.g.forward.local", 0, 0)
+    far = Source("abcast.g.relayed-lax.local", 0, 0)
     told = [
         Data("message", 4, 1, 9, "local/bob", 7, 1, b"hello", source, trace),
-        Data("message", 4, 2, 9, "lax/eve", 7, 1, b"afar", source, ((codec.H_VISITED, b"lax"), *trace)),
+        Data("message", 4, 2, 9, "lax/eve", 7, 1, b"afar", far, trace, link=Link(5, 2, 8, 6)),
+        Data(FLUSH_OK, 4, 3, 9, "local/bob", 7, 2, b"1", source),
     ]
     of_data = [data(record, offset, site="local") for offset, record in enumerate(told)]
     relayed = relay_requests(source_frame(spark, asked), way).unionAll(
-        relay_news(source_frame(spark, of_data), way, ["nyc"])
+        relay_news(source_frame(spark, of_data), way, {"abcast.g.data.local": 17}, ["nyc"])
     )
     rows = relayed.withColumns({"offset": F.monotonically_increasing_id(), "timestamp": F.now()})
-    decoded = decode_forward(rows, "nyc", ("local", "nyc", "lax"), relayed=True).collect()
-    visited = (codec.H_VISITED, b"local")
-    assert [(row["plain"], row["sender"], headers_of(row)) for row in decoded] == [
-        (True, "local/alice", [visited, *trace]),
-        (True, "local/alice", [visited]),
-        (True, "local/bob", [visited, *trace]),
-        (True, "lax/eve", [(codec.H_VISITED, b"lax,local"), *trace]),
+    decoded = decode_forward(rows, "nyc", relayed=True).collect()
+    assert [(row["plain"], row["sender"], headers_of(row), link_of(row)) for row in decoded] == [
+        (True, "local/alice", [*trace], NO_LINK),
+        (True, "local/alice", [], NO_LINK),
+        (True, "local/bob", [*trace], (17, 4, 1, 1)),
+        (True, "lax/eve", [*trace], (17, 4, 2, 6)),
+        (True, "local/abcast.relay", [], (17, 4, 3, 0)),
     ]
+
+
+def row_of(case: Case, offset: int) -> Row:
+    return Row(case.topic, 0, offset, case.key, case.value, case.headers, case.timestamp_ms)
 
 
 def headers_of(row: SparkRow) -> list[tuple[str, bytes | None]]:
     return list(_unpack(row["packed_headers"]))
 
 
+def link_of(row: SparkRow) -> tuple[int, ...]:
+    return tuple(row[name] for name in LINK_COLUMNS)
+
+
+SILENT = {"heartbeat", "leave", "link-start"}
+"""Kinds of a relay's own that no DATA and no dead letter comes of."""
+
+
 def test_the_whole_way_is_the_same(spark: SparkSession) -> None:
     """Each record, in a group of its own, becomes the same DATA or the same dead letter, whatever bytes are in it."""
     rows, states = [], []
     expected: list[SinkRow] = []
-    for number, case in enumerate([*CORPUS, *BAD_ADDRESSES]):
-        state = SequencerState(f"case-{number}", epoch=1)
-        topic = case.topic.replace("orders", state.group)
-        row = Row(topic, 0, number, case.key, case.value, case.headers)
+    for number, case in enumerate([*CORPUS, *BAD_ADDRESSES, *BAD_ADDRESSES_BY_LINK]):
+        state = SequencerState(f"case-{number}", epoch=1, links={"sfo": LinkRow(17, 4, 8)})
+        row = row_of(case._replace(topic=case.topic.replace("orders", state.group)), number)
+        state = replace(state, positions={f"{row.topic}-{row.partition}": number})
         rows.append(row)
         states.append(state)
-        expected += decide_rows(state, [row], SITE)[1]
-    # Local seqno 10^18 - 1 is good, and dropped since it is not the first; a relay's heartbeat and leave are none.
-    assert len(expected) == len(rows) - 3
+        decided = decide_rows(state, [row], SITE)[1]
+        expected += decided
+        kind = dict(case.headers).get(codec.H_KIND, b"").decode()
+        known = dict(case.headers).get(codec.H_LINK) in (None, b"17 4 9 3") and case.name != "the largest local seqno"
+        is_quiet = kind == "heartbeat" or kind == "skip" or (kind in SILENT and case.key == b"sfo/abcast.relay")
+        assert bool(decided) == (case.reason is not None or (known and not is_quiet)), case.name
     assert_df_equality(
         decide(source_frame(spark, rows), *states, site=SITE),
         sink_frame(spark, expected),

@@ -1,0 +1,160 @@
+"""Each rule of the links, broken on purpose: the mesh must then name what is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from connectors.data_log import DataLog
+from connectors.link_start import Beginning
+from connectors.sites import Direction, Sites
+from ordering.checker import DUPLICATE, LOST
+from ordering.links import Carried, LinkRow, LinkTable, carry, neighbour_of, origin_of
+from ordering.reader import Reader, Verdict
+from ordering.records import MESSAGE, SKIP, Data, Forward
+from tests.simulator.mutations import EpochBlindReader
+from tests.simulator.world import STUCK, UNKNOWN_MESSAGE, WRONG_STATE
+
+
+class MeshMutation(NamedTuple):
+    """A broken rule: what is wrong about it, the anomaly it must show, and how it is broken."""
+
+    name: str
+    why: str
+    expected: str
+    patches: tuple[tuple[str, Callable[..., Any]], ...] = ()
+    columns: bool = True
+    """Batches are decided by columns, too."""
+    busy: bool = False
+    """It takes relays of several files side by side."""
+    from_seed: int = 0
+    """Where the tests begin to look: a mutation that takes a rare coincidence begins near one."""
+
+
+NONE = MeshMutation("none", "all rules hold", "")
+
+
+def any_start(_rows: Mapping[str, int], _origins: Mapping[str, int]) -> bool:
+    """Every `link-start` is accepted."""
+    return True
+
+
+def take_of_any_session(table: LinkTable, record: Forward) -> bool:
+    """What a link brings counts, whichever session it is of."""
+    row = table.rows.get(neighbour_of(record.source.topic))
+    if row is not None and record.link is not None:
+        record = replace(record, link=record.link._replace(session=row.session))
+    return TAKE(table, record)
+
+
+def take_without_reading(table: LinkTable, record: Forward) -> bool:
+    """No reading rule: whatever is above the origin's row."""
+    link, origin = record.link, origin_of(record.sender)
+    if link is None or record.kind == SKIP:
+        return TAKE(table, record)
+    if record.kind != MESSAGE:
+        return True
+    is_new = link.origin_seqno > table.origins.get(origin, 0)
+    table.origins[origin] = max(table.origins.get(origin, 0), link.origin_seqno)
+    return is_new
+
+
+def take_what_is_known(table: LinkTable, record: Forward) -> bool:
+    """No look at the origin's row."""
+    if record.link is not None and record.kind == MESSAGE:
+        table.origins.pop(origin_of(record.sender), None)
+    return TAKE(table, record)
+
+
+def begin_at_the_end(here: DataLog, _origins: Mapping[str, int], _carries: Callable[[str], bool]) -> Beginning:
+    """A relay begins at the end of DATA, wherever the neighbour's rows are."""
+    return Beginning(here.end(), here.state())
+
+
+def beginning_of_data(here: DataLog, _end: int) -> Beginning | None:
+    """The last place that a relay tries is where DATA begins, of which nobody knows the state."""
+    return Beginning(0, here.state(0)) if here.beginning() == 0 else None
+
+
+def begin_at_the_end_and_lie(here: DataLog, _origins: Mapping[str, int], _carries: Callable[[str], bool]) -> Beginning:
+    """The same, and it says that nothing was known there."""
+    return Beginning(here.end(), replace(here.state(), origins={}, own_seqno=0))
+
+
+def carry_with_own_seqno(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> Carried:
+    """The seqno at the origin is that at the relay's site."""
+    link = record.link._replace(origin_seqno=record.seqno) if record.link is not None else None
+    return carry(replace(record, link=link), source, session, carries)
+
+
+def no_skips(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> Carried | None:
+    """Only messages and views are carried."""
+    said = carry(record, source, session, carries)
+    return None if said.kind == SKIP else said
+
+
+def note_nothing(_table: LinkTable, _record: Data) -> None:
+    """A successor does not know what links have brought since the last snapshot."""
+
+
+def note_no_origin(table: LinkTable, record: Data) -> None:
+    """It knows the session only."""
+    assert record.link is not None
+    assert record.source is not None
+    table.rows[neighbour_of(record.source.topic)] = LinkRow(record.link.session, record.link.epoch, record.link.seqno)
+
+
+def known_sites_only(sites: Sites, way: Direction, origin: str) -> bool:
+    """A message of a site that the file does not know goes nowhere."""
+    return origin != way.target and sites.next_hop(way.target, origin) == way.source
+
+
+class GreedyLinkReader(Reader):
+    """Takes what stands behind a hole."""
+
+    def accept(self, kind: str, epoch: int, seqno: int) -> Verdict:
+        verdict = super().accept(kind, epoch, seqno)
+        if verdict is Verdict.AHEAD:
+            self.last_seqno = seqno
+            return Verdict.TAKE
+        return verdict
+
+
+TAKE = LinkTable.take
+_TAKE, _NOTE = "ordering.links.LinkTable.take", "ordering.links.LinkTable.note"
+_CARRY, _READER = "ordering.links.carry", "ordering.links.Reader"
+_BEGIN, _CARRIES = "tests.simulator.sites_relays.find_beginning", "connectors.sites.Sites.carries"
+MESH_MUTATIONS = (
+    MeshMutation(
+        "any-start", "a link-start is not judged", LOST, (("ordering.links.covers", any_start),), from_seed=230
+    ),
+    MeshMutation(
+        "any-session", "records of all sessions count", LOST, ((_TAKE, take_of_any_session),), False, True, 540
+    ),
+    MeshMutation("no-reading-rule", "all above the origin row is taken", LOST, ((_TAKE, take_without_reading),), False),
+    MeshMutation("no-origin-row", "what is known is taken again", DUPLICATE, ((_TAKE, take_what_is_known),), False),
+    MeshMutation("begin-at-the-end", "a relay does not ask for the rows", LOST, ((_BEGIN, begin_at_the_end),)),
+    MeshMutation("begin-with-a-lie", "it says that it lacks nothing", LOST, ((_BEGIN, begin_at_the_end_and_lie),)),
+    MeshMutation("no-skips", "a relay leaves out what is no message", LOST, (("ordering.links.carry", no_skips),)),
+    MeshMutation(
+        "epoch-ignored",
+        "what was left behind a seal is taken",
+        UNKNOWN_MESSAGE,
+        ((_READER, EpochBlindReader),),
+        False,
+    ),
+    MeshMutation("ahead", "what stands behind a hole is taken", LOST, ((_READER, GreedyLinkReader),), False),
+    MeshMutation("rows-forgotten", "a successor forgets both rows", WRONG_STATE, ((_NOTE, note_nothing),)),
+    MeshMutation("origins-forgotten", "a successor forgets one row", WRONG_STATE, ((_NOTE, note_no_origin),)),
+    MeshMutation(
+        "wrong-origin-seqno", "a relay numbers by its own site", UNKNOWN_MESSAGE, ((_CARRY, carry_with_own_seqno),)
+    ),
+    MeshMutation("known-sites-only", "nobody carries unknown origins", LOST, ((_CARRIES, known_sites_only),)),
+    MeshMutation(
+        "beginning-only",
+        "a relay does not look for the oldest snapshot",
+        STUCK,
+        (("connectors.link_start._oldest", beginning_of_data),),
+    ),
+)

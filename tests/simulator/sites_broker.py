@@ -1,0 +1,196 @@
+"""A site's Kafka in memory, and its sequencer: DATA, EPOCH, its own forward partitions, and a topic for each neighbour.
+
+The processes are those of `broker` and `sequencers`; here are the topics of a mesh, and views at the end of a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from connectors.codec import decode_forward, forward_headers, link_header
+from connectors.data_log import DataLog
+from ordering import sequencer
+from ordering.errors import HistoryUnavailable
+from ordering.names import Topic
+from ordering.reader import Reader, Verdict
+from ordering.records import EPOCH, MESSAGE, Data, DeadLetter, Forward, Link, Malformed, Source
+from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch
+from tests.simulator.broker import GROUP, Broker, SimulatedLog
+from tests.simulator.columns import step_by_columns
+from tests.simulator.dice import Dice
+from tests.simulator.rules import Rules
+from tests.simulator.sequencers import Sequencer
+
+
+class SiteBroker(Broker):
+    """What is durable at one site."""
+
+    def __init__(self, site: str, partitions: int, *, coded: bool = False) -> None:
+        super().__init__(0)
+        self.site = site
+        self.coded = coded
+        """Whether each FORWARD record goes through `connectors.codec`, as it does in Kafka."""
+        self.places: dict[tuple[str, int], int] = {}
+        self.topics: list[tuple[str, int]] = []
+        self.kept_from: dict[int, int] = {}
+        """By index in `forward`: retention has dropped the records below."""
+        self.told: list[tuple[int, SequencerState]] = [(0, SequencerState(GROUP))]
+        """Some prefixes of DATA, and what they tell without a look at any snapshot."""
+        for partition in range(partitions):
+            self.place(str(Topic(GROUP, "forward", site)), partition)
+
+    def place(self, topic: str, partition: int = 0) -> int:
+        """The index of a partition in `forward`; made if it is not there."""
+        if (topic, partition) not in self.places:
+            self.places[topic, partition] = len(self.topics)
+            self.topics.append((topic, partition))
+            self.forward.append([])
+        return self.places[topic, partition]
+
+    def relayed(self, neighbour: str) -> int:
+        """The partition that the relay from a neighbour fills."""
+        return self.place(str(Topic(GROUP, "relayed", self.site, neighbour)))
+
+    def next_source(self, partition: int) -> Source:
+        return Source(*self.topics[partition], len(self.forward[partition]))
+
+    def append(
+        self,
+        place: int,
+        sender: str,
+        incarnation: int,
+        local_seqno: int,
+        *,
+        payload: bytes = b"",
+        kind: str = MESSAGE,
+        at_ms: int = 0,
+        link: Link | None = None,
+    ) -> int:
+        """Append a FORWARD record; return its offset."""
+        source = self.next_source(place)
+        record: Forward | Malformed
+        if self.coded:
+            headers = [*forward_headers(sender, incarnation, local_seqno, kind=kind), *link_header(link)]
+            record = decode_forward(source, sender.encode("ascii"), payload, headers, at_ms)
+        else:
+            record = Forward(
+                sender, incarnation, local_seqno, payload, source, kind=kind, timestamp_ms=at_ms, link=link
+            )
+        self.forward[place].append(record)
+        return source.offset
+
+    def append_data(self, record: Data) -> int:
+        self.data.append(record)
+        return len(self.data) - 1
+
+    def drop_beginning(self, offset: int) -> None:
+        """Retention."""
+        self.beginning = max(self.beginning, offset)
+
+    def kept(self, place: int, start: int = 0) -> list[Forward | Malformed]:
+        """The records of a partition from an offset on."""
+        return self.forward[place][max(start, self.kept_from.get(place, 0)) :]
+
+    def effective(self) -> list[Data]:
+        """What the reading rule takes of all DATA that ever was: the ledger has it."""
+        reader = Reader()
+        return [
+            record for record in self.data if reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE
+        ]
+
+    def tells(self, end: int) -> SequencerState:
+        """What DATA below `end` tells, from its beginning, without a look at any snapshot."""
+        known_end, known = next(row for row in reversed(self.told) if row[0] <= end)
+        rest = (replace(record, payload=b"") if record.kind == EPOCH else record for record in self.data[known_end:end])
+        state = absorb(known, rest)
+        if end > self.told[-1][0]:
+            self.told.append((end, state))
+        return state
+
+
+class SiteLog(SimulatedLog):
+    """The real `DataLog` on a site's DATA. What it rebuilds is compared with what DATA tells."""
+
+    broker: SiteBroker
+
+    def __init__(self, broker: SiteBroker) -> None:
+        super().__init__(broker)
+        self.topic = Topic(GROUP, "data", broker.site)
+
+    def state(self, end: int | None = None) -> SequencerState:
+        end = self.end() if end is None else end
+        state = DataLog.state(self, end)
+        told = self.broker.tells(end)
+        if decisions(state) != decisions(told):
+            self.broker.wrong_states.append(
+                f"{self.broker.site} below offset {end}: {decisions(state)}, but DATA tells {decisions(told)}"
+            )
+        return state
+
+
+class LogWithLedger(SiteLog):
+    """What a sequencer takes over from: what DATA does not tell any more, the ledger does."""
+
+    def state(self, end: int | None = None) -> SequencerState:
+        end = self.end() if end is None else end
+        try:
+            return super().state(end)
+        except HistoryUnavailable:
+            return replace(self.broker.tells(end), positions={}, decided={}, links={})
+
+
+def decisions(state: SequencerState) -> tuple[object, ...]:
+    """All of a state that DATA decides, whatever snapshots stand in it."""
+    return (
+        state.epoch,
+        state.seqno,
+        state.view,
+        state.received,
+        state.seals,
+        state.own_seqno,
+        state.origins,
+        state.membership.without_time(),
+    )
+
+
+class SiteSequencer(Sequencer):
+    """A sequencer process at a site."""
+
+    broker: SiteBroker
+
+    def __init__(self, broker: SiteBroker, rules: Rules, dice: Dice, *, zombie: bool, batch_rows: int) -> None:
+        super().__init__(broker, rules, dice, zombie=zombie, batch_rows=batch_rows)
+        self.log = LogWithLedger(broker)
+
+    def _plan(self) -> list[Forward | Malformed]:
+        assert self.state is not None
+        rows: list[Forward | Malformed] = []
+        for place, (topic, partition) in enumerate(self.broker.topics):
+            rows += self.broker.kept(place, self.state.positions.get(f"{topic}-{partition}", 0))[: self.batch_rows]
+        return rows
+
+    def _decide(self) -> None:
+        assert self.state is not None
+        self.dice = Dice((self.dice.number * 1103515245 + 12345) & 0xFFFF_FFFF)
+        self.rows.sort(key=lambda record: record.source)
+        cut = self.dice.below(len(self.rows) + 1)
+        state, opening = begin_batch(self.state)
+        outputs: list[Data | DeadLetter] = [*opening]
+        for rows in (self.rows[:cut], self.rows[cut:]):
+            state, decided = self._step(state, rows)
+            outputs += decided
+        state, closing = end_batch(state)
+        outputs += closing
+        self.outputs = [record for record in outputs if isinstance(record, Data)]
+        self.written = 0
+        self._decided = state, [record for record in outputs if isinstance(record, DeadLetter)]
+
+    def _step(
+        self, state: SequencerState, rows: list[Forward | Malformed]
+    ) -> tuple[SequencerState, list[Data | DeadLetter]]:
+        """By rows mostly: columns are slow on the few rows of a simulated batch."""
+        if not rows:
+            return state, []
+        by_columns = self.rules.columns and self.dice.chance(15)
+        after, outputs = (step_by_columns if by_columns else sequencer.step)(state, rows)
+        return after, list(outputs)

@@ -1,0 +1,129 @@
+"""Three clusters in a mesh, as companies run them, with members that have connected; everything is killed in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from connectors import Member
+from connectors.broker import EmbeddedBroker
+from connectors.connection import Connection
+from connectors.topics import create_topics
+from tests.cli.process import abcast
+from tests.crash.processes import ABCAST, Process, wait_until
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.crash,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    # Six JVMs and more: on two cores for many minutes. `make soak` runs it.
+    pytest.mark.skipif("ABCAST_SOAK" not in os.environ, reason="a soak: make soak"),
+]
+
+GROUP = "mesh"
+SITES = ("nyc", "sfo", "lax")
+PATIENCE_S = 240.0
+
+
+class Talker:
+    """A member that has connected, and broadcasts a little all the time."""
+
+    def __init__(self, site: str, connection: Connection) -> None:
+        self.member = Member(GROUP, f"{site}/talker", connection=connection)
+        self.member.connect(timeout=PATIENCE_S)
+        self.sent = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._talk, daemon=True)
+        self._thread.start()
+
+    def _talk(self) -> None:
+        while not self._stop.is_set():
+            self.member.broadcast(b"%d" % self.sent, timeout=PATIENCE_S)
+            self.sent += 1
+            time.sleep(0.02)
+
+    def finish(self) -> None:
+        """All that was broadcast is ordered at its own site."""
+        self._stop.set()
+        self._thread.join(PATIENCE_S)
+        self.member.wait_ordered(PATIENCE_S)
+        self.member.close(timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[dict[str, EmbeddedBroker]]:
+    """A cluster for each site."""
+    with contextlib.ExitStack() as running:
+        yield {site: running.enter_context(EmbeddedBroker(tmp_path / site / "broker", 0)) for site in SITES}
+
+
+@pytest.fixture
+def file(tmp_path: Path, brokers: dict[str, EmbeddedBroker]) -> Path:
+    """The sites' file; a mesh in which every site has a link to every other."""
+    tables = [f'[sites.{site}]\nbootstrap_servers = "{broker.bootstrap_servers}"\n' for site, broker in brokers.items()]
+    written = tmp_path / "sites.toml"
+    written.write_text('mode = "mesh"\n' + "".join(tables), encoding="utf-8")
+    return written
+
+
+def test_everything_is_killed_and_nothing_is_lost(
+    brokers: dict[str, EmbeddedBroker], file: Path, tmp_path: Path
+) -> None:
+    """kill -9 of each site's sequencer, ledger and relays, then of a broker, under load: every site has every message
+    of the others once, and in their order.
+    """
+    connections = {site: Connection(broker.bootstrap_servers) for site, broker in brokers.items()}
+    for site, connection in connections.items():
+        create_topics(connection, GROUP, [site])
+    numbers = itertools.count(1)
+
+    def start(site: str) -> Process:
+        command = (ABCAST, "run", "--site", site, "--sites", file, "--data", tmp_path / site / "data")
+        return Process(f"{site}-{next(numbers)}", command, tmp_path / "logs")
+
+    running = {site: start(site) for site in SITES}
+    try:
+        for process in running.values():
+            process.wait_ready()
+        talkers = [Talker(site, connection) for site, connection in connections.items()]
+        for site in SITES:
+            running[site].kill()
+            time.sleep(1.0)
+            running[site] = start(site)
+            running[site].wait_ready()
+        brokers["sfo"].kill()
+        time.sleep(2.0)
+        brokers["sfo"].start()
+        for talker in talkers:
+            talker.finish()
+        assert all(talker.sent > 100 for talker in talkers)
+        check = ("check", "--group", GROUP, "--sites", file, "--data", tmp_path / "none", "--json")
+        found: dict[str, object] = {}
+
+        def is_settled() -> bool:
+            found.update(json.loads(abcast(*check, "--settled", cwd=tmp_path).stdout))
+            return not found["lacking"]
+
+        wait_until(is_settled, PATIENCE_S, "every site has what the others have", 2.0)
+        assert found["anomalies"] == []
+        total = sum(talker.sent for talker in talkers)
+        for site, connection in connections.items():
+            with Member(GROUP, f"{site}/reader", connection=connection) as reader:
+                taken = list(itertools.islice(reader.deliveries(from_seqno=1, timeout=5), total + 1))
+            of_sender: dict[str, list[bytes]] = {}
+            for delivery in taken:
+                of_sender.setdefault(delivery.sender, []).append(delivery.payload)
+            expected = {talker.member.address: talker.sent for talker in talkers}
+            assert of_sender == {str(name): [b"%d" % n for n in range(sent)] for name, sent in expected.items()}, site
+    finally:
+        for process in running.values():
+            process.kill()

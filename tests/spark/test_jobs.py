@@ -1,0 +1,248 @@
+"""How jobs start, run side by side and stop: real Spark, a real broker."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from connectors import Member, codec
+from connectors.broker import EmbeddedBroker
+from connectors.connection import Connection
+from connectors.data_log import DataLog
+from connectors.ledger_job import LedgerJob
+from connectors.sequencer_job import SequencerJob
+from connectors.streaming_job import JobOptions
+from connectors.topics import create_topics, ensure_topic, find_topics
+from jobs.streaming import JobThread, running
+from ordering.errors import EnvironmentProblem, NotOrderedInTime, ProtocolViolation
+from ordering.names import Topic
+from ordering.sequencer import seal
+from tests.cli.process import abcast
+from tests.crash.processes import ABCAST, Process, wait_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def options(broker: EmbeddedBroker, tmp_path: Path) -> JobOptions:
+    """Of a site of its own."""
+    return JobOptions(
+        Connection(broker.bootstrap_servers), f"jobs-{tmp_path.name[-20:].strip('_').replace('_', '-')}", tmp_path
+    )
+
+
+@contextlib.contextmanager
+def sequencing(spark: SparkSession, options: JobOptions) -> Iterator[JobThread]:
+    with running([SequencerJob], spark, options) as [job]:
+        await_ready(job)
+        yield job
+
+
+def await_ready(job: JobThread) -> None:
+    wait_until(lambda: job.ready.is_set() or job.done.is_set(), 60, "the job is ready")
+    job.raise_failure()
+
+
+def epoch(options: JobOptions, group: str) -> int:
+    with DataLog(options.connection, group, options.site) as data:
+        return data.newest_epoch()
+
+
+class _Trickle:
+    """A message every 50 ms; the longest that one took to be ordered, and the longest between two."""
+
+    def __init__(self, member: Member) -> None:
+        self.longest = 0.0
+        self._member = member
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ends.wait(0.05):
+            started = time.monotonic()
+            self._member.broadcast(b"x").result(30)
+            self.longest = max(self.longest, time.monotonic() - started)
+
+    def stop(self) -> None:
+        self._ends.set()
+        self._thread.join(30)
+
+
+def test_a_new_group_does_not_disturb_the_others(spark: SparkSession, options: JobOptions) -> None:
+    create_topics(options.connection, "old", [options.site])
+    with (
+        running([SequencerJob, LedgerJob], spark, options) as jobs,
+        Member("old", f"{options.site}/a", connection=options.connection) as old,
+    ):
+        for job in jobs:
+            await_ready(job)
+        for _ in range(20):
+            old.broadcast(b"warm").result(60)
+        before, trickle = epoch(options, "old"), _Trickle(old)
+        for name in ("new1", "new2"):
+            create_topics(options.connection, name, [options.site])
+            with Member(name, f"{options.site}/b", connection=options.connection) as new:
+                started = time.monotonic()
+                assert new.broadcast(b"first").result(60) == 1
+                print(f"{name}: ordered {time.monotonic() - started:.1f} s after its topics were made")
+        trickle.stop()
+        print(f"the longest wait in the old group: {trickle.longest:.2f} s")
+        assert epoch(options, "old") == before
+        assert epoch(options, "new1") == 1
+        assert trickle.longest < 1.5
+
+
+def test_many_groups_are_taken_over_side_by_side(spark: SparkSession, options: JobOptions) -> None:
+    groups = [f"many{number}" for number in range(12)]
+    for group in groups:
+        create_topics(options.connection, group, [options.site])
+    with sequencing(spark, options):
+        assert [epoch(options, group) for group in groups] == [1] * len(groups)
+
+
+def test_what_a_transaction_takes_back_is_not_ordered(spark: SparkSession, options: JobOptions) -> None:
+    """The records that Kafka puts at a transaction's end are offsets without a record: nothing waits for them."""
+    create_topics(options.connection, "tx", [options.site])
+    forward, sender = str(Topic("tx", "forward", options.site)), f"{options.site}/flink"
+
+    def send(local_seqno: int, payload: bytes) -> None:
+        headers = codec.forward_headers(sender, 1, local_seqno)
+        producer.send(forward, key=sender.encode(), value=payload, headers=headers)
+
+    producer = options.connection.producer(transactional_id=f"tx-{options.site}")
+    producer.init_transactions()
+    try:
+        for payload, commits in ((b"aborted before", False), (b"first", True)):
+            producer.begin_transaction()
+            send(1, payload)
+            producer.flush()
+            producer.commit_transaction() if commits else producer.abort_transaction()
+        with sequencing(spark, options), Member("tx", f"{options.site}/m", connection=options.connection) as member:
+            found = member.deliveries(from_seqno=1, timeout=60)
+            assert next(found).payload == b"first"
+            producer.begin_transaction()
+            send(2, b"aborted while it runs")
+            producer.flush()
+            producer.abort_transaction()
+            producer.begin_transaction()
+            send(2, b"second")
+            producer.commit_transaction()
+            assert next(found).payload == b"second"
+        # A start behind the end marks, with nothing else there.
+        with sequencing(spark, options), Member("tx", f"{options.site}/m2", connection=options.connection) as member:
+            assert member.broadcast(b"third").result(60) == 3
+    finally:
+        producer.close(timeout=10)
+
+
+@pytest.mark.parametrize("make", [SequencerJob, LedgerJob])
+def test_a_data_directory_that_goes_stops_the_job(
+    spark: SparkSession, options: JobOptions, tmp_path: Path, make: type[SequencerJob | LedgerJob]
+) -> None:
+    create_topics(options.connection, "gone", [options.site])
+    options = replace(options, data=tmp_path / "data")
+    with contextlib.suppress(EnvironmentProblem), running([make], spark, options) as [job]:
+        await_ready(job)
+        shutil.rmtree(options.data)
+        assert job.done.wait(10)
+    with pytest.raises(EnvironmentProblem, match="deleted, moved or replaced"):
+        job.raise_failure()
+
+
+def test_decisions_that_do_not_count_are_noticed(
+    spark: SparkSession, options: JobOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seal of an epoch that nobody has claimed: readers ignore the sequencer from there on."""
+    monkeypatch.setattr("connectors.watchdog.LOOK_SECONDS", 0.5)
+    monkeypatch.setattr("connectors.watchdog.BEHIND_SECONDS", 1.0)
+    create_topics(options.connection, "forged", [options.site])
+    with (
+        contextlib.suppress(ProtocolViolation, NotOrderedInTime),
+        Member("forged", f"{options.site}/m", connection=options.connection) as member,
+        sequencing(spark, options) as job,
+    ):
+        member.broadcast(b"counts").result(60)
+        producer = options.connection.producer()
+        _, value, headers = codec.encode_data(seal(1000))
+        producer.send(str(Topic("forged", "data", options.site)), value=value, headers=headers).get(timeout=10)
+        producer.close(timeout=10)
+        member.broadcast(b"does not")
+        assert job.done.wait(30)
+    with pytest.raises(ProtocolViolation, match="knows epoch 1000"):
+        job.raise_failure()
+
+
+def test_a_new_group_that_can_not_be_sequenced_stops_no_other(
+    spark: SparkSession, options: JobOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One whose DATA is the copy of another site's, say."""
+    create_topics(options.connection, "fine", [options.site])
+    with sequencing(spark, options), Member("fine", f"{options.site}/m", connection=options.connection) as member:
+        member.broadcast(b"before").result(60)
+        before, copied = epoch(options, "fine"), Topic("odd", "data", options.site)
+        ensure_topic(options.connection, copied, 1)
+        producer = options.connection.producer()
+        _, value, headers = codec.encode_data(seal(1))
+        producer.send(str(copied), value=value, headers=headers).get(timeout=10)
+        producer.close(timeout=10)
+        create_topics(options.connection, "odd", [options.site])
+        wait_until(lambda: "odd.data" in caplog.text, 30, "it is told")
+        assert "is the copy of another site's" in caplog.text
+        assert member.broadcast(b"after").result(60) == 2
+        assert epoch(options, "fine") == before
+        assert epoch(options, "odd") == 0
+
+
+def test_groups_that_go_leave_the_others_in_peace(spark: SparkSession, options: JobOptions) -> None:
+    for group in ("stays", "goes"):
+        create_topics(options.connection, group, [options.site])
+    with sequencing(spark, options), Member("stays", f"{options.site}/m", connection=options.connection) as member:
+        member.broadcast(b"before").result(60)
+        names = [str(topic) for topic in find_topics(options.connection) if topic.group == "goes"]
+        with options.connection.admin() as admin:
+            admin.delete_topics(names)
+        for _ in range(40):
+            member.broadcast(b"after").result(60)
+            time.sleep(0.1)
+        assert member.broadcast(b"last").result(60) == 42
+
+
+def refused(*arguments: str | Path, cwd: Path, **variables: str) -> tuple[int, list[str]]:
+    """Exit code and standard error of a job that can't start."""
+    done = abcast(*arguments, cwd=cwd, variables=variables)
+    assert "ready" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\tat " not in done.stderr
+    return done.returncode, done.stderr.splitlines()
+
+
+def test_who_can_not_work_disturbs_nobody(options: JobOptions, tmp_path: Path) -> None:
+    create_topics(options.connection, "calm", [options.site])
+    common = ("--bootstrap-servers", options.connection.bootstrap_servers, "--site", options.site)
+    code, said = refused("run", *common, "--data", "/proc/x", cwd=tmp_path)
+    assert (code, len(said)) == (2, 1)
+    assert "--data /proc/x can't be written" in said[0]
+    code, said = refused("sequence", *common, cwd=tmp_path, PYSPARK_PYTHON="/nonexistent/python")
+    assert code == 1
+    assert "/nonexistent/python" in said[-1]
+    assert epoch(options, "calm") == 0
+
+
+def test_ctrl_c_while_spark_starts_leaves_no_jvm(tmp_path: Path) -> None:
+    (tmp_path / "data" / "ledger" / "_delta_log").mkdir(parents=True)
+    process = Process("query", [ABCAST, "query", "--data", tmp_path / "data", "SELECT 1"], tmp_path)
+    process.wait_for("starting Spark")
+    wait_until(lambda: process.members("java"), 30, "a JVM")
+    process.popen.send_signal(signal.SIGINT)
+    assert process.wait_exit(60) == 130
+    process.assert_no_stack_trace()
