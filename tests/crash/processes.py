@@ -23,7 +23,7 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "PYTHONUNBUFFERED": "1",
     # A process lives for seconds here, so the second compiler costs more than it gives.
-    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
+    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
 }
 
 
