@@ -67,7 +67,7 @@ $(VENV)/.packages: conf/requirements-dev.lock
 	 install a newer one, or name one with make setup PYTHON=/path/to/python3." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) can't make virtual environments:\
 	 install its venv module (the package python3-venv on Debian and Ubuntu)." >&2; exit 1; }
-	@$(PYTHON) -m connectors.java
+	@$(PYTHON) -m connectors.local.java
 	@echo "Making a Python environment in $(VENV)."
 	@$(PYTHON) -m venv $(VENV)
 	@echo "Installing the Python packages (about a minute; pyspark is the large one)."
@@ -89,7 +89,7 @@ $(VENV)/.project: $(VENV)/.packages pyproject.toml
 	@touch $@
 
 $(VENV)/.jars: $(VENV)/.project conf/ivy.xml
-	@$(BIN)/python -m connectors.jars
+	@$(BIN)/python -m connectors.local.jars
 	@touch $@
 
 $(VENV)/.classes: $(VENV)/.jars

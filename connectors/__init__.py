@@ -1,7 +1,7 @@
 """What connects the pure core in `ordering` to the world: Kafka, Delta, Java, Spark's jars.
 
 Importing this package loads nothing else; `from connectors import Member` loads the client when asked for it,
-and never Spark. (`make setup` runs `connectors.java` before any dependency is installed.)
+and never Spark. (`make setup` runs `connectors.local.java` before any dependency is installed.)
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from connectors.delivery import Delivery
-    from connectors.letter import Letter
-    from connectors.member import Member
-    from connectors.receipt import Receipt
+    from connectors.client.delivery import Delivery
+    from connectors.client.letter import Letter
+    from connectors.client.member import Member
+    from connectors.client.receipt import Receipt
 
 __all__ = ["Delivery", "Letter", "Member", "Receipt"]
 
@@ -21,5 +21,5 @@ __all__ = ["Delivery", "Letter", "Member", "Receipt"]
 def __getattr__(name: str) -> object:
     """Load the names of `__all__` on first use."""
     if name in __all__:
-        return getattr(import_module(f"connectors.{name.lower()}"), name)
+        return getattr(import_module(f"connectors.client.{name.lower()}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,7 +23,7 @@ def start(
     nodes: Annotated[int | None, typer.Option(help="1, or 3 for a cluster that survives the loss of one.")] = None,
 ) -> None:
     """Start the broker in the background; it goes on until `abcast broker stop`. Its data is kept between runs."""
-    from connectors.broker import EmbeddedBroker
+    from connectors.local.broker import EmbeddedBroker
 
     broker = EmbeddedBroker(directory, port, nodes)
     started = broker.start(detached=True)
@@ -33,7 +33,7 @@ def start(
 @app.command()
 def stop(directory: Directory = DEFAULT_DIRECTORY) -> None:
     """Stop the broker."""
-    from connectors.broker import EmbeddedBroker
+    from connectors.local.broker import EmbeddedBroker
 
     broker = EmbeddedBroker(directory)
     if any(node.pid is not None for node in broker.status().nodes):
@@ -46,7 +46,7 @@ def stop(directory: Directory = DEFAULT_DIRECTORY) -> None:
 @app.command()
 def status(directory: Directory = DEFAULT_DIRECTORY, as_json: AsJson = False) -> None:
     """Show whether the broker runs, and where. Exit code 1 if it does not."""
-    from connectors.broker import EmbeddedBroker
+    from connectors.local.broker import EmbeddedBroker
 
     found = EmbeddedBroker(directory).status()
     if as_json:

@@ -48,8 +48,8 @@ def check(
     --deliveries of one site only, together with its --site. If a site of a mesh lacks messages of another, the check
     waits 15 s: they are lost if it gets no further although the relay is there.
     """
-    from connectors.connection import Connection
-    from connectors.group_check import check_deliveries, check_ledger, check_sites, stalled
+    from connectors.diagnosis.check import check_deliveries, check_ledger, check_sites, stalled
+    from connectors.kafka.connection import Connection
 
     known = optional_sites(sites)
     chosen = site or (list(known.connections) if known else [DEFAULT_SITE])

@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 
 from connectors import Member
-from connectors.broker import EmbeddedBroker
-from connectors.connection import Connection
-from connectors.jars import say
-from connectors.ledger import read_table_state
-from connectors.spark import build_session, class_archive, end_jvm
-from connectors.streaming_job import JobOptions
-from connectors.topics import create_topics
+from connectors.kafka.connection import Connection
+from connectors.kafka.topics import create_topics
+from connectors.ledger.table import read_table_state
+from connectors.local.broker import EmbeddedBroker
+from connectors.local.jars import say
+from connectors.spark.job import JobOptions
+from connectors.spark.session import build_session, class_archive, end_jvm
 from jobs.streaming import job_classes, running
 
 _GROUP, _SITE = "training", "local"

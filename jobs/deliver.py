@@ -14,7 +14,7 @@ from ordering.names import DEFAULT_SITE, Address
 
 if TYPE_CHECKING:
     from connectors import Delivery
-    from connectors.stream import Stream
+    from connectors.client.stream import Stream
     from ordering.events import Event
 
 

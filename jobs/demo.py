@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from connectors import Delivery
-    from connectors.connection import Connection
+    from connectors.kafka.connection import Connection
 
 EARTHQUAKES = Path(__file__).resolve().parent / "earthquakes" / "earthquakes.jsonl"
 GROUP, SITE = "demo", "local"
@@ -62,9 +62,9 @@ def demo(
     With --sites nyc,sfo the members are dealt to the sites, and the bridge between these is cut and healed.
     """
     lines = _read_earthquakes() if input_file is None else _read_lines(input_file, members)
-    from connectors.broker import EmbeddedBroker
-    from connectors.connection import Connection
-    from connectors.topics import create_topics
+    from connectors.kafka.connection import Connection
+    from connectors.kafka.topics import create_topics
+    from connectors.local.broker import EmbeddedBroker
     from jobs.streaming import job_classes, running
 
     directory = (data / "demo").absolute()
@@ -88,8 +88,8 @@ def demo(
         create_topics(connection, GROUP, [SITE])
         _say(f"broker at {broker.bootstrap_servers}; topics of group {GROUP!r} created")
         _say("starting Spark: sequencer and ledger (about 10 s) …")
-        from connectors.spark import build_session
-        from connectors.streaming_job import JobOptions
+        from connectors.spark.job import JobOptions
+        from connectors.spark.session import build_session
 
         spark = build_session("abcast demo")
         try:
@@ -187,7 +187,7 @@ def _broadcast_and_observe(connection: Connection, lines: Lines, total: int) -> 
 
 
 def _await_ledger(path: Path, total: int) -> None:
-    from connectors.ledger import read_table_state
+    from connectors.ledger.table import read_table_state
 
     deadline = time.monotonic() + PATIENCE_SECONDS
     while read_table_state(path).last_seqno.get(GROUP, 0) < total:
@@ -198,7 +198,7 @@ def _await_ledger(path: Path, total: int) -> None:
 
 def _verdict(connection: Connection, directory: Path, observed: dict[str, list[Delivery]], lines: Lines) -> bool:
     """Show the first deliveries, the digests and the checker's verdict; return whether there are anomalies."""
-    from connectors.group_check import check_data, check_ledger
+    from connectors.diagnosis.check import check_data, check_ledger
     from ordering.checker import Checker
     from ordering.records import MessageId
 

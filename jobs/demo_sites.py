@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from connectors import Delivery, Member
-    from connectors.sites import Sites
+    from connectors.kafka.sites import Sites
     from jobs.streaming import JobThread
 
 GROUP = "demo"
@@ -42,7 +42,7 @@ def parse_names(text: str) -> list[str]:
 def show_sites(messages: Sequence[Sequence[bytes]], names: Sequence[str], mode: str, directory: Path, say: Say) -> bool:
     """Run it all: a list of messages for each member; return whether there are anomalies."""
     with _sites(names, mode, directory, say) as sites:
-        from connectors.spark import build_session
+        from connectors.spark.session import build_session
 
         say("starting Spark: the sequencers and the relays (about 15 s) …")
         spark = build_session("abcast demo", cores=4)
@@ -58,9 +58,9 @@ def show_sites(messages: Sequence[Sequence[bytes]], names: Sequence[str], mode: 
 @contextlib.contextmanager
 def _sites(names: Sequence[str], mode: str, directory: Path, say: Say) -> Iterator[Sites]:
     """A running cluster with the group's topics for each site, described in `directory/sites.toml`."""
-    from connectors.broker import EmbeddedBroker
-    from connectors.sites import read_sites
-    from connectors.topics import create_topics
+    from connectors.kafka.sites import read_sites
+    from connectors.kafka.topics import create_topics
+    from connectors.local.broker import EmbeddedBroker
 
     with contextlib.ExitStack() as brokers:
         text = f'mode = "{mode}"\n' + (f'home = "{names[0]}"\n' if mode == "hub" else "")
@@ -78,9 +78,9 @@ def _sites(names: Sequence[str], mode: str, directory: Path, say: Say) -> Iterat
 
 @contextlib.contextmanager
 def _sequencers(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[None]:
-    from connectors.connection import Connection
-    from connectors.sequencer_job import SequencerJob
-    from connectors.streaming_job import JobOptions
+    from connectors.kafka.connection import Connection
+    from connectors.sequencer.job import SequencerJob
+    from connectors.spark.job import JobOptions
     from jobs.streaming import running
 
     def at(site: str, connection: Connection, spark: SparkSession, _: JobOptions) -> SequencerJob:
@@ -98,8 +98,8 @@ def _sequencers(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[
 
 @contextlib.contextmanager
 def _bridge(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[None]:
-    from connectors.connection import Connection
-    from connectors.streaming_job import JobOptions
+    from connectors.kafka.connection import Connection
+    from connectors.spark.job import JobOptions
     from jobs.streaming import Relays, relay_makers, running
 
     makers = relay_makers(Relays(sites, sites.directions()))
@@ -188,7 +188,7 @@ def _show(observers: Mapping[str, _Observer], total: int, say: Say, when: str, u
 
 
 def _verdict(sites: Sites, observed: Mapping[str, Sequence[Delivery]], say: Say) -> bool:
-    from connectors.group_check import check_sites
+    from connectors.diagnosis.check import check_sites
     from ordering.records import MessageId
 
     verdict = check_sites(

@@ -11,7 +11,7 @@ import typer
 from jobs.options import run_script
 
 if TYPE_CHECKING:
-    from connectors.isis_process import Event, IsisProcess
+    from connectors.isis.process import Event, IsisProcess
 
 IN_FLIGHT_MESSAGES = 4_096
 """Messages that are handed to the process before the first of them are ordered."""
@@ -51,8 +51,8 @@ def isis(
     Example: write the lines 127.0.0.1:7001, 127.0.0.1:7002 and 127.0.0.1:7003 to a file `hosts`, and run in three
     terminals, with 0, 1 and 2 in the place of N: `abcast isis --hostfile hosts --id N --count 5`.
     """
-    from connectors.hostfile import read_hostfile
-    from connectors.isis_process import DELAYS, Faults, IsisProcess, counted
+    from connectors.isis.hostfile import read_hostfile
+    from connectors.isis.process import DELAYS, Faults, IsisProcess, counted
 
     hosts = read_hostfile(hostfile, port)
     faults = Faults(drop=drop, repeat=repeat, delay=DELAYS.delay if delays else 0.0)

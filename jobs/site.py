@@ -49,9 +49,9 @@ def add(
     rows are written first, and the relay goes on after them without a seam. A member at the new site can then
     deliver from seqno 1. Cut off and run again, it goes on where it was. Start the relay afterwards, not before.
     """
-    from connectors.bootstrap import bootstrap
-    from connectors.sites import Direction
-    from connectors.topics import create_topics
+    from connectors.kafka.sites import Direction
+    from connectors.kafka.topics import create_topics
+    from connectors.relay.bootstrap import bootstrap
 
     known = required_sites(sites)
     connection = known.connection(name)
@@ -86,7 +86,7 @@ def promote(
     is fenced: at once if it answers, else by the first relay that reaches it. What only a home that is lost had is not
     in the order any more.
     """
-    from connectors.promotion import promote as make_home
+    from connectors.relay.promotion import promote as make_home
 
     done = make_home(required_sites(sites), group, name)
     if as_json:

@@ -10,7 +10,7 @@ import typer
 from ordering.errors import UsageError
 
 if TYPE_CHECKING:
-    from connectors.sites import Sites
+    from connectors.kafka.sites import Sites
 
 SitesFile = Annotated[
     Path | None,
@@ -26,7 +26,7 @@ def optional_sites(file: Path | None) -> Sites | None:
     """The sites of the file, if one is named. Raises UsageError."""
     if file is None:
         return None
-    from connectors.sites import read_sites
+    from connectors.kafka.sites import read_sites
 
     return read_sites(file)
 

@@ -34,9 +34,9 @@ def status(
     `duplicates`: resends dropped, as of the newest snapshot. `ledger lag`: seqnos that the ledger below --data, if
     there is one, does not have yet; it is read first, so less than none means that it is another group's.
     """
-    from connectors.connection import Connection
-    from connectors.group_status import read_status
-    from connectors.topics import find_groups
+    from connectors.diagnosis.status import read_status
+    from connectors.kafka.connection import Connection
+    from connectors.kafka.topics import find_groups
 
     connection = Connection(bootstrap_servers)
     groups = find_groups(connection, site)
@@ -67,7 +67,7 @@ def _in_ledger(data: Path) -> dict[str, int] | None:
     table = data / "ledger"
     if not table.exists():
         return None  # and Delta need not be loaded
-    from connectors.table_state import read_table_state
+    from connectors.ledger.table_state import read_table_state
 
     try:
         held = read_table_state(table)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from connectors.sites import Direction, Sites
-    from connectors.streaming_job import JobOptions, SparkJob
+    from connectors.kafka.sites import Direction, Sites
+    from connectors.spark.job import JobOptions, SparkJob
 
     MakeJob = Callable[[SparkSession, JobOptions], SparkJob]
 
@@ -53,10 +53,10 @@ def job_options(
     """
     from kafka.errors import KafkaError
 
-    from connectors.connection import Connection
-    from connectors.data_directory import check_writable
-    from connectors.streaming_job import JobOptions
-    from connectors.topics import find_topics
+    from connectors.kafka.connection import Connection
+    from connectors.kafka.topics import find_topics
+    from connectors.spark.data_directory import check_writable
+    from connectors.spark.job import JobOptions
 
     check_site(site)
     check_writable(data.absolute())
@@ -72,7 +72,7 @@ def run_jobs(names: Sequence[str], options: JobOptions, relays: Relays | None = 
     """Run the named jobs (`sequence`, `ledger`) and relays in one Spark application until SIGTERM or Ctrl-C."""
     what = [*names, *(f"relay {way}" for way in (relays.ways if relays else ()))]
     typer.echo(f"starting Spark for {' and '.join(what)} (about 5 s) …", err=True)
-    from connectors.spark import hand_on_signals
+    from connectors.spark.session import hand_on_signals
 
     session = start_session(f"abcast {' '.join(what)}", cores=task_slots(relays), parallelism=options.parallelism)
     if session.spark is None:
@@ -105,7 +105,7 @@ def start_session(name: str, *, cores: int | None = None, parallelism: int = 1) 
     """Start Spark. Interrupted while it launches the JVM, pyspark would leave that behind: so a signal waits until
     there is something to stop.
     """
-    from connectors.spark import build_session
+    from connectors.spark.session import build_session
 
     asked_to_stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -134,7 +134,7 @@ def relay_makers(relays: Relays | None) -> list[MakeJob]:
     """What makes each relay's job."""
     if relays is None:
         return []
-    from connectors.relay_job import relays_of
+    from connectors.relay.job import relays_of
 
     return [
         functools.partial(relay, sites=relays.sites, way=way)
@@ -152,8 +152,8 @@ def task_slots(relays: Relays | None) -> int | None:
 
 def job_classes(names: Sequence[str]) -> list[MakeJob]:
     """The named jobs."""
-    from connectors.ledger_job import LedgerJob
-    from connectors.sequencer_job import SequencerJob
+    from connectors.ledger.job import LedgerJob
+    from connectors.sequencer.job import SequencerJob
 
     known: dict[str, MakeJob] = {job.name: job for job in (SequencerJob, LedgerJob)}
     return [known[name] for name in names]

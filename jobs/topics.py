@@ -39,9 +39,9 @@ def create(
 
     The options on members can be given again later, alone: they hold from when the sequencer has read them.
     """
-    from connectors.connection import Connection
-    from connectors.settings import change_settings
-    from connectors.topics import create_topics
+    from connectors.kafka.connection import Connection
+    from connectors.kafka.settings import change_settings
+    from connectors.kafka.topics import create_topics
 
     created = create_topics(
         Connection(bootstrap_servers), group, site or [DEFAULT_SITE], partitions, replication_factor
@@ -65,8 +65,8 @@ def create(
 @app.command("list")
 def list_(bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS, as_json: AsJson = False) -> None:
     """List the topics of all groups."""
-    from connectors.connection import Connection
-    from connectors.topics import find_topics
+    from connectors.kafka.connection import Connection
+    from connectors.kafka.topics import find_topics
 
     for topic in find_topics(Connection(bootstrap_servers)):
         if as_json:

@@ -21,8 +21,8 @@ def view(
 
     With --json also settings and the flush.
     """
-    from connectors.connection import Connection
-    from connectors.data_log import DataLog
+    from connectors.kafka.connection import Connection
+    from connectors.kafka.data_log import DataLog
 
     with DataLog(Connection(bootstrap_servers), group, site) as data:
         state = data.state()

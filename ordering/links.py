@@ -26,8 +26,9 @@ there, each once and in their order. By induction over the site's log:
   the row it is the next one of O. If not, it has been ordered, and is dropped.
 
 Nothing is dropped that nobody sends again: a relay that starts begins where the rows of the neighbour say
-(`connectors.link_start`), by whichever way they came to be what they are. So links may be added and removed, relays may
-be killed and doubled (the later session replaces the earlier one), and what one link fails to bring another may.
+(`connectors.relay.link_start`), by whichever way they came to be what they are. So links may be added and removed,
+relays may be killed and doubled (the later session replaces the earlier one), and what one link fails to bring another
+may.
 
 A crash keeps it. Each DATA record that came by a link carries what the link said of it, so `absorb` knows both rows as
 of that record; what came after it in the topic is read again. Records read again repeat a run from some place on: a
@@ -221,7 +222,7 @@ class Carried(NamedTuple):
 def carry(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> Carried:
     """What the relay from `source` says of a DATA record there. `carries`: whether it carries messages of an origin.
 
-    `connectors.relaying` has the same as Spark columns.
+    `connectors.relay.columns` has the same as Spark columns.
     """
     origin = origin_of(record.sender)
     has_number = record.link is not None or origin == source  # else it came without a link, and has none there

@@ -72,7 +72,7 @@ SNAPSHOT_EVERY_RECORDS = 16_384
 
 SNAPSHOT_EVERY_MS = 3_600_000
 """Time of the log between two snapshots, at most: where DATA has a retention, one must always stand in it. It takes a
-record in FORWARD for time to pass; the job writes one now and then (`connectors.upkeep`)."""
+record in FORWARD for time to pass; the job writes one now and then (`connectors.sequencer.upkeep`)."""
 
 SNAPSHOT_RECORDS_PER_SENDER = 8
 """With many senders snapshots are rarer, so that their cost stays a small, constant share of the work."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from connectors.broker import EmbeddedBroker
+from connectors.local.broker import EmbeddedBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +26,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The application's own kind of session, so that tests see the settings that the jobs run with."""
-    from connectors.spark import build_session
+    from connectors.spark.session import build_session
 
     session = build_session("abcast tests", cores=2)
     yield session

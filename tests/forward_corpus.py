@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from connectors import codec
+from connectors.kafka import codec
 from ordering.records import MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES
 
 TOPIC = "abcast.orders.forward.nyc"

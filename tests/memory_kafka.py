@@ -3,7 +3,7 @@
 It keeps what the code relies on (offsets, the broker's timestamps, a bounded poll, committed positions). Nothing fails
 here unless a test says so, by the methods of `Topics`: the beginning of a log is dropped, commits are forgotten,
 produce requests are refused, a producer's first batch is passed by its second. What a broker that goes away does to a
-member is in `tests.test_member`.
+member is in `tests.client.test_member`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from kafka.errors import KafkaError, NotEnoughReplicasError, OffsetOutOfRangeError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from connectors.connection import Connection
+from connectors.kafka.connection import Connection
 from ordering.names import ROLES, Topic
 
 RETRY_S = 0.05

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from connectors import codec
-from connectors.ledger import read_table_state
-from connectors.sites import read_sites
+from connectors.kafka import codec
+from connectors.kafka.sites import read_sites
+from connectors.ledger.table import read_table_state
 from jobs.options import load_config
 from ordering.membership import MAX_LEFT, NOT_A_MEMBER
 from ordering.sequencer import BAD_ADDRESS, FORGOTTEN
@@ -161,12 +161,12 @@ def test_reasons() -> None:
 
 def test_limits() -> None:
     """The limits it lists are those in the code."""
-    from connectors.backlog import BATCH_BYTES
-    from connectors.connection import MAX_RECORD_BYTES, Connection
-    from connectors.forwarder import MAX_RESEND_S
-    from connectors.ledger_job import TRIGGER_SECONDS
-    from connectors.lives import SendingLimits
-    from connectors.streaming_job import JobOptions
+    from connectors.client.forwarder import MAX_RESEND_S
+    from connectors.client.lives import SendingLimits
+    from connectors.kafka.backlog import BATCH_BYTES
+    from connectors.kafka.connection import MAX_RECORD_BYTES, Connection
+    from connectors.ledger.job import TRIGGER_SECONDS
+    from connectors.spark.job import JobOptions
     from ordering import names, records, sequencer
 
     sending, mebibyte = SendingLimits(), 1024 * 1024

@@ -9,10 +9,10 @@ from types import TracebackType
 
 from kafka.structs import TopicPartition
 
-from connectors.codec import decode_forward, encode_data
-from connectors.connection import Connection
-from connectors.takeover import take_over
-from connectors.ticks import tick
+from connectors.kafka.codec import decode_forward, encode_data
+from connectors.kafka.connection import Connection
+from connectors.sequencer.takeover import take_over
+from connectors.sequencer.ticks import tick
 from ordering.names import Topic
 from ordering.records import Data, Forward, Malformed, Source
 from ordering.sequencer import SequencerState, begin_batch, end_batch, step

@@ -8,8 +8,8 @@ import time
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from connectors import codec
-from connectors.sequencing import SINK_OPTIONS
+from connectors.kafka import codec
+from connectors.spark.sink import SINK_OPTIONS
 from tests.bench.lab import Lab, Place
 from tests.bench.plan import Case
 

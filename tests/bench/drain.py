@@ -14,12 +14,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from connectors.data_log import DataLog
-from connectors.ledger import LedgerWriter, create_tables
-from connectors.sequencer_lane import SequencerLane
-from connectors.sequencing import SINK_OPTIONS, decode_forward, encode_decided, sequence
-from connectors.streaming_job import JobOptions
-from connectors.takeover import take_over
+from connectors.kafka.data_log import DataLog
+from connectors.ledger.table import LedgerWriter, create_tables
+from connectors.sequencer.lane import SequencerLane
+from connectors.sequencer.query import decode_forward, encode_decided, sequence
+from connectors.sequencer.takeover import take_over
+from connectors.spark.job import JobOptions
+from connectors.spark.sink import SINK_OPTIONS
 from tests.bench.lab import Lab, Place
 from tests.bench.processes import cpu_seconds, cpu_since
 

@@ -19,8 +19,8 @@ from hashlib import blake2b
 from multiprocessing.connection import Connection
 from typing import Any
 
-from connectors.hostfile import Host
-from connectors.isis_process import IsisProcess
+from connectors.isis.hostfile import Host
+from connectors.isis.process import IsisProcess
 from ordering.isis_messages import Deliver
 from tests.bench.machine import load_average
 

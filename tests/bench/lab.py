@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.structs import TopicPartition
 
-from connectors.broker import EmbeddedBroker, broker_process_ids
-from connectors.connection import Connection
-from connectors.topics import create_topics, find_topics
+from connectors.kafka.connection import Connection
+from connectors.kafka.topics import create_topics, find_topics
+from connectors.local.broker import EmbeddedBroker, broker_process_ids
 from ordering.names import Topic
 from tests.bench.plan import Plan
 from tests.bench.processes import Child
@@ -89,7 +89,7 @@ class Lab:
     @cached_property
     def spark(self) -> SparkSession:
         """The one Spark session, with the jobs' own settings."""
-        from connectors.spark import build_session
+        from connectors.spark.session import build_session
 
         self.say("starting Spark")
         session = build_session("abcast bench")

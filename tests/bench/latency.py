@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from connectors.sequencer_job import SequencerJob
-from connectors.streaming_job import JobOptions
+from connectors.sequencer.job import SequencerJob
+from connectors.spark.job import JobOptions
 from jobs.streaming import running
 from tests.bench.drain import copy_of, read, to_kafka
 from tests.bench.lab import Lab, Place

@@ -12,8 +12,8 @@ from typing import Any
 from kafka import KafkaProducer
 from kafka.structs import TopicPartition
 
-from connectors.codec import H_LOCAL_SEQNO, forward_headers
-from connectors.forwarder import BATCH_BYTES, LINGER_MS
+from connectors.client.forwarder import BATCH_BYTES, LINGER_MS
+from connectors.kafka.codec import H_LOCAL_SEQNO, forward_headers
 from tests.bench.lab import Lab, Place
 
 PAYLOAD_BYTES = 100

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from connectors.java import require_java
+from connectors.local.java import require_java
 
 _PACKAGES = ("pyspark", "delta-spark", "kafka-python", "crc32c", "pandas", "pyarrow", "numpy", "deltalake")
 

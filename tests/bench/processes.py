@@ -18,7 +18,7 @@ from types import TracebackType
 
 Usage = dict[str, float]
 
-_PARTS = {"-m connectors.python_workers": "worker", "kafka.Kafka": "broker", "org.apache.spark.": "jvm"}
+_PARTS = {"-m connectors.sequencer.python_workers": "worker", "kafka.Kafka": "broker", "org.apache.spark.": "jvm"}
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 _SAMPLE_SECONDS = 0.1

@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any
 
 from connectors import Member
-from connectors.data_log import DataLog
-from connectors.streaming_job import STOP_SECONDS
+from connectors.kafka.data_log import DataLog
+from connectors.spark.job import STOP_SECONDS
 from ordering.errors import NotOrderedInTime
 from tests.bench.backlog import fill
 from tests.bench.lab import Lab, Place
@@ -25,7 +25,7 @@ from tests.bench.processes import Child
 _PATIENCE_SECONDS = 180.0
 _HEALTHY_SECONDS = 5.0
 _SETTLE_SECONDS = 2.0
-_SESSION = "from connectors.spark import build_session; build_session('bare'); print('session is up')"
+_SESSION = "from connectors.spark.session import build_session; build_session('bare'); print('session is up')"
 
 
 def measure(lab: Lab) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from connectors.relay_job import Requests
-from connectors.relaying import relay_news, relay_orders, relay_requests
-from connectors.sites import Direction, Sites, Trigger
-from connectors.streaming_job import JobOptions
-from connectors.topics import ensure_topic
+from connectors.kafka.sites import Direction, Sites, Trigger
+from connectors.kafka.topics import ensure_topic
+from connectors.relay.columns import relay_news, relay_orders, relay_requests
+from connectors.relay.job import Requests
+from connectors.spark.job import JobOptions
 from jobs.streaming import running
 from ordering.names import Topic
 from tests.bench.backlog import fill

@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from connectors import codec
-from connectors.data_cursor import DataCursor, Effective
-from connectors.data_log import DataLog
-from connectors.sequencing import decide_chunk
-from connectors.settings import change_settings
+from connectors.kafka import codec
+from connectors.kafka.data_cursor import DataCursor, Effective
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.settings import change_settings
+from connectors.sequencer.query import decide_chunk
 from ordering.membership import Life, Membership
 from ordering.names import Topic
 from ordering.records import FLUSH_OK, HEARTBEAT, JOIN, LEAVE, START_FLUSH, VIEW

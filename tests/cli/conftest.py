@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from connectors.broker import EmbeddedBroker
-from connectors.connection import Connection
-from connectors.ledger import read_table_state
+from connectors.kafka.connection import Connection
+from connectors.ledger.table import read_table_state
+from connectors.local.broker import EmbeddedBroker
 from tests.cli.process import ABCAST, abcast, background
 
 SITE = "cli"

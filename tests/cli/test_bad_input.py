@@ -8,8 +8,9 @@ import pytest
 from kafka import KafkaProducer
 from kafka.structs import TopicPartition
 
-from connectors import Member, codec
-from connectors.data_log import DataLog
+from connectors import Member
+from connectors.kafka import codec
+from connectors.kafka.data_log import DataLog
 from ordering.names import Topic
 from ordering.records import EPOCH, Data
 from ordering.sequencer import SequencerState

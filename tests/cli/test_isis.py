@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.process import ABCAST, abcast, background
-from tests.isis_processes import free_ports
+from tests.isis.processes import free_ports
 
 LINE = re.compile(r"0: Processed message (\d+) from sender 0 with seq \((\d+), 0\)\n")
 

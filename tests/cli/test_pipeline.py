@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
-from connectors.codec import encode_data
-from connectors.topics import create_topics
+from connectors.kafka.codec import encode_data
+from connectors.kafka.topics import create_topics
 from jobs.demo import EARTHQUAKES
 from ordering.names import Topic
 from ordering.records import Data, Source

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from connectors.broker import EmbeddedBroker
+from connectors.local.broker import EmbeddedBroker
 from tests.crash.scenario import Scenario
 
 MakeScenario = Callable[..., Scenario]

@@ -67,7 +67,7 @@ class Process:
 
     def workers(self) -> list[int]:
         """Spark's Python daemon and the workers it forked, the workers first."""
-        return sorted(self.members("-m connectors.python_workers"), reverse=True)
+        return sorted(self.members("-m connectors.sequencer.python_workers"), reverse=True)
 
     def running(self) -> bool:
         return self.popen.poll() is None

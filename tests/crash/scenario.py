@@ -12,11 +12,11 @@ from pathlib import Path
 from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member
-from connectors.codec import forward_headers
-from connectors.connection import Connection
-from connectors.data_log import DataLog, Stored
-from connectors.group_check import check_data, check_deliveries, check_ledger
-from connectors.topics import create_topics
+from connectors.diagnosis.check import check_data, check_deliveries, check_ledger
+from connectors.kafka.codec import forward_headers
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog, Stored
+from connectors.kafka.topics import create_topics
 from ordering.checker import Checker
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
@@ -287,6 +287,6 @@ class Observer:
 
 def ledger_seqno(ledger: Path, group: str) -> int:
     """The table's last seqno of the group, 0 before there is one."""
-    from connectors.ledger import read_table_state
+    from connectors.ledger.table import read_table_state
 
     return read_table_state(ledger).last_seqno.get(group, 0)

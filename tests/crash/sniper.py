@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from connectors.connection import Connection
-from connectors.data_log import DataLog
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog
 from tests.crash.checkpoint import Checkpoint
 
 BEFORE_OFFSETS = "before the offset log"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.broker import EmbeddedBroker
+from connectors.local.broker import EmbeddedBroker
 from tests.crash.conftest import MakeScenario
 from tests.crash.processes import wait_until
 from tests.crash.scenario import Scenario

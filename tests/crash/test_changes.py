@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
-from connectors.topics import create_topics
+from connectors.kafka.topics import create_topics
 from ordering.names import Topic
 from ordering.records import MessageId
 from tests.crash.processes import Process, wait_until

@@ -17,7 +17,7 @@ import time
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.codec import decode_forward
+from connectors.kafka.codec import decode_forward
 from ordering.records import Forward, MessageId, Source
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.processes import ROOT, Process, wait_until

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from connectors.data_log import DataLog
+from connectors.kafka.data_log import DataLog
 from ordering.records import EPOCH
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.processes import wait_until

@@ -1,7 +1,7 @@
 """The broker: forward partitions, DATA and EPOCH, in memory. Appends are atomic, nothing else is.
 
-`SimulatedLog` is the real `connectors.data_log.DataLog` on top of it: `state` and `after` are its own code. Each state
-that it rebuilds is compared with what the reading rule alone makes of the log from its beginning.
+`SimulatedLog` is the real `connectors.kafka.data_log.DataLog` on top of it: `state` and `after` are its own code. Each
+state that it rebuilds is compared with what the reading rule alone makes of the log from its beginning.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from connectors.data_log import DataLog, Stored
-from connectors.epochs import Claim, Note
+from connectors.kafka.data_log import DataLog, Stored
+from connectors.kafka.epochs import Claim, Note
 from ordering.errors import HistoryUnavailable
 from ordering.names import Topic
 from ordering.reader import Reader, Seal, Verdict

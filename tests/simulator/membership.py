@@ -2,8 +2,8 @@
 
 In some histories there is a neighbouring site, whose views come by a relay.
 
-The members are models of `connectors.member`; views, flushes and the state are the real core. Time is a number that the
-broker writes on every FORWARD record.
+The members are models of `connectors.client.member`; views, flushes and the state are the real core. Time is a number
+that the broker writes on every FORWARD record.
 """
 
 from __future__ import annotations

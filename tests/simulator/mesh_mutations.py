@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from connectors.data_log import DataLog
-from connectors.link_start import Beginning
-from connectors.sites import Direction, Sites
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.sites import Direction, Sites
+from connectors.relay.link_start import Beginning
 from ordering.checker import DUPLICATE, LOST
 from ordering.links import Carried, LinkRow, LinkTable, carry, neighbour_of, origin_of
 from ordering.reader import Reader, Verdict
@@ -124,7 +124,7 @@ class GreedyLinkReader(Reader):
 TAKE = LinkTable.take
 _TAKE, _NOTE = "ordering.links.LinkTable.take", "ordering.links.LinkTable.note"
 _CARRY, _READER = "ordering.links.carry", "ordering.links.Reader"
-_BEGIN, _CARRIES = "tests.simulator.sites_relays.find_beginning", "connectors.sites.Sites.carries"
+_BEGIN, _CARRIES = "tests.simulator.sites_relays.find_beginning", "connectors.kafka.sites.Sites.carries"
 MESH_MUTATIONS = (
     MeshMutation(
         "any-start", "a link-start is not judged", LOST, (("ordering.links.covers", any_start),), from_seed=230
@@ -155,6 +155,6 @@ MESH_MUTATIONS = (
         "beginning-only",
         "a relay does not look for the oldest snapshot",
         STUCK,
-        (("connectors.link_start._oldest", beginning_of_data),),
+        (("connectors.relay.link_start._oldest", beginning_of_data),),
     ),
 )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from connectors.data_log import Stored
-from connectors.epochs import Claim
+from connectors.kafka.data_log import Stored
+from connectors.kafka.epochs import Claim
 from ordering.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
 from ordering.reader import Reader, Verdict
 from ordering.records import EPOCH
@@ -89,7 +89,7 @@ def any_snapshot(stored: Stored, _claims: Sequence[Claim]) -> bool:
     return stored.data.kind == EPOCH and bool(stored.data.payload)
 
 
-_IN_FORCE = "connectors.data_log._is_snapshot_in_force"
+_IN_FORCE = "connectors.kafka.data_log._is_snapshot_in_force"
 _NEXT_ACCEPTED = "ordering.sequencer.next_accepted"
 MUTATIONS = (
     Mutation("epoch-ignored", "readers take what a fenced sequencer writes", DIVERGENT, Rules(reader=EpochBlindReader)),

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from connectors.data_log import StateAt
-from connectors.takeover import missing_note
+from connectors.kafka.data_log import StateAt
+from connectors.sequencer.takeover import missing_note
 from ordering.checker import Anomaly, Checker
 from ordering.errors import HistoryUnavailable, ProtocolViolation
 from ordering.reader import Reader, Seal, Verdict

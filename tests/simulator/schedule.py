@@ -76,7 +76,7 @@ def run(what: History, mutation: Mutation = NONE) -> list[Anomaly]:
     with ExitStack() as stack:
         stack.enter_context(patch("ordering.sequencer.SNAPSHOT_EVERY_RECORDS", what.snapshot_every))
         stack.enter_context(patch("ordering.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 1))
-        stack.enter_context(patch("connectors.data_log._FIRST_WINDOW", what.window))
+        stack.enter_context(patch("connectors.kafka.data_log._FIRST_WINDOW", what.window))
         for target, replacement in mutation.patches:
             stack.enter_context(patch(target, replacement))
         world = World(what.shape, mutation.rules)

@@ -1,5 +1,5 @@
-"""A sequencer process: takes over as `connectors.takeover` does, then decides batches. Every `yield` is a point where
-it may be killed, stopped for a while, or overtaken by another one.
+"""A sequencer process: takes over as `connectors.sequencer.takeover` does, then decides batches. Every `yield` is a
+point where it may be killed, stopped for a while, or overtaken by another one.
 
 Spark's faults are here, too: an attempt at a batch that fails ends the query, and the next one begins with a takeover.
 Of what the failed attempt had not written yet a part may be lost and the rest arrive all the same: at once, or later,
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 
-from connectors.epochs import Claim, Note
-from connectors.takeover import History, known, reach
+from connectors.kafka.epochs import Claim, Note
+from connectors.sequencer.takeover import History, known, reach
 from ordering import sequencer
 from ordering.reader import Seal
 from ordering.records import Data, DeadLetter, Forward, Malformed
@@ -136,7 +136,7 @@ class Sequencer:
         return rows
 
     def _take_over(self) -> Generator[str, None, SequencerState | None]:
-        """`connectors.takeover.take_over`, one durable effect a step. None: fenced before it began."""
+        """`connectors.sequencer.takeover.take_over`, one durable effect a step. None: fenced before it began."""
         if self.own_epoch and self.log.newest_epoch() > self.own_epoch:
             return None
         if not self.rules.claims_after_end:

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from connectors.connection import Connection
-from connectors.sites import Direction, Sites
+from connectors.kafka.connection import Connection
+from connectors.kafka.sites import Direction, Sites
 from ordering import sequencer
 from ordering.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, GAP, LOST, Anomaly
 from ordering.errors import AbcastError, HistoryUnavailable

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from connectors.codec import decode_forward, forward_headers, link_header
-from connectors.data_log import DataLog
+from connectors.kafka.codec import decode_forward, forward_headers, link_header
+from connectors.kafka.data_log import DataLog
 from ordering import sequencer
 from ordering.errors import HistoryUnavailable
 from ordering.names import Topic
@@ -29,7 +29,7 @@ class SiteBroker(Broker):
         super().__init__(0)
         self.site = site
         self.coded = coded
-        """Whether each FORWARD record goes through `connectors.codec`, as it does in Kafka."""
+        """Whether each FORWARD record goes through `connectors.kafka.codec`, as it does in Kafka."""
         self.places: dict[tuple[str, int], int] = {}
         self.topics: list[tuple[str, int]] = []
         self.kept_from: dict[int, int] = {}

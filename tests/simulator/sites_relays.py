@@ -1,7 +1,8 @@
-"""A relay of one direction: `connectors.relay_job.News` and `connectors.herald`, as a process that may die anywhere.
+"""A relay of one direction: `connectors.relay.job.News` and `connectors.relay.herald`, as a process that may die
+anywhere.
 
 What decides anything is the product's: `find_beginning`, `link_start`, `carry`, `Sites.carries`. The ledger's form of a
-session (`connectors.bootstrap`) is here, too.
+session (`connectors.relay.bootstrap`) is here, too.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from connectors.link_start import Beginning, find_beginning, is_ordered, ledger_start, link_start
-from connectors.sites import Direction, Sites
+from connectors.kafka.sites import Direction, Sites
+from connectors.relay.link_start import Beginning, find_beginning, is_ordered, ledger_start, link_start
 from ordering import links
 from ordering.errors import HistoryUnavailable
 from ordering.links import Carried, covers, origin_of

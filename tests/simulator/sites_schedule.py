@@ -103,10 +103,10 @@ def graph(names: str, rng: random.Random) -> tuple[str, ...]:
 def run(what: MeshHistory, mutation: MeshMutation = NONE) -> list[Anomaly]:
     """Run it in a fresh mesh; return what was broken."""
     with ExitStack() as stack:
-        for module in ("ordering.sequencer", "connectors.link_start"):
+        for module in ("ordering.sequencer", "connectors.relay.link_start"):
             stack.enter_context(patch(f"{module}.SNAPSHOT_EVERY_RECORDS", what.snapshot_every))
         stack.enter_context(patch("ordering.sequencer.SNAPSHOT_RECORDS_PER_SENDER", 1))
-        stack.enter_context(patch("connectors.data_log._FIRST_WINDOW", 16))
+        stack.enter_context(patch("connectors.kafka.data_log._FIRST_WINDOW", 16))
         for target, replacement in mutation.patches:
             stack.enter_context(patch(target, replacement))
         mesh = Mesh(what.shape._replace(columns=what.shape.columns and mutation.columns))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from connectors.broker import EmbeddedBroker
-from connectors.connection import Connection
-from connectors.sites import Mode, Sites, Trigger
+from connectors.kafka.connection import Connection
+from connectors.kafka.sites import Mode, Sites, Trigger
+from connectors.local.broker import EmbeddedBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

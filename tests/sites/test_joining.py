@@ -8,10 +8,10 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.bootstrap import bootstrap
-from connectors.data_log import DataLog
-from connectors.ledger import read_table_state
-from connectors.sites import Direction
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.sites import Direction
+from connectors.ledger.table import read_table_state
+from connectors.relay.bootstrap import bootstrap
 from ordering.errors import HistoryUnavailable, UsageError
 from tests.crash.processes import wait_until
 from tests.sites.conftest import MakeWorld

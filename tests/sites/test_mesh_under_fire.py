@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
-from connectors.broker import EmbeddedBroker
-from connectors.connection import Connection
-from connectors.topics import create_topics
+from connectors.kafka.connection import Connection
+from connectors.kafka.topics import create_topics
+from connectors.local.broker import EmbeddedBroker
 from tests.cli.process import abcast
 from tests.crash.processes import ABCAST, Process, wait_until
 

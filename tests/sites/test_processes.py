@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.connection import Connection
+from connectors.kafka.connection import Connection
 from tests.cli.process import abcast
 from tests.crash.processes import ABCAST, Process, wait_until
 from tests.sites.conftest import MakeWorld
@@ -118,7 +118,7 @@ def test_a_follower_has_no_sequencer(make_world: MakeWorld) -> None:
 
 
 def test_security_is_said_once_for_both_clients(tmp_path: Path) -> None:
-    from connectors.security import Security
+    from connectors.kafka.security import Security
 
     (tmp_path / "pw").write_text('se"cret\n', encoding="utf-8")
     table = {

@@ -14,16 +14,16 @@ from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 
 from connectors import Delivery, Member
-from connectors.codec import H_KIND
-from connectors.connection import Connection
-from connectors.data_log import DataLog, Stored
-from connectors.ledger_job import LedgerJob
-from connectors.relay_job import relays_of
-from connectors.sequencer_job import SequencerJob
-from connectors.settings import change_settings
-from connectors.sites import Direction, Sites
-from connectors.streaming_job import JobOptions, SparkJob, StreamingJob
-from connectors.topics import count_partitions, create_topics, find_topics
+from connectors.kafka.codec import H_KIND
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog, Stored
+from connectors.kafka.settings import change_settings
+from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.topics import count_partitions, create_topics, find_topics
+from connectors.ledger.job import LedgerJob
+from connectors.relay.job import relays_of
+from connectors.sequencer.job import SequencerJob
+from connectors.spark.job import JobOptions, SparkJob, StreamingJob
 from jobs.streaming import JobThread, running
 from ordering.names import Topic
 from ordering.records import MESSAGE

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors import codec
+from connectors.kafka import codec
 from ordering.names import Topic
 from ordering.records import MESSAGE, Data, DeadLetter, Headers, Link, Source
 from ordering.sequencer import BAD_ADDRESS, SequencerState, begin_batch, end_batch, step
@@ -154,7 +154,7 @@ def sink_frame(spark: SparkSession, rows: Iterable[SinkRow]) -> DataFrame:
 
 
 def decide_rows(state: SequencerState, rows: Iterable[Row], site: str = SITE) -> tuple[SequencerState, list[SinkRow]]:
-    """What the row form (`connectors.codec`, `ordering.sequencer.step`) makes of a batch of one group's records."""
+    """What the row form (`connectors.kafka.codec`, `ordering.sequencer.step`) makes of one group's batch."""
     by_source = {row.source: row for row in rows}
     state, snapshots = begin_batch(state)
     after, outputs = step(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from connectors.spark import build_session
+from connectors.spark.session import build_session
 from tests.spark.kafka_rows import source_frame
 from tests.spark.test_ledger import BEGINNING, messages, writer_of
 

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pandas as pd
 from pyspark.sql import DataFrame, GroupedData
 
-from connectors.sequencing import decode_forward, encode_decided, sequence
+from connectors.sequencer.query import decode_forward, encode_decided, sequence
 from ordering.sequencer import SequencerState
 
 StatefulFunction = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], Any], Iterator[pd.DataFrame]]

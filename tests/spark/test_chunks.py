@@ -12,17 +12,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from connectors import codec
-from connectors.sequencing import decider
+from connectors.kafka import codec
+from connectors.sequencer.query import decider
 from ordering.records import LINK_START, REMOTE_VIEW, Data, DeadLetter, Forward, Link, Malformed, Source
 from ordering.sequencer import SequencerState, begin_batch, end_batch, step
-from tests.core.forwards import opened
-from tests.core.linked import LinkedLog
+from tests.ordering.forwards import opened
+from tests.ordering.linked import LinkedLog
 from tests.simulator.membership import Group
 
 LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
 NEVER_PLAIN = (REMOTE_VIEW, LINK_START)
-"""As `connectors.spark_codec` has it."""
+"""As `connectors.spark.codec` has it."""
 
 
 class StoredState:

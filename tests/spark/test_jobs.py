@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors import Member, codec
-from connectors.broker import EmbeddedBroker
-from connectors.connection import Connection
-from connectors.data_log import DataLog
-from connectors.ledger_job import LedgerJob
-from connectors.sequencer_job import SequencerJob
-from connectors.streaming_job import JobOptions
-from connectors.topics import create_topics, ensure_topic, find_topics
+from connectors import Member
+from connectors.kafka import codec
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.topics import create_topics, ensure_topic, find_topics
+from connectors.ledger.job import LedgerJob
+from connectors.local.broker import EmbeddedBroker
+from connectors.sequencer.job import SequencerJob
+from connectors.spark.job import JobOptions
 from jobs.streaming import JobThread, running
 from ordering.errors import EnvironmentProblem, NotOrderedInTime, ProtocolViolation
 from ordering.names import Topic
@@ -163,8 +164,8 @@ def test_decisions_that_do_not_count_are_noticed(
     spark: SparkSession, options: JobOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A seal of an epoch that nobody has claimed: readers ignore the sequencer from there on."""
-    monkeypatch.setattr("connectors.watchdog.LOOK_SECONDS", 0.5)
-    monkeypatch.setattr("connectors.watchdog.BEHIND_SECONDS", 1.0)
+    monkeypatch.setattr("connectors.sequencer.watchdog.LOOK_SECONDS", 0.5)
+    monkeypatch.setattr("connectors.sequencer.watchdog.BEHIND_SECONDS", 1.0)
     create_topics(options.connection, "forged", [options.site])
     with (
         contextlib.suppress(ProtocolViolation, NotOrderedInTime),

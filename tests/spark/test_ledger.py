@@ -18,8 +18,9 @@ from deltalake import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from connectors.data_log import Start
-from connectors.ledger import (
+from connectors.kafka.data_log import Start
+from connectors.ledger.state import state_from_ledger
+from connectors.ledger.table import (
     LEDGER_SCHEMA,
     DataSkipped,
     LedgerWriter,
@@ -28,16 +29,15 @@ from connectors.ledger import (
     ledger_rows,
     read_table_state,
 )
-from connectors.ledger_state import state_from_ledger
-from connectors.table_lock import TableLock
-from connectors.table_state import TRANSACTION, LedgerDamaged, LedgerReplaced
+from connectors.ledger.table_lock import TableLock
+from connectors.ledger.table_state import TRANSACTION, LedgerDamaged, LedgerReplaced
 from ordering import membership
 from ordering.membership import Life
 from ordering.reader import Reader
 from ordering.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, VIEW, Data, Headers, Source
 from ordering.sequencer import SequencerState, seal, snapshot, step
-from tests.bare_jvm import bare_jvm
-from tests.core.test_membership import Log
+from tests.ledger.bare_jvm import bare_jvm
+from tests.ordering.test_membership import Log
 from tests.spark.kafka_rows import TIMESTAMP_MS, Row, data, source_frame
 
 pytestmark = pytest.mark.spark

@@ -8,10 +8,10 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 
-from connectors import codec
-from connectors.ledger import ledger_rows
-from connectors.relaying import relay_news, relay_requests
-from connectors.sites import Direction
+from connectors.kafka import codec
+from connectors.kafka.sites import Direction
+from connectors.ledger.table import ledger_rows
+from connectors.relay.columns import relay_news, relay_requests
 from ordering.links import carry
 from ordering.names import Topic
 from ordering.records import (

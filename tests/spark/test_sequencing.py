@@ -12,14 +12,14 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors import codec
-from connectors.codec import decode_data
-from connectors.sequencing import decode_forward, encode_decided, sequence
+from connectors.kafka import codec
+from connectors.kafka.codec import decode_data
+from connectors.sequencer.query import decode_forward, encode_decided, sequence
 from ordering.links import LinkRow
 from ordering.membership import Life, Membership, Settings
 from ordering.records import EPOCH, Forward, Link, Malformed
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, Accepted, SequencerState
-from tests.core.linked import LinkedLog
+from tests.ordering.linked import LinkedLog
 from tests.spark.kafka_rows import (
     SITE,
     SOURCE_SCHEMA,

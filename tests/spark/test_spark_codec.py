@@ -11,10 +11,10 @@ from pyspark.sql import Row as SparkRow
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from connectors import codec
-from connectors.relaying import relay_news, relay_requests
-from connectors.sequencing import _unpack, decode_forward
-from connectors.sites import Direction
+from connectors.kafka import codec
+from connectors.kafka.sites import Direction
+from connectors.relay.columns import relay_news, relay_requests
+from connectors.sequencer.query import _unpack, decode_forward
 from ordering.links import LinkRow
 from ordering.records import FLUSH_OK, LINK_START, REMOTE_VIEW, SKIP, Data, Forward, Link, Malformed, Source
 from ordering.sequencer import SequencerState

@@ -1,0 +1,1 @@
+"""What an application uses: `Member`, and letters. It never loads Spark."""

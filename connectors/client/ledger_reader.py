@@ -1,0 +1,42 @@
+"""Reads old messages from the ledger, for members that come back after retention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from connectors.client.delivery import Delivery, Place
+from connectors.ledger.history import read_rows
+from connectors.ledger.row import decode_row
+from ordering.events import Event, EventReader
+from ordering.records import MESSAGE, Data
+
+
+def read_ledger(
+    directory: Path, group: str, from_seqno: int, events: EventReader | None = None
+) -> Iterator[list[Place]]:
+    """The ledger's rows of the group from `from_seqno` on, as places in the order.
+
+    The places of messages have deliveries; with `events`, those of views and the like have the events that it sees.
+    Raises as `read_rows`.
+    """
+    for rows in read_rows(directory, group, from_seqno):
+        yield [_place(decode_row(row), row.get("data_offset"), events) for row in rows]
+
+
+def _place(data: Data, offset: int | None, events: EventReader | None) -> Place:
+    # Rows of an earlier layout do not say where they stood. It was at offset seqno - 1 or later, and a place need not
+    # say more than where the next seqno is found.
+    next_offset = data.seqno if offset is None else offset + 1
+    return Place(data.seqno, next_offset, _delivery(data) if data.kind == MESSAGE else _event(data, events))
+
+
+def _event(data: Data, events: EventReader | None) -> Event | None:
+    if events is None:
+        return None
+    return events.accept(data.kind, data.seqno, data.view, data.sender, data.payload)
+
+
+def _delivery(data: Data) -> Delivery:
+    message = data.seqno, data.sender, data.incarnation, data.local_seqno
+    return Delivery(*message, data.payload, data.headers, data.view, data.epoch)

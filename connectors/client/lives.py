@@ -1,0 +1,276 @@
+"""The lives of a sender: under which incarnation it sends, and what it has to send again.
+
+A life begins with the process, or goes on from the outbox. Each message is ordered under one of them, once:
+
+* *A life that goes on* keeps its incarnation, so what it sends again has the same message ids.
+* *A life that can't go on* leaves its messages to a new one, under new ids, if the log says that none of them will be
+  ordered under the old ones: it is over (`ordering.membership`), or *stranded*: the group is closed, and messages stand
+  before the JOIN that it would need. The log has been read up to a point behind that decision, so what was ordered
+  is known, too. The outbox changes from the old life to the new one in one step, before anything is sent.
+* *A life that has sent nothing* when the group's floor rises above its incarnation would not be heard: it is changed
+  for a new one before it sends its first record.
+* *A name that somebody else has taken meanwhile* is not taken back: all incarnations of this process are `claimed`.
+
+*A message is ordered if DATA has it*, with its kind, payload and headers; that DATA has its id is not enough. The id
+may have been used for another message: by a copy of the outbox or of the machine, or by an earlier process whose outbox
+has lost its end (a power failure, a backup). So whatever comes back, now or while the process was away, is compared
+with what was sent (`is_same`). If it differs, the life ends with Superseded, and so does every receipt that it still
+has. It is not sent again under another id: what stands behind it may be ordered yet under the old ones, and it would
+come twice, or behind its successors. (Two copies that send the same bytes under one id have sent one message.)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from connectors.client.member_memory import MemberMemory
+from connectors.client.outbox import Outbox
+from connectors.client.receipt import Receipt
+from connectors.kafka.codec import H_KIND, PREFIX
+from ordering.errors import HistoryUnavailable, ProtocolViolation, Superseded, UsageError
+from ordering.forward_table import ForwardTable, Pending
+from ordering.names import Address
+from ordering.records import JOIN, MESSAGE, REFUSED, Data, Headers, MessageId
+from ordering.sequencer import Accepted, SequencerState
+
+History = Callable[[int], Iterator[Data]]
+"""What was ordered of this sender behind a seqno, in the order. Raises HistoryUnavailable, BrokerUnreachable."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SendingLimits:
+    """Bounds of the forward table (records, bytes), and seconds without progress after which it is sent again."""
+
+    max_pending_records: int = 10_000
+    max_pending_bytes: int = 64 * 1024 * 1024
+    resend_after: float = 20.0
+    """What Kafka has acknowledged is hardly ever lost; a takeover, which takes less, is no time for a second copy."""
+
+    def validate(self) -> None:
+        """Raises UsageError."""
+        for name in ("max_pending_records", "max_pending_bytes", "resend_after"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"{name} must be greater than 0.")
+
+
+class Carried(NamedTuple):
+    """A message that a life leaves to the next one; its receipt is None if an earlier process gave it."""
+
+    pending: Pending
+    receipt: Receipt | None
+
+
+class Beginning(NamedTuple):
+    """A life that begins. `receipts` are in step with the table. `join`: its JOIN's, if that is in the table."""
+
+    incarnation: int
+    table: ForwardTable
+    receipts: deque[Receipt | None]
+    join: Receipt | None = None
+    is_continued: bool = False
+    """Whether the incarnation is that of an earlier start, from the outbox."""
+
+
+@dataclass(slots=True)
+class Lives:
+    """What all lives of a sender in this process share. `changed` is the one condition of all their receipts."""
+
+    address: Address
+    limits: SendingLimits
+    outbox: Outbox | None = None
+    changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.Lock()))
+    claimed: set[int] = field(default_factory=set)
+
+    def begin(
+        self, memory: MemberMemory, state: SequencerState, carried: Sequence[Carried] | None, history: History
+    ) -> Beginning:
+        """The life to send under, `state` being where the log stands.
+
+        `carried`: what the last life in this process leaves to a new one, which joins; None at the process's start.
+        `history` is asked only if the outbox may differ from it.
+        Raises BrokerUnreachable, EnvironmentProblem, ProtocolViolation, Superseded.
+        """
+        ordered = state.ordered(str(self.address))
+        joins = carried is not None
+        if joins:
+            latest = max(memory.incarnation(), ordered.incarnation)
+            if latest > max(self.claimed):
+                raise self.superseded(latest, max(self.claimed))
+        elif self.outbox is not None and self.outbox.incarnation:
+            if ordered.incarnation == self.outbox.incarnation:
+                self._compare(self.outbox, ordered.local_seqno, history)
+            carried = self._left_behind(self.outbox, state, ordered)
+            joins = bool(carried) and state.membership.settings.closed
+            if carried is None and not self._has_lost_its_end(self.outbox, ordered):
+                return self._continued(self.outbox, ordered, state.seqno)
+        # Higher than every earlier start: those remembered, and those ordered.
+        above = max(ordered.incarnation, state.membership.incarnation_floor)
+        incarnation = memory.claim_incarnation(above, self.claimed)
+        return self._anew(incarnation, carried or (), state.seqno, joins=joins)
+
+    def renewed(self, memory: MemberMemory, state: SequencerState, incarnation: int) -> Beginning | None:
+        """The life to send under in the place of one that has sent nothing; None if that will be heard.
+
+        It will not if the sequencer knows nobody of this name, and its floor has risen above the incarnation.
+        Raises BrokerUnreachable, EnvironmentProblem, Superseded.
+        """
+        ordered, floor = state.ordered(str(self.address)), state.membership.incarnation_floor
+        if ordered.incarnation or incarnation > floor:
+            return None
+        latest = memory.incarnation()
+        if latest > max(self.claimed):
+            raise self.superseded(latest, max(self.claimed))
+        return self._anew(memory.claim_incarnation(floor, self.claimed), (), state.seqno, joins=False)
+
+    def superseded(self, incarnation: int, ours: int) -> Superseded:
+        """The error that says that somebody else goes on under this name."""
+        return Superseded(
+            f"another process has started as {self.address}, with incarnation {incarnation} (ours is "
+            f"{ours}): messages of ours that are not ordered yet are lost. Run one process per member."
+        )
+
+    def shared(self, incarnation: int, local_seqno: int) -> Superseded:
+        """The error that says that an id of ours stands for another message."""
+        return Superseded(
+            f"another process has sent as {self.address} under our incarnation {incarnation}: what was ordered as "
+            f"local seqno {local_seqno} is not our message. (A copy of the outbox or of the machine, or an outbox "
+            "whose end was lost?) Messages of ours that have no result yet are lost. Run one process per member."
+        )
+
+    def _compare(self, outbox: Outbox, ordered: int, history: History) -> None:
+        """Whether what the outbox has, and DATA counts as ordered, was ordered. Raises Superseded."""
+        rows = {row.local_seqno: row for row in outbox.pending() if row.local_seqno <= ordered}
+        if not rows or outbox.seqno is None:  # of an earlier version
+            return
+        try:
+            for data in history(outbox.seqno):
+                row = rows.get(data.local_seqno)
+                if data.incarnation != outbox.incarnation or row is None:
+                    continue
+                if not is_same(row, data.kind, data.payload, data.headers):
+                    raise Superseded(
+                        f"the outbox {outbox.path} and the group disagree: another message than its local seqno "
+                        f"{row.local_seqno} was ordered under that id, so up to {outbox.last() + 1 - row.local_seqno} "
+                        "messages in it never were. Was it copied, restored, or did the machine lose its power? Delete "
+                        "the file to give them up, and run one process per member."
+                    )
+        except HistoryUnavailable as gone:
+            _logger.warning("%s: whether the outbox is as the group has it can't be told: %s", self.address, gone)
+
+    def _anew(self, incarnation: int, carried: Sequence[Carried], seqno: int, *, joins: bool) -> Beginning:
+        table = self._empty_table()
+        receipts: deque[Receipt | None] = deque()
+        join: Receipt | None = None
+        if joins:
+            join = Receipt(self._id(incarnation, table.append(b"", control_headers(JOIN))), self.changed)
+            receipts.append(join)
+        for pending, receipt in carried:
+            again = table.append(pending.payload, pending.headers)
+            if receipt is not None:
+                receipt.message_id = self._id(incarnation, again)
+            receipts.append(receipt)
+        if self.outbox is not None:
+            self.outbox.begin(incarnation, list(table.pending()), seqno)
+        return Beginning(incarnation, table, receipts, join)
+
+    def _continued(self, outbox: Outbox, ordered: Accepted, seqno: int) -> Beginning:
+        acknowledged = self._acknowledged(outbox, ordered)
+        outbox.acknowledge(acknowledged, seqno, at_once=True)
+        table = self._empty_table(last=acknowledged)
+        for pending in outbox.pending():
+            if table.append(pending.payload, pending.headers) != pending:
+                raise ProtocolViolation(
+                    f"the outbox {outbox.path} lacks local seqno {table.last}: it was changed from outside."
+                )
+        self.claimed.add(outbox.incarnation)
+        return Beginning(outbox.incarnation, table, deque([None] * len(table)), is_continued=True)
+
+    def _left_behind(self, outbox: Outbox, state: SequencerState, ordered: Accepted) -> list[Carried] | None:
+        """What the outbox's life leaves to a new one, or None if it can go on. Raises Superseded."""
+        pending = [entry for entry in outbox.pending() if entry.local_seqno > outbox.acknowledged]
+        membership, address = state.membership, str(self.address)
+        if not ordered.incarnation and outbox.incarnation <= membership.incarnation_floor:
+            # It left the group long ago: its row is gone, and no record of that life will be taken any more.
+            if all(map(is_control, pending)):
+                return []
+            raise Superseded(
+                f"{address} left the group so long ago that the sequencer has forgotten which messages of the "
+                f"outbox {outbox.path} were ordered (the ledger knows). Delete the file to give them up."
+            )
+        if ordered.incarnation == outbox.incarnation:
+            pending = [entry for entry in pending if entry.local_seqno > ordered.local_seqno]
+        is_stranded = (
+            membership.settings.closed
+            and not membership.is_member(address)
+            and bool(pending)
+            and not is_control(pending[0])
+            and ordered.incarnation <= outbox.incarnation
+        )
+        if state.is_over(address, outbox.incarnation) or is_stranded:
+            return [Carried(entry, None) for entry in pending if not is_control(entry)]
+        return None
+
+    @staticmethod
+    def _has_lost_its_end(outbox: Outbox, ordered: Accepted) -> bool:
+        """Whether messages were ordered that the file does not know: a restored copy, or a power failure.
+
+        Their local seqnos are taken. All the file's own messages are ordered then (the sequencer takes them in
+        order), so a new incarnation loses nothing.
+        """
+        return ordered.incarnation == outbox.incarnation and ordered.local_seqno > outbox.last()
+
+    def _acknowledged(self, outbox: Outbox, ordered: Accepted) -> int:
+        """The local seqno up to which the outbox's messages are ordered. Raises Superseded, ProtocolViolation."""
+        if ordered.incarnation > outbox.incarnation:
+            unordered = outbox.last() - outbox.acknowledged
+            raise Superseded(
+                f"{self.address} was started elsewhere with the incarnation {ordered.incarnation}, higher than that of "
+                f"the outbox {outbox.path} ({outbox.incarnation}). Up to {unordered} messages in it were never ordered "
+                "and never will be. Delete the outbox to give them up, and run one process per member."
+            )
+        acknowledged = ordered.local_seqno if ordered.incarnation == outbox.incarnation else 0
+        if acknowledged < outbox.acknowledged:
+            raise ProtocolViolation(
+                f"the outbox {outbox.path} knows local seqno {outbox.acknowledged} to be ordered, but DATA ends at "
+                f"{acknowledged}: were the group's topics made anew? Then delete the outbox."
+            )
+        return acknowledged
+
+    def _empty_table(self, last: int = 0) -> ForwardTable:
+        return ForwardTable(self.limits.max_pending_records, self.limits.max_pending_bytes, last)
+
+    def _id(self, incarnation: int, pending: Pending) -> MessageId:
+        return MessageId(str(self.address), incarnation, pending.local_seqno)
+
+
+def control_headers(kind: str) -> Headers:
+    """What tells a control record from a message, in the forward table and the outbox."""
+    return ((H_KIND, kind.encode("ascii")),)
+
+
+def is_same(ours: Pending, kind: str, payload: bytes, headers: Sequence[tuple[str, bytes]]) -> bool:
+    """Whether that, which DATA has under the id of `ours`, is it. Of what was refused, DATA keeps the kind."""
+    own_kind = ours.headers[0][1].decode("ascii") if is_control(ours) else MESSAGE
+    if kind == REFUSED:
+        return own_kind != MESSAGE and bool(json.loads(payload)["kind"] == own_kind)
+    if kind != own_kind or payload != ours.payload:
+        return False
+    return kind != MESSAGE or application_headers(headers) == ours.headers
+
+
+def application_headers(headers: Sequence[tuple[str, bytes]]) -> Headers:
+    """Those that are not abcast's own: what a relay adds travels with a message, too."""
+    return tuple((name, value or b"") for name, value in headers if not name.startswith(PREFIX))
+
+
+def is_control(pending: Pending) -> bool:
+    """Whether it is none of the application's messages: its kind then stands in its headers."""
+    return bool(pending.headers) and pending.headers[0][0] == H_KIND

@@ -1,0 +1,300 @@
+"""What Kafka remembers of a member's name between two runs of it: its incarnation, how far it has delivered, and how
+far it has taken its letters.
+
+All are committed offsets of the consumer group `abcast.member.<group>.<site>.<name>`. Two have their number in the
+commit's metadata: `incarnation=N` on partition 0 of the FORWARD topic, `seqno=N` on the DATA topic. The third, on the
+member's partition of the INBOX topic, is the offset itself.
+
+Kafka forgets a committed offset when nothing was committed for `offsets.retention.minutes` (7 days unless the broker
+says otherwise), and anybody may reset or delete it with Kafka's tools. So:
+
+*Positions.* Invariant: no name begins at the first message, or letter, again without being told to. Before the first
+position of a name above the beginning is committed, a *note* that it has one is written to the group's memory topic,
+which is compacted and keeps it for good. Where Kafka has no position, the notes are read: a name without one is new,
+and begins at the beginning; one that has it gets PositionLost. A crash between the steps does no harm: the beginning
+itself is committed first, so a note never stands without a position for Kafka to forget. The commit on the memory topic
+remembers that the note was written; if it is forgotten, the note is written again. An offset on DATA that somebody has
+set stands for the seqno that comes there.
+A group without that topic (it was created by an earlier version) is served as before, with a warning: for it, a name
+that Kafka has forgotten is a new one. `abcast topics create` creates what is missing.
+
+*The incarnation* needs no note. What was ever ordered is found in DATA. For letters, and where nothing was ordered, the
+time makes each start higher than all before, unless the clock was set back by more than Kafka's memory.
+
+The cost: one more produce request a name; the notes, some 50 bytes a name, are read by names that are new or forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import time
+from typing import Any
+
+from kafka import KafkaConsumer
+from kafka.errors import AuthorizationError, KafkaError
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog
+from ordering.errors import HistoryUnavailable, PositionLost, TopicMissing, UsageError
+from ordering.names import Address, Topic
+from ordering.records import MAX_NUMBER
+
+LIVES_PER_MS = 100_000
+"""An incarnation is the time in ms, followed by five random digits."""
+
+_INCARNATION = "incarnation="
+_SEQNO = "seqno="
+_DELIVERIES = "deliveries"
+_LETTERS = "letters"
+_TAKEN_TIMEOUT_MS = 2000  # deliveries wait for this commit, and the next one makes up for it
+_logger = logging.getLogger(__name__)
+
+
+class MemberMemory:
+    """The memory of one member's name, and the consumer it is reached by. Not thread-safe; close it."""
+
+    def __init__(self, connection: Connection, group: str, address: Address) -> None:
+        """Raises BrokerUnreachable, TopicMissing."""
+        self.connection = connection
+        self.group = group
+        self.address = address
+        self.forward = TopicPartition(str(Topic(group, "forward", address.site)), 0)
+        self.data = TopicPartition(str(Topic(group, "data", address.site)), 0)
+        self._notes = TopicPartition(str(Topic(group, "memory", address.site)), 0)
+        self._noted: set[str] | None = None  # what the commit on the memory topic says
+        self._found: set[str] | None = None  # what the topic itself says
+        self._may_note = True
+        self.consumer: KafkaConsumer = connection.consumer(
+            group_id=f"abcast.member.{group}.{address.site}.{address.name}"
+        )
+        try:
+            for partition in (self.forward, self.data):
+                with connection.reachable():
+                    found = self.consumer.partitions_for_topic(partition.topic)
+                if not found:
+                    raise TopicMissing(
+                        f"topic {partition.topic} does not exist: create the group's topics with "
+                        f"`abcast topics create --group {group} --site {address.site}`."
+                    )
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connections. May be called twice."""
+        self.consumer.close(timeout_ms=1000)
+
+    # --- the incarnation ---
+
+    def incarnation(self) -> int:
+        """The highest incarnation that was ever claimed, 0 if none is remembered. Raises BrokerUnreachable."""
+        return self._recall(self.forward, _INCARNATION) or 0
+
+    def remember_incarnation(self, incarnation: int) -> None:
+        """Must return before the first message of the incarnation is sent. Raises BrokerUnreachable."""
+        self._commit({self.forward: _offset(0, f"{_INCARNATION}{incarnation}")}, self._timeout_ms)
+
+    def claim_incarnation(self, above: int, claimed: set[int]) -> int:
+        """A new incarnation, remembered: higher than all claimed before and than `above`.
+
+        It is added to `claimed` first: it may be remembered although nobody says so. Two processes that claim one at
+        the same instant get different ones, so that one of them supersedes the other. For a name that Kafka has long
+        forgotten, it is higher than those before in time. Raises BrokerUnreachable, UsageError.
+        """
+        lowest = max(time.time_ns() // 1_000_000 * LIVES_PER_MS, self.incarnation() + 1, above + 1)
+        if lowest > MAX_NUMBER:
+            raise UsageError(
+                f"the incarnations of {self.address} are used up ({lowest - 1} is taken): take another name."
+            )
+        incarnation = lowest + secrets.randbelow(min(LIVES_PER_MS, MAX_NUMBER + 1 - lowest))
+        claimed.add(incarnation)
+        self.remember_incarnation(incarnation)
+        return incarnation
+
+    # --- how far it has delivered ---
+
+    def taken(self) -> int | None:
+        """The last seqno that the application took; None if Kafka does not say. Raises BrokerUnreachable."""
+        return self._recall(self.data, _SEQNO)
+
+    def position(self) -> int:
+        """The same, 0 for a name that is new. Raises PositionLost for one that is not, BrokerUnreachable."""
+        committed = self._committed(self.data)
+        if committed is None:
+            if self._has_note(_DELIVERIES):
+                raise self._position_lost(
+                    "Kafka no longer knows up to where (it forgets after offsets.retention.minutes)"
+                )
+            return 0
+        if committed.metadata and committed.metadata.startswith(_SEQNO):
+            return int(committed.metadata.removeprefix(_SEQNO))
+        return self._seqno_before(int(committed.offset))
+
+    def remember_taken(self, seqno: int, offset: int) -> None:
+        """`offset`: where to read on, shown as the lag by Kafka's own tools. Raises BrokerUnreachable (after 2 s)."""
+        self._note(_DELIVERIES, self.data, f"{_SEQNO}0")
+        self._commit({self.data: _offset(offset, f"{_SEQNO}{seqno}")}, _TAKEN_TIMEOUT_MS)
+
+    def _seqno_before(self, offset: int) -> int:
+        """The last seqno below an offset that somebody has set, with `kafka-consumer-groups --reset-offsets` say."""
+        try:
+            with DataLog(self.connection, self.group, self.address.site) as log:
+                if log.base() is None:
+                    return log.state(min(offset, log.end())).seqno
+        except HistoryUnavailable:
+            pass
+        raise self._position_lost(
+            f"its position was set to the offset {offset} of {self.data.topic}, which tells no seqno"
+        )
+
+    def _position_lost(self, why: str) -> PositionLost:
+        return PositionLost(
+            f"{self.address} has delivered messages of {self.group} before, but {why}. Say where to go on: "
+            "deliveries(from_seqno=N, remember=True), or `abcast deliver --from-seqno N --remember`. N is one above "
+            "the last seqno that the application has taken; 1 is the group's first message."
+        )
+
+    # --- how far it has taken its letters ---
+
+    def letters_taken(self, inbox: TopicPartition) -> int:
+        """The offset up to which the application took its letters; 0 for a name that is new.
+
+        Raises PositionLost for one that is not, BrokerUnreachable.
+        """
+        committed = self._committed(inbox)
+        if committed is not None:
+            return int(committed.offset)
+        if self._has_note(_LETTERS):
+            raise PositionLost(
+                f"{self.address} has taken letters before, but Kafka no longer knows up to which (it forgets after "
+                "offsets.retention.minutes). inbox(from_beginning=True) gives all of them again; their (sender, "
+                "incarnation, local_seqno) tell which the application has seen."
+            )
+        return 0
+
+    def remember_letters_taken(self, inbox: TopicPartition, offset: int) -> None:
+        """`offset`: the first whose record the application has not taken. Raises BrokerUnreachable (after 2 s)."""
+        self._note(_LETTERS, inbox, "")
+        self._commit({inbox: _offset(offset)}, _TAKEN_TIMEOUT_MS)
+
+    # --- notes ---
+
+    def _note(self, what: str, place: TopicPartition, beginning: str) -> None:
+        """See that there is a note of the position at `place` before that is above the beginning."""
+        if self._noted is None:
+            self._noted = self._known_notes()
+        if what in self._noted:
+            return
+        if self._committed(place) is None and not self._has_note(what):
+            self._commit({place: _offset(0, beginning)}, _TAKEN_TIMEOUT_MS)
+        if self._has_notes():
+            self._write_note(what)
+        self._noted.add(what)
+
+    def _known_notes(self) -> set[str]:
+        """The notes that are known to be written: that saves writing them again."""
+        if not self._has_notes():
+            return set()
+        try:
+            committed = self._committed(self._notes)
+        except AuthorizationError as error:
+            self._give_up_notes(f"can't be read ({error!r})")
+            return set()
+        return set((committed.metadata or "").split()) if committed is not None else set()
+
+    def _has_notes(self) -> bool:
+        """Whether the topic is there, and for us to use."""
+        if not self._may_note:
+            return False
+        with self.connection.reachable(), contextlib.suppress(AuthorizationError):
+            if self.consumer.partitions_for_topic(self._notes.topic):
+                return True
+        self._give_up_notes("does not exist")
+        return False
+
+    def _give_up_notes(self, why: str) -> None:
+        if self._may_note:
+            self._may_note = False
+            _logger.warning(
+                "topic %s %s: should Kafka forget the position of %s, it begins at the first message again. "
+                "`abcast topics create --group %s --site %s` creates what is missing",
+                *(self._notes.topic, why, self.address, self.group, self.address.site),
+            )
+
+    def _write_note(self, what: str) -> None:
+        assert self._noted is not None
+        known = " ".join(sorted({*self._noted, what}))
+        try:
+            with self.connection.reachable():
+                producer = self.connection.producer()
+                try:
+                    sent = producer.send(self._notes.topic, key=self._key(what), value=b"1", partition=0)
+                    sent.get(timeout=_TAKEN_TIMEOUT_MS / 1000)
+                finally:
+                    producer.close(timeout=1)
+            self._commit({self._notes: _offset(0, known)}, _TAKEN_TIMEOUT_MS)
+        except KafkaError as error:
+            self._give_up_notes(f"can't be written ({error!r})")
+
+    def _has_note(self, what: str) -> bool:
+        """Whether there ever was a position above the beginning, as far as notes tell."""
+        if self._found is None and self._has_notes():
+            try:
+                self._found = self._read_notes()
+            except AuthorizationError as error:
+                self._give_up_notes(f"can't be read ({error!r})")
+        return self._found is not None and what in self._found
+
+    def _read_notes(self) -> set[str]:
+        """This name's notes. Reads those of all names."""
+        place, deadline = self._notes, time.monotonic() + self.connection.timeout
+        keys, found = {self._key(what): what for what in (_DELIVERIES, _LETTERS)}, set()
+        with contextlib.closing(self.connection.consumer()) as consumer, self.connection.reachable():
+            position = int(consumer.beginning_offsets([place])[place])
+            end = int(consumer.end_offsets([place])[place])
+            consumer.assign([place])
+            consumer.seek(place, position)
+            while position < end:  # compaction never takes a log's last record
+                records = consumer.poll(timeout_ms=1000).get(place, ())
+                for record in records:
+                    if record.key in keys and record.value is not None:
+                        found.add(keys[record.key])
+                    elif record.key in keys:  # an operator has taken the note away
+                        found.discard(keys[record.key])
+                if records:
+                    position = records[-1].offset + 1
+                    deadline = time.monotonic() + self.connection.timeout
+                elif time.monotonic() > deadline:
+                    raise self.connection.unreachable()
+        return found
+
+    def _key(self, what: str) -> bytes:
+        return f"{self.address} {what}".encode("ascii")
+
+    # --- committed offsets ---
+
+    def _recall(self, partition: TopicPartition, prefix: str) -> int | None:
+        committed = self._committed(partition)
+        if committed is None or not (committed.metadata or "").startswith(prefix):
+            return None
+        return int(committed.metadata.removeprefix(prefix))
+
+    def _committed(self, partition: TopicPartition) -> Any:
+        """The committed offset with its metadata, or None."""
+        with self.connection.reachable():
+            return self.consumer.committed(partition, metadata=True, timeout_ms=self._timeout_ms)
+
+    def _commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], timeout_ms: int) -> None:
+        with self.connection.reachable():
+            self.consumer.commit(offsets, timeout_ms=timeout_ms)
+
+    @property
+    def _timeout_ms(self) -> int:
+        return int(self.connection.timeout * 1000)
+
+
+def _offset(offset: int, metadata: str = "") -> OffsetAndMetadata:
+    return OffsetAndMetadata(offset, metadata, -1)

@@ -1,0 +1,360 @@
+"""State transfer: a joiner gets the application's state from a member, in letters, and delivers what comes after it.
+
+Both halves are here, the joiner's and the supplier's.
+
+Invariant. A state is the pair (bytes, p): what `get_state` returned in the thread that iterates the supplier's
+`deliveries()`, between two deliveries, when it had taken exactly the messages up to seqno p. The joiner takes the
+chunks of one such pair, all of them, or nothing; its own deliveries give the messages from p + 1 on, and the events
+from its first view on. So every message is in the state or delivered after it, and none is both, whoever supplies it
+and however often it was asked. p is not below the joiner's first view, and the ones that join together a group without
+members have no state to get: they begin with that view if no message was ordered before it, and are told if there was.
+
+The supplier is the oldest other member; when it leaves the view, or is silent for PATIENCE_S, the joiner asks the next
+one, and begins again when all were asked in vain, each round twice as patient. A request's name is its letter's
+(incarnation, local seqno), which every chunk of the answer repeats: what belongs to an earlier request is dropped.
+
+*The letters.* They are of the kind `state` and numbered together with the other letters, so `inbox()` judges them by
+the same rule, and passes them over. The transfer reads them with a consumer of its own, which begins at the inbox's
+end just before the JOIN (nobody can ask or answer this life earlier), commits nothing, and needs no received table: a
+request is taken if it is newer than the last one of its sender, a chunk if it is the next one, which is go-back-N
+again. So neither of the two readers has a position that the other could move.
+
+The cost: a member with `get_state` reads its inbox partition all the time; a state stays in the inbox topic, as every
+letter does. Memory: the state itself, twice at the joiner for a moment; WINDOW chunks in the supplier's letter table.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from kafka import KafkaConsumer
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+
+from connectors.client.deliveries import POLL_S
+from connectors.client.inbox import inbox_partition
+from connectors.client.letter import Letter, LetterReceipt
+from connectors.client.letter_codec import decode_letter, is_state_letter
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_cursor import RETRY_PAUSE_S
+from ordering.errors import AbcastError, NotOrderedInTime, UsageError
+from ordering.events import ViewChange
+from ordering.membership import Life
+from ordering.names import Address
+from ordering.records import Headers
+
+CHUNK_BYTES = 512 * 1024
+"""The most that one letter carries of a state."""
+
+WINDOW = 8
+"""Chunks to one joiner that wait for Kafka, at most: the application's own letters find room beside them."""
+
+PATIENCE_S = 5.0
+"""So long a joiner waits for the next chunk before it asks another member."""
+
+WRITE_TIMEOUT_S = 30.0
+H_STATE = "state"
+
+GetState = Callable[[], bytes]
+SetState = Callable[[bytes], object]
+Send = Callable[[Address, bytes, Headers], LetterReceipt]
+_logger = logging.getLogger(__name__)
+
+
+class RequestId(NamedTuple):
+    """The incarnation and local seqno of the letter that asks. A joiner's later requests are greater."""
+
+    incarnation: int
+    local_seqno: int
+
+
+class Request(NamedTuple):
+    """A joiner asks for a state that counts at least the messages up to `seqno`."""
+
+    seqno: int
+
+    def headers(self) -> Headers:
+        """As a letter's headers."""
+        return ((H_STATE, json.dumps(["request", self.seqno]).encode("ascii")),)
+
+
+class Chunk(NamedTuple):
+    """Chunk `number` (from 0) of `total` of the state at `seqno`."""
+
+    request: RequestId
+    seqno: int
+    number: int
+    total: int
+
+    def headers(self) -> Headers:
+        """As a letter's headers."""
+        return ((H_STATE, json.dumps(["chunk", *self.request, *self[1:]]).encode("ascii")),)
+
+
+def decode_state_letter(letter: Letter) -> Request | Chunk | None:
+    """What a letter of the kind `state` says; None if it says nothing of that."""
+    try:
+        what, *numbers = json.loads(dict(letter.headers)[H_STATE])
+    except (KeyError, TypeError, ValueError):
+        return None
+    if any(type(number) is not int or number < 0 for number in numbers):
+        return None
+    if what == "request" and len(numbers) == 1:
+        return Request(*numbers)
+    if what == "chunk" and len(numbers) == 5:
+        return Chunk(RequestId(*numbers[:2]), *numbers[2:])
+    return None
+
+
+@dataclass(slots=True)
+class Assembly:
+    """The answer to one request, as far as it has come. Takes each chunk once and in order, all of one answer."""
+
+    supplier: str
+    request: RequestId
+    heard_at: float
+    answer: tuple[int, int, int] | None = None
+    """The supplier's incarnation, the state's seqno, the number of its chunks."""
+    chunks: list[bytes] = field(default_factory=list)
+
+    def accept(self, letter: Letter, chunk: Chunk) -> bool:
+        """Whether it was the next chunk."""
+        answer = (letter.incarnation, chunk.seqno, chunk.total)
+        if (letter.sender, chunk.request) != (self.supplier, self.request) or chunk.number != len(self.chunks):
+            return False
+        if self.answer not in (None, answer) or chunk.number >= chunk.total:
+            return False
+        self.answer = answer
+        self.chunks.append(letter.payload)
+        return True
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all chunks are here."""
+        return self.answer is not None and len(self.chunks) == self.answer[2]
+
+
+class _Asked(NamedTuple):
+    """A request that was not answered yet."""
+
+    joiner: Address
+    id: RequestId
+    seqno: int
+
+
+class StateTransfer:
+    """One member's part in state transfers. Thread-safe. `close` it."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        address: Address,
+        send: Send,
+        get_state: GetState | None,
+        set_state: SetState | None,
+    ) -> None:
+        """`send` sends a letter of the kind `state`. Raises UsageError."""
+        for name, function in (("get_state", get_state), ("set_state", set_state)):
+            if function is not None and not callable(function):
+                raise UsageError(f"{name} is a function, not {type(function).__name__}.")
+        self.connection = connection
+        self.group = group
+        self.address = address
+        self.is_ready = False
+        """Whether the application has the group's state, so that it may be asked for it."""
+        self.set_state = set_state
+        self._get_state = get_state
+        self._send = send
+        self._key = str(address).encode("ascii")
+        self._changed = threading.Condition(threading.Lock())
+        self._stopping = threading.Event()
+        self._assembly: Assembly | None = None
+        self._requests: dict[str, _Asked] = {}  # the newest of each joiner
+        self._newest: dict[str, RequestId] = {}
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Read the inbox from its end on. Call it before the JOIN. Raises BrokerUnreachable, TopicMissing."""
+        if self._threads:
+            return
+        consumer = self.connection.consumer()
+        try:
+            partition = inbox_partition(self.connection, consumer, self.group, self.address)
+            consumer.assign([partition])
+            with self.connection.reachable():
+                consumer.seek(partition, int(consumer.end_offsets([partition])[partition]))
+        except BaseException:
+            consumer.close()
+            raise
+        self._start_thread(lambda: self._read(consumer, partition), "state")
+
+    def close(self) -> None:
+        """End the threads. An answer that is not complete stays so: its joiner asks another member."""
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(self.connection.timeout)
+
+    # --- the joiner ---
+
+    def fetch(self, joined: ViewChange, current: Callable[[], ViewChange | None], timeout: float) -> int | None:
+        """Get the state and set it; its seqno. None if nobody is there who was in the group before.
+
+        `joined` is this member's first view, `current` tells the newest one. Raises NotOrderedInTime, UsageError.
+        """
+        own, deadline, patience = str(self.address), time.monotonic() + timeout, PATIENCE_S
+        if {own, *joined.joined} >= set(joined.members):
+            return None
+        asked: set[Life] = set()
+        while True:
+            others = [life for life in (current() or joined).lives if life.address != own]
+            if not others:
+                return None
+            supplier = next((life for life in others if life not in asked), None)
+            if supplier is None:
+                asked.clear()
+                patience *= 2
+                continue
+            asked.add(supplier)
+            assembly = self._ask(supplier, joined.seqno)
+            if self._wait(assembly, supplier, current, patience, deadline):
+                return self._install(assembly)
+            if time.monotonic() >= deadline:
+                self._assembly = None
+                raise NotOrderedInTime(
+                    f"{own} has joined, but got no state within {timeout:g} s; the last one it asked was "
+                    f"{supplier.address}. Has an older member get_state, and does it iterate its deliveries()? "
+                    "Then connect(state=True) again, with a longer timeout for a large state."
+                )
+
+    def _ask(self, supplier: Life, seqno: int) -> Assembly:
+        request = Request(seqno)
+        with self._changed:  # the answer must not be read before we know the request's number
+            receipt = self._send(Address.parse(supplier.address), b"", request.headers())
+            number = RequestId(receipt.incarnation, receipt.local_seqno)
+            self._assembly = Assembly(supplier.address, number, time.monotonic())
+            return self._assembly
+
+    def _wait(
+        self,
+        assembly: Assembly,
+        supplier: Life,
+        current: Callable[[], ViewChange | None],
+        patience: float,
+        deadline: float,
+    ) -> bool:
+        with self._changed:
+            while not assembly.is_complete:
+                if self._stopping.is_set():
+                    raise UsageError(f"{self.address} is closed.")
+                view, now = current(), time.monotonic()
+                if view is not None and supplier not in view.lives:
+                    return False
+                if now >= deadline or now - assembly.heard_at >= patience:
+                    return False
+                self._changed.wait(POLL_S)
+        return True
+
+    def _install(self, assembly: Assembly) -> int:
+        assert assembly.answer is not None
+        assert self.set_state is not None
+        self._assembly = None
+        state = b"".join(assembly.chunks)
+        assembly.chunks.clear()
+        self.set_state(state)
+        return assembly.answer[1]
+
+    # --- the supplier ---
+
+    def between(self, taken: int) -> None:
+        """Answer who has asked. Called by the application's thread, which has taken all messages up to `taken`."""
+        if not self._requests or not self.is_ready or self._get_state is None:
+            return
+        if not any(asked.seqno <= taken for asked in list(self._requests.values())):
+            return
+        try:
+            state = self._get_state()
+            if not isinstance(state, bytes):
+                raise TypeError(f"get_state returned {type(state).__name__}, not bytes")
+        except Exception:
+            # The application's mistake must not end its deliveries: the joiner asks the next member.
+            _logger.exception("%s can't supply its state", self.address)
+            state = None
+        with self._changed:  # also who has asked, or asked again, in the meantime
+            due = [asked for asked in self._requests.values() if asked.seqno <= taken]
+            for asked in due:
+                del self._requests[str(asked.joiner)]
+        if state is not None:
+            for asked in due:
+                self._supply(asked, state, taken)
+
+    def _supply(self, asked: _Asked, state: bytes, seqno: int) -> None:
+        self._start_thread(lambda: self._send_chunks(asked, state, seqno), f"state-for-{asked.joiner}")
+
+    def _send_chunks(self, asked: _Asked, state: bytes, seqno: int) -> None:
+        total = max(1, -(-len(state) // CHUNK_BYTES))
+        waiting: deque[LetterReceipt] = deque()
+        try:
+            for number in range(total):
+                # A newer request of the joiner makes this answer worthless.
+                if self._stopping.is_set() or self._newest[str(asked.joiner)] != asked.id:
+                    return
+                if len(waiting) >= WINDOW:
+                    waiting.popleft().result(WRITE_TIMEOUT_S)
+                part = state[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+                waiting.append(self._send(asked.joiner, part, Chunk(asked.id, seqno, number, total).headers()))
+        except AbcastError as error:
+            _logger.warning("%s: %s does not get the whole state: %s", self.address, asked.joiner, error)
+
+    # --- the threads ---
+
+    def _start_thread(self, target: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=target, name=f"abcast-{self.address}-{name}", daemon=True)
+        self._threads = [each for each in self._threads if each.is_alive()]
+        thread.start()
+        self._threads.append(thread)
+
+    def _read(self, consumer: KafkaConsumer, partition: TopicPartition) -> None:
+        is_failing = False
+        while not self._stopping.is_set():
+            try:
+                polled = consumer.poll(timeout_ms=int(POLL_S * 1000))
+                is_failing = is_failing and not polled
+            except KafkaError as error:
+                # The consumer connects again by itself. What can't be got is asked for again by the joiner.
+                if not is_failing:
+                    _logger.warning("reading %s: %r; trying again", partition.topic, error)
+                is_failing = True
+                self._stopping.wait(RETRY_PAUSE_S)
+                continue
+            for record in polled.get(partition, ()):
+                self._take(record)
+        consumer.close()
+
+    def _take(self, record: Any) -> None:
+        if record.key != self._key or not is_state_letter(record.headers):
+            return
+        letter = decode_letter(self._key, record.key, record.value, record.headers)
+        what = decode_state_letter(letter) if isinstance(letter, Letter) else None
+        if not isinstance(letter, Letter) or what is None:
+            _logger.warning("%s: skipped a malformed letter at offset %d", self.address, record.offset)
+            return
+        with self._changed:
+            if isinstance(what, Request):
+                number = RequestId(letter.incarnation, letter.local_seqno)
+                if number > self._newest.get(letter.sender, RequestId(0, 0)):
+                    self._newest[letter.sender] = number
+                    self._requests[letter.sender] = _Asked(Address.parse(letter.sender), number, what.seqno)
+            elif self._assembly is not None and self._assembly.accept(letter, what):
+                self._assembly.heard_at = time.monotonic()
+                self._changed.notify_all()

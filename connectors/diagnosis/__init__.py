@@ -1,0 +1,1 @@
+"""What looks at a group from outside: its check and its status."""

@@ -1,0 +1,159 @@
+"""Feeding the checker from the real thing: DATA topics, the Delta ledger, delivery logs of members."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from kafka.structs import TopicPartition
+
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.sites import Sites
+from ordering.checker import LOST, Anomaly, Checker
+from ordering.errors import UsageError
+from ordering.mesh_checker import Lack, MeshChecker
+from ordering.names import Topic
+from ordering.reader import Reader, epoch_of
+from ordering.records import EPOCH, MessageId
+
+STALLED_AFTER_S = 15.0
+"""A site that lacks messages must get on with them in this time, if the relay that brings them is there."""
+
+
+def check_data(checker: Checker, connection: Connection, group: str, site: str, mesh: MeshChecker | None = None) -> int:
+    """Read the whole DATA topic of the site; return how many seqnos it holds."""
+    with DataLog(connection, group, site) as data:
+        beginning, end = data.beginning(), data.end()
+        if beginning > 0:
+            reader = _reader_at(data, beginning, end)
+            checker.start(site, reader)
+            if mesh is not None:
+                mesh.start(site, reader)
+        highest = 0
+        for stored in data.records(beginning, end):
+            checker.data(site, stored.data)
+            if mesh is not None:
+                mesh.data(site, stored.data)
+            highest = max(highest, stored.data.seqno)
+        return highest
+
+
+class SitesVerdict:
+    """What is wrong at several sites, which have one order together (`one_order`) or each its own."""
+
+    def __init__(self, names: Iterable[str], *, one_order: bool) -> None:
+        common = Checker()
+        self.checkers = {name: common if one_order else Checker() for name in names}
+        self.mesh = None if one_order else MeshChecker(self.checkers)
+        self.read: dict[str, int] = {}
+
+    def lacking(self) -> list[Lack]:
+        """By what each site is behind the others; normal as long as messages are under way."""
+        if self.mesh is not None:
+            return self.mesh.lacking()
+        ends = {name: checker.last_seqno(name) for name, checker in self.checkers.items()}
+        furthest = max(ends, key=lambda name: ends[name], default="")
+        return [Lack(name, furthest, end, ends[furthest] - end) for name, end in ends.items() if end < ends[furthest]]
+
+    def anomalies(self, *, settled: bool) -> list[Anomaly]:
+        """Everything that was found. `settled`: nothing is under way, so that what a site lacks is lost."""
+        found = [anomaly for checker in dict.fromkeys(self.checkers.values()) for anomaly in checker.finish()]
+        found += self.mesh.anomalies() if self.mesh is not None else []
+        return found + ([Anomaly(LOST, f"{lack}.", ()) for lack in self.lacking()] if settled else [])
+
+
+def check_sites(group: str, connections: Mapping[str, Connection], *, one_order: bool) -> SitesVerdict:
+    """Read the whole DATA topic of every site."""
+    verdict = SitesVerdict(connections, one_order=one_order)
+    for site, connection in connections.items():
+        read = check_data(verdict.checkers[site], connection, group, site, verdict.mesh)
+        verdict.read[f"DATA of {site}"] = read
+    return verdict
+
+
+def stalled(sites: Sites, group: str, lacks: Iterable[Lack], wait_s: float = STALLED_AFTER_S) -> list[Anomaly]:
+    """Of what sites of a mesh lack, what does not get less within `wait_s` while the relay that brings it is there.
+
+    A relay writes at least a heartbeat in that time. Returns at once if nothing is lacking.
+    """
+    watched = {lack: sites.next_hop(lack.site, lack.origin) for lack in lacks if lack.site in sites.connections}
+    if not watched:
+        return []
+    before = {lack: _relayed_end(sites, group, lack.site, hop) for lack, hop in watched.items()}
+    time.sleep(wait_s)
+    return [
+        Anomaly(LOST, f"{lack}, and gets no further although the relay from {hop} is there.", ())
+        for lack, hop in watched.items()
+        if _reached(sites, group, lack) <= lack.after_seqno
+        and _relayed_end(sites, group, lack.site, hop) > before[lack]
+    ]
+
+
+def _reached(sites: Sites, group: str, lack: Lack) -> int:
+    """How far a site has ordered the messages of an origin now."""
+    with DataLog(sites.connection(lack.site), group, lack.site) as data:
+        return data.state().origins.get(lack.origin, 0)
+
+
+def _relayed_end(sites: Sites, group: str, site: str, neighbour: str | None) -> int:
+    """Where the topic ends that the relay from a neighbour fills; 0 if there is none."""
+    connection = sites.connection(site)
+    place = TopicPartition(str(Topic(group, "relayed", site, neighbour or site)), 0)
+    consumer = connection.consumer()
+    try:
+        with connection.reachable():
+            is_there = bool(consumer.partitions_for_topic(place.topic))
+            return int(consumer.end_offsets([place])[place]) if is_there else 0
+    finally:
+        consumer.close()
+
+
+def _reader_at(data: DataLog, beginning: int, end: int) -> Reader:
+    """The reading rule for a log whose beginning retention has dropped: its first effective record tells."""
+    seals = data.state(end).seals
+    for stored in data.records(beginning, end):
+        record = stored.data
+        if record.kind != EPOCH and record.epoch == epoch_of(seals, record.seqno):
+            return Reader(record.epoch, record.seqno - 1)
+    return Reader()
+
+
+def check_ledger(checker: Checker, path: Path, group: str) -> int:
+    """Read the group's rows of the ledger, a chunk at a time; return how many there are."""
+    from deltalake import DeltaTable
+    from pyarrow import dataset as ds
+
+    from connectors.ledger.delta_files import dataset_of
+
+    columns = ["seqno", "sender", "incarnation", "local_seqno", "kind", "payload"]
+    rows = 0
+    table = dataset_of(DeltaTable(str(path)), path)
+    for batch in table.to_batches(columns=columns, filter=ds.field("group") == group):
+        for row in batch.to_pylist():
+            message = MessageId(row["sender"] or "", row["incarnation"] or 0, row["local_seqno"] or 0)
+            checker.ledger(row["seqno"], message, row["payload"], kind=row["kind"])
+            rows += 1
+    return rows
+
+
+def check_deliveries(checker: Checker, member: str, lines: Iterable[str]) -> int:
+    """Read a delivery log as `abcast deliver --json` prints it; return how many deliveries it has."""
+    count = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            if "event" in row:
+                continue
+            message = MessageId(row["sender"], row["incarnation"], row["local_seqno"])
+            payload = base64.b64decode(row["payload_base64"]) if "payload_base64" in row else row["payload"].encode()
+            checker.delivery(member, row["seqno"], message, payload, row.get("view_id"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"line {number} of {member} is not what `abcast deliver --json` prints: {error}."
+            ) from error
+        count += 1
+    return count

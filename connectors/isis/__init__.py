@@ -1,0 +1,1 @@
+"""ISIS agreement between processes over TCP."""

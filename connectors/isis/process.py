@@ -1,0 +1,258 @@
+"""A plain process of the ISIS agreement: UDP around `ordering.isis_views`. No Kafka, no JVM.
+
+Source: Total Order Multicast, "Process" and "UDP Client and Server". One thread and one socket: what has arrived is
+taken as one batch, and all that follows from it for a receiver is packed into as few datagrams as it needs. Nothing is
+acknowledged here: a question of the core is repeated until its answer has come, so a datagram may be lost at any point,
+and that is what happens to one that the socket does not take.
+
+A process stores nothing. Killed and started again it is another life: it joins the view that the others have gone on
+in, and asks them for what was delivered before (`ordering.isis_history`).
+
+Bounds: the core's (runs in flight, backlog), the history's, `MAX_DELAYED` datagrams that wait on purpose, and the
+socket's buffers.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import random
+import select
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from connectors.isis.hostfile import Host, digest
+from connectors.isis.wire import (
+    MAX_PAYLOAD_BYTES,
+    Malformed,
+    Packet,
+    encode_message,
+    pack,
+    unpack,
+)
+from ordering.errors import EnvironmentProblem, UsageError
+from ordering.hold_back import Run
+from ordering.isis import Refused
+from ordering.isis_formation import Formation, Life
+from ordering.isis_history import Answer, Ask, Gone, History
+from ordering.isis_messages import Deliver, Installed, Missing, Outside, Stuck, To
+from ordering.isis_views import SUSPECT_AFTER_MS, Process, fresh
+
+TICK_S = 0.01
+"""How often the core is told the time."""
+
+BATCH_DATAGRAMS = 64
+"""Most datagrams that are taken as one batch."""
+
+SOCKET_BYTES = 4 * 1024 * 1024
+"""What the socket is asked to buffer in each direction; the machine may give less."""
+
+MAX_DELAYED = 4_096
+"""Datagrams that may wait on purpose; one more is sent at once."""
+
+Event = Deliver | Gone | Installed | Outside | Stuck
+"""What a process has to say to its application."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What is done to datagrams on purpose before they are sent; probabilities from 0 to 1."""
+
+    drop: float = 0.0
+    repeat: float = 0.0
+    delay: float = 0.0
+    max_delay_s: float = 0.25
+
+
+NO_FAULTS = Faults()
+DELAYS = Faults(delay=0.2)
+"""The source's "delays" mode: occasionally, by a random time."""
+
+
+def name_of(place: int) -> str:
+    """The name of the process in that line of the hostfile: names sort as numbers do."""
+    return f"{place:03}"
+
+
+class IsisProcess:
+    """The process in line `me` of the hostfile. Not thread-safe; `close` it."""
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        me: int,
+        *,
+        faults: Faults = NO_FAULTS,
+        suspect_after_ms: int = SUSPECT_AFTER_MS,
+    ) -> None:
+        """Raises UsageError if there is no such line, EnvironmentProblem if the port can't be had."""
+        if not 0 <= me < len(hosts):
+            raise UsageError(f"there is no process {me}: the hostfile has 0 to {len(hosts) - 1}.")
+        self.me, self.faults = me, faults
+        self.rejected: Counter[str] = Counter()
+        self._addresses = [host.address() for host in hosts]
+        self._places = {address: place for place, address in enumerate(self._addresses)}
+        self._group = digest(hosts)
+        self._socket = _bound(hosts[me], self._addresses[me])
+        life = Life(name_of(me), time.time_ns() // 1_000)
+        names = [name_of(place) for place in range(len(hosts))]
+        formation = Formation(life, names)
+        self.process = Process(fresh(life, now_ms=_now_ms(), suspect_after_ms=suspect_after_ms), formation)
+        self._history = History()
+        self._delayed: list[tuple[float, int, tuple[str, int], bytes]] = []
+        self._dice = random.Random()
+        self._numbers = 0
+        self._next_tick = 0.0
+        if len(hosts) == 1:
+            self.process.begin_alone()
+
+    @property
+    def life(self) -> Life:
+        """Which life of the process this is."""
+        return self.process.me
+
+    def submit(self, payload: bytes) -> bool:
+        """Order a message; False if the backlog is full. Raises UsageError if it is too large."""
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise UsageError(f"a message of {len(payload)} bytes is too large: {MAX_PAYLOAD_BYTES} at most.")
+        return self.process.submit(Run(payload))
+
+    def work(self, timeout_s: float = TICK_S) -> list[Event]:
+        """Wait for datagrams, take them, and send what follows; returns what there is to say."""
+        now = time.monotonic()
+        until = min([self._next_tick, *(due for due, *_ in self._delayed[:1])])
+        select.select([self._socket], (), (), max(0.0, min(timeout_s, until - now)))
+        outgoing: dict[str, list[Packet]] = {}
+        events: list[Event] = []
+        for _ in range(BATCH_DATAGRAMS):
+            if not self._receive(outgoing, events):
+                break
+        now = time.monotonic()
+        if now >= self._next_tick:
+            self._next_tick = now + TICK_S
+            self._tick(outgoing)
+        for output in self.process.end_batch():
+            if isinstance(output, To):
+                outgoing.setdefault(output.receiver.name, []).append(output.message)
+            elif isinstance(output, Deliver):
+                events += self._history.add(output)
+            elif isinstance(output, Missing):
+                self._history.miss(output.last)
+            elif isinstance(output, Installed | Outside | Stuck):
+                events.append(output)
+            else:
+                assert isinstance(output, Refused)  # `submit` has said so
+        self._send(outgoing)
+        self._send_delayed()
+        return events
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def _receive(self, outgoing: dict[str, list[Packet]], events: list[Event]) -> bool:
+        try:
+            raw, address = self._socket.recvfrom(65_536)
+        except BlockingIOError:
+            return False
+        except ConnectionError:  # an earlier datagram found nobody at its port
+            return True
+        place = self._places.get(address)
+        try:
+            if place is None:
+                raise Malformed("from an address that is not in the hostfile")
+            datagram = unpack(self._group, raw)
+            if datagram.sender != place or place == self.me:
+                raise Malformed("under another's id")
+        except Malformed as error:
+            self.rejected[str(error)] += 1
+            return True
+        sender = Life(name_of(place), datagram.incarnation)
+        for message in datagram.messages:
+            if isinstance(message, Ask):
+                outgoing.setdefault(sender.name, []).append(self._history.answer(message))
+            elif isinstance(message, Answer):
+                events += self._history.fill(sender, message, self._others())
+            else:
+                self.process.receive(sender, message)
+        return True
+
+    def _tick(self, outgoing: dict[str, list[Packet]]) -> None:
+        now_ms = _now_ms()
+        self.process.tick(now_ms)
+        question = self._history.question(now_ms, self._others())
+        if question is not None:
+            outgoing.setdefault(question[0].name, []).append(question[1])
+
+    def _others(self) -> list[Life]:
+        return [life for life in self.process.view.members if life != self.life]
+
+    def _send(self, outgoing: dict[str, list[Packet]]) -> None:
+        encoded: dict[int, list[bytes]] = {}
+        for name, messages in outgoing.items():
+            parts: list[bytes] = []
+            for message in messages:
+                if id(message) not in encoded:
+                    encoded[id(message)] = list(encode_message(message))
+                parts += encoded[id(message)]
+            address = self._addresses[int(name)]
+            for datagram in pack(self._group, self.me, self.life.incarnation, parts):
+                self._send_datagram(address, datagram)
+
+    def _send_datagram(self, address: tuple[str, int], datagram: bytes) -> None:
+        faults = self.faults
+        if faults is not NO_FAULTS:
+            if self._dice.random() < faults.drop:
+                return
+            if self._dice.random() < faults.repeat:
+                self._put(address, datagram)
+            if self._dice.random() < faults.delay and len(self._delayed) < MAX_DELAYED:
+                self._numbers += 1
+                due = time.monotonic() + self._dice.random() * faults.max_delay_s
+                heapq.heappush(self._delayed, (due, self._numbers, address, datagram))
+                return
+        self._put(address, datagram)
+
+    def _send_delayed(self) -> None:
+        now = time.monotonic()
+        while self._delayed and self._delayed[0][0] <= now:
+            _, _, address, datagram = heapq.heappop(self._delayed)
+            self._put(address, datagram)
+
+    def _put(self, address: tuple[str, int], datagram: bytes) -> None:
+        try:
+            self._socket.sendto(datagram, address)
+        except OSError as error:  # as if it had been lost on its way
+            self.rejected[f"not sent: {errno.errorcode.get(error.errno or 0, 'unknown')}"] += 1
+
+
+def counted(process: IsisProcess) -> Iterator[str]:
+    """What was not taken, in words: datagrams, and messages in the present view."""
+    for why, count in sorted(process.rejected.items()):
+        yield f"{count} datagrams {why}"
+    for drop, count in sorted(process.process.dropped.items(), key=lambda item: item[0].value):
+        yield f"{count} runs, proposals or numbers {drop.value}"
+
+
+def _bound(host: Host, address: tuple[str, int]) -> socket.socket:
+    bound = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        bound.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise EnvironmentProblem(f"port {host.port} is in use: does process {host} run already?") from error
+        raise EnvironmentProblem(
+            f"process {host} can't listen at {address[0]}: {error.strerror}. Is --id the line of this machine?"
+        ) from error
+    bound.setblocking(False)
+    return bound
+
+
+def _now_ms() -> int:
+    return int(time.monotonic() * 1_000)

@@ -1,0 +1,335 @@
+"""One group's DATA topic at one site, as a log: read a range, find the newest snapshot, find where a seqno stands.
+
+Two topics of one partition each belong together:
+
+* DATA: what was decided;
+* EPOCH: one record a takeover, a *claim*. Its offset plus one is the epoch, so no two claims have the same. Its value
+  begins with the *floor*: where DATA ended before the claim. A seal is written after its claim, so every record below
+  the floor stands before that seal. And *notes*: up to which seqno DATA went below some offset. A note is a fact about
+  a log that only grows, so it stays true whoever wrote it; retention never takes it, as it may take DATA.
+
+That is how a snapshot is known to be in force without reading the log from its beginning: a snapshot of epoch e at
+offset o is in force if the floor of every claim of a higher epoch is above o. A snapshot in force is the state where
+it stands (`ordering.sequencer`, invariant 5). So everything here starts from the last one, and its cost does not
+grow with history.
+
+Offsets and seqnos meet in one place, `DataLog.where`. It goes by explicit marks, of which each says that all seqnos
+from k on stand at offset o or later: the floor of the claim of the epoch that decided k, for the first one it decided
+(the seal is at the floor or later, and what an epoch decides stands behind its seal); a note; the beginning.
+
+Where the topic is the copy of another site's, which a relay fills, nobody claims, and no snapshot is in force. There
+EPOCH has *bases*: states of the copied log, each posted after everything that it counts was in the copy. A base says
+something of a log that only grows, so it stays true whoever posted it, and however often the relay repeats records:
+reading on from where the next seqno stands at the earliest finds everything that the base does not count.
+
+A copy can be made the home (`connectors.relay.promotion`): a *move* says so, and from then on it is claimed as any
+other log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from kafka import KafkaConsumer
+from kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
+from kafka.structs import TopicPartition
+
+from connectors.kafka.codec import decode_data
+from connectors.kafka.connection import Connection
+from connectors.kafka.epochs import Claim, Move, Note, decode
+from ordering.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, TopicMissing, UsageError
+from ordering.names import Topic
+from ordering.reader import Reader, Seal, epoch_of
+from ordering.records import EPOCH, Data
+from ordering.sequencer import SequencerState, absorb
+
+_FIRST_WINDOW = 2_048
+"""Records that are read back first when looking for a snapshot."""
+
+_LARGEST_STEP = 32_768
+"""By so much a window grows at most: what is read beyond what is looked for is read in vain."""
+
+
+class Stored(NamedTuple):
+    """One DATA record with its Kafka offset and the broker's timestamp (ms since the epoch, UTC)."""
+
+    offset: int
+    timestamp_ms: int
+    data: Data
+
+
+class Start(NamedTuple):
+    """Where to read on: from Kafka offset `offset`, with `reader` as the state of the reading rule."""
+
+    offset: int
+    reader: Reader
+
+
+class StateAt(NamedTuple):
+    """A state that counts all effective records below offset `below` of DATA, and maybe more; None: nobody knows."""
+
+    state: SequencerState
+    below: int | None
+
+
+class DataLog:
+    """Reads one DATA topic (one partition). Not thread-safe; close it, or use it as a context manager."""
+
+    def __init__(self, connection: Connection, group: str, site: str) -> None:
+        """Raises BrokerUnreachable, TopicMissing."""
+        self.connection = connection
+        self.topic = Topic(group, "data", site)
+        self.partition = TopicPartition(str(self.topic), 0)
+        self.claims_topic = str(Topic(group, "epoch", site))
+        self._claims = TopicPartition(self.claims_topic, 0)
+        self._known_claims: list[Claim] = []
+        self._known_notes: list[Note] = []
+        self._known_move: Move | None = None
+        self._known_base = -1
+        self._known_below = 0
+        """The offset in EPOCH below which all is known."""
+        self._consumer: KafkaConsumer = connection.consumer()
+        try:
+            self._check_partitions()
+        except BaseException:
+            self._consumer.close()
+            raise
+
+    def _check_partitions(self) -> None:
+        group, site = self.topic.group, self.topic.site
+        with self.connection.reachable():
+            counts = {
+                place: len(self._consumer.partitions_for_topic(place.topic) or ())
+                for place in (self.partition, self._claims)
+            }
+        for place, count in counts.items():
+            if not count:
+                raise TopicMissing(
+                    f"topic {place.topic} does not exist: create the group's topics with "
+                    f"`abcast topics create --group {group} --site {site}`."
+                )
+        if (count := counts[self.partition]) > 1:
+            raise UsageError(too_many_partitions(self.topic, count))
+
+    def __enter__(self) -> DataLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._consumer.close()
+
+    def beginning(self) -> int:
+        """The first offset that retention has left."""
+        with self.connection.reachable():
+            return int(self._consumer.beginning_offsets([self.partition])[self.partition])
+
+    def end(self) -> int:
+        """The offset after the last record."""
+        with self.connection.reachable():
+            return int(self._consumer.end_offsets([self.partition])[self.partition])
+
+    def records(self, start: int, end: int) -> Iterator[Stored]:
+        """The records of DATA with `start` <= offset < `end`, in order."""
+        for record in self._read(self.partition, start, end):
+            yield Stored(record.offset, record.timestamp, decode_data(record.value, record.headers))
+
+    def _read(self, place: TopicPartition, start: int, end: int) -> Iterator[Any]:
+        if start >= end:
+            return
+        self._consumer.assign([place])
+        self._consumer.seek(place, start)
+        position = start
+        while position < end:
+            try:
+                with self.connection.reachable():
+                    polled = self._consumer.poll(timeout_ms=1000)
+            except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
+                raise HistoryUnavailable(
+                    f"retention has dropped offset {position} of {place.topic} before it was read: try again."
+                ) from error
+            for record in polled.get(place, ()):
+                if record.offset >= end:
+                    return
+                position = record.offset + 1
+                yield record
+
+    def claims(self) -> list[Claim]:
+        """Every claim so far, in the order of epochs."""
+        self._learn()
+        return list(self._known_claims)
+
+    def notes(self) -> list[Note]:
+        """Every note so far."""
+        self._learn()
+        return list(self._known_notes)
+
+    def newest_claim(self) -> Claim | None:
+        """The claim of the highest epoch so far."""
+        self._learn()
+        return self._known_claims[-1] if self._known_claims else None
+
+    def newest_epoch(self) -> int:
+        """The highest epoch claimed so far; 0 if there is none."""
+        newest = self.newest_claim()
+        return newest.epoch if newest is not None else 0
+
+    def _learn(self) -> None:
+        """Read what is new in EPOCH. Raises HistoryUnavailable if retention has dropped its beginning."""
+        end = self._end_of_epochs()
+        if end < self._known_below:  # made anew
+            self._known_claims, self._known_notes, self._known_below = [], [], 0
+            self._known_move, self._known_base = None, -1
+        if not self._known_below and end:
+            with self.connection.reachable():
+                beginning = int(self._consumer.beginning_offsets([self._claims])[self._claims])
+            if beginning > 0:
+                raise HistoryUnavailable(
+                    f"retention has dropped the first {beginning} records of {self.claims_topic}, so nobody can tell "
+                    "which sequencers took over: go on in a new group, and never set a retention on an epoch topic."
+                )
+        for record in self._read(self._claims, self._known_below, end):
+            at = (record.offset, record.value, record.headers, record.timestamp)
+            found = decode(self.claims_topic, *at, above=self._above)
+            if isinstance(found, Claim):
+                self._known_claims.append(found)
+            elif isinstance(found, Note):
+                self._known_notes.append(found)
+            elif isinstance(found, Move):
+                self._known_move = found
+            else:
+                self._known_base = record.offset
+            self._known_below = record.offset + 1
+
+    def _end_of_epochs(self) -> int:
+        with self.connection.reachable():
+            return int(self._consumer.end_offsets([self._claims])[self._claims])
+
+    def epoch_of_claim(self, offset: int) -> int:
+        """The epoch of a claim that was appended to EPOCH there."""
+        return self._above + offset + 1
+
+    @property
+    def _above(self) -> int:
+        return self._known_move.above if self._known_move is not None else 0
+
+    def move(self) -> Move | None:
+        """Which site is the group's home, if it ever moved."""
+        self._learn()
+        return self._known_move
+
+    def base(self) -> SequencerState | None:
+        """The newest base, if the topic is a copy, or was one, and has one."""
+        self._learn()
+        if self._known_base < 0:
+            return None
+        found = self._read(self._claims, self._known_base, self._known_base + 1)
+        return next((SequencerState.from_bytes(record.value) for record in found), None)
+
+    def is_promoted(self) -> bool:
+        """Whether it was a copy, and was made the home."""
+        move = self.move()
+        return move is not None and move.home == self.topic.site
+
+    def is_copy(self) -> bool:
+        """Whether a relay fills the topic: then nobody has claimed it, and it was not made the home."""
+        return self.end() > 0 and not self.claims() and not self.is_promoted()
+
+    def state(self, end: int | None = None) -> SequencerState:
+        """The sequencer's state after all records below `end` (default: now), as DATA tells it.
+
+        Raises HistoryUnavailable if retention has dropped the beginning and no snapshot in force is left.
+        """
+        if end is None:
+            end = self.end()
+        if not self.claims() and (base := self.base()) is not None:
+            return self._from_base(base, end)
+        claims, beginning = self.claims(), self.beginning()  # after `end`: no seal below it is without its claim
+        tail: list[Stored] = []
+        for start, below in windows_back(beginning, end, _FIRST_WINDOW):
+            before = list(self.records(start, below))
+            tail = [*before, *tail]
+            for index in range(len(before) - 1, -1, -1):
+                if _is_snapshot_in_force(tail[index], claims):
+                    return absorb(SequencerState(self.topic.group), (stored.data for stored in tail[index:]))
+        if beginning > 0:
+            if (base := self.base()) is not None:  # of the time when it was a copy
+                return self._from_base(base, end)
+            raise NoSnapshot(
+                f"retention has dropped the beginning of {self.topic} and no snapshot is left in it. "
+                "Start the sequencer with --data DIR of the group's ledger, which knows the last seqno."
+            )
+        return absorb(SequencerState(self.topic.group), (stored.data for stored in tail))
+
+    def _from_base(self, base: SequencerState, end: int) -> SequencerState:
+        start = max(self.where(base.seqno + 1, base.seals), self.beginning())
+        return absorb(base, (stored.data for stored in self.records(start, end)))
+
+    def after(self, seqno: int, *, or_end: bool = False) -> Start:
+        """Where a reader that has everything up to `seqno` reads on.
+
+        The table of seals tells the epoch that decided the next one, so leftovers of a fenced sequencer are recognised
+        from anywhere.
+
+        Raises HistoryUnavailable if retention has dropped what follows `seqno`, and ProtocolViolation if DATA does not
+        reach that far (with `or_end`, reads on at the end then).
+        """
+        end = self.end()
+        state = self.state(end)
+        if seqno > state.seqno and not or_end:
+            raise ProtocolViolation(f"asked to read on after seqno {seqno}, but {self.topic} ends at {state.seqno}.")
+        if seqno >= state.seqno:
+            return Start(end, Reader(state.epoch, state.seqno))
+        epoch, offset = epoch_of(state.seals, seqno + 1), self.where(seqno + 1, state.seals)
+        beginning = self.beginning()
+        if beginning > offset and not self._holds(seqno + 1, epoch, beginning, end):
+            raise HistoryUnavailable(
+                f"{self.topic} no longer holds seqno {seqno + 1}: retention has dropped it. Read on from the ledger."
+            )
+        return Start(max(offset, beginning), Reader(epoch, seqno))
+
+    def where(self, seqno: int, seals: Sequence[Seal]) -> int:
+        """The offset of the effective record of `seqno`, or a lower one; `seals` reach at least that far.
+
+        Behind a mark, each seqno takes an offset of its own at least, in their order (see the module).
+        """
+        epoch = epoch_of(seals, seqno)
+        first = min((seal.first_seqno for seal in seals if seal.epoch == epoch), default=seqno)
+        marks = [(0, 1)]
+        marks += [(claim.floor + 1, first) for claim in self.claims() if claim.epoch == epoch]
+        marks += [(note.offset, note.seqno + 1) for note in self.notes()]
+        return max(offset + seqno - known for offset, known in marks if known <= seqno)
+
+    def _holds(self, seqno: int, epoch: int, beginning: int, end: int) -> bool:
+        """Whether the effective record of `seqno`, decided by `epoch`, is still there: the first of its epoch tells."""
+        first = next((s.data for s in self.records(beginning, end) if s.data.epoch == epoch and s.data.seqno), None)
+        return first is not None and first.seqno <= seqno
+
+
+def too_many_partitions(topic: Topic, count: int) -> str:
+    """What to say of a DATA topic that has more than one partition."""
+    return (
+        f"topic {topic} has {count} partitions, but an order has one, and Kafka takes no partition away: go on in a "
+        f"new group (`abcast topics create --group NAME --site {topic.site}`); partition 0 and the ledger keep what "
+        "was ordered."
+    )
+
+
+def windows_back(beginning: int, end: int, first: int) -> Iterator[tuple[int, int]]:
+    """Ranges of offsets (from, below) that lead from `end` back to `beginning`: `first` records, then more and more."""
+    window, below = first, end
+    while below > beginning:
+        start = max(beginning, end - window)
+        yield start, below
+        window, below = min(window * 4, window + _LARGEST_STEP), start
+
+
+def _is_snapshot_in_force(stored: Stored, claims: Sequence[Claim]) -> bool:
+    data = stored.data
+    # What was copied from a home that was before this one is not this topic's own.
+    if data.kind != EPOCH or not data.payload or not claims or data.epoch < claims[0].epoch:
+        return False
+    return all(claim.floor > stored.offset for claim in claims if claim.epoch > data.epoch)

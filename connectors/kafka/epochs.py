@@ -1,0 +1,133 @@
+"""The records of a group's EPOCH topic. What they say is in `connectors.kafka.data_log`, of moves in
+`connectors.relay.promotion`.
+
+| record | headers | value |
+| --- | --- | --- |
+| claim | none | `FLOOR HOST PID`: who takes over, and where DATA ended before |
+| note | `abcast-kind: note` | `OFFSET EPOCH SEQNO` |
+| base | those of an `epoch` record | a state; in a copy |
+| move | `abcast-kind: move` | `HOME ABOVE`: the site that is the group's home from here on; in a hub |
+
+A claim's epoch is its offset plus one, and plus ABOVE if a move stands before it. So a note, which claims nothing,
+makes the epochs skip a number, and no more.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from connectors.kafka.codec import H_KIND
+from ordering.errors import ProtocolViolation
+
+_NOTE = b"note"
+_MOVE = b"move"
+
+FEUD_CHANGES = 3
+"""Of hosts, from one claim to the next. Two are a handover and its way back; from the third on it is a feud."""
+FEUD_GAP_MS = 15 * 60_000
+"""Two claims further apart than this are no feud."""
+FIRST_YIELD_SECONDS = 10.0
+LONGEST_YIELD_SECONDS = 300.0
+
+
+class Claim(NamedTuple):
+    """One takeover: the seal of `epoch` stands in DATA at offset `floor` or later, if it was written at all.
+
+    `host`, `pid`: who claims ("" and 0 in those of earlier versions); `at_ms`: when the broker had it.
+    """
+
+    epoch: int
+    floor: int
+    host: str = ""
+    pid: int = 0
+    at_ms: int = 0
+
+    @property
+    def who(self) -> str:
+        """The claimer, in words."""
+        return f"process {self.pid} on host {self.host}" if self.host else "another process"
+
+
+class Note(NamedTuple):
+    """A fact about DATA below Kafka offset `offset`: `epoch` is in force there, and `seqno` is the last one decided."""
+
+    offset: int
+    epoch: int
+    seqno: int
+
+
+class Move(NamedTuple):
+    """The home of the group is `home` from here on. At that site it was promoted; at any other it is no sequencer's.
+
+    Claims behind it are of epochs higher than `above`: no home before had one, whatever it has claimed meanwhile.
+    """
+
+    home: str
+    above: int = 0
+
+
+def this_host() -> str:
+    """This machine's name as it stands in claims: without blanks, in ASCII."""
+    return "".join(socket.gethostname().split()).encode("ascii", "replace").decode("ascii") or "unknown"
+
+
+def encode_claim(floor: int) -> bytes:
+    """The value of this process's claim."""
+    return f"{floor} {this_host()} {os.getpid()}".encode("ascii")
+
+
+def encode_note(note: Note) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """(value, headers) of a note."""
+    return b"%d %d %d" % note, [(H_KIND, _NOTE)]
+
+
+def encode_move(move: Move) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """(value, headers) of a move."""
+    return f"{move.home} {move.above}".encode("ascii"), [(H_KIND, _MOVE)]
+
+
+def decode(
+    topic: str, offset: int, value: bytes | None, headers: Sequence[tuple[str, bytes]], at_ms: int, above: int = 0
+) -> Claim | Note | Move | None:
+    """One record of an EPOCH topic; None for a base. Raises ProtocolViolation for what nobody of ours writes."""
+    try:
+        if not headers:
+            floor, host, pid, *_ = [*(value or b"").decode("ascii").split(), "", "0"]
+            return Claim(above + offset + 1, int(floor), host, int(pid) if host else 0, at_ms)
+        kind = dict(headers).get(H_KIND)
+        if kind == _MOVE:
+            home, highest = (value or b"").decode("ascii").split()
+            return Move(home, int(highest))
+        if kind != _NOTE:
+            return None
+        return Note(*map(int, (value or b"").split()[:3]))
+    except (ValueError, TypeError) as error:
+        raise ProtocolViolation(
+            f"{topic} at offset {offset} is neither a claim nor a note ({error}): who else writes there? Take that "
+            "right away from them; what stands there can't be taken out, so go on in a new group."
+        ) from error
+
+
+def seconds_to_yield(claims: Sequence[Claim], host: str, now_ms: int) -> tuple[float, Claim] | None:
+    """How long a sequencer that starts on `host` leaves the group to whom it would fence; None: it need not.
+
+    Two sequencers under supervisors fence each other for ever: each is started again and takes over. That shows as
+    claims of two hosts in turn, one soon after the other. Whoever starts then waits, each time twice as long, so that
+    the other can work meanwhile. A sequencer that crashes and is started again finds its own host's claim: no feud.
+    """
+    if not claims or claims[-1].host in ("", host):
+        return None
+    rival, changes = claims[-1], 0
+    for later, earlier in pairwise(reversed(claims)):
+        if later.at_ms - earlier.at_ms > FEUD_GAP_MS or earlier.host not in (host, rival.host):
+            break
+        changes += later.host != earlier.host
+    if changes < FEUD_CHANGES:
+        return None
+    whole = min(LONGEST_YIELD_SECONDS, FIRST_YIELD_SECONDS * 2.0 ** min(changes - FEUD_CHANGES, 10))
+    left = whole - max(0, now_ms - rival.at_ms) / 1000
+    return (left, rival) if left > 0 else None

@@ -1,0 +1,88 @@
+"""Changing a group's settings: a FORWARD record like any other, so that they hold from one seqno on.
+
+Each change is a life of its own, of the sender `SITE/abcast.admin`: its incarnation is the time in ms, as with members,
+or one above the last change's, which DATA tells. So an operator whose clock is behind is heard, too.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from connectors.kafka.codec import forward_headers
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog, Start
+from ordering.errors import HistoryUnavailable, UsageError
+from ordering.membership import Settings
+from ordering.names import RESERVED_PREFIX, Address, Topic
+from ordering.reader import Verdict
+from ordering.records import MAX_NUMBER, SETTINGS
+
+ADMIN_NAME = f"{RESERVED_PREFIX}admin"
+ORDERED_WITHIN = 5.0
+"""Seconds in which a sequencer that works has ordered a change, unless it is busy."""
+_PAUSE = 0.05
+
+
+def change_settings(
+    connection: Connection, group: str, site: str, *, timeout: float = ORDERED_WITHIN, **changes: Any
+) -> bool:
+    """Ask for some of `ordering.membership.Settings`; return whether they are in force: ordered within `timeout`.
+
+    If not, they will be once a sequencer of the group has read them, unless somebody changes settings meanwhile. Where
+    none has ever taken over, nobody is waited for. Raises UsageError, BrokerUnreachable, TopicMissing.
+    """
+    payload = json.dumps(changes).encode("ascii")
+    Settings().updated(payload)
+    sender = str(Address(site, ADMIN_NAME))
+    with DataLog(connection, group, site) as data:
+        incarnation, start = _next_life(data, sender)
+        _send(connection, str(Topic(group, "forward", site)), sender, incarnation, payload)
+        if start is None or not (data.is_copy() or data.newest_epoch()):
+            return False
+        return _is_ordered(data, start, sender, incarnation, timeout)
+
+
+def _next_life(data: DataLog, sender: str) -> tuple[int, Start | None]:
+    """An incarnation above all that DATA knows of; and from where to look for its DATA, if that can be told."""
+    now_ms = time.time_ns() // 1_000_000
+    try:
+        state = data.state()
+        start = data.after(state.seqno)
+    except HistoryUnavailable:  # until a sequencer starts
+        return now_ms, None
+    row = state.received.get(sender) or state.membership.unknown()
+    if row.incarnation >= MAX_NUMBER:
+        raise UsageError(f"{sender} has used up its incarnations: somebody sends under that name. Use another site's.")
+    return max(now_ms, row.incarnation + 1), start
+
+
+def _send(connection: Connection, topic: str, sender: str, incarnation: int, payload: bytes) -> None:
+    headers = forward_headers(sender, incarnation, 1, kind=SETTINGS)
+    producer = connection.producer()
+    try:
+        with connection.reachable():
+            sent = producer.send(topic, key=sender.encode("ascii"), value=payload, headers=headers)
+            sent.get(timeout=connection.timeout)
+    finally:
+        producer.close(timeout=5)
+
+
+def _is_ordered(data: DataLog, start: Start, sender: str, incarnation: int, timeout: float) -> bool:
+    """Read DATA on until the change stands in it."""
+    deadline = time.monotonic() + timeout
+    offset, reader = start
+    while True:
+        end = data.end()
+        for stored in data.records(offset, end):
+            record = stored.data
+            if reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE and record.sender == sender:
+                if record.incarnation == incarnation:
+                    return True
+                if record.incarnation > incarnation:
+                    raise UsageError("somebody else has changed the settings at the same time: look, and ask again.")
+        offset = max(offset, end)
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_PAUSE)

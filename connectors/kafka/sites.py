@@ -1,0 +1,149 @@
+"""The sites of a deployment: where each one's Kafka is, and who relays to whom. Read from one TOML file.
+
+    mode = "hub"                 # one order for all, decided at home; or "mesh": each site has its own
+    home = "nyc"
+
+    [sites.nyc]
+    bootstrap_servers = "kafka.nyc.example:9092"
+
+    [sites.sfo]
+    bootstrap_servers = "kafka.sfo.example:9092"
+    security = { protocol = "SASL_SSL", mechanism = "PLAIN", username = "abcast", password_file = "sfo.password" }
+
+`conf/sites.example.toml` says what else there is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from connectors.kafka.connection import Connection
+from connectors.kafka.security import Security
+from ordering.errors import UsageError
+from ordering.names import check_site
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+Mode = Literal["hub", "mesh"]
+Trigger = Literal["micro-batch", "real-time"]
+
+
+class Direction(NamedTuple):
+    """One way over one bridge: what stands at `source` and is missing at `target` is carried there."""
+
+    source: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.source}-{self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """All sites. `links` are the bridges; with a home, those between it and every other site."""
+
+    mode: Mode
+    home: str | None
+    trigger: Trigger
+    connections: Mapping[str, Connection]
+    links: frozenset[frozenset[str]]
+
+    def connection(self, site: str) -> Connection:
+        """How to reach a site's Kafka. Raises UsageError for a site that is not configured."""
+        if site not in self.connections:
+            raise UsageError(f"site {site!r} is not configured: the sites are {', '.join(self.connections)}.")
+        return self.connections[site]
+
+    def directions(self) -> list[Direction]:
+        """Both ways of every link, sorted."""
+        return sorted(Direction(*ends) for link in self.links for ends in itertools.permutations(link))
+
+    def neighbours(self, site: str) -> list[str]:
+        """The sites that share a link with this one, sorted."""
+        return sorted(other for link in self.links if site in link for other in link - {site})
+
+    def sequences(self, site: str) -> bool:
+        """Whether the site has a sequencer of its own."""
+        return self.home in (None, site)
+
+    def next_hop(self, source: str, target: str) -> str | None:
+        """The neighbour of `source` on a shortest way to `target`; None if there is no way (or none is needed)."""
+        hops = {source: ""}
+        ends = [source]
+        while ends and target not in hops:
+            reached = [(neighbour, end) for end in ends for neighbour in self.neighbours(end) if neighbour not in hops]
+            for neighbour, end in reached:
+                hops.setdefault(neighbour, hops[end] or neighbour)
+            ends = [neighbour for neighbour, _ in reached]
+        return hops.get(target) or None
+
+    def carries(self, way: Direction, origin: str) -> bool:
+        """Whether the relay of a link carries the messages of an origin: if the link is on the shortest way from there.
+
+        Messages of a site to which this file knows no way are carried everywhere: the file may be older than the
+        neighbour's, or the site's links are gone, and what they have brought to some is to reach the others.
+        """
+        return origin != way.target and self.next_hop(way.target, origin) in (None, way.source)
+
+
+def read_sites(path: Path) -> Sites:
+    """The sites of a file. Raises UsageError, which names the file and what is wrong with it."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the sites' file {path} can't be read: {error}") from error
+    try:
+        return _sites(found, path.parent)
+    except UsageError as error:
+        raise UsageError(f"the sites' file {path}: {error}") from error
+
+
+def _sites(found: dict[str, Any], directory: Path) -> Sites:
+    _only(found, {"mode", "home", "trigger", "links", "sites"}, "")
+    tables = found.get("sites")
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()) or not tables:
+        raise UsageError('give each site a table, such as [sites.nyc] with bootstrap_servers = "HOST:PORT".')
+    connections = {check_site(name): _connection(name, table, directory) for name, table in tables.items()}
+    mode = found.get("mode", "hub" if "home" in found else "mesh")
+    home, trigger = found.get("home"), found.get("trigger", "micro-batch")
+    if mode not in get_args(Mode) or trigger not in get_args(Trigger):
+        raise UsageError(f"mode is one of {get_args(Mode)}, trigger one of {get_args(Trigger)}.")
+    if (mode == "hub") != (home is not None):
+        raise UsageError('mode "hub" needs home = "SITE", and mode "mesh" has none.')
+    if home is not None and home not in connections:
+        raise UsageError(f"home is {home!r}, which is none of the sites {', '.join(connections)}.")
+    if home is not None and "links" in found:
+        raise UsageError("with a home, every other site is linked to it: leave links out.")
+    pairs = found.get("links", [list(pair) for pair in itertools.combinations(connections, 2)])
+    if home is not None:
+        pairs = [[home, other] for other in connections if other != home]
+    if not isinstance(pairs, list) or not all(_is_pair(pair, connections) for pair in pairs):
+        raise UsageError(f"links is a list of two different sites each, of {', '.join(connections)}.")
+    return Sites(mode, home, trigger, connections, frozenset(frozenset(pair) for pair in pairs))
+
+
+def _is_pair(pair: object, connections: Mapping[str, Connection]) -> bool:
+    return (
+        isinstance(pair, list) and len(pair) == 2 and pair[0] != pair[1] and all(name in connections for name in pair)
+    )
+
+
+def _connection(name: str, table: dict[str, Any], directory: Path) -> Connection:
+    _only(table, {"bootstrap_servers", "security"}, f"[sites.{name}] ")
+    servers = table.get("bootstrap_servers")
+    if not isinstance(servers, str) or not servers:
+        raise UsageError(f'[sites.{name}] needs bootstrap_servers = "HOST:PORT".')
+    return Connection(servers, security=Security.parse(table.get("security", {}), directory))
+
+
+def _only(table: Mapping[str, Any], known: set[str], where: str) -> None:
+    if unknown := sorted(set(table) - known):
+        raise UsageError(f"{where}has unknown keys: {', '.join(unknown)} (known: {', '.join(sorted(known))}).")

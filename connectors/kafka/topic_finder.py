@@ -1,0 +1,62 @@
+"""Looks for abcast's topics in one Kafka, again and again, by one connection that it keeps.
+
+A running job asks every second or so. Each look is a full list of the cluster's topics, so it is made at most every
+LOOK_SECONDS, whoever asks; and connecting anew each time (TLS, SASL) would cost the brokers more than the list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+from kafka.admin import KafkaAdminClient
+
+from connectors.kafka.connection import Connection
+from ordering.names import Topic
+
+LOOK_SECONDS = 2.0
+"""How old the list may be that `find` returns."""
+
+
+class TopicFinder:
+    """Thread-safe. `close` it; asked again after that, it connects again."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._opened = contextlib.ExitStack()
+        self._admin: KafkaAdminClient | None = None
+        self._found: list[Topic] = []
+        self._found_at = float("-inf")
+
+    def find(self, *, fresh: bool = False) -> list[Topic]:
+        """All of abcast's topics in the cluster, sorted by name; with `fresh`, as they are now.
+
+        Raises BrokerUnreachable.
+        """
+        with self._lock:
+            if fresh or time.monotonic() - self._found_at >= LOOK_SECONDS:
+                self._found = self._look()
+                self._found_at = time.monotonic()
+            return self._found
+
+    def _look(self) -> list[Topic]:
+        try:
+            if self._admin is None:
+                self._admin = self._opened.enter_context(self._connection.admin())
+            with self._connection.reachable():
+                names = self._admin.list_topics()
+        except BaseException:
+            self._disconnect()
+            raise
+        return sorted((topic for topic in map(Topic.parse, names) if topic), key=str)
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        with self._lock:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        self._admin = None
+        self._opened.close()

@@ -1,0 +1,260 @@
+"""The topics of a group: creating them with the settings that the promises need, and finding them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from kafka import KafkaConsumer
+from kafka.admin import ACLOperation, ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
+from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.structs import TopicPartition
+
+from connectors.kafka.connection import MAX_RECORD_BYTES, Connection
+from connectors.kafka.data_log import too_many_partitions
+from ordering.errors import TopicMissing, UsageError
+from ordering.names import Role, Topic, check_group, check_site
+from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES
+from ordering.sequencer import SNAPSHOT_EVERY_MS
+
+log = logging.getLogger(__name__)
+
+_MAX_FORWARD_RECORD_BYTES = MAX_RECORD_BYTES // 2
+"""A forward topic takes less, so that a dead letter, with its reason, always fits in the dead-letter topic."""
+
+# Timestamps are the broker's (LogAppendTime): time is data, and a producer's clock may be off.
+# Nothing is dropped by time or size unless the operator says so: DATA is the history.
+_SETTINGS = {
+    "message.timestamp.type": "LogAppendTime",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "unclean.leader.election.enable": "false",
+}
+
+MIN_DATA_RETENTION_MS = 2 * SNAPSHOT_EVERY_MS
+"""With less, the last snapshot might be dropped before the next one is written."""
+_MIN_FORWARD_RECORD_BYTES = MAX_PAYLOAD_BYTES + MAX_HEADERS_BYTES + 16 * 1024
+_READ: tuple[Role, ...] = ("forward", "relayed", "data", "epoch")
+_WRITTEN: tuple[Role, ...] = ("data", "epoch", "dead-letter", "forward", "relayed")
+
+
+def create_topics(
+    connection: Connection,
+    group: str,
+    sites: Iterable[str],
+    partitions: int = 1,
+    replication_factor: int = 1,
+) -> list[str]:
+    """Create what is missing of the group's topics at the sites; return the names created.
+
+    `partitions` is for the forward and the inbox topics (an inbox topic keeps that number for good); a data topic has
+    one, since its log is what seals and orders.
+    With replication 3 a write needs two in-sync replicas. Raises UsageError, BrokerUnreachable.
+    """
+    check_group(group)
+    checked_sites = [check_site(site) for site in sites]
+    created = []
+    with connection.admin() as admin:
+        for site in checked_sites:
+            for topic, count in (
+                (Topic(group, "forward", site), partitions),
+                (Topic(group, "data", site), 1),
+                (Topic(group, "epoch", site), 1),
+                (Topic(group, "dead-letter", site), 1),
+                (Topic(group, "inbox", site), partitions),
+                (Topic(group, "memory", site), 1),
+            ):
+                try:
+                    admin.create_topics([_new_topic(topic, count, replication_factor)])
+                except TopicAlreadyExistsError:
+                    continue
+                created.append(str(topic))
+        if created:
+            admin.wait_for_topics(created)
+    return created
+
+
+def _new_topic(topic: Topic, partitions: int, replication_factor: int) -> NewTopic:
+    settings = _settings(topic)
+    if replication_factor > 2:
+        settings["min.insync.replicas"] = "2"
+    return NewTopic(
+        str(topic), num_partitions=partitions, replication_factor=replication_factor, topic_configs=settings
+    )
+
+
+def _settings(topic: Topic) -> dict[str, str]:
+    """What a topic is created with."""
+    # A memory topic has one note a name (`connectors.client.member_memory`).
+    policy = "compact" if topic.role == "memory" else "delete"
+    return {**_SETTINGS, "cleanup.policy": policy, "max.message.bytes": str(_limit(topic))}
+
+
+def _limit(topic: Topic) -> int:
+    return _MAX_FORWARD_RECORD_BYTES if topic.role == "forward" else MAX_RECORD_BYTES
+
+
+def ensure_topic(connection: Connection, topic: Topic, partitions: int) -> None:
+    """Create a topic for a relay, with as many copies as the group's others; or see that it has so many partitions."""
+    name = str(topic)
+    with connection.admin() as admin:
+        known = {each["name"]: each["partitions"] for each in admin.describe_topics()}
+        if name not in known:
+            of_group = [found for found in map(Topic.parse, known) if found and found.group == topic.group]
+            copies = max((len(known[str(found)][0]["replica_nodes"]) for found in of_group), default=1)
+            with contextlib.suppress(TopicAlreadyExistsError):  # by another relay, just now
+                admin.create_topics([_new_topic(topic, partitions, copies)])
+            admin.wait_for_topics([name])
+        elif len(known[name]) < partitions:
+            admin.create_partitions({name: partitions})
+
+
+def check_topics(connection: Connection, groups: Iterable[str], site: str) -> None:
+    """See that the groups' topics at the site have what the promises need, and that this user may do what it must.
+
+    To be called before a sequencer claims anything. What this user may not know is no failure: the log says so.
+    Raises UsageError, TopicMissing, BrokerUnreachable.
+    """
+    wanted = set(groups)
+    with connection.admin() as admin:
+        described = {Topic.parse(each["name"]): each for each in admin.describe_topics()}
+        ours = {topic: each for topic, each in described.items() if topic and topic.group in wanted}
+        of_site = {topic: each for topic, each in ours.items() if topic.site == site}
+        settings = _read_settings(admin, of_site)
+    for group in sorted(wanted):
+        for role in ("data", "epoch", "forward", "dead-letter"):
+            if Topic(group, role, site) not in of_site:
+                raise TopicMissing(
+                    f"topic {Topic(group, role, site)} does not exist: create the group's topics with "
+                    f"`abcast topics create --group {group} --site {site}`."
+                )
+    problems: list[str] = []
+    for topic in sorted(of_site, key=str):
+        if topic.role == "data" and (count := len(of_site[topic]["partitions"])) > 1:
+            problems.append(too_many_partitions(topic, count))
+        problems += _missing_rights(connection, topic, of_site[topic].get("topic_authorized_operations"))
+        if (found := settings.get(str(topic))) is not None:
+            problems += _wrong_settings(connection, topic, found)
+    if problems:
+        raise UsageError("\n".join(problems))
+
+
+def _read_settings(admin: KafkaAdminClient, topics: Iterable[Topic]) -> dict[str, dict[str, str]]:
+    """The settings of the topics, without those that this user may not know."""
+    resources = [ConfigResource(ConfigResourceType.TOPIC, str(topic)) for topic in topics]
+    try:
+        answers = admin.describe_configs(resources, config_filter="all").get("topic", {}) if resources else {}
+    except KafkaError as error:
+        if error.retriable:
+            raise
+        answers = {}
+    unknown = sorted(str(topic) for topic in topics if not answers.get(str(topic)))
+    if unknown:
+        log.warning(
+            "the settings of %s are unknown, so nobody has checked them: this Kafka user lacks the right "
+            "DESCRIBE_CONFIGS.",
+            ", ".join(unknown),
+        )
+    return {name: {key: str(each["value"]) for key, each in found.items()} for name, found in answers.items() if found}
+
+
+def _missing_rights(connection: Connection, topic: Topic, operations: int | None) -> list[str]:
+    """What this Kafka user may not do with the topic, in one sentence. `operations`: a bit each, None if unknown."""
+    if operations is None or operations < 0:
+        return []
+    needed = [(ACLOperation.READ, _READ), (ACLOperation.WRITE, _WRITTEN)]
+    missing = [operation for operation, roles in needed if topic.role in roles and not operations >> operation & 1]
+    return [
+        f"this Kafka user may not {operation.name.lower()} {topic}: give it the right with `kafka-acls "
+        f"--bootstrap-server {connection.bootstrap_servers} --add --allow-principal User:NAME "
+        f"--operation {operation.name.capitalize()} --topic {topic}`."
+        for operation in missing
+    ]
+
+
+def _wrong_settings(connection: Connection, topic: Topic, found: Mapping[str, str]) -> list[str]:
+    """What the promises do not allow of the topic's settings, in one sentence with the command that mends it."""
+    wrong = {
+        name: found[name] for name, is_right in _rules(topic).items() if name in found and not is_right(found[name])
+    }
+    if not wrong:
+        return []
+    right = _settings(topic)
+    return [
+        f"{topic} has {', '.join(f'{name}={value}' for name, value in wrong.items())}, with which promises break: "
+        f"`kafka-configs --bootstrap-server {connection.bootstrap_servers} --alter --entity-type topics "
+        f"--entity-name {topic} --add-config {','.join(f'{name}={right[name]}' for name in wrong)}` mends that."
+    ]
+
+
+def _rules(topic: Topic) -> dict[str, Callable[[str], bool]]:
+    """For each setting that a promise rests on, whether a value of it will do."""
+    rules: dict[str, Callable[[str], bool]] = {
+        "cleanup.policy": lambda value: value == _settings(topic)["cleanup.policy"],
+        "max.message.bytes": lambda value: (
+            _MIN_FORWARD_RECORD_BYTES <= int(value) <= _MAX_FORWARD_RECORD_BYTES
+            if topic.role == "forward"
+            else int(value) >= _limit(topic)
+        ),
+        "unclean.leader.election.enable": lambda value: value == "false",
+    }
+    if topic.role in ("forward", "relayed", "data"):
+        rules["message.timestamp.type"] = lambda value: value == "LogAppendTime"
+    if topic.role == "epoch":
+        rules["retention.ms"] = rules["retention.bytes"] = lambda value: int(value) < 0
+    if topic.role == "data":
+        rules["retention.ms"] = lambda value: not 0 <= int(value) < MIN_DATA_RETENTION_MS
+    return rules
+
+
+def data_retention(connection: Connection, groups: Iterable[str], site: str) -> dict[str, float | None]:
+    """For each group whose DATA is not kept for ever, after how many seconds it is dropped; None: nobody knows.
+
+    Raises BrokerUnreachable.
+    """
+    topics = [Topic(group, "data", site) for group in groups]
+    with connection.admin() as admin:
+        settings = _read_settings(admin, topics)
+    retention: dict[str, float | None] = {}
+    for topic in topics:
+        found = settings.get(str(topic))
+        milliseconds, size = (int((found or {}).get(name, "-1")) for name in ("retention.ms", "retention.bytes"))
+        if found is None or size >= 0 or milliseconds >= 0:
+            retention[topic.group] = milliseconds / 1000 if milliseconds >= 0 else None
+    return retention
+
+
+def count_partitions(connection: Connection, topic: Topic) -> int:
+    """How many partitions a topic has there, 0 if there is no such topic. Raises BrokerUnreachable."""
+    consumer = connection.consumer()
+    try:
+        with connection.reachable():
+            return len(consumer.partitions_for_topic(str(topic)) or ())
+    finally:
+        consumer.close()
+
+
+def find_topics(connection: Connection) -> list[Topic]:
+    """All of abcast's topics in the cluster, sorted by name."""
+    with connection.admin() as admin:
+        names = admin.list_topics()
+    return sorted((topic for topic in map(Topic.parse, names) if topic), key=str)
+
+
+def find_groups(connection: Connection, site: str) -> list[str]:
+    """The groups that have a DATA topic at the site, sorted."""
+    return [topic.group for topic in find_topics(connection) if topic.role == "data" and topic.site == site]
+
+
+def inbox_partitions(connection: Connection, consumer: KafkaConsumer, group: str, site: str) -> list[TopicPartition]:
+    """The partitions of a site's inbox topic in this Kafka, sorted. Raises TopicMissing, BrokerUnreachable."""
+    topic = str(Topic(group, "inbox", site))
+    with connection.reachable():
+        found = consumer.partitions_for_topic(topic)
+    if not found:
+        raise TopicMissing(
+            f"topic {topic} does not exist in the Kafka at {connection.bootstrap_servers}: is {site} a site of the "
+            f"group? Then create it there with `abcast topics create --group {group} --site {site}`."
+        )
+    return [TopicPartition(topic, number) for number in sorted(found)]

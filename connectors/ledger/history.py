@@ -1,0 +1,72 @@
+"""Reads old messages from the ledger (DESIGN.md, "Delta") without a JVM, for members that come back after retention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ordering.errors import ProtocolViolation, UsageError
+from ordering.records import MESSAGE
+
+if TYPE_CHECKING:
+    from pyarrow import Table
+    from pyarrow.dataset import Dataset
+
+FIRST_CHUNK_ROWS = 256
+MAX_CHUNK_ROWS = 20_000
+CHUNK_BYTES = 16 * 1024 * 1024
+"""A chunk starts small and then aims at so many bytes: payloads may have a few bytes each, or a million."""
+
+
+def read_rows(directory: Path, group: str, from_seqno: int) -> Iterator[list[dict[str, Any]]]:
+    """The ledger's rows of the group from `from_seqno` on, in order and without a gap, chunk by chunk.
+
+    The table is read as it is now; what is appended later comes from Kafka. Raises UsageError if there is no table
+    in `directory`, ProtocolViolation if a row is missing.
+    """
+    from pyarrow.dataset import field
+
+    table = _dataset(directory)
+    count, next_seqno = FIRST_CHUNK_ROWS, from_seqno
+    while True:
+        wanted = (field("group") == group) & (field("seqno") >= next_seqno) & (field("seqno") < next_seqno + count)
+        chunk = table.to_table(filter=wanted).sort_by("seqno")
+        rows = chunk.to_pylist()
+        if [row["seqno"] for row in rows] != list(range(next_seqno, next_seqno + len(rows))):
+            raise ProtocolViolation(
+                f"gap or duplicate: the ledger {directory} of group {group} does not have each of the seqnos "
+                f"{next_seqno} to {next_seqno + count - 1} once. `abcast check` tells more."
+            )
+        if rows:
+            yield rows
+        if len(rows) < count:
+            return
+        next_seqno += count
+        count = max(1, min(MAX_CHUNK_ROWS, 2 * count, count * CHUNK_BYTES // max(1, chunk.nbytes)))
+
+
+def message_numbers(directory: Path, group: str) -> Table:
+    """Of each message of the group in the ledger: seqno, site (of its sender) and origin_seqno (null: the same).
+
+    In no order. Raises UsageError if there is no table in `directory`.
+    """
+    from pyarrow.dataset import field
+
+    wanted = (field("group") == group) & (field("kind") == MESSAGE)
+    return _dataset(directory).to_table(columns=["seqno", "site", "origin_seqno"], filter=wanted)
+
+
+def _dataset(directory: Path) -> Dataset:
+    # Only those who need old history pay for loading Delta and Arrow.
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    from connectors.ledger.delta_files import dataset_of
+
+    try:
+        return dataset_of(DeltaTable(directory), directory)
+    except TableNotFoundError as error:
+        raise UsageError(
+            f"there is no ledger in {directory}: name the directory of the Delta table (DIR/ledger of --data DIR)."
+        ) from error

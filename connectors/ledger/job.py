@@ -1,0 +1,91 @@
+"""The ledger job: DATA topics to Delta, a query of its own so that no Delta commit is on the delivery path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from kafka.structs import TopicPartition
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from connectors.kafka.data_log import DataLog, Start
+from connectors.ledger.table import LedgerWriter, create_tables, read_table_state
+from connectors.spark.job import JobOptions, StreamingJob
+from ordering.errors import HistoryUnavailable, NoSnapshot
+from ordering.names import Topic
+
+TRIGGER_SECONDS = 1
+"""A Delta commit at most this often: each makes a file."""
+
+
+class LedgerJob(StreamingJob):
+    """Writes the DATA of all groups at the site to `data/ledger`. Every start goes on after the table's last seqno.
+
+    A start that can't go on there raises what `start_after` raises. What keeps the writer from going on ends its query:
+    the job then starts anew (if rows were passed over), or ends with the writer's own words.
+    """
+
+    name = "ledger"
+
+    def __init__(self, spark: SparkSession, options: JobOptions) -> None:
+        super().__init__(spark, options)
+        self._writer: LedgerWriter | None = None
+
+    def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
+        """The DATA topic, at this site, of every group that has one."""
+        return {
+            topic.group: [str(topic)] for topic in topics if topic.role == "data" and topic.site == self.options.site
+        }
+
+    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
+        """Read on after the table's last seqno of each group."""
+        if self._writer is not None:
+            self._writer.check_tables()  # else they would be made anew while the job runs
+        path = self.options.data / "ledger"
+        create_tables(self.spark, self.options.data, self._stop.is_set)
+        held = read_table_state(path).last_seqno
+        starts = {group: start_after(held.get(group, 0), self.options, group) for group in topics}
+        positions = {TopicPartition(name, 0): starts[group].offset for group, names in topics.items() for name in names}
+        source = self.kafka_source([name for group in topics.values() for name in group], positions)
+        self._writer = LedgerWriter(path, starts, self._beginning, self._query_ends.is_set)
+        return (
+            self.spark.readStream.format("kafka")
+            .options(**source)
+            .load()
+            .writeStream.queryName(f"{self.name}-{self.options.site}")
+            .foreachBatch(self._writer.write)
+            .trigger(processingTime=f"{TRIGGER_SECONDS} seconds")
+            .option("checkpointLocation", str(checkpoint))
+            .start()
+        )
+
+    def check(self) -> None:
+        """Raise what keeps the writer from going on."""
+        if self._writer is not None:
+            self._writer.check()
+
+    def _beginning(self, group: str) -> int:
+        with DataLog(self.options.connection, group, self.options.site) as data:
+            return data.beginning()
+
+
+def start_after(seqno: int, options: JobOptions, group: str) -> Start:
+    """Where in DATA a ledger goes on that holds the group up to `seqno`.
+
+    Raises HistoryUnavailable if retention has dropped what follows: nobody else has it; NoSnapshot if DATA does not
+    tell before a sequencer has started.
+    """
+    with DataLog(options.connection, group, options.site) as data:
+        try:
+            return data.after(seqno)
+        except NoSnapshot:
+            raise  # nobody knows whether anything is missing before the sequencer has started
+        except HistoryUnavailable as gone:
+            held = f"ends at seqno {seqno} of group {group}" if seqno else f"has nothing of group {group}"
+            raise HistoryUnavailable(
+                f"the ledger {options.data / 'ledger'} {held}, and can't go on without a gap: "
+                f"{str(gone).partition('. ')[0]}. Put a copy of the ledger and the views in its place that reaches "
+                "further, or go on without a ledger (`abcast sequence` instead of `abcast run`); and give "
+                f"{data.topic} a longer retention.ms."
+            ) from gone

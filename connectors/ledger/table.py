@@ -1,0 +1,449 @@
+"""The ledger: the Delta table of DATA, each seqno in it once.
+
+Invariant. Whatever crashes, is deleted or runs twice, the table's rows are the effective DATA records, seqnos 1 … n
+without a gap, each once. It rests on four things only:
+
+* where to go on is the table's own last seqno (`DataLog.after` turns it into an offset and an epoch), so no
+  checkpoint is needed, and a lost one changes nothing;
+* one JVM at a time commits to the tables (`connectors.ledger.table_lock`), so a version of the table that was committed
+  is never replaced by another's;
+* an append is a compare-and-set: it carries Delta's transaction identifier `abcast-ledger` with the version after
+  the one that was read. Of two writers that read the same version, one commits; the other finds that it did not
+  (under the lock it reads the table again before it tries; without, Delta refuses it, or skips it), reads the table
+  again and writes what is still missing;
+* what is appended follows what the table holds without a hole. Offsets in DATA have none, so where one is left out
+  because retention has dropped it, the batch is not written, and the query starts anew from the table's last seqno.
+  If DATA no longer has what follows that, the start says so.
+
+A crash at any point keeps it. Before the rename that makes the commit, the table is as it was, and what was written of
+it are files that no version names. After it, the table says what it holds, and nobody else has to be told. kill -9 of
+the JVM frees the lock at the same moment. kill -9 of Python alone leaves a JVM that finishes its commit under the lock,
+or does not begin it. Making a table, adding a column and setting a property are one commit each; the next start looks
+which of them are still to be done.
+
+The table of views is written first, in the same way. So a crash between the two leaves views that the ledger lacks;
+the next start reads from the ledger's last seqno and finds them in the table already.
+
+A table that is deleted or replaced under a writer lacks the last commit that the writer knows. It is looked for before
+each append (Delta would make a new table, of these rows alone), and the writer stops if it is not there.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from py4j.java_gateway import JVMView
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from connectors.kafka import codec
+from connectors.kafka.data_log import Start
+from connectors.ledger.table_lock import StoppedWaiting, TableLock
+from connectors.ledger.table_state import (
+    TRANSACTION,
+    LedgerReplaced,
+    check_log,
+    commit_file,
+    damaged,
+    newest_commit,
+    open_table,
+    read_views_state,
+)
+from connectors.ledger.table_state import TableState as TableState
+from connectors.ledger.table_state import read_table_state as read_table_state
+from connectors.spark import codec as spark_codec
+from ordering.errors import AbcastError, EnvironmentProblem
+from ordering.reader import Reader
+from ordering.records import EPOCH, MESSAGE, VIEW
+
+LEDGER_SCHEMA = (
+    "group string, seqno long, epoch long, view_id long, site string, sender string, incarnation long, "
+    "local_seqno long, kind string, payload binary, headers array<struct<key:string,value:binary>>, "
+    "forward_partition int, forward_offset long, forwarded_at timestamp, sequenced_at timestamp, "
+    "origin_seqno long, data_offset long"
+)
+VIEWS_SCHEMA = "group string, view_id long, seqno long, site string, members array<string>"
+_ADDED_LATER = frozenset(("origin_seqno", "data_offset"))
+"""Columns that tables of an earlier layout lack."""
+
+_APPEND_ONLY = "delta.appendOnly"
+_MAX_ATTEMPTS = 20
+
+
+class _Layout(NamedTuple):
+    """How one of the tables is made."""
+
+    name: str
+    schema: str
+    partitioned_by: list[str]
+    properties: Mapping[str, str]
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The type of each column."""
+        return {name: kind for name, _, kind in (column.partition(" ") for column in self.schema.split(", "))}
+
+
+_LEDGER = _Layout(
+    "ledger",
+    LEDGER_SCHEMA,
+    ["group"],
+    {
+        _APPEND_ONLY: "true",
+        # Statistics for what is looked up by, none for payloads.
+        "delta.dataSkippingStatsColumns": "seqno,epoch,sender,local_seqno",
+        # A commit a batch makes small files: compact on the way.
+        "delta.autoOptimize.autoCompact": "true",
+    },
+)
+_VIEWS = _Layout("views", VIEWS_SCHEMA, [], {_APPEND_ONLY: "true"})
+
+
+def create_tables(spark: SparkSession, data: Path, is_ending: Callable[[], bool] = lambda: False) -> None:
+    """Create the `ledger` and `views` tables below `data` if they are missing, and bring older ones up to date.
+
+    Raises LedgerDamaged, EnvironmentProblem, and StoppedWaiting if `is_ending` while another job commits.
+    """
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentProblem(f"the directory {data} can't be made ({error.strerror or error}).") from error
+    with _lock(spark, data).held(is_ending):
+        for layout in (_LEDGER, _VIEWS):
+            _create_or_mend(spark, data / layout.name, layout)
+
+
+def _lock(spark: SparkSession, data: Path) -> TableLock:
+    jvm = spark._jvm
+    assert isinstance(jvm, JVMView)
+    return TableLock(jvm, data / "ledger.lock")
+
+
+def _create_or_mend(spark: SparkSession, path: Path, layout: _Layout) -> None:
+    table = open_table(path)
+    if table is None:
+        partitioned = f"PARTITIONED BY ({', '.join(layout.partitioned_by)})" if layout.partitioned_by else ""
+        properties = ", ".join(f"'{key}' = '{value}'" for key, value in layout.properties.items())
+        spark.sql(
+            f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({_ddl(layout.columns)}) USING delta {partitioned} "
+            f"TBLPROPERTIES ({properties})"
+        )
+        return
+    check_log(path)
+    present = {column.name for column in table.schema().fields}
+    lacking = {name: kind for name, kind in layout.columns.items() if name not in present}
+    if strange := lacking.keys() - _ADDED_LATER:
+        raise damaged(path, f"it has no column {min(strange)}")
+    if table.metadata().partition_columns != layout.partitioned_by:
+        raise damaged(path, f"it is not partitioned by {layout.partitioned_by or 'nothing'}")
+    if lacking:
+        spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({_ddl(lacking)})")
+    if table.metadata().configuration.get(_APPEND_ONLY) != "true":
+        spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{_APPEND_ONLY}' = 'true')")
+
+
+def _ddl(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+
+
+def ledger_rows(kafka_rows: DataFrame) -> DataFrame:
+    """Rows of Spark's Kafka source over DATA topics → the columns of the ledger, plus topic and offset."""
+    extracted = spark_codec.extract(kafka_rows, (*codec.DATA_HEADERS, codec.H_LINK))
+    source, sender = F.col(codec.H_SOURCE), F.col(codec.H_SENDER)
+    number = {
+        name: F.col(header).cast("long")
+        for name, header in (
+            ("seqno", codec.H_SEQNO),
+            ("epoch", codec.H_EPOCH),
+            ("view_id", codec.H_VIEW),
+            ("incarnation", codec.H_INCARNATION),
+            ("local_seqno", codec.H_LOCAL_SEQNO),
+        )
+    }
+    return extracted.select(
+        spark_codec.group_of(F.col("topic")).alias("group"),
+        number["seqno"].alias("seqno"),
+        number["epoch"].alias("epoch"),
+        number["view_id"].alias("view_id"),
+        F.substring_index(sender, "/", 1).alias("site"),
+        sender.alias("sender"),
+        number["incarnation"].alias("incarnation"),
+        number["local_seqno"].alias("local_seqno"),
+        F.col(codec.H_KIND).alias("kind"),
+        F.col("value").alias("payload"),
+        spark_codec.application_headers().alias("headers"),
+        F.substring_index(F.substring_index(source, ":", 1), "-", -1).cast("int").alias("forward_partition"),
+        F.substring_index(source, ":", -1).cast("long").alias("forward_offset"),
+        F.timestamp_millis(F.col(codec.H_FORWARDED_AT).cast("long")).alias("forwarded_at"),
+        F.col("timestamp").alias("sequenced_at"),
+        F.when(F.col(codec.H_KIND) == MESSAGE, F.substring_index(F.col(codec.H_LINK), " ", -1).cast("long")).alias(
+            "origin_seqno"
+        ),
+        F.col("offset").alias("data_offset"),
+        "topic",
+        "offset",
+    )
+
+
+def view_rows(ledger: DataFrame) -> DataFrame:
+    """The views among rows of the ledger (with their topic) → the columns of `views`."""
+    lives = F.from_json(F.col("payload").cast("string"), "members array<array<string>>")["members"]
+    return ledger.filter(F.col("kind") == VIEW).select(
+        "group",
+        "view_id",
+        "seqno",
+        spark_codec.site_of(F.col("topic")).alias("site"),
+        F.transform(lives, lambda life: life[0]).alias("members"),
+    )
+
+
+class LedgerWriter:
+    """Appends batches of DATA to the ledger; `write` is the function of Spark's foreachBatch.
+
+    `starts` says for every group where the query starts to read, and with what reading rule. `beginning` tells of a
+    group the first offset that its DATA still has. Once `is_ending` says so, no further batch is begun.
+
+    What keeps it from writing is raised by `check`, and no further batch is begun. (Raised by `write`, it would come
+    with Spark's stack traces. Spark counts the batch as done; nothing depends on that.)
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        starts: Mapping[str, Start],
+        beginning: Callable[[str], int],
+        is_ending: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._failure: AbcastError | None = None
+        self._data = path.parent
+        self._followers = {group: _Follower(group, start, beginning) for group, start in starts.items()}
+        self._is_ending = is_ending
+        self._table = _Table(path, read_table_state)
+        self._views = _Table(self._data / "views", read_views_state)
+
+    def check(self) -> None:
+        """Raise what has kept the last batch from being written, if something has, and what `check_tables` raises."""
+        if self._failure is not None:
+            raise self._failure
+        self.check_tables()
+
+    def check_tables(self) -> None:
+        """Raise LedgerReplaced if a table is gone, or another one, since it was last read or written."""
+        for table in (self._table, self._views):
+            table.check()
+
+    def write(self, batch: DataFrame, _batch_id: int) -> None:
+        """Append the effective records of one micro-batch that the table does not hold yet."""
+        if self._is_ending() or self._failure is not None:
+            return  # what is not written now, the next start finds missing
+        try:
+            self._write(batch)
+        except StoppedWaiting:
+            return
+        except AbcastError as error:
+            self._failure = error
+
+    def _write(self, batch: DataFrame) -> None:
+        rows = ledger_rows(batch)
+        spans, reached, views = self._effective(rows)
+        if not spans:
+            return
+        effective = rows.filter(
+            _any(
+                F.col("topic").eqNullSafe(topic) & F.col("offset").between(first, last) for topic, first, last in spans
+            )
+        )
+        self.check_tables()  # the directory of the lock may be gone with them
+        with _lock(batch.sparkSession, self._data).held(self._is_ending):
+            if views:
+                self._views.append(view_rows(effective), views)
+            self._table.append(effective.drop("topic", "offset"), reached)
+
+    def _effective(self, rows: DataFrame) -> tuple[list[tuple[str, int, int]], dict[str, int], dict[str, int]]:
+        """The offset ranges of the records to take; the seqnos of each group's last record and last view in them."""
+        ids = rows.select(
+            "topic",
+            "group",
+            "offset",
+            "epoch",
+            F.coalesce("seqno", F.lit(0)).alias("seqno"),
+            (F.col("kind") == EPOCH).alias("is_epoch"),
+            (F.col("kind") == VIEW).alias("is_view"),
+        ).toArrow()
+        spans: list[tuple[str, int, int]] = []
+        reached: dict[str, int] = {}
+        views: dict[str, int] = {}
+        for topic in pc.unique(ids["topic"]).to_pylist():
+            of_topic = ids.filter(pc.equal(ids["topic"], topic)).sort_by("offset")
+            group = of_topic["group"][0].as_py()
+            offset, epoch, seqno = (of_topic[name].to_numpy() for name in ("offset", "epoch", "seqno"))
+            follower = self._followers[group]
+            taken = np.flatnonzero(follower.accept(offset, of_topic["is_epoch"].to_numpy(), epoch, seqno))
+            if len(taken):
+                reached[group] = follower.last_seqno
+                is_view = of_topic["is_view"].to_numpy()[taken]
+                if is_view.any():
+                    views[group] = int(seqno[taken][is_view][-1])
+                breaks = np.flatnonzero(np.diff(taken) > 1)
+                firsts, lasts = taken[np.append(0, breaks + 1)], taken[np.append(breaks, len(taken) - 1)]
+                spans += [(topic, int(offset[a]), int(offset[b])) for a, b in zip(firsts, lasts, strict=True)]
+        return spans, reached, views
+
+
+class _Follower:
+    """The reading rule, over a group's DATA as the batches bring it.
+
+    Spark passes over what retention has dropped, without a word (`failOnDataLoss`). What is missing then may be the
+    next seqno, for which the rule would wait for ever, or a seal, without which it would take what a fenced sequencer
+    has left. So an offset that is left out must be one that DATA still has to give nothing for.
+    """
+
+    def __init__(self, group: str, start: Start, beginning: Callable[[str], int]) -> None:
+        self._group = group
+        self._reader = Reader(start.reader.epoch, start.reader.last_seqno)
+        self._next_offset = start.offset
+        self._beginning = beginning
+
+    @property
+    def last_seqno(self) -> int:
+        """The last seqno that was taken."""
+        return self._reader.last_seqno
+
+    def accept(
+        self,
+        offset: NDArray[np.int64],
+        is_epoch: NDArray[np.bool_],
+        epoch: NDArray[np.int64],
+        seqno: NDArray[np.int64],
+    ) -> NDArray[np.bool_]:
+        """The mask of the rows taken, which stand in the order of their offsets. Raises DataSkipped."""
+        wanted = np.append(self._next_offset, offset[:-1] + 1)
+        left_out = wanted[offset > wanted]
+        is_rewound = bool((offset < wanted).any())
+        if is_rewound or (len(left_out) and self._beginning(self._group) > left_out[0]):
+            raise DataSkipped(
+                f"DATA of group {self._group} was to be read from offset {self._next_offset} on, but not all of it up "
+                f"to {offset[-1]} is there: retention has dropped some, or the topic was made anew."
+            )
+        self._next_offset = int(offset[-1]) + 1
+        return self._reader.accept_columns(is_epoch, epoch, seqno)
+
+
+class _Table:
+    """A Delta table in which each (group, seqno) stands once. Appends are compare-and-set (see the module)."""
+
+    def __init__(self, path: Path, read_state: Callable[[Path], TableState]) -> None:
+        self._path = path
+        self._read_state = read_state
+        self._state = read_state(path)
+        if self._state.newest is None:
+            raise self._replaced()
+
+    def check(self) -> None:
+        """Raise LedgerReplaced unless the last known commit stands in the log."""
+        assert self._state.newest is not None
+        if not self._state.newest.stands(self._path):
+            raise self._replaced()
+
+    def append(self, effective: DataFrame, reached: Mapping[str, int]) -> None:
+        """Compare-and-set until the table holds everything up to `reached`. The caller holds the lock."""
+        for _ in range(_MAX_ATTEMPTS):
+            self._look_again()
+            held = self._state.last_seqno
+            missing = {group: held.get(group, 0) for group, last in reached.items() if last > held.get(group, 0)}
+            if not missing:
+                return
+            if self._append_once(
+                effective.filter(
+                    _any((F.col("group") == group) & (F.col("seqno") > last) for group, last in missing.items())
+                )
+            ):
+                newest = newest_commit(self._path, self._newest_version)
+                self._state = TableState(
+                    {**held, **{group: reached[group] for group in missing}}, self._state.version + 1, newest
+                )
+                return
+        raise LedgerContended(
+            f"somebody changed the ledger at {self._path} {_MAX_ATTEMPTS} times in a row without its lock: run nothing "
+            "else that writes there."
+        )
+
+    def _look_again(self) -> None:
+        """Read the state anew if others have committed since."""
+        self.check()
+        assert self._state.newest is not None
+        if not self._state.newest.is_newest(self._path):
+            self._state = self._read_state(self._path)
+            if self._state.newest is None:
+                raise self._replaced()
+
+    @property
+    def _newest_version(self) -> int:
+        assert self._state.newest is not None
+        return self._state.newest.version
+
+    def _append_once(self, rows: DataFrame) -> bool:
+        """Append if nobody else has since the table was read; return whether it was done."""
+        tag = uuid.uuid4().hex
+        try:
+            (
+                rows.coalesce(1)
+                .sortWithinPartitions("group", "seqno")
+                .write.format("delta")
+                .mode("append")
+                .option("txnAppId", TRANSACTION)
+                .option("txnVersion", self._state.version + 1)
+                .option("userMetadata", tag)
+                .save(str(self._path))
+            )
+        except (PySparkException, Py4JJavaError) as error:
+            # Delta's own exceptions come through py4j as they are.
+            if "ConcurrentTransactionException" in str(error) or "DELTA_CONCURRENT" in str(error):
+                return False
+            self.check()  # else it is no wonder
+            raise
+        return self._has_commit(tag)
+
+    def _has_commit(self, tag: str) -> bool:
+        """Whether a commit after the last known has the tag.
+
+        Delta skips an append whose transaction version is already taken, without a word.
+        """
+        version = self._newest_version + 1
+        while (file := commit_file(self._path, version)).exists():
+            if tag in file.read_text(encoding="utf-8"):
+                return True
+            version += 1
+        return False
+
+    def _replaced(self) -> LedgerReplaced:
+        return LedgerReplaced(
+            f"the Delta table {self._path} is gone, or is not the one that it was: somebody deleted or replaced it. "
+            "Put it back, or start again without it: it is written anew from DATA, if that still has its beginning."
+        )
+
+
+class DataSkipped(AbcastError):
+    """Records of DATA were not handed over: the query must start anew, from the table's last seqno."""
+
+    retriable = True
+
+
+class LedgerContended(AbcastError):
+    """Other writers kept changing the ledger."""
+
+    retriable = True
+
+
+def _any(conditions: Iterable[Column]) -> Column:
+    return functools.reduce(operator.or_, conditions)

@@ -1,0 +1,147 @@
+"""What the ledger's Delta tables hold, as their logs tell it: without a JVM, and without reading messages.
+
+Invariant. A `Commit` names one file of a table's log by what stands in it, and such a file is never written twice. So
+whoever finds the commit again at its place has the same table before him, at that version or a later one. A table
+that was deleted, replaced, or set back to an earlier copy does not have it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from connectors.ledger.delta_files import dataset_of
+from ordering.errors import AbcastError
+
+TRANSACTION = "abcast-ledger"
+
+_LOG_FILE = re.compile(r"(\d{20})\.(json|checkpoint.*)")
+
+
+class LedgerDamaged(AbcastError):
+    """What stands in the place of a table is none, or a part of one."""
+
+
+class LedgerReplaced(AbcastError):
+    """A table is gone, or another one, since it was last read."""
+
+
+class Commit(NamedTuple):
+    """A commit in a table's log: its version, and a digest of the file."""
+
+    version: int
+    digest: str
+
+    def stands(self, table: Path) -> bool:
+        """Whether it still is in the log of the table."""
+        return digest_of(table, self.version) == self.digest
+
+    def is_newest(self, table: Path) -> bool:
+        """Whether no commit has followed."""
+        return not commit_file(table, self.version + 1).exists()
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """What the table holds: the last seqno of each group, and the version of the compare-and-set.
+
+    `newest`: the last commit that is counted.
+    """
+
+    last_seqno: Mapping[str, int] = field(default_factory=dict)
+    version: int = 0
+    newest: Commit | None = field(default=None, compare=False)
+
+
+def commit_file(table: Path, version: int) -> Path:
+    """Where Delta writes a version of the table."""
+    return table / "_delta_log" / f"{version:020d}.json"
+
+
+def digest_of(table: Path, version: int) -> str:
+    """The digest of a commit, empty if it is not there."""
+    try:
+        return hashlib.sha256(commit_file(table, version).read_bytes()).hexdigest()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
+def newest_commit(table: Path, version: int) -> Commit:
+    """The last commit of the table that can be reached from a known one, without a hole."""
+    while commit_file(table, version + 1).exists():
+        version += 1
+    return Commit(version, digest_of(table, version))
+
+
+def open_table(path: Path) -> DeltaTable | None:
+    """The table at `path`; None if nothing was ever committed there. Raises LedgerDamaged."""
+    try:
+        return DeltaTable(str(path))
+    except TableNotFoundError:
+        if any(path.rglob("*.parquet")):
+            raise damaged(path, "its log is missing") from None
+        return None
+    except DeltaError as error:
+        raise damaged(path, str(error)) from error
+
+
+def damaged(path: Path, why: str) -> LedgerDamaged:
+    """The error that says how to get a whole ledger again."""
+    data = path.parent
+    return LedgerDamaged(
+        f"the Delta table {path} is damaged ({' '.join(why.split())[:200]}). With the job stopped, move {data}/ledger "
+        f"and {data}/views away, and start it again: both are written anew from DATA, if that still has its beginning."
+    )
+
+
+def check_log(path: Path) -> None:
+    """Raise LedgerDamaged if commits are missing between the newest checkpoint and the newest commit."""
+    versions: dict[bool, set[int]] = {True: set(), False: set()}
+    for file in (path / "_delta_log").iterdir():
+        if found := _LOG_FILE.fullmatch(file.name):
+            versions[found[2] == "json"].add(int(found[1]))
+    commits, checkpoints = versions[True], versions[False]
+    needed = range(max(checkpoints, default=-1) + 1, max(commits, default=-1) + 1)
+    if missing := [version for version in needed if version not in commits]:
+        raise damaged(path, f"{len(missing)} of its commits are missing, the first of them {missing[0]}")
+
+
+def read_table_state(path: Path) -> TableState:
+    """What the ledger at `path` holds. Nothing, if there is none. Raises LedgerDamaged."""
+    table = open_table(path)
+    if table is None:
+        return TableState()
+    actions = pa.table(table.get_add_actions(flatten=True))
+    if actions.num_rows and "partition.group" not in actions.column_names:
+        raise damaged(path, "it is not partitioned by `group`")
+    groups, seqnos = (
+        actions[name].to_pylist() if name in actions.column_names else [] for name in ("partition.group", "max.seqno")
+    )
+    if len(seqnos) < len(groups) or None in seqnos:  # files without statistics, which are not ours
+        return read_views_state(path)
+    last: dict[str, int] = {}
+    for group, seqno in zip(groups, seqnos, strict=True):
+        last[group] = max(last.get(group, 0), seqno)
+    return _state(table, path, last)
+
+
+def read_views_state(path: Path) -> TableState:
+    """What the table of views holds: it is small, so it is read. Raises LedgerDamaged."""
+    table = open_table(path)
+    if table is None:
+        return TableState()
+    rows = dataset_of(table, path).to_table(["group", "seqno"]).group_by("group").aggregate([("seqno", "max")])
+    return _state(table, path, {row["group"]: row["seqno_max"] for row in rows.to_pylist()})
+
+
+def _state(table: DeltaTable, path: Path, last: Mapping[str, int]) -> TableState:
+    version = table.version()
+    return TableState(last, table.transaction_version(TRANSACTION) or 0, Commit(version, digest_of(path, version)))

@@ -1,0 +1,223 @@
+"""The jars that Spark and the embedded broker need, fetched once with the Ivy inside pyspark.
+
+They lie in `$ABCAST_JARS`, or else in `share/abcast/jars` of the Python environment: `spark/` and `broker/`, one per
+configuration of `conf/ivy.xml`. A directory is either complete, for the present ivy.xml, or not there: jars are
+fetched into a temporary directory that is renamed at the end. A machine without network can be given a copy of the
+whole directory.
+
+`python -m connectors.local.jars` fetches both; `make setup` runs it.
+
+Environment:
+    ABCAST_JARS          another place for the jars
+    ABCAST_IVY_SETTINGS  an Ivy settings file, for a company's own mirror
+    HTTPS_PROXY          honoured, as pip does
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.resources
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from connectors.local.java import require_java
+from ordering.errors import AbcastError, EnvironmentProblem, UsageError
+
+Progress = Callable[[str], None]
+"""Is told, in one sentence, what a slow step does or waits for."""
+
+CONFIGURATIONS = {"spark": "12 jars, 23 MB", "broker": "46 jars, 45 MB"}
+"""The configurations of conf/ivy.xml, and what to tell someone who waits for them."""
+
+_STAMP = ".complete"
+"""A file in a finished directory: the hash of the ivy.xml it was made from."""
+
+_DOWNLOAD_TIMEOUT_S = 900
+
+
+def say(sentence: str) -> None:
+    """The default `Progress`: one line on standard error."""
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()
+
+
+def jars_directory() -> Path:
+    """Where the jars lie, whether or not they have been fetched."""
+    chosen = os.environ.get("ABCAST_JARS")
+    return Path(chosen).expanduser().resolve() if chosen else Path(sys.prefix) / "share" / "abcast" / "jars"
+
+
+def spark_jars(progress: Progress = say) -> list[Path]:
+    """The jars for `spark.jars`, sorted by name; fetched first if they are not there.
+
+    Raises:
+        EnvironmentProblem: they are not there and can't be fetched.
+    """
+    return _jars("spark", progress)
+
+
+def broker_jars(progress: Progress = say) -> list[Path]:
+    """The embedded broker's class path, sorted by name; fetched first if they are not there.
+
+    Raises:
+        EnvironmentProblem: they are not there and can't be fetched.
+    """
+    return _jars("broker", progress)
+
+
+def resolve(configurations: Sequence[str] = tuple(CONFIGURATIONS), progress: Progress = say) -> None:
+    """Fetch what is missing of several configurations at once.
+
+    Raises:
+        UsageError: conf/ivy.xml has no configuration of that name.
+        EnvironmentProblem: no Java, no network, or the place for the jars can't be written.
+    """
+    unknown = [name for name in configurations if name not in CONFIGURATIONS]
+    if unknown:
+        raise UsageError(f"There are no jars for {', '.join(unknown)}: choose from {', '.join(CONFIGURATIONS)}.")
+    missing = [name for name in configurations if not _is_complete(name)]
+    # Two JVMs rather than one Ivy with two configurations: the time goes into waiting for small files.
+    with ThreadPoolExecutor(max_workers=len(CONFIGURATIONS)) as pool:
+        for done in [pool.submit(_fetch, name, progress) for name in missing]:
+            done.result()
+
+
+def _jars(configuration: str, progress: Progress) -> list[Path]:
+    resolve([configuration], progress)
+    return sorted((jars_directory() / configuration).glob("*.jar"))
+
+
+def _ivy_file() -> Path:
+    return Path(str(importlib.resources.files("conf") / "ivy.xml"))
+
+
+def _wanted_stamp() -> str:
+    return hashlib.sha256(_ivy_file().read_bytes()).hexdigest()
+
+
+def _is_complete(configuration: str) -> bool:
+    try:
+        return (jars_directory() / configuration / _STAMP).read_text(encoding="ascii") == _wanted_stamp()
+    except OSError:
+        return False
+
+
+def _fetch(configuration: str, progress: Progress) -> None:
+    """Fetch one configuration; when it returns, the directory is complete."""
+    java, ivy = require_java(), _ivy_jar()
+    jars = jars_directory()
+    try:
+        jars.mkdir(parents=True, exist_ok=True)
+        with _only_one_process(jars / f".{configuration}.lock", configuration, progress):
+            if _is_complete(configuration):  # another process has just fetched it
+                return
+            started = time.monotonic()
+            progress(f"Fetching the jars for {configuration} ({CONFIGURATIONS[configuration]}; about half a minute).")
+            with tempfile.TemporaryDirectory(prefix=f".{configuration}-", dir=jars) as work:
+                fetched = Path(work) / "jars"
+                _run_ivy(java, ivy, configuration, fetched)
+                (fetched / _STAMP).write_text(_wanted_stamp(), encoding="ascii")
+                target = jars / configuration
+                if target.exists():
+                    target.rename(Path(work) / "old")
+                fetched.rename(target)
+            count = len(list((jars / configuration).glob("*.jar")))
+            progress(f"Fetched {count} jars for {configuration} in {time.monotonic() - started:.0f} s.")
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"The jars for {configuration} can't be written to {jars} ({error.strerror or error}): "
+            "free disk space, or name another directory in ABCAST_JARS."
+        ) from error
+
+
+def _ivy_jar() -> Path:
+    # Found without importing pyspark, which would take a second.
+    spec = importlib.util.find_spec("pyspark")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        for jar in sorted(Path(place).glob("jars/ivy-*.jar")):
+            return jar
+    raise EnvironmentProblem("pyspark is not installed in this Python environment: run make setup.")
+
+
+def _run_ivy(java: Path, ivy: Path, configuration: str, target: Path) -> None:
+    # The cache makes a later ivy.xml cheap. One per configuration, because two Ivys must not share one.
+    cache = jars_directory().parent / "ivy" / configuration
+    log = jars_directory().parent / "ivy" / f"{configuration}.log"
+    cache.mkdir(parents=True, exist_ok=True)
+    settings = os.environ.get("ABCAST_IVY_SETTINGS")
+    command = [
+        str(java),
+        # Ivy waits for ever on a network that swallows packets.
+        "-Dsun.net.client.defaultConnectTimeout=20000",
+        "-Dsun.net.client.defaultReadTimeout=60000",
+        *_proxy_options(),
+        *("-jar", str(ivy)),
+        *(("-settings", settings) if settings else ()),
+        *("-ivy", str(_ivy_file())),
+        *("-cache", str(cache)),
+        *("-confs", configuration),
+        *("-retrieve", f"{target}/[artifact]-[revision].[ext]"),
+    ]
+    with log.open("w", encoding="utf-8") as output:
+        try:
+            code = subprocess.run(
+                command, stdout=output, stderr=subprocess.STDOUT, timeout=_DOWNLOAD_TIMEOUT_S, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = None
+    if code != 0 or not any(target.glob("*.jar")):
+        reason = failure_reason(log.read_text(encoding="utf-8", errors="replace"))
+        raise EnvironmentProblem(
+            f"The jars for {configuration} could not be fetched ({reason}): check the network and HTTPS_PROXY, then "
+            f"run the same command again; what has arrived is kept, and Ivy's own words are in {log}."
+        )
+
+
+def _proxy_options() -> list[str]:
+    """Java's form of HTTPS_PROXY, which Java does not read itself."""
+    proxy = urlsplit(os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or "")
+    if not proxy.hostname:
+        return []
+    return [f"-Dhttps.proxyHost={proxy.hostname}", f"-Dhttps.proxyPort={proxy.port or 8080}"]
+
+
+def failure_reason(ivy_log: str) -> str:
+    """What went wrong, in a few words, from Ivy's output; names the first module that failed where it can."""
+    missing = re.search(r"::\s+(\S+?)#(\S+?);(\S+?): (?:not found|.*)", ivy_log)
+    module = f" for {missing[2]} {missing[3]}" if missing else ""
+    if re.search(r"UnknownHost|Host not found", ivy_log, re.IGNORECASE):
+        return f"the name of the registry can't be resolved{module}"
+    if re.search(r"timed? ?out|ConnectException|Connection refused|unreachable", ivy_log, re.IGNORECASE):
+        return f"the registry does not answer{module}"
+    if "No space left" in ivy_log:
+        return "the disk is full"
+    return f"not found{module}" if missing else "the download stopped"
+
+
+@contextmanager
+def _only_one_process(lock: Path, configuration: str, progress: Progress) -> Iterator[None]:
+    with lock.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(f"Waiting for another process that fetches the jars for {configuration}.")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    try:
+        resolve()
+    except AbcastError as problem:
+        sys.exit(str(problem))

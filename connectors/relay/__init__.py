@@ -1,0 +1,1 @@
+"""What carries DATA from site to site."""

@@ -1,0 +1,124 @@
+"""What a relay between the sites of a mesh says for itself, beside what its query carries. Its driver writes it.
+
+* The *beginning of a session* (`ordering.links`): where it begins, and the view that is in force there. The query
+  brings the views that follow. The neighbour takes the highest by (epoch, view id): to tell one again does no harm.
+* A *heartbeat* each second for every group that has had a view at its site: without it the neighbour's sequencer takes
+  the site for unreachable. For the others now and then: a relay that is there can be told from one that is not.
+* A *farewell* (kind `leave`), when the relay is stopped on purpose.
+
+A crash between any two of them loses nothing: the next start begins a session of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+from kafka import KafkaProducer
+from kafka.errors import KafkaError
+from kafka.producer.future import FutureRecordMetadata
+
+from connectors.kafka.codec import forward_headers
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog, windows_back
+from connectors.kafka.sites import Direction
+from connectors.relay.link_start import Beginning, Carries, link_start
+from ordering.names import Topic, relay_of
+from ordering.records import EPOCH, HEARTBEAT, LEAVE, LINK_START, REMOTE_VIEW
+from ordering.sequencer import SequencerState
+
+WRITTEN_S = 30.0
+"""How long to wait until Kafka has the beginning of a session."""
+FAREWELL_S = 5.0
+"""How long to wait until Kafka has a farewell."""
+QUIET_BEAT_S = 10.0
+"""How often a relay beats for a group that never had a view at its site."""
+
+log = logging.getLogger(__name__)
+
+
+class Herald:
+    """Speaks for the relay of one direction, in some groups. Not thread-safe; `close` it."""
+
+    def __init__(self, source: Connection, target: Connection, way: Direction) -> None:
+        """Raises BrokerUnreachable."""
+        self._source = source
+        self._target = target
+        self._way = way
+        self._producer: KafkaProducer = target.producer()
+        self._groups: dict[str, _Group] = {}
+        self._beat_at = 0.0
+
+    def begin(self, group: str, beginning: Beginning, carries: Carries) -> int:
+        """Begin a session in a group; return its name. Raises BrokerUnreachable, TopicMissing."""
+        state = beginning.state
+        start = link_start(state, self._way.source, carries)
+        with self._target.reachable():
+            session = int(self._send(group, LINK_START, value=start.to_json()).get(timeout=WRITTEN_S).offset)
+            if state.view:
+                self._send(group, REMOTE_VIEW, state.epoch, state.view, _members(state)).get(timeout=WRITTEN_S)
+        if group not in self._groups:
+            self._groups[group] = _Group(DataLog(self._source, group, self._way.source))
+        self._groups[group].had_view |= state.view > 0
+        return session
+
+    def tell(self) -> None:
+        """Say that the relay is there. Raises BrokerUnreachable if the site's own Kafka does not answer."""
+        is_time = time.monotonic() - self._beat_at >= QUIET_BEAT_S
+        try:
+            for name, group in self._groups.items():
+                group.look()
+                if group.had_view or is_time:
+                    self._send(name, HEARTBEAT)
+        except KafkaError as error:
+            log.warning("%s: a heartbeat of the relay could not be written: %r", self._way, error)
+        if is_time:
+            self._beat_at = time.monotonic()
+
+    def farewell(self) -> None:
+        """Say that the relay is stopped; the neighbour finds it out by itself if that gets lost."""
+        try:
+            for sent in [self._send(name, LEAVE) for name, group in self._groups.items() if group.had_view]:
+                sent.get(timeout=FAREWELL_S)
+        except KafkaError as error:
+            log.warning("%s: the relay's farewell could not be written: %r", self._way, error)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for group in self._groups.values():
+            group.log.close()
+        self._producer.close(timeout=1)
+
+    def _send(
+        self, group: str, kind: str, incarnation: int = 1, local_seqno: int = 1, value: bytes = b""
+    ) -> FutureRecordMetadata:
+        sender = relay_of(self._way.source)
+        topic = str(Topic(group, "relayed", self._way.target, self._way.source))
+        headers = forward_headers(sender, incarnation, local_seqno, kind=kind)
+        return self._producer.send(topic, key=sender.encode("ascii"), value=value, headers=headers, partition=0)
+
+
+def _members(state: SequencerState) -> bytes:
+    return json.dumps({"members": state.membership.members}).encode("ascii")
+
+
+class _Group:
+    """A group's DATA at the relay's site, and whether there ever was a view in it."""
+
+    def __init__(self, data: DataLog) -> None:
+        self.log = data
+        self.had_view = False
+        self._end = 0
+
+    def look(self) -> None:
+        """Find out whether there has been a view: the newest records tell. Raises BrokerUnreachable."""
+        if self.had_view:
+            return
+        end = self.log.end()
+        for start, below in windows_back(max(self._end, self.log.beginning()), end, 1):
+            newest = [stored.data for stored in self.log.records(start, below) if stored.data.kind != EPOCH]
+            if newest:
+                self.had_view = newest[-1].view > 0
+                break
+        self._end = end

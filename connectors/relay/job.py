@@ -1,0 +1,491 @@
+"""The relay jobs: from one site's Kafka to its neighbour's, a query for each kind of records
+(`connectors.relay.columns`).
+
+The links of a mesh need no more than that what a session brings is judged (`ordering.links`).
+
+Invariant of all else. In every topic partition that a relay fills, what was copied from one source partition is a
+beginning of it, as a set: if a record is there, so is every earlier one, in the order of their first copies. For a
+query copies a partition in order, by one producer that never gives up on a record and has one request under way, and
+starts at or before the first record that the neighbour lacks, which it asks of the neighbour alone:
+
+* orders: the seqno that the copy has reached;
+* requests and letters: what `abcast-relayed-from` of the last record says.
+
+So a crash at any point, a lost checkpoint (there is none to lose), or two relays at once repeat runs of records and
+leave no hole; repeats are dropped by the reading rule, and by the sequencer's received table.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kafka import KafkaConsumer
+from kafka.structs import TopicPartition
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from connectors.kafka.codec import H_RELAYED_FROM, encode_data
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog, windows_back
+from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.topic_finder import TopicFinder
+from connectors.kafka.topics import count_partitions, ensure_topic
+from connectors.relay.columns import relay_letters, relay_news, relay_orders, relay_requests
+from connectors.relay.herald import Herald
+from connectors.relay.link_start import find_beginning, is_ordered
+from connectors.relay.promotion import append, fence_former_home
+from connectors.spark.job import JobOptions, StreamingJob
+from connectors.spark.sink import COPY_SINK_OPTIONS
+from ordering.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, UsageError
+from ordering.names import Topic
+from ordering.reader import epoch_of
+from ordering.records import Source
+from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, seal, snapshot
+
+REAL_TIME_BATCH = "5 seconds"
+"""How long a real-time query runs before it notes its offsets."""
+LOOK_EVERY_S = 30.0
+"""How often a link looks whether what it has carried counts at the neighbour."""
+_FIRST_WINDOW = 256
+"""Records read back first when looking for the last one of a source."""
+
+
+class Relay(StreamingJob):
+    """Carries one kind of records in one direction, for all groups that have a DATA topic at both ends."""
+
+    carries: ClassVar[str]
+    keeps_trying = True
+
+    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, way: Direction) -> None:
+        """The connection and the site of `options` are ignored: the direction tells."""
+        self.name = f"relay-{way}-{self.carries}"
+        self.sites = sites
+        self.way = way
+        self.in_real_time = sites.trigger == "real-time"
+        self.source = sites.connection(way.source)
+        self.target = sites.connection(way.target)
+        self.target_finder = TopicFinder(self.target)
+        super().__init__(
+            spark, JobOptions(self.source, way.source, options.data, options.max_batch_records, options.parallelism)
+        )
+
+    def run(self) -> None:
+        """Work until stopped, as every job."""
+        with closing(self.target_finder):
+            super().run()
+
+    @abstractmethod
+    def is_read(self, topic: Topic) -> bool:
+        """Whether this topic of the source is to be carried."""
+
+    @abstractmethod
+    def filled(self, topic: Topic) -> Topic:
+        """The topic of the target that a topic of the source fills."""
+
+    @abstractmethod
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """Rows of the source's topics → rows for the target's."""
+
+    def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
+        """The source's topics of every group that is at both ends."""
+        there = {
+            topic.group for topic in self.target_finder.find() if topic.role == "data" and topic.site == self.way.target
+        }
+        selected: dict[str, list[str]] = {}
+        for topic in filter(self.is_read, topics):
+            if topic.group in there:
+                selected.setdefault(topic.group, []).append(str(topic))
+        return selected
+
+    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
+        """Ask the neighbour what it has, and carry on after that."""
+        names = [name for group in topics.values() for name in group]
+        positions = self.positions([topic for topic in map(Topic.parse, names) if topic])
+        source = {**self.kafka_source(names, positions), "failOnDataLoss": "true"}
+        if self.in_real_time:
+            # There are no batches to bound, and what is not there yet is waited for.
+            del source["maxOffsetsPerTrigger"], source["kafka.fetch.max.wait.ms"]
+        rows = self.spark.readStream.format("kafka").options(**source).load()
+        writer = (
+            self.carry(rows)
+            .writeStream.format("kafka")
+            .queryName(self.name)
+            .options(**self.target.spark_options(), **COPY_SINK_OPTIONS)
+            .option("checkpointLocation", str(checkpoint))
+        )
+        if self.in_real_time:
+            # pyspark's type stubs do not know this trigger yet.
+            writer = writer.outputMode("update").trigger(realTime=REAL_TIME_BATCH)  # type: ignore[call-overload]
+        return writer.start()
+
+    def positions(self, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
+        """For every source partition, the offset after the last record that the neighbour has of it."""
+        here = self.source.consumer()
+        try:
+            positions = {}
+            for topic in topics:
+                with self.source.reachable():
+                    partitions = here.partitions_for_topic(str(topic)) or set()
+                filled = self.filled(topic)
+                ensure_topic(self.target, filled, len(partitions))
+                for partition in partitions:
+                    place = TopicPartition(str(topic), partition)
+                    position = 1 + last_relayed(self.target, str(filled), partition, self.way.source, *place)
+                    self._check_held(here, place, position)
+                    positions[place] = position
+            return positions
+        finally:
+            here.close()
+
+    def _check_held(self, here: KafkaConsumer, place: TopicPartition, position: int) -> None:
+        with self.source.reachable():
+            beginning = here.beginning_offsets([place])[place]
+        if position < beginning:
+            raise HistoryUnavailable(
+                f"{self.way.target} lacks offsets {position} to {beginning - 1} of {place.topic}-{place.partition}, "
+                f"which retention has dropped at {self.way.source}. {_from_ledger(self.way.target, self.way.source)}"
+            )
+
+
+class Orders(Relay):
+    """DATA of a hub's home to another site."""
+
+    carries = "orders"
+
+    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, way: Direction) -> None:
+        super().__init__(spark, options, sites, way)
+        self._copies: list[_Copy] = []
+
+    def is_read(self, topic: Topic) -> bool:
+        """DATA of the home."""
+        return topic.role == "data" and topic.site == self.way.source
+
+    def filled(self, topic: Topic) -> Topic:
+        """DATA of the other site."""
+        return Topic(topic.group, "data", self.way.target)
+
+    def positions(self, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
+        """Where each copy lacks something."""
+        self._copies = [_Copy(self.source, self.target, topic.group, self.way) for topic in topics]
+        return {copy.home.partition: copy.start() for copy in self._copies}
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """As it stands."""
+        return relay_orders(rows, self.way)
+
+    def check(self) -> None:
+        """Post what readers of the copies may start from."""
+        for copy in self._copies:
+            copy.post_base()
+
+    def close_query(self) -> None:
+        """Close what `check` reads."""
+        for copy in self._copies:
+            copy.close()
+        self._copies = []
+
+
+class Requests(Relay):
+    """FORWARD of a hub's other site to its home."""
+
+    carries = "requests"
+
+    def is_read(self, topic: Topic) -> bool:
+        """FORWARD of the site."""
+        return topic.role == "forward" and topic.site == self.way.source
+
+    def filled(self, topic: Topic) -> Topic:
+        """The home's topic for this neighbour."""
+        return Topic(topic.group, "relayed", self.way.target, self.way.source)
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """Marked with where it came from."""
+        return relay_requests(rows, self.way)
+
+
+class LinkStalled(AbcastError):
+    """What a session has carried does not count at the neighbour: another one begins."""
+
+    retriable = True
+
+
+class News(Requests):
+    """A link of a mesh: the DATA of a site to its neighbour (`ordering.links`), and what `Herald` says."""
+
+    carries = "news"
+
+    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, way: Direction) -> None:
+        super().__init__(spark, options, sites, way)
+        self._herald: Herald | None = None
+        self._query: StreamingQuery | None = None
+        self._sessions: dict[str, int] = {}
+        self._carried: dict[str, int] = {}  # by DATA topic, at the last look
+        self._ends_there: dict[str, int] = {}  # of the neighbour's DATA, where it has not ordered that
+        self._patience_s = LOOK_EVERY_S
+        self._began_at = self._looked_at = 0.0
+
+    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
+        """As every relay."""
+        self._herald = Herald(self.source, self.target, self.way)
+        self._query = super().start_query(topics, checkpoint)
+        self._carried, self._ends_there = {}, {}
+        self._began_at = self._looked_at = time.monotonic()
+        return self._query
+
+    def positions(self, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
+        """Begin a session in each group, where the neighbour's own rows say."""
+        assert self._herald is not None
+        self._sessions = {}
+        positions = {}
+        for topic in topics:
+            ensure_topic(self.target, self.filled(topic), 1)
+            with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
+                reached = there.state().origins
+                try:
+                    beginning = find_beginning(here, reached, self._is_carried)
+                except HistoryUnavailable as error:
+                    raise HistoryUnavailable(f"{error} {_from_ledger(self.way.target, self.way.source)}") from error
+                positions[here.partition] = beginning.offset
+            self._sessions[str(topic)] = self._herald.begin(topic.group, beginning, self._is_carried)
+        return positions
+
+    def check(self) -> None:
+        """Say that the relay is there, and look whether what it carries counts.
+
+        Raises BrokerUnreachable, LinkStalled.
+        """
+        if self._herald is None:
+            return
+        self._herald.tell()
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        """What was carried at the last look must have been ordered since: nobody else sends it again.
+
+        It is not if the neighbour has lost rows, or if it keeps to the session of another relay that has ended. Then
+        another session begins: at once if the neighbour has written anything since it was last looked at, which tells
+        that its sequencer runs; else after a time that doubles, so that a neighbour that is away for long is sent its
+        backlog twice in all, about.
+        """
+        for name, offset in self._carried.items():
+            topic = Topic.parse(name)
+            assert topic is not None
+            with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
+                if is_ordered(here.state(offset), there.state(), topic.site, self._is_carried):
+                    continue
+                end, before = there.end(), self._ends_there.get(name)
+            self._ends_there[name] = end
+            if before not in (None, end) or now - self._began_at >= self._patience_s:
+                self._patience_s *= 2
+                raise LinkStalled(
+                    f"group {topic.group}: {self.way.target} has not ordered what was carried there. "
+                    "Does its sequencer run?"
+                )
+            return
+        self._patience_s = LOOK_EVERY_S
+        self._carried = {name: offset for name, offset in self._read_by_query().items() if name in self._sessions}
+        self._ends_there = {}
+
+    def _there(self, group: str) -> DataLog:
+        return DataLog(self.target, group, self.way.target)
+
+    def _is_carried(self, origin: str) -> bool:
+        return self.sites.carries(self.way, origin)
+
+    def _read_by_query(self) -> dict[str, int]:
+        """The offset after the last record of each DATA topic that the query has copied, as far as it says."""
+        newest = self._query.lastProgress if self._query is not None else None
+        if newest is None:
+            return {}
+        ends = json.loads(newest.sources[0].endOffset or "{}") or {}
+        return {topic: int(partitions["0"]) for topic, partitions in ends.items()}
+
+    def close_query(self) -> None:
+        """Take leave if the relay is stopped, rather than its query started anew."""
+        if self._herald is not None:
+            if self._stop.is_set():
+                self._herald.farewell()
+            self._herald.close()
+            self._herald = None
+
+    def is_read(self, topic: Topic) -> bool:
+        """DATA of the site."""
+        return topic.role == "data" and topic.site == self.way.source
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """Every record, as the link says it."""
+        not_carried = {site for site in self.sites.connections if not self._is_carried(site)}
+        return relay_news(rows, self.way, self._sessions, not_carried)
+
+
+class Letters(Relay):
+    """Letters for members at the target, or at sites behind it."""
+
+    carries = "letters"
+
+    def is_read(self, topic: Topic) -> bool:
+        """The inboxes of the sites that lie this way."""
+        return topic.role == "inbox" and self.sites.next_hop(self.way.source, topic.site) == self.way.target
+
+    def filled(self, topic: Topic) -> Topic:
+        """The topic of the same name in the other Kafka."""
+        return topic
+
+    @cached_property
+    def _is_apart(self) -> bool:
+        """Whether the two ends are two Kafkas; in one, an inbox is where it should be."""
+        return self.source.cluster_id() != self.target.cluster_id()
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """As they stand, with this relay's mark in the place of the last one's."""
+        return relay_letters(rows, self.way)
+
+    def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
+        """None where both ends share one Kafka. Makes sure that members at the source can write to these inboxes."""
+        if not self._is_apart:
+            return {}
+        groups = {topic.group for topic in topics if topic.role == "data" and topic.site == self.way.source}
+        wanted = [Topic(group, "inbox", site) for site in self.sites.connections for group in sorted(groups)]
+        missing = [topic for topic in wanted if self.is_read(topic) and topic not in topics]
+        for topic in missing:
+            # A receiver is found by its key, so every Kafka on the way must have as many partitions as the last.
+            try:
+                partitions = count_partitions(self.sites.connection(topic.site), topic)
+            except BrokerUnreachable:
+                continue  # nobody knows yet; this is asked again
+            if partitions:
+                ensure_topic(self.source, topic, partitions)
+                topics = [*topics, topic]
+        return super().select_topics(topics)
+
+
+def _from_ledger(target: str, source: str) -> str:
+    return f"`abcast site add {target} --ledger DIR` writes what the ledger of {source} has of it."
+
+
+def relays_of(sites: Sites, way: Direction) -> list[type[Relay]]:
+    """What is carried in a direction."""
+    if sites.home is None:
+        return [News, Letters]
+    return [Orders if way.source == sites.home else Requests, Letters]
+
+
+class _Copy:
+    """The DATA of one group at its home, and its copy at another site."""
+
+    def __init__(self, home: Connection, there: Connection, group: str, way: Direction) -> None:
+        self.home = DataLog(home, group, way.source)
+        self.copy = DataLog(there, group, way.target)
+        self._base: SequencerState | None = None
+        self._looked_at = 0
+
+    def close(self) -> None:
+        self.home.close()
+        self.copy.close()
+
+    def start(self) -> int:
+        """The offset at the home from which the copy lacks something.
+
+        The copy learns the epoch in force there first: its seal may be among what retention has dropped at the home,
+        and what a fenced sequencer left behind it may not.
+        """
+        anew = f"delete the group's topics at {self.copy.topic.site}, and let it join again (`abcast site add`)."
+        if fence_former_home(self.home, self.copy):
+            raise UsageError(f"{self.copy.topic.site} was the home of the group before: {anew}")
+        if self.copy.claims():
+            raise UsageError(
+                f"{self.copy.topic} has a sequencer of its own, so it can't be the copy of {self.home.topic}: "
+                "the site belongs to a mesh, or another site is the home."
+            )
+        known, home = self.copy.state(), self.home.state()
+        if known.seqno and epoch_of(known.seals, known.seqno) != epoch_of(home.seals, known.seqno):
+            raise UsageError(f"{self.copy.topic} has another seqno {known.seqno} than {self.home.topic}: {anew}")
+        try:
+            start = self.home.after(known.seqno)  # raises, too, if the home never had it
+        except HistoryUnavailable as error:
+            raise HistoryUnavailable(f"{error} {_from_ledger(self.copy.topic.site, self.home.topic.site)}") from error
+        if start.reader.epoch > known.epoch:
+            append(self.copy, str(self.copy.topic), *encode_data(seal(start.reader.epoch)))
+        return start.offset
+
+    def post_base(self) -> None:
+        """Post the home's state of some time ago, once the copy has everything that it counts."""
+        end = self.home.end()
+        base = self._base
+        if base is None and end - self._looked_at >= SNAPSHOT_EVERY_RECORDS:
+            base = self._base = self.home.state(end)
+            self._looked_at = end
+        if base is None:
+            return
+        copied = self.copy.end()
+        for stored in self.copy.records(max(copied - 1, self.copy.beginning()), copied):
+            if stored.data.seqno >= base.seqno and stored.data.epoch >= base.epoch:
+                post_base(self.copy.connection, self.copy.claims_topic, base)
+                self._base = None
+
+
+def post_base(connection: Connection, epoch_topic: str, base: SequencerState) -> None:
+    """Say that the copy has all that `base` counts (see `connectors.kafka.data_log`). Raises BrokerUnreachable."""
+    _, value, headers = encode_data(snapshot(base))
+    producer = connection.producer()
+    try:
+        with connection.reachable():
+            producer.send(epoch_topic, value=value, headers=headers, partition=0).get(timeout=30)
+    finally:
+        producer.close(timeout=10)
+
+
+def last_relayed(
+    connection: Connection, topic: str, partition: int, site: str, source_topic: str, source_partition: int
+) -> int:
+    """The offset, at `site`, of the newest record in `topic` that was made from one of the source; -1 if none was."""
+    there = connection.consumer()
+    place = TopicPartition(topic, partition)
+    try:
+        with connection.reachable():
+            if partition not in (there.partitions_for_topic(topic) or ()):
+                return -1
+            beginning, end = there.beginning_offsets([place])[place], there.end_offsets([place])[place]
+        there.assign([place])
+        for start, below in windows_back(beginning, end, _FIRST_WINDOW):
+            newest = -1
+            for record in _read(connection, there, place, start, below):
+                found = _parse_mark(dict(record.headers).get(H_RELAYED_FROM) or b"", site)
+                if found is not None and found[:2] == (source_topic, source_partition):
+                    newest = found.offset
+            if newest >= 0:
+                return newest
+        return -1
+    finally:
+        there.close()
+
+
+def _read(connection: Connection, there: KafkaConsumer, place: TopicPartition, start: int, end: int) -> Iterator[Any]:
+    there.seek(place, start)
+    position = start
+    while position < end:
+        with connection.reachable():
+            polled = there.poll(timeout_ms=1000)
+        for record in polled.get(place, ()):
+            position = record.offset + 1
+            if record.offset < end:
+                yield record
+
+
+def _parse_mark(mark: bytes, site: str) -> Source | None:
+    """What `abcast-relayed-from` says, if it says that the record is from `site`."""
+    try:
+        name, _, source = mark.decode("ascii").partition("/")
+        return Source.parse(source) if name == site else None
+    except ValueError:
+        return None

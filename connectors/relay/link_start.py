@@ -1,0 +1,102 @@
+"""Where a session of a link begins: at a place in the site's DATA that the neighbour has reached, by its own rows.
+
+Invariant. All that the session carries and that stands before its beginning has been ordered at the neighbour: the
+state of the site's DATA at that place says how far each origin was known there, and the neighbour's rows are as far.
+Rows only grow, so it is still true when the neighbour judges the session's `link-start` (`ordering.links`), whatever
+other relays have brought it meanwhile. A beginning that is earlier than it need be costs repeats, which are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from connectors.kafka.data_log import DataLog
+from ordering.errors import HistoryUnavailable
+from ordering.links import LinkStart, covers
+from ordering.names import relay_of
+from ordering.records import EPOCH
+from ordering.sequencer import NOTHING_ACCEPTED, SNAPSHOT_EVERY_RECORDS, SequencerState
+
+Carries = Callable[[str], bool]
+"""Whether messages of an origin are carried."""
+
+
+class Beginning(NamedTuple):
+    """The offset in DATA of the first record to carry, and the state of the log there."""
+
+    offset: int
+    state: SequencerState
+
+
+def known_origins(state: SequencerState, site: str) -> dict[str, int]:
+    """The last seqno of each origin that was ordered at `site`, its own included."""
+    return {**state.origins, site: state.own_seqno}
+
+
+def find_beginning(here: DataLog, origins: Mapping[str, int], carries: Carries) -> Beginning:
+    """The newest place in DATA from which a neighbour with these origin rows lacks nothing, about.
+
+    Looks back from the end, in steps that grow, to the oldest place of which the state is known at last. Raises
+    HistoryUnavailable if the neighbour lacks more than what stands behind that.
+    """
+    end = here.end()
+    back = 0
+    while True:
+        is_last = end - back <= here.beginning()
+        found = _oldest(here, end) if is_last else _at(here, end - back)
+        if found is not None and covers(origins, link_start(found.state, here.topic.site, carries).origins):
+            return found
+        if is_last:
+            raise HistoryUnavailable(
+                f"{here.topic} no longer holds what its neighbour lacks: retention has dropped it."
+            )
+        back = max(SNAPSHOT_EVERY_RECORDS, 4 * back)
+
+
+def _at(here: DataLog, offset: int) -> Beginning | None:
+    """A place in DATA, or None if nobody knows the state there."""
+    try:
+        return Beginning(offset, here.state(offset))
+    except HistoryUnavailable:
+        return None
+
+
+def _oldest(here: DataLog, end: int) -> Beginning | None:
+    """The beginning of DATA, or right behind the oldest snapshot in force if retention has dropped that."""
+    beginning = here.beginning()
+    if beginning == 0:
+        return _at(here, 0)
+    places = (
+        stored.offset + 1
+        for stored in here.records(beginning, end)
+        if stored.data.kind == EPOCH and stored.data.payload
+    )
+    return next(filter(None, (_at(here, place) for place in list(places))), None)
+
+
+def link_start(state: SequencerState, site: str, carries: Carries) -> LinkStart:
+    """What the `link-start` says of a session that begins where the log of `site` has this state."""
+    origins = {name: seqno for name, seqno in known_origins(state, site).items() if seqno and carries(name)}
+    return LinkStart(state.epoch, state.seqno, origins)
+
+
+def is_ordered(here: SequencerState, there: SequencerState, site: str, carries: Carries) -> bool:
+    """Whether a neighbour in the state `there` has all that DATA of `site` had in the state `here`, and its view."""
+    told = there.received.get(relay_of(site), NOTHING_ACCEPTED)
+    return told.local_seqno >= here.view and covers(there.origins, link_start(here, site, carries).origins)
+
+
+def ledger_start(numbers: Iterable[tuple[str, int, int]], origins: Mapping[str, int], carries: Carries) -> LinkStart:
+    """Where a session of a ledger's rows begins: right before what a neighbour with these origin rows lacks.
+
+    `numbers` has the origin, the seqno, and the seqno at the origin of each message in the ledger, in any order.
+    """
+    carried = [row for row in numbers if carries(row[0])]
+    after_all = 1 + max((seqno for _, seqno, _ in carried), default=0)
+    first = min((seqno for name, seqno, number in carried if number > origins.get(name, 0)), default=after_all)
+    known: dict[str, int] = {}
+    for name, seqno, number in carried:
+        if seqno < first:
+            known[name] = max(known.get(name, 0), number)
+    return LinkStart(0, first - 1, known)

@@ -1,0 +1,167 @@
+"""The sequencer job: finds the groups of a site, and runs their lanes side by side (`connectors.sequencer.lanes`).
+
+All that it knows is in the lanes. A lane that is closed while another opens with its groups costs these a takeover,
+as any restart would; the lane that closes has ended by then, and if it had not, readers would ignore what it writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Collection
+
+from pyspark.sql import SparkSession
+
+from connectors.kafka.topic_finder import LOOK_SECONDS, TopicFinder
+from connectors.sequencer.lane import SequencerLane, groups_at
+from connectors.sequencer.lanes import open_lane
+from connectors.sequencer.takeover import yield_to_rival
+from connectors.spark.job import JobOptions
+from connectors.spark.session import PythonWorker
+from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, Fenced
+
+RETRY_SECONDS = 30.0
+"""After so long, a lane of groups that came later, which has given up, is tried again."""
+_POLL_SECONDS = 0.1
+_JOIN_SECONDS = 60.0
+
+log = logging.getLogger(__name__)
+
+
+class SequencerJob:
+    """Sequences all groups that have a DATA topic at the site. `run` blocks until `stop`."""
+
+    name = "sequence"
+    keeps_trying = False
+
+    def __init__(self, spark: SparkSession, options: JobOptions) -> None:
+        self.spark = spark
+        self.options = options
+        self.ready = threading.Event()
+        self.finder = TopicFinder(options.connection)
+        self._stop = threading.Event()
+        self._epochs: dict[str, int] = {}
+        self._lanes: list[_Running] = []
+        self._lanes_made = 0
+        self._is_broker_away = False
+
+    def stop(self) -> None:
+        """Ask `run` to return after the batches in hand."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Work until stopped. Raises what will not pass, such as Fenced, EnvironmentProblem or HistoryUnavailable."""
+        if yield_to_rival(self.options.connection, self.options.site, self._stop.wait):
+            return
+        with contextlib.closing(PythonWorker(self.spark)) as worker:
+            try:
+                next_look = float("-inf")
+                while not self._stop.is_set():
+                    if time.monotonic() >= next_look:
+                        self._look(worker)
+                        next_look = time.monotonic() + LOOK_SECONDS
+                    self._attend()
+                    self._stop.wait(_POLL_SECONDS)
+            finally:
+                for lane in self._lanes:
+                    lane.job.stop()
+                for lane in self._lanes:
+                    lane.join()
+                self.finder.close()
+        self._attend()
+
+    def _look(self, worker: PythonWorker) -> None:
+        """Give groups that have come a lane, and take those that have gone out of theirs."""
+        try:
+            groups = set(groups_at(self.finder.find(), self.options.site))
+            self._is_broker_away = False
+        except BrokerUnreachable as error:
+            if not self._is_broker_away:
+                log.warning("%s: %s", self.name, error)
+            self._is_broker_away = True
+            return
+        for lane in self._lanes:
+            lane.job.groups = lane.groups & groups
+        self._close([lane for lane in self._lanes[1:] if not lane.groups])
+        if new := groups.difference(*(lane.groups for lane in self._lanes)):
+            self._open_lane(new, worker)
+        elif not self._lanes and worker.works(0):
+            self.ready.set()
+
+    def _open_lane(self, new: Collection[str], worker: PythonWorker) -> None:
+        # One that has given up stays apart: it would drag the others down, and costs nothing.
+        lanes = [lane for lane in self._lanes if lane.failure is None]
+        opening = open_lane([lane.groups for lane in lanes], new)
+        self._close([lanes[index] for index in opening.closed])
+        self._lanes_made += 1
+        if self._lanes_made > 1:
+            log.info("%s: new groups: %s", self.name, ", ".join(sorted(new)))
+        lane = SequencerLane(
+            self.spark,
+            self.options,
+            self.finder,
+            groups=opening.groups,
+            epochs=self._epochs,
+            worker=worker,
+            number=self._lanes_made,
+        )
+        self._lanes.append(_Running(lane))
+
+    def _close(self, lanes: Collection[_Running]) -> None:
+        for lane in lanes:
+            lane.job.retire()
+        for lane in lanes:
+            lane.join()
+            self._lanes.remove(lane)
+
+    def _attend(self) -> None:
+        """See how the lanes do. A later lane that fails by itself disturbs nobody else."""
+        for lane in self._lanes:
+            error = lane.failure
+            if error is None:
+                continue
+            is_own = isinstance(error, AbcastError) and not isinstance(error, Fenced | EnvironmentProblem)
+            if lane is self._lanes[0] or not is_own:
+                raise error
+            if lane.failed_for() == 0:
+                log.error("%s: %s It is tried again every %g s.", lane.job.name, error, RETRY_SECONDS)
+            if lane.failed_for() >= RETRY_SECONDS:
+                lane.start()
+        if self._lanes and self._lanes[0].job.ready.is_set():
+            self.ready.set()
+
+
+class _Running:
+    """A lane in a thread of its own."""
+
+    def __init__(self, job: SequencerLane) -> None:
+        self.job = job
+        self.start()
+
+    @property
+    def groups(self) -> frozenset[str]:
+        return self.job.groups or frozenset()
+
+    def start(self) -> None:
+        self.failure: BaseException | None = None
+        self._first_seen: float | None = None
+        self._thread = threading.Thread(target=self._run, name=f"abcast-{self.job.name}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.job.run()
+        except BaseException as error:  # noqa: BLE001 - handed to the job's thread
+            self.failure = error
+
+    def failed_for(self) -> float:
+        """Seconds since this was first asked after the failure."""
+        if self._first_seen is None:
+            self._first_seen = time.monotonic()
+            return 0.0
+        return time.monotonic() - self._first_seen
+
+    def join(self) -> None:
+        self._thread.join(_JOIN_SECONDS)

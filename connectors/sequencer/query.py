@@ -1,0 +1,424 @@
+"""The sequencer as a Spark query: FORWARD rows in, DATA and dead-letter rows out, `ordering` in between.
+
+    Kafka source → columns (JVM) → applyInPandasWithState, key = group → headers (JVM) → Kafka sink
+
+The stateful operator is the only Python on the path. It sees arrow batches, decides them with `step_columns`, and
+never looks at a payload. What the JVM does not find plain, bad input above all, is read there by the codec, row by row:
+so one place knows what can be wrong with a record, and Spark has little to plan anew for each batch. Spark's state
+store holds the state between the batches of one run; nothing rests on it after a crash (see
+`connectors.sequencer.takeover`).
+
+A group's rows come from Spark in no promised order, so `sequence` has each micro-batch sorted by group and source, in
+the JVM, there and nowhere else; `step_columns` asserts it of each arrow batch. Spark writes all rows of a group before
+it reads a result, and gathers the results of a group before it writes them: so a micro-batch is held as a whole in the
+JVM and in Python, and `connectors.kafka.backlog` bounds its bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pyspark import TaskContext
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+from connectors.kafka import codec
+from connectors.spark import codec as spark_codec
+from ordering.columns import ForwardColumns, Ints, step_columns
+from ordering.errors import ProtocolViolation
+from ordering.links import LinkColumns
+from ordering.records import JOIN, MESSAGE, Data, DeadLetter, Headers, Link, Malformed, Source
+from ordering.sequencer import SequencerState, begin_batch, end_batch
+
+_RUN = (
+    "group string, role string, kind string, topic string, partition int, first_offset long, first_seqno long, "
+    "epoch long, view long, size int, senders array<string>, incarnations array<long>, sender array<int>, "
+    "local_seqno array<long>, forwarded_at_ms array<long>, key array<binary>, value array<binary>, "
+    "names array<array<string>>, values array<array<binary>>, link_session array<long>, link_epoch array<long>, "
+    "link_seqno array<long>, link_origin_seqno array<long>"
+)
+"""A run: records that go to the same topic, one after the other. `names` and `values` are those of the headers that
+stand behind abcast's own, or of all headers where there are no `senders`. Then `key` has the keys, too. What links say
+stands in the last four, which are null where no link has brought the records.
+"""
+_RUN_COLUMNS = [field.split()[0] for field in _RUN.split(", ")]
+_STATE = "state binary"
+_BY_ROW = ["local_seqno", "forwarded_at_ms", "key", "value", "names", "values"]
+_SOURCE = ["topic", "partition", "offset"]
+_FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
+_LINK = ["link_session", "link_epoch", "link_seqno", "link_origin_seqno"]
+_NO_LINK = (-1, 0, 0, 0)
+_IS_MESSAGE = codec.FORWARD_KINDS.index(MESSAGE)
+_FIRST_CONTROL = codec.FORWARD_KINDS.index(JOIN)
+
+
+def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False) -> DataFrame:
+    """Rows of Spark's Kafka source (with headers) → the columns that the site's sequencer works on.
+
+    `relayed`: whether there may be rows of topics that a relay fills; then there are columns for what links say, -1 and
+    0 where no link has brought the row. `packed_headers` are those of the application, null if there are none. A row
+    that is not `plain` has the key and all its headers there, for `connectors.kafka.codec` to read; the columns from
+    them are null or 0.
+    """
+    extracted = spark_codec.extract_in_order(kafka_rows, codec.FORWARD_HEADERS)
+    numbered = extracted.withColumns(
+        {
+            "incarnation": spark_codec.number(codec.H_INCARNATION),
+            "local_seqno": spark_codec.number(codec.H_LOCAL_SEQNO),
+        }
+    )
+    judged = numbered.withColumn("plain", spark_codec.is_plain_forward(site, relayed=relayed))
+    plain, headers = F.col("plain"), F.col("headers")
+    others = spark_codec.others_of_plain(site, relayed=relayed)
+    return judged.select(
+        spark_codec.group_of_forward(site).alias("group"),
+        "topic",
+        "partition",
+        "offset",
+        "plain",
+        F.when(plain, F.col(codec.H_SENDER)).alias("sender"),
+        F.when(plain, F.col("incarnation")).otherwise(0).alias("incarnation"),
+        F.when(plain, F.col("local_seqno")).otherwise(0).alias("local_seqno"),
+        F.when(plain, spark_codec.kind_code()).otherwise(0).alias("kind"),
+        F.unix_millis("timestamp").alias("forwarded_at_ms"),
+        F.when(~plain, F.col("key")).alias("key"),
+        "value",
+        F.when(~plain, spark_codec.pack_headers(headers))
+        .when(F.size(headers) > len(codec.FORWARD_HEADERS), _packed(others))
+        .alias("packed_headers"),
+        *(_links() if relayed else ()),
+    )
+
+
+def _packed(others: Column) -> Column:
+    return F.when(F.size(others) > 0, spark_codec.pack_headers(others))
+
+
+def _links() -> list[Column]:
+    return [
+        F.coalesce(F.when(F.col("plain"), spark_codec.link_of_plain(position)), F.lit(default)).alias(name)
+        for position, (name, default) in enumerate(zip(_LINK, _NO_LINK, strict=True))
+    ]
+
+
+def sequence(
+    forward: DataFrame,
+    initial: Mapping[str, SequencerState],
+    parallelism: int = 1,
+) -> DataFrame:
+    """The sequencing transformation: decoded FORWARD rows → runs.
+
+    `initial` has the state of every group that may occur. `parallelism` is how many groups are decided at once
+    (the number of shuffle partitions, which must be the session's setting if it is not 1).
+    """
+    placed = forward.coalesce(1) if parallelism == 1 else forward.repartition(parallelism, "group")
+    return (
+        placed.sortWithinPartitions("group", *_SOURCE)
+        .groupBy("group")
+        .applyInPandasWithState(
+            decider({group: state.to_bytes() for group, state in initial.items()}),
+            outputStructType=_RUN,
+            stateStructType=_STATE,
+            outputMode="append",
+            timeoutConf=GroupStateTimeout.NoTimeout,
+        )
+    )
+
+
+def unpack_runs(runs: DataFrame, *kept: str, linked: bool = False) -> DataFrame:
+    """Runs → one row a record, in the JVM, with headers as text. `kept`: further columns of the run to keep.
+
+    `linked`: with the columns of what links say.
+    """
+    # What is the same for all rows of a run, or for all of a sender's, is put into words before the rows are made.
+    worded = runs.withColumns(
+        {
+            "place": F.concat(F.concat_ws("-", "topic", "partition"), F.lit(":")),
+            "epoch": F.col("epoch").cast("string"),
+            "view": F.col("view").cast("string"),
+            "incarnations": F.col("incarnations").cast("array<string>"),
+        }
+    )
+    row = F.col("row")
+    records = worded.select("*", F.explode(F.sequence(F.lit(0), F.col("size") - 1)).alias("row"))
+    sender = F.get("sender", row)
+    return records.select(
+        *kept,
+        "kind",
+        F.concat("place", F.col("first_offset") + row).alias("source"),
+        (F.col("first_seqno") + row).alias("seqno"),
+        "epoch",
+        "view",
+        F.get("senders", sender).alias("sender"),
+        F.get("incarnations", sender).alias("incarnation"),
+        *(F.get(name, row).alias(name) for name in (*_BY_ROW, *(_LINK if linked else ()))),
+    )
+
+
+def encode_decided(runs: DataFrame, site: str, *, relayed: bool = False) -> DataFrame:
+    """Runs → the rows of Spark's Kafka sink. `relayed`: as in `decode_forward`."""
+    topic = F.concat(F.lit("abcast."), "group", F.lit("."), "role", F.lit(f".{site}"))
+    records = unpack_runs(runs.withColumn("written_to", topic), "written_to", linked=relayed)
+    # A step of its own, so that the array is built once and the plan stays small: Spark plans every batch anew.
+    own, given = F.col("own"), F.arrays_zip("names", "values").cast(spark_codec.HEADERS_TYPE)
+    own_headers = spark_codec.own_data_headers()
+    if relayed:
+        own_headers = F.concat(own_headers, spark_codec.link_header(*map(F.col, _LINK)))
+    return records.withColumn("own", own_headers).select(
+        F.col("written_to").alias("topic"),
+        F.lit(0).alias("partition"),  # DATA and dead letters have one: what is behind it would be read by nobody
+        F.coalesce("key", F.col("sender").cast("binary")).alias("key"),
+        "value",
+        F.when(F.col("names").isNull(), own)
+        .when(F.col("sender").isNull(), given)
+        .otherwise(F.concat(own, given))
+        .alias("headers"),
+    )
+
+
+Decide = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]
+
+
+def decider(initial: Mapping[str, bytes]) -> Decide:
+    """The function of the stateful operator. `initial`: encoded state by group, for the first batch of a run."""
+
+    def decide(key: tuple[Any, ...], chunks: Iterator[pd.DataFrame], stored: GroupState) -> Iterator[pd.DataFrame]:
+        assert_first_attempt()
+        state, opening = begin_batch(SequencerState.from_bytes(stored.get[0] if stored.exists else initial[key[0]]))
+        for record in opening:
+            yield _own_run(state.group, record)
+        for chunk in chunks:
+            state, decided = decide_chunk(state, chunk)
+            yield from decided
+        state, closing = end_batch(state)
+        for record in closing:
+            yield _own_run(state.group, record)
+        stored.update((state.to_bytes(),))
+
+    return decide
+
+
+def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerState, list[pd.DataFrame]]:
+    """Decide one piece of a group's rows; return the state after it and the runs to write, in order."""
+    places, place = _places(chunk)
+    rows, error = _read_odd(chunk, places, place)
+    well_formed = error == None  # noqa: E711 - element by element
+    sender, senders = pd.factorize(rows["sender"])
+    kind, incarnation, offset = rows["kind"], rows["incarnation"], chunk["offset"].to_numpy()
+    controls = {
+        row: (codec.FORWARD_KINDS[kind[row]], bytes(chunk["value"].iloc[row]))
+        for row in np.flatnonzero((kind >= _FIRST_CONTROL) & well_formed).tolist()
+    }
+    link = LinkColumns(*(rows[name] for name in _LINK)) if _LINK[0] in rows else None
+    decisions = step_columns(
+        state,
+        ForwardColumns(
+            places=[f"{topic}-{partition}" for topic, partition in places],
+            place=place,
+            offset=offset,
+            senders=senders.tolist(),
+            sender=sender,
+            incarnation=incarnation,
+            local_seqno=rows["local_seqno"],
+            well_formed=well_formed,
+            timestamp_ms=chunk["forwarded_at_ms"].to_numpy(),
+            is_message=kind == _IS_MESSAGE,
+            controls=controls,
+            link=link,
+        ),
+    )
+    dead = ~well_formed
+    for reason, mask in decisions.dead.items():
+        error[mask] = reason
+        dead |= mask
+    runs: list[dict[str, Any]] = []
+    for first, end in _runs(place, offset, sender, incarnation, decisions.seqno, dead, controls):
+        topic, partition = places[int(place[first])]
+        run = slice(first, end)
+        if dead[first]:
+            letters = _dead_letters(chunk.iloc[run], error[run])
+            runs.append({"group": state.group, "role": "dead-letter", "size": end - first, **letters})
+            continue
+        codes, by_code = np.unique(sender[run], return_index=True)
+        # A control record is a run of its own: with the kind and the payload that were decided.
+        of_kind, payload = decisions.controls.get(first) or (MESSAGE, None)
+        travelling = rows["headers"][run].tolist()
+        headers = _columns(of_row or () for of_row in travelling) if any(travelling) else {}
+        runs.append(
+            {
+                "group": state.group,
+                "role": "data",
+                "kind": of_kind,
+                "topic": topic,
+                "partition": partition,
+                "first_offset": int(offset[first]),
+                "first_seqno": int(decisions.seqno[first]),
+                "epoch": state.epoch,
+                "view": state.view,
+                "size": end - first,
+                "senders": senders[codes].tolist(),
+                "incarnations": incarnation[run][by_code].tolist(),
+                "sender": np.searchsorted(codes, sender[run]).tolist(),
+                "local_seqno": rows["local_seqno"][run].tolist(),
+                "forwarded_at_ms": chunk["forwarded_at_ms"].iloc[run].tolist(),
+                "value": chunk["value"].iloc[run].tolist() if payload is None else [payload],
+                **headers,
+                **_link_of_run(link, run),
+            }
+        )
+    if not runs:
+        return decisions.state, []
+    return decisions.state, [_frame(runs)]
+
+
+def _link_of_run(link: LinkColumns | None, run: slice) -> dict[str, list[int]]:
+    """What links say of a run's records, if a link has brought them; all of a run are of one topic."""
+    if link is None or link.session[run.start] < 0:
+        return {}
+    return {name: column[run].tolist() for name, column in zip(_LINK, link, strict=True)}
+
+
+def _read_odd(
+    chunk: pd.DataFrame, places: Sequence[tuple[str, int]], place: Ints
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.object_]]:
+    """The columns that come from headers, with the rows that are not plain read by the codec; and each row's error."""
+    columns = {name: chunk[name].to_numpy() for name in (*_FROM_HEADERS, *_LINK) if name in chunk}
+    error = np.full(len(chunk), None, dtype=object)
+    headers = np.full(len(chunk), None, dtype=object)
+    packed = chunk["packed_headers"]
+    for row in np.flatnonzero(packed.notna()).tolist():
+        headers[row] = _unpack(packed.iloc[row])
+    odd = np.flatnonzero(~chunk["plain"].to_numpy(dtype=bool)).tolist()
+    if odd:
+        columns = {name: column.copy() for name, column in columns.items()}
+    for row, offset, key, value, at_ms in zip(
+        odd, *(chunk[name].iloc[odd] for name in ("offset", "key", "value", "forwarded_at_ms")), strict=True
+    ):
+        source = Source(*places[int(place[row])], int(offset))
+        record = codec.decode_forward(source, key, value, headers[row] or (), int(at_ms))
+        if isinstance(record, Malformed):
+            error[row] = record.reason
+            columns["sender"][row] = ""
+            continue
+        columns["sender"][row] = record.sender
+        columns["incarnation"][row] = record.incarnation
+        columns["local_seqno"][row] = record.local_seqno
+        columns["kind"][row] = codec.FORWARD_KINDS.index(record.kind)
+        headers[row] = record.headers
+        for name, number in zip(_LINK, record.link or (), strict=False):
+            columns[name][row] = number
+    return {**columns, "headers": headers}, error
+
+
+def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[Any]]:
+    """The records as they came, with the reason; but for the mark of a hub's relay on a plain one, which is not at hand
+    (the record in the relay's topic has it).
+    """
+    from_headers = [*_FROM_HEADERS, *(name for name in _LINK if name in rows)]
+    columns = ("topic", "partition", "offset", "key", "value", "packed_headers", "plain", *from_headers)
+    letters = []
+    for reason, topic, partition, offset, key, value, packed, plain, sender, *numbers in zip(
+        reasons, *(rows[name].tolist() for name in columns), strict=True
+    ):
+        headers: Sequence[tuple[str, bytes]] = _unpack(packed)
+        if plain:
+            incarnation, local_seqno, kind, *linked = numbers
+            link = codec.link_header(Link(*linked) if linked and linked[0] >= 0 else None)
+            of_kind = codec.FORWARD_KINDS[kind]
+            key = sender.encode("ascii")
+            headers = codec.forward_headers(sender, incarnation, local_seqno, (*link, *_unpack(packed)), of_kind)
+        letter = DeadLetter(Source(topic, partition, offset), reason)
+        letters.append((key, value, codec.dead_letter_headers(letter, headers)))
+    return _given(letters)
+
+
+@functools.lru_cache(maxsize=100)  # what a relay brings has the same few lists of sites
+def _unpack(packed: str | None) -> Headers:
+    """The headers that `spark_codec.pack_headers` packed. Kafka allows a null value, which stays one."""
+    found: list[tuple[str, Any]] = [(header["key"], header.get("value")) for header in json.loads(packed or "[]")]
+    return tuple((name, None if value is None else b64decode(value)) for name, value in found)  # type: ignore[misc]
+
+
+def _given(records: Iterable[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]]) -> dict[str, list[Any]]:
+    """The columns of a run of (key, value, headers)."""
+    keys, values, headers = zip(*records, strict=True)
+    return {"key": list(keys), "value": list(values), **_columns(headers)}
+
+
+def _columns(headers: Iterable[Sequence[tuple[str, bytes]]]) -> dict[str, list[list[Any]]]:
+    """Each record's headers, as columns of a run."""
+    of_rows = list(headers)
+    return {
+        "names": [[name for name, _ in row] for row in of_rows],
+        "values": [[value for _, value in row] for row in of_rows],
+    }
+
+
+def assert_first_attempt() -> None:
+    """Refuse to run a task again: within one epoch every record is written once.
+
+    The settings of `connectors.spark.session` make Spark give up at a task's first failure; then the query ends, and
+    the next one begins with a takeover and an epoch of its own.
+    """
+    task = TaskContext.get()
+    if task is not None and task.attemptNumber() > 0:
+        raise ProtocolViolation("a task of the sequencer runs a second time: set spark.task.maxFailures to 1.")
+
+
+def _own_run(group: str, record: Data) -> pd.DataFrame:
+    """The run of one record of the sequencer's own (a snapshot, a view)."""
+    given = _given([codec.encode_data(record)])
+    return _frame([{"group": group, "role": "data", "kind": record.kind, "size": 1, **given}])
+
+
+def _frame(runs: list[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame({name: _objects(run.get(name) for run in runs) for name in _RUN_COLUMNS})
+
+
+def _objects(cells: Iterable[Any]) -> pd.Series[Any]:
+    """A column that keeps None as None, whatever the other cells are."""
+    return pd.Series(list(cells), dtype=object)
+
+
+def _runs(
+    place: Ints,
+    offset: Ints,
+    sender: Ints,
+    incarnation: Ints,
+    seqno: Ints,
+    dead: NDArray[np.bool_],
+    controls: Iterable[int],
+) -> Iterator[tuple[int, int]]:
+    """The (first, end) of every run: rows to be written, of one place, with consecutive offsets, all accepted (so
+    with consecutive seqnos) or all dead, and with one incarnation a sender. A control row is a run of its own.
+    """
+    kind = np.where(dead, 2, np.where(seqno > 0, 1, 0))
+    breaks = (np.diff(place) != 0) | (np.diff(offset) != 1) | (np.diff(kind) != 0)
+    for row in controls:
+        breaks[max(0, row - 1) : row + 1] = True
+    # An incarnation that changes in a chunk is rare: then every change of it between two rows breaks a run.
+    of_sender = np.full(int(sender.max(initial=0)) + 1, -1, dtype=np.int64)
+    of_sender[sender] = incarnation
+    if not bool(np.all(of_sender[sender] == incarnation)):
+        breaks |= np.diff(incarnation) != 0
+    edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(place)]
+    for first, end in itertools.pairwise(edges):
+        if kind[first]:
+            yield first, end
+
+
+def _places(chunk: pd.DataFrame) -> tuple[list[tuple[str, int]], np.ndarray[Any, np.dtype[np.int64]]]:
+    """The (topic, partition) of the rows in their order, and the index of each row's."""
+    topic, partition = chunk["topic"].to_numpy(), chunk["partition"].to_numpy()
+    starts = np.append(True, (topic[1:] != topic[:-1]) | (partition[1:] != partition[:-1]))
+    places = [(topic[row], int(partition[row])) for row in np.flatnonzero(starts).tolist()]
+    return places, np.cumsum(starts) - 1

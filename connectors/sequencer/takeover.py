@@ -1,0 +1,376 @@
+"""Seal, then take over: how every start of a sequencer begins, whatever ended the one before.
+
+There is one way to start, and it trusts no lock and no checkpoint, only DATA:
+
+1. read DATA up to where it ends now, from the newest snapshot in force (`connectors.kafka.data_log`), and rebuild the
+   state. Whatever is wrong with the group is found here, before anything is written: who can't go on fences nobody;
+2. note where DATA ends (the *floor*) and append it to the EPOCH topic: the claim. Its offset plus one is our epoch,
+   so nobody else has it;
+3. append the seal to DATA: an empty epoch record. From here on every reader ignores what lower epochs still write;
+4. read DATA on from where 1 ended up to the seal, and with it the state;
+5. append the state as the epoch's opening snapshot, and a note of how far DATA went to EPOCH, and go on.
+
+Invariant: the state that a sequencer goes on from holds everything effective before its seal, and nothing effective
+of a lower epoch can follow. So numbers are never reassigned, whoever still runs, and whatever crashed before: a
+crash after any step leaves an epoch number without a seal, a seal without decisions, or an opening snapshot that is
+true where it stands. The next start does the same.
+
+*When retention has emptied DATA* the ledger tells the state, and that may be too old. It is gone on from only if
+nothing that it does not count can have been dropped. Kafka's offsets survive retention, so that can be known: its last
+row's offset in DATA, or that of a note with the same last seqno, is where it ends, and DATA must begin there or before.
+Or DATA begins with a record that the ledger has, or that follows its last, and no seal can hide before it.
+
+A sequencer sees a newer one by its claim, and stops. That is a courtesy, not what keeps the order: if it sleeps
+through the claim, what it writes is stale for every reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+from kafka import KafkaProducer
+from kafka.errors import KafkaError
+
+from connectors.kafka.backlog import find_backlog
+from connectors.kafka.codec import encode_data
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog, StateAt
+from connectors.kafka.epochs import Claim, Note, encode_claim, encode_note, seconds_to_yield, this_host
+from connectors.kafka.topics import find_groups
+from ordering.errors import AbcastError, Fenced, HistoryUnavailable, ProtocolViolation, UsageError
+from ordering.names import Topic
+from ordering.reader import Reader, Seal, Verdict
+from ordering.records import EPOCH, Data
+from ordering.sequencer import SequencerState, absorb, seal, snapshot
+
+log = logging.getLogger(__name__)
+
+History = Callable[[str], StateAt | None]
+"""A group's state as its ledger tells it."""
+
+
+GROUPS_AT_ONCE = 8
+"""So many are looked at, and taken over, at the same time."""
+
+_Of = TypeVar("_Of")
+
+
+class _Found(NamedTuple):
+    """What a group's DATA tells below offset `end`."""
+
+    state: SequencerState
+    end: int
+
+
+def take_over(
+    connection: Connection,
+    group: str,
+    site: str,
+    history: Callable[[], StateAt | None] | None = None,
+    own: dict[str, int] | None = None,
+    *,
+    trust_ledger: bool = False,
+) -> SequencerState:
+    """`take_over_groups` of one group, which reads the site's own forward topic."""
+    forward = str(Topic(group, "forward", site))
+    told = None if history is None else lambda _: history()
+    return take_over_groups(connection, {group: [forward]}, site, told, own, trust_ledger=trust_ledger)[group]
+
+
+def take_over_groups(
+    connection: Connection,
+    groups: Mapping[str, Iterable[str]],
+    site: str,
+    history: History | None = None,
+    own: dict[str, int] | None = None,
+    *,
+    trust_ledger: bool = False,
+) -> dict[str, SequencerState]:
+    """Become the sequencer of the groups (each with the forward topics it reads); return the states to go on from.
+
+    None is claimed before all have been looked at. `history` is for a DATA topic that retention has emptied;
+    `trust_ledger`: the operator knows that nothing was decided after it. `own` is what this process has claimed so
+    far, by group, and is kept up to date: it takes no group back from a newer sequencer.
+
+    Raises BrokerUnreachable, TopicMissing, HistoryUnavailable, Fenced, UsageError.
+    """
+    own = {} if own is None else own
+    with contextlib.ExitStack() as open_until_then:
+        producer = connection.producer()
+        open_until_then.callback(producer.close, timeout=10)
+        logs = dict(_of_each(groups, lambda group: (group, DataLog(connection, group, site))))
+        for data in logs.values():
+            open_until_then.callback(data.close)
+        found = dict(
+            _of_each(groups, lambda group: (group, _look(logs[group], own, history, trust_ledger=trust_ledger)))
+        )
+        horizons = _horizons(connection, groups, [found[group].state for group in groups])
+        states = _of_each(groups, lambda group: _claim(logs[group], producer, found[group], own))
+        return {
+            state.group: replace(state, membership=replace(state.membership, horizon=horizon))
+            for state, horizon in zip(states, horizons, strict=True)
+        }
+
+
+def _of_each(groups: Iterable[str], ask: Callable[[str], _Of]) -> list[_Of]:
+    """Ask of every group, some at a time. The error of one group is told with its name."""
+
+    def of_one(group: str) -> _Of:
+        try:
+            return ask(group)
+        except AbcastError as error:
+            if group in str(error):
+                raise
+            raise type(error)(f"group {group}: {error}") from error
+
+    asked = list(groups)
+    with ThreadPoolExecutor(min(GROUPS_AT_ONCE, max(1, len(asked))), "abcast-takeover") as pool:
+        return list(pool.map(of_one, asked))
+
+
+def _look(data: DataLog, own: Mapping[str, int], history: History | None, *, trust_ledger: bool) -> _Found:
+    """Read what there is, and find what is wrong with it. Writes nothing."""
+    group = data.topic.group
+    if group in own:
+        check_not_fenced(data, own[group])
+    move = data.move()
+    if move is not None and move.home != data.topic.site:
+        raise UsageError(
+            f"the home of group {group} is {move.home} now, not {data.topic.site}: give this site the new sites' file. "
+            f"It can be a copy once its topics of the group were deleted (`abcast site add {data.topic.site}` then)."
+        )
+    if data.is_copy():
+        raise UsageError(f"{data.topic} is the copy of another site's: run the sequencer of group {group} at its home.")
+    end = data.end()
+    state = known(data, end, history, trust_ledger=trust_ledger)
+    highest = max((claim.floor for claim in data.claims()), default=0)
+    now = data.end()
+    if highest > now:
+        raise ProtocolViolation(
+            f"{data.topic} ended at offset {highest} once, and ends at {now} now: was it deleted? Then delete "
+            f"{data.claims_topic}, too, and the group begins anew at seqno 1."
+        )
+    claimed = max(data.newest_epoch(), move.above if move is not None else 0)
+    if state.epoch > claimed:
+        raise ProtocolViolation(
+            f"{data.topic} knows epoch {state.epoch}, but {data.claims_topic} is only at {claimed}: "
+            "was it deleted? The two must be kept together."
+        )
+    return _Found(state, end)
+
+
+def _horizons(
+    connection: Connection, groups: Mapping[str, Iterable[str]], states: Iterable[SequencerState]
+) -> list[dict[str, int]]:
+    """For each group, the ends of the forward partitions of which something is to be read (see `ordering.log_time`)."""
+    consumer = connection.consumer()
+    try:
+        with connection.reachable():
+            backlogs = [find_backlog(consumer, forward, {}) for forward in groups.values()]
+    finally:
+        consumer.close()
+    horizons = []
+    for state, backlog in zip(states, backlogs, strict=True):
+        ends = {f"{place.topic}-{place.partition}": of for place, of in backlog.items()}
+        horizons.append(
+            {
+                place: of.end
+                for place, of in sorted(ends.items())
+                if max(state.positions.get(place, 0), of.beginning) < of.end
+            }
+        )
+    return horizons
+
+
+def _claim(data: DataLog, producer: KafkaProducer, found: _Found, own: dict[str, int]) -> SequencerState:
+    """Claim, seal, read the rest, open the epoch."""
+    group = data.topic.group
+    if group in own:
+        check_not_fenced(data, own[group])
+    epoch = data.epoch_of_claim(_append(data, producer, data.claims_topic, None, encode_claim(data.end()), []))
+    own[group] = epoch
+    sealed_at = _append_data(data, producer, seal(epoch))
+    before = absorb(found.state, (stored.data for stored in data.records(found.end, sealed_at)))
+    if before.epoch >= epoch:
+        check_not_fenced(data, epoch)
+        raise ProtocolViolation(
+            f"{data.topic} has epoch {before.epoch} before the seal of {epoch}: who else writes there?"
+        )
+    state = replace(before, epoch=epoch, seals=(*before.seals, Seal(epoch, before.seqno + 1)), unsnapped=0)
+    opened_at = _append_data(data, producer, snapshot(state))
+    _append_note(data, producer, Note(reach(data, state, sealed_at, opened_at), epoch, state.seqno))
+    log.info("group %s: epoch %d begins after seqno %d", group, epoch, state.seqno)
+    return state
+
+
+def reach(data: DataLog, state: SequencerState, sealed_at: int, opened_at: int) -> int:
+    """Below which offset `state` is true for certain: behind its snapshot, or at least behind its seal."""
+    reader = Reader(state.epoch, state.seqno)
+    for stored in data.records(sealed_at + 1, opened_at):
+        reader.accept(stored.data.kind, stored.data.epoch, stored.data.seqno)
+    return opened_at + 1 if reader == Reader(state.epoch, state.seqno) else sealed_at + 1
+
+
+def note_end(data: DataLog, producer: KafkaProducer) -> None:
+    """Note how far DATA goes now, unless that is known without."""
+    note = missing_note(data)
+    if note is not None:
+        _append_note(data, producer, note)
+
+
+def missing_note(data: DataLog) -> Note | None:
+    """How far DATA goes now; None if a note says so, or if its last record counts, so that the ledger tells."""
+    end = data.end()
+    last = [stored.data for stored in data.records(max(end - 1, data.beginning()), end)]
+    if not last or any(note.offset >= end for note in data.notes()):
+        return None
+    state = data.state(end)
+    is_row = (last[0].epoch, last[0].seqno) == (state.epoch, state.seqno)
+    return None if is_row else Note(end, state.epoch, state.seqno)
+
+
+def _append_data(data: DataLog, producer: KafkaProducer, record: Data) -> int:
+    key, value, headers = encode_data(record)
+    return _append(data, producer, str(data.topic), key, value, headers)
+
+
+def _append_note(data: DataLog, producer: KafkaProducer, note: Note) -> None:
+    _append(data, producer, data.claims_topic, None, *encode_note(note))
+
+
+def known(data: DataLog, end: int, history: History | None, *, trust_ledger: bool = False) -> SequencerState:
+    """What DATA tells; where retention has left too little of it, what the ledger tells and then DATA."""
+    try:
+        return data.state(end)
+    except HistoryUnavailable as gone:
+        told = history(data.topic.group) if history is not None else None
+        if told is None:
+            raise HistoryUnavailable(str(gone)) from gone  # waiting does not help: this is who is waited for
+    beginning, claims = data.beginning(), data.claims()
+    notes = [note for note in data.notes() if note.offset <= end]
+    at = _reached(told, notes)
+    if at.below is not None and at.below >= beginning:
+        return absorb(at.state, (stored.data for stored in data.records(at.below, end)))
+    rest = [stored.data for stored in data.records(beginning, end)]
+    hidden = _hidden_epoch(rest, claims, beginning)
+    state = absorb(told.state, rest)
+    given = max([*(record.seqno for record in rest), *(note.seqno for note in notes)], default=0)
+    if (
+        given > state.seqno
+        or _may_be_stale(told.state, rest, hidden)
+        or not (trust_ledger or _follows(told.state, rest, hidden))
+    ):
+        raise HistoryUnavailable(
+            f"the ledger ends at seqno {told.state.seqno}, and {data.topic} no longer tells what follows: start with "
+            "--data of a ledger that reaches further. Going on could give numbers a second time."
+        )
+    return state
+
+
+def _reached(told: StateAt, notes: Iterable[Note]) -> StateAt:
+    """The same state, with the highest offset that is known for it: behind its last seqno DATA may go on without one.
+
+    A note that has its last seqno also tells the epoch that was in force there, which has decided nothing yet.
+    """
+    state, below = told
+    for note in notes:
+        if note.seqno == state.seqno and (below is None or note.offset > below):
+            below = note.offset
+            if note.epoch > state.epoch:
+                seals = (*state.seals, Seal(note.epoch, note.seqno + 1))
+                state = replace(state, epoch=note.epoch, seals=seals)
+    return StateAt(state, below)
+
+
+def _hidden_epoch(rest: Iterable[Data], claims: Iterable[Claim], beginning: int) -> int:
+    """The highest epoch whose seal may be among what retention has dropped; 0 if there is none."""
+    seals = {record.epoch for record in rest if record.kind == EPOCH and not record.payload}
+    return max((claim.epoch for claim in claims if claim.floor < beginning and claim.epoch not in seals), default=0)
+
+
+def _may_be_stale(told: SequencerState, rest: Sequence[Data], hidden: int) -> bool:
+    """Whether a record of `rest` that counts may be a fenced sequencer's, its seal among what retention has dropped."""
+    reader = Reader(told.epoch, told.seqno)
+    return any(
+        reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE and record.epoch < hidden
+        for record in rest
+    )
+
+
+def _follows(told: SequencerState, rest: Iterable[Data], hidden: int) -> bool:
+    """Whether `rest` has a record, no fenced sequencer's, that the ledger has or that comes next.
+
+    What an epoch decides stands in DATA in the order of seqnos, and behind what lower epochs decided. So everything
+    effective that was dropped before that record has a lower seqno, and the ledger has it.
+    """
+    reader = Reader(hidden, told.seqno)
+    return any(
+        reader.accept(record.kind, record.epoch, record.seqno) in (Verdict.TAKE, Verdict.DUPLICATE) for record in rest
+    )
+
+
+def _append(
+    data: DataLog,
+    producer: KafkaProducer,
+    topic: str,
+    key: bytes | None,
+    value: bytes,
+    headers: list[tuple[str, bytes]],
+) -> int:
+    """Write one record and wait for it; return its offset."""
+    try:
+        sent = producer.send(topic, key=key, value=value, headers=headers, partition=0)
+        return int(sent.get(timeout=data.connection.timeout * 3).offset)
+    except KafkaError as error:
+        if error.retriable:
+            raise data.connection.unreachable() from error
+        raise
+
+
+def check_not_fenced(data: DataLog, epoch: int) -> None:
+    """Raise Fenced if a sequencer with an epoch newer than `epoch` has begun to take over."""
+    newest = data.newest_claim()
+    if newest is not None and newest.epoch > epoch:
+        raise Fenced(
+            f"group {data.topic.group}: a newer sequencer took over with epoch {newest.epoch} ({newest.who}); this one "
+            f"(epoch {epoch}) stops. Run one sequencer for a site; to hand over on purpose, stop this one first."
+        )
+
+
+def yield_to_rival(connection: Connection, site: str, wait: Callable[[float], object]) -> bool:
+    """Before the first takeover of a process: leave the groups for a while to a sequencer that is in a feud with us.
+
+    `wait` waits for so many seconds, and returns something true if it was woken to stop; so does this.
+    """
+    try:
+        claims = _claims_of_groups(connection, site)
+    except AbcastError:
+        return False  # whatever it is, the takeover meets it, too
+    now_ms = time.time_ns() // 1_000_000
+    found = {group: seconds_to_yield(of_group, this_host(), now_ms) for group, of_group in claims.items()}
+    group, longest = max(found.items(), key=lambda item: item[1][0] if item[1] else 0.0, default=("", None))
+    if longest is None:
+        return False
+    seconds, rival = longest
+    log.warning(
+        "group %s: this sequencer and %s take it over from each other again and again. Run one for a site. This one "
+        "waits for %.0f s.",
+        group,
+        rival.who,
+        seconds,
+    )
+    return bool(wait(seconds))
+
+
+def _claims_of_groups(connection: Connection, site: str) -> dict[str, list[Claim]]:
+    claims = {}
+    for group in find_groups(connection, site):
+        with DataLog(connection, group, site) as data:
+            claims[group] = data.claims()
+    return claims

@@ -1,0 +1,66 @@
+"""Upkeep: what the sequencer's driver does for groups whose DATA has a retention, so that anybody can always start.
+
+Who starts needs a snapshot in what DATA still holds. Snapshots are written at the beginning of a batch, one at least
+for each hour of the log's time (`ordering.sequencer`); but in an idle group there is no batch and no time. So it gets a
+tick here, a heartbeat of nobody, well before retention can have dropped the last one.
+
+Behind the last row of the ledger DATA then holds snapshots only. If it is dropped one day, when nobody runs, a start
+from the ledger must know that nothing else was there: a note says so (`connectors.sequencer.takeover`).
+
+Nothing rests on when this happens, or whether: a tick lost delays a snapshot, and without a note a start is refused
+that could have been made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.topics import data_retention
+from connectors.sequencer.takeover import note_end
+from ordering.errors import HistoryUnavailable
+from ordering.sequencer import SNAPSHOT_EVERY_MS
+
+TICKS_IN_A_RETENTION = 8
+"""A snapshot is written with the second tick or third, so it is never older than half of what is kept."""
+_PERIOD_WHERE_UNKNOWN = SNAPSHOT_EVERY_MS / 1000 / 4
+
+
+class Upkeep:
+    """For all groups of a sequencer's job. Not thread-safe."""
+
+    def __init__(self, connection: Connection, groups: Iterable[str], site: str) -> None:
+        self._connection = connection
+        self._groups = list(groups)
+        self._site = site
+        self._periods: dict[str, float] | None = None
+        self._last: dict[str, float] = {}
+
+    def due(self, log_of: Callable[[str], DataLog], now: float) -> dict[str, int]:
+        """The groups to be ticked now, each with 0; DATA of each has been noted. `now`: seconds of a steady clock.
+
+        The takeover just before the first call has written snapshots and notes. Raises BrokerUnreachable.
+        """
+        if self._periods is None:
+            retention = data_retention(self._connection, self._groups, self._site)
+            self._periods = {
+                group: _PERIOD_WHERE_UNKNOWN if seconds is None else seconds / TICKS_IN_A_RETENTION
+                for group, seconds in retention.items()
+            }
+            self._last = dict.fromkeys(self._periods, now)
+        due = {group for group, period in self._periods.items() if now - self._last[group] >= period}
+        if due:
+            self._note(map(log_of, sorted(due)))
+            self._last |= dict.fromkeys(due, now)
+        return dict.fromkeys(sorted(due), 0)
+
+    def _note(self, logs: Iterable[DataLog]) -> None:
+        producer = self._connection.producer()
+        try:
+            for data in logs:
+                with contextlib.suppress(HistoryUnavailable):  # the tick brings a snapshot
+                    note_end(data, producer)
+        finally:
+            producer.close(timeout=5)

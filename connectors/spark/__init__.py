@@ -1,0 +1,1 @@
+"""What all Spark jobs share: the session, records as columns, how a query is run and fails."""

@@ -1,0 +1,346 @@
+"""Running a Spark query as a job: start it, watch it, start it again when the topics change or a failure may pass.
+
+Every query starts from what the log and the tables say, never from an old checkpoint: Spark's checkpoint is new for
+each query and deleted after it. There is nothing in it to lose, to corrupt or to share by mistake.
+
+A job is ready when the first batch of its query is through, not when Spark has accepted the query: only then have the
+directory, the workers and the sink been seen to work. Spark makes a first batch in an idle group, too, without rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kafka.errors import KafkaError
+from kafka.structs import TopicPartition
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from connectors.kafka.backlog import find_backlog, records_that_fit
+from connectors.kafka.connection import Connection
+from connectors.kafka.topic_finder import LOOK_SECONDS, TopicFinder
+from connectors.spark.data_directory import CHECKPOINTS, HeldDirectory, held
+from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain
+from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, NoSnapshot, UsageError
+from ordering.names import Topic
+
+__all__ = ["BatchTooLarge", "JobOptions", "QueryFailed", "SparkJob", "StreamingJob"]
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS = 1
+"""How often a running job looks whether all is well, and a sequencer for a newer epoch."""
+RESTART_BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
+"""Waits between restarts of a query that failed for a reason that may pass (a broker that restarts)."""
+HEALTHY_SECONDS = 60.0
+"""A query that ran this long starts with a clean record."""
+REPORT_SECONDS = 10.0
+"""A line of the log about the newest batch, at most this often."""
+STOP_SECONDS = 10.0
+"""How long a stop waits for the batch in hand."""
+STILL_FAILING_SECONDS = 300.0
+"""A failure that goes on is told again this often; one that changes, at once."""
+
+_READY_POLL_SECONDS = 0.1
+_SLOW_START_SECONDS = 30.0
+"""The first batch is said to be late this often."""
+_TASKS_RUN_SECONDS = 1.0
+"""In real time, the first batch ends after seconds: one whose tasks have run for so long is taken to work."""
+
+_stopping = threading.Lock()
+"""One query is stopped at a time, as Spark's log is hushed meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What every streaming job is told.
+
+    `site`: the site whose groups it serves. `data`: the directory for `checkpoints/` and the Delta tables.
+    `max_batch_records`: records a micro-batch takes at most, for all groups of a query; fewer where they are large.
+    `parallelism`: groups that the sequencer decides at the same time.
+    """
+
+    connection: Connection
+    site: str
+    data: Path
+    max_batch_records: int = 200_000
+    parallelism: int = 1
+
+
+class KafkaRefused(AbcastError):
+    """Kafka answers, and says no: the user lacks a right, or the login is wrong."""
+
+
+class SparkJob(Protocol):
+    """What can be run beside others in one Spark application.
+
+    `ready` is set when it works. With `keeps_trying` it goes on whatever fails, short of a wrong configuration, and
+    counts as ready meanwhile: it depends on another site.
+    """
+
+    name: str
+    ready: threading.Event
+    keeps_trying: bool
+
+    def run(self) -> None:
+        """Work until `stop`, which any thread may call. Raises what will not pass."""
+
+    def stop(self) -> None:
+        """Ask `run` to return after the batch in hand."""
+
+
+class StreamingJob(ABC):
+    """One query over the topics of all groups at a site. `run` blocks until `stop`, which any thread may call."""
+
+    name: str
+    keeps_trying = False
+    in_real_time = False
+    """Whether the query has Spark's real-time trigger."""
+
+    def __init__(self, spark: SparkSession, options: JobOptions, finder: TopicFinder | None = None) -> None:
+        self.spark = spark
+        self.options = options
+        self.finder = finder or TopicFinder(options.connection)
+        self.checkpoints = options.data / CHECKPOINTS / self.name
+        self.ready = threading.Event()
+        self._stop = threading.Event()
+        self._ends = threading.Event()
+        self._query_ends = threading.Event()
+        self._max_batch_records = options.max_batch_records
+        self._batch_records = options.max_batch_records
+
+    def stop(self) -> None:
+        """Ask `run` to return after the batch in hand, as the application ends."""
+        self._stop.set()
+        self._ends.set()
+
+    def retire(self) -> None:
+        """Ask `run` to return after the batch in hand; the application goes on."""
+        self._ends.set()
+
+    def run(self) -> None:
+        """Work until stopped. Raises what will not pass, such as Fenced, EnvironmentProblem or HistoryUnavailable."""
+        with contextlib.closing(self.finder):
+            self._run()
+
+    def _run(self) -> None:
+        failures, told = 0, _Told(self.name)
+        while not self._ends.is_set():
+            started = time.monotonic()
+            try:
+                self._run_query()
+                failures = 0
+            except (Py4JError, ConnectionError) as error:
+                raise EnvironmentProblem(
+                    f"{self.name}: Spark's JVM has ended (was it killed, or out of memory?): start again."
+                ) from error
+            except BatchTooLarge as error:
+                if self._batch_records == 1:
+                    raise EnvironmentProblem(
+                        f"{self.name}: a single record did not fit into memory: free some, and start again."
+                    ) from error
+                self._max_batch_records = self._batch_records // 2
+                log.warning("%s: %s Starting again with %d records at most.", self.name, error, self._max_batch_records)
+            except AbcastError as error:
+                failures = failures + 1 if time.monotonic() - started < HEALTHY_SECONDS else 1
+                if not self._may_pass(error, failures):
+                    raise
+                if self._ends.is_set():
+                    return
+                if self.keeps_trying:
+                    self.ready.set()
+                wait = RESTART_BACKOFF_SECONDS[min(failures, len(RESTART_BACKOFF_SECONDS)) - 1]
+                told.tell(error, wait, is_first=failures == 1)
+                self._ends.wait(wait)
+
+    def _may_pass(self, error: AbcastError, failures: int) -> bool:
+        if self.keeps_trying:
+            return not isinstance(error, UsageError | EnvironmentProblem)
+        # For a broker, or for the sequencer, a job waits as long as it takes: there is nothing else to do.
+        waits = isinstance(error, BrokerUnreachable | NoSnapshot)
+        return error.retriable and (failures <= len(RESTART_BACKOFF_SECONDS) or waits)
+
+    @abstractmethod
+    def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
+        """Of all topics in the cluster, the names of those to read, by group."""
+
+    @abstractmethod
+    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
+        """Start the query over these topics."""
+
+    def check(self) -> None:
+        """Called every WATCH_SECONDS and after a failure; raises if the query must not go on."""
+
+    def close_query(self) -> None:
+        """Release what `start_query` opened."""
+
+    def _run_query(self) -> None:
+        """One query: from its start to the next reason for another."""
+        try:
+            topics = self._find_topics(fresh=True)
+            if not topics:
+                self.ready.set()
+                self._ends.wait(LOOK_SECONDS)
+                return
+            with contextlib.ExitStack() as cleanup:
+                directory = cleanup.enter_context(held(self.checkpoints / uuid.uuid4().hex))
+                cleanup.callback(self.close_query)
+                self._query_ends.clear()
+                try:
+                    query = self.start_query(topics, directory.path)
+                    cleanup.callback(self._stop_query, query)
+                    self._watch(query, topics, directory)
+                except (PySparkException, Py4JJavaError) as error:
+                    directory.check()
+                    if isinstance(error, StreamingQueryException):
+                        self.check()
+                    raise explain(error, self.options.data) from error
+        except KafkaError as error:
+            if error.retriable:
+                raise self.options.connection.unreachable() from error
+            raise KafkaRefused(f"{self.name}: Kafka refuses: {error!r}.") from error
+
+    def _watch(self, query: StreamingQuery, topics: Mapping[str, list[str]], directory: HeldDirectory) -> None:
+        """Return when stopped, or when there are other topics to read."""
+        started = reported = checked = time.monotonic()
+        while not self._ends.is_set():
+            # pyspark's type stubs know no fractions of a second.
+            if query.awaitTermination(WATCH_SECONDS if self.ready.is_set() else _READY_POLL_SECONDS):  # type: ignore[arg-type]
+                return
+            now = time.monotonic()
+            if not self.ready.is_set():
+                if self._works(query, now - started):
+                    self.ready.set()
+                elif now - reported > _SLOW_START_SECONDS:
+                    reported = now
+                    self._tell_slow_start(query, now - started)
+                elif now - checked < WATCH_SECONDS:
+                    continue
+            checked = now
+            directory.check()
+            try:
+                # First of all: what is asked of a topic that is gone is asked for seconds.
+                if self._find_topics() != topics:
+                    log.info("%s: the topics have changed, starting the query anew", self.name)
+                    return
+                self.check()
+            except BrokerUnreachable:
+                # The query has its own patience with a broker that restarts; if that ends, so does the query.
+                log.warning("%s: the broker does not answer", self.name)
+            progress = query.lastProgress
+            if progress and progress.numInputRows and now - reported > REPORT_SECONDS:
+                reported = now
+                log.info(
+                    "%s: batch=%d groups=%s records=%d ms=%d",
+                    self.name,
+                    progress.batchId,
+                    ",".join(topics),
+                    progress.numInputRows,
+                    progress.batchDuration,
+                )
+
+    def _works(self, query: StreamingQuery, seconds: float) -> bool:
+        """Whether the first batch is through; in real time, whether it runs."""
+        if query.lastProgress is not None:
+            return True
+        if not self.in_real_time or seconds < _TASKS_RUN_SECONDS:
+            return False
+        return bool(self.spark.sparkContext.statusTracker().getJobIdsForGroup(str(query.runId)))
+
+    def _tell_slow_start(self, query: StreamingQuery, seconds: float) -> None:
+        log.warning(
+            "%s: the first batch is not through after %.0f s (Spark says: %s). Does Spark have a free core?",
+            self.name,
+            seconds,
+            query.status["message"],
+        )
+
+    def _stop_query(self, query: StreamingQuery) -> None:
+        """Stop after the batch in hand; the one that begins meanwhile is cut off, and done by the next start."""
+        self._query_ends.set()
+        _await_batch_in_hand(query)
+        with _stopping:
+            # Spark reports the cut as an error, with stack traces; it is none.
+            self.spark.sparkContext.setLogLevel("OFF")
+            query.stop()
+            if not self._stop.is_set():  # else the application ends, and what was cut off may still say so
+                self.spark.sparkContext.setLogLevel("ERROR")
+
+    def _find_topics(self, *, fresh: bool = False) -> dict[str, list[str]]:
+        return {group: names for group, names in self.select_topics(self.finder.find(fresh=fresh)).items() if names}
+
+    def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:
+        """Options of Spark's Kafka source, to read on from the positions, and from the beginning of other partitions.
+
+        Raises BrokerUnreachable.
+        """
+        connection = self.options.connection
+        consumer = connection.consumer()
+        try:
+            with connection.reachable():
+                backlog = find_backlog(consumer, topics, positions)
+        finally:
+            consumer.close()
+        fitting = records_that_fit(connection, backlog)
+        self._batch_records = min(self._max_batch_records, fitting or self._max_batch_records)
+        starts: dict[str, dict[str, int]] = {}
+        for place, of in backlog.items():
+            starts.setdefault(place.topic, {})[str(place.partition)] = of.start
+        return {
+            **connection.spark_options(),
+            "subscribe": ",".join(sorted(topics)),
+            "startingOffsets": json.dumps(starts),
+            "includeHeaders": "true",
+            "maxOffsetsPerTrigger": str(self._batch_records),
+            # A batch reads only what is there already. At its end Kafka would hold back one more fetch for half a
+            # second, and with it what Spark asks next on the same connection.
+            "kafka.fetch.max.wait.ms": "1",
+            # Retention may drop records that were read long ago; a real gap is found by the reading rule.
+            "failOnDataLoss": "false",
+            # What a producer takes back was not broadcast.
+            "kafka.isolation.level": "read_committed",
+        }
+
+
+def _await_batch_in_hand(query: StreamingQuery) -> None:
+    deadline = time.monotonic() + STOP_SECONDS
+    batch = _last_done(query)
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+        if _last_done(query) > batch:
+            break
+        time.sleep(0.02)
+
+
+def _last_done(query: StreamingQuery) -> int:
+    """The newest batch that Spark has reported, -1 if there is none. An idle report is of the batch that comes next."""
+    progress = query.lastProgress
+    if progress is None:
+        return -1
+    return progress.batchId if progress.numInputRows else progress.batchId - 1
+
+
+class _Told:
+    """Tells why a query is started again: each reason once, and now and then that it is still the same."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._text = ""
+        self._told_at = 0.0
+
+    def tell(self, error: AbcastError, wait: float, *, is_first: bool) -> None:
+        text, now = str(error), time.monotonic()
+        if is_first or text != self._text or now - self._told_at > STILL_FAILING_SECONDS:
+            self._text, self._told_at = text, now
+            log.warning("%s: %s Starting again in %g s.", self._name, text, wait)

@@ -1,0 +1,113 @@
+"""What ended a Spark query, in one sentence: the true cause, which Spark wraps in what was the matter with that."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from connectors.spark.data_directory import disk_full
+from ordering.errors import AbcastError, EnvironmentProblem, HistoryUnavailable
+
+REASON_CHARACTERS = 600
+"""Of a reason, as much is told."""
+
+
+class QueryFailed(AbcastError):
+    """A Spark query ended with an error that may pass: the job starts it again."""
+
+    retriable = True
+
+
+class BatchTooLarge(AbcastError):
+    """A batch did not fit into memory: the job takes smaller ones."""
+
+
+_NO_SPACE = ("No space left on device", "Disk quota exceeded")
+_NO_MEMORY = (
+    "cannot grow beyond",  # what the JVM has for Python, 2 GB
+    "OversizedAllocation",  # Arrow in the JVM
+    "ArrowCapacityError",  # Arrow in Python
+    "Cannot grow BufferHolder",  # one row of Spark
+    "MemoryError",  # Python, and the JVM's OutOfMemoryError
+)
+_TOO_LITTLE_SPACE = 1024 * 1024
+"""Bytes. With less free, a query that failed is taken to have failed for that reason: Spark does not always tell."""
+_OWN = {error.__name__: error for error in (EnvironmentProblem, HistoryUnavailable)}
+"""What code of ours raises inside a query to end the job. Anything else is worth another query."""
+
+
+def explain(error: Exception, data: Path) -> AbcastError:
+    """The error of ours for what Spark raised."""
+    text = full_text(error)
+    if any(words in text for words in _NO_SPACE) or _is_nearly_full(data):
+        return disk_full()
+    if any(words in text for words in _NO_MEMORY):
+        return BatchTooLarge("a batch did not fit into memory.")
+    reason = true_reason(text)
+    own = re.match(r"ordering\.errors\.(\w+): (.*)", reason)
+    if own is not None and own[1] in _OWN:
+        return _OWN[own[1]](own[2])
+    return QueryFailed(f"the query failed ({reason}).")
+
+
+def full_text(error: Exception) -> str:
+    """What an exception of Spark's says, with the causes that it knows."""
+    return f"{error}\n{getattr(error, '_stackTrace', None) or ''}"
+
+
+def _is_nearly_full(data: Path) -> bool:
+    try:
+        return shutil.disk_usage(data).free < _TOO_LITTLE_SPACE
+    except OSError:
+        return False
+
+
+def true_reason(text: str) -> str:
+    """The innermost cause that a stack trace names, on one line: Python's own exception if there is one."""
+    reason = _of_python(text) or _of_java(text) or text
+    words = " ".join(reason.split())
+    return words if len(words) <= REASON_CHARACTERS else words[: REASON_CHARACTERS - 2] + " …"
+
+
+_TRACEBACK = "Traceback (most recent call last):"
+_AFTER_MESSAGE = re.compile(r"^(\s*$|\s+at |\s*SQLSTATE|===|Caused by: |Driver stacktrace|JVM stacktrace)")
+_WRAPPING = re.compile(
+    r"^(.*?most recent failure: Lost task [^:]*: "
+    r"|\[STREAM_FAILED\] Query \[.*?\] terminated with exception: "
+    r"|An error occurred while calling [^:]*:? ?)",
+    re.DOTALL,
+)
+
+
+def _of_python(text: str) -> str:
+    """The message below the last traceback: its first line that is not indented, and what follows of it."""
+    _, found, below = text.rpartition(_TRACEBACK)
+    if not found:
+        return ""
+    lines = below.splitlines()[1:]
+    first = next((number for number, line in enumerate(lines) if line and not line[0].isspace()), None)
+    return "" if first is None else _message(lines[first:])
+
+
+def _of_java(text: str) -> str:
+    """The last cause; with the one around it, as the last alone may be no more than "error=2"."""
+    lines = text.splitlines()
+    starts = [0, *(number for number, line in enumerate(lines) if line.startswith("Caused by: "))]
+    causes: list[str] = []
+    for start in starts:
+        cause = _WRAPPING.sub("", _message(lines[start:]).removeprefix("Caused by: ")).strip(" :")
+        without_class = cause.partition(": ")[2] or cause
+        if cause and not any(without_class in known for known in causes):
+            causes.append(cause)
+    return "; caused by: ".join(causes[-2:])
+
+
+def _message(lines: list[str]) -> str:
+    """The first line, and those that go on with it."""
+    taken = lines[:1]
+    for line in lines[1:]:
+        if _AFTER_MESSAGE.match(line):
+            break
+        taken.append(line)
+    return " ".join(taken)

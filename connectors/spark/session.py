@@ -1,0 +1,263 @@
+"""The Spark session: one place for every setting, each with the reason why it is not Spark's default."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from py4j.java_gateway import JVMView
+from pyspark import SparkContext
+from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.sql import SparkSession
+
+from connectors.local.jars import jars_directory, spark_jars
+from connectors.spark.query_failure import full_text, true_reason
+from ordering.errors import EnvironmentProblem
+
+SETTINGS = {
+    # Delta
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # 50 partitions to read a log of a few files make the first write take seconds.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # Adaptive planning is off for streaming anyway, and costs time on small batch queries.
+    "spark.sql.adaptive.enabled": "false",
+    # A batch without data would change nothing: time is data.
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # A task that failed is never run again inside one epoch: the query ends, and the next one takes over.
+    "spark.task.maxFailures": "1",
+    "spark.stage.maxConsecutiveAttempts": "1",
+    "spark.speculation": "false",
+    # Spark refuses to sort a stream. The sequencer sorts each group's rows of a micro-batch, as the stateful operator
+    # itself does by the group alone.
+    "spark.sql.streaming.unsupportedOperationCheck": "false",
+    # Without checksum files, and each file made in one step: every step costs, as Hadoop starts a `chmod` for it.
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    # Workers that begin with everything imported.
+    "spark.python.daemon.module": "connectors.sequencer.python_workers",
+    # Over TCP each batch waits 40 ms: Spark sends it in two pieces, and the second is held back until the first is
+    # acknowledged (Nagle's algorithm against delayed acknowledgements).
+    "spark.python.unix.domain.socket.enabled": "true",
+    # A worker belongs to its environment variables, and this would be one for SQL alone: see `PythonWorker`.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+    # Reports to the driver and checks of Spark's own plans, a few milliseconds a batch in all.
+    "spark.sql.streaming.stateStore.commitValidation.enabled": "false",
+    "spark.sql.streaming.stateStore.coordinatorReportSnapshotUploadLag": "false",
+    "spark.sql.streaming.stateStore.forceSnapshotUploadOnLag": "false",
+    "spark.sql.lightweightPlanChangeValidation": "false",
+    # A checkpoint lives as long as one run, so little needs keeping.
+    "spark.sql.streaming.minBatchesToRetain": "10",
+    # Look for new data this often when there was none: an idle job should cost little of a core.
+    "spark.sql.streaming.pollingDelay": "20ms",
+    "spark.sql.streaming.metricsEnabled": "false",
+    # The sequencer's job reads them each second.
+    "spark.sql.streaming.numRecentProgressUpdates": "50",
+    "spark.sql.session.timeZone": "UTC",
+    # Each arrow batch has a price in Python, some 5 ms; what a whole batch holds is bounded (see
+    # `connectors.kafka.backlog`).
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+_SUBMITTED = "PYSPARK_GATEWAY_PORT" in os.environ
+"""Whether spark-submit runs us, in a JVM that is there already."""
+
+_COMPILER_NICENESS = 10
+
+_WORKER_JOB = "abcast-python-worker"
+_TELL_SECONDS = 30.0
+
+log = logging.getLogger(__name__)
+
+LOG_SETTINGS = Path(__file__).resolve().parents[2] / "conf" / "log4j2.properties"
+
+
+def build_session(
+    name: str,
+    *,
+    cores: int | None = None,
+    driver_memory: str = "1536m",
+    parallelism: int = 1,
+    archive_to: Path | None = None,
+) -> SparkSession:
+    """The application's Spark session, with the Kafka and Delta jars. Under spark-submit, that one's master is kept.
+
+    `cores`: local threads (default: all, at least 2, since a streaming job runs more than one query).
+    `parallelism`: groups that the sequencer decides at the same time. `archive_to`: where the JVM leaves an archive of
+    its classes when it ends. Raises EnvironmentProblem if Java or the jars are missing.
+    """
+    # Workers must run this very environment, whatever `python3` is on the PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name)
+    jars = spark_jars()
+    if _SUBMITTED:
+        _add_to_class_path(jars)
+        builder = builder.config("spark.jars", ",".join(map(str, jars)))
+    else:
+        # The JVM takes seconds to come up; what Python will need is imported meanwhile.
+        threading.Thread(target=importlib.import_module, args=("pandas",), daemon=True).start()
+        builder = builder.master(f"local[{cores or max(2, os.cpu_count() or 2)}]")
+        builder = builder.config("spark.driver.memory", driver_memory)
+        builder = builder.config("spark.driver.extraJavaOptions", " ".join(_java_options(archive_to)))
+        # Not `spark.jars`, which has them copied at every start, and loaded in a way that no archive can hold.
+        builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(map(str, jars)))
+    for key, value in SETTINGS.items():
+        builder = builder.config(key, value)
+    builder = builder.config("spark.sql.shuffle.partitions", str(parallelism))
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    if not _SUBMITTED:
+        _let_compiler_give_way(session)
+        # What is sent to all processes (by systemd, say) is Python's to handle: a batch in hand needs the JVM.
+        signals = _jvm().sun.misc.Signal
+        signals.handle(signals("TERM"), _jvm().sun.misc.SignalHandler.SIG_IGN)
+    return session
+
+
+def _let_compiler_give_way(session: SparkSession) -> None:
+    """Java's second compiler takes a third of the CPU time of a start, for code that may run once: let it take what is
+    left over. Where there is no /proc, it goes on as before.
+    """
+    gateway = session.sparkContext._gateway
+    assert gateway is not None
+    for thread in Path(f"/proc/{gateway.proc.pid}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            if (thread / "comm").read_text(encoding="ascii").startswith("C2 "):
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), _COMPILER_NICENESS)
+
+
+def class_archive() -> Path:
+    """The archive of Spark's classes, which `jobs.class_archive` makes."""
+    return jars_directory() / "spark.jsa"
+
+
+def _java_options(archive_to: Path | None) -> Iterator[str]:
+    yield f'"-Dlog4j2.configurationFile={LOG_SETTINGS}"'
+    # Throughput counts here, not pauses, and there are few cores: the parallel collector.
+    yield "-XX:+UseParallelGC"
+    archive = class_archive()
+    if archive_to is not None:
+        yield f'"-XX:ArchiveClassesAtExit={archive_to}"'
+    elif archive.exists():
+        yield f'"-XX:SharedArchiveFile={archive}"'
+    else:
+        return
+    # It complains on standard output: of classes left out, and of an archive made by another Java.
+    yield "-Xlog:cds=off -Xlog:cds+dynamic=off"
+
+
+def end_jvm(session: SparkSession, timeout: float) -> None:
+    """Stop the session and wait until its JVM has ended, which otherwise outlives the process for a moment."""
+    gateway = session.sparkContext._gateway
+    assert gateway is not None
+    session.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(timeout)
+
+
+class PythonWorker:
+    """A Python worker that Spark starts while others go on. It waits in Spark's pool for the first batch, which it
+    makes some seconds faster; and where it can't start, no batch could be decided.
+    """
+
+    def __init__(self, session: SparkSession) -> None:
+        self._spark = session.sparkContext
+        self._failure: Exception | None = None
+        self._started_at = self._told_at = time.monotonic()
+        self._thread = threading.Thread(target=self._start, name="abcast-python-worker", daemon=True)
+        # A Python job has the JVM connect to pyspark's server for accumulators; if it is killed, that prints a stack
+        # trace.
+        self._spark._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
+        self._thread.start()
+
+    def _start(self) -> None:
+        try:
+            self._spark.setLogLevel("OFF")  # a failure is told here in a sentence, not there in stack traces
+            try:
+                self._spark.setJobGroup(_WORKER_JOB, "starts a Python worker")
+                self._spark.parallelize([0], 1).foreach(_do_nothing)
+            finally:
+                self._spark.setLogLevel("ERROR")
+        except Exception as error:  # noqa: BLE001 - handed to whoever asks
+            self._failure = error
+
+    def works(self, timeout: float) -> bool:
+        """Whether it has started; waits so many seconds for it. Raises EnvironmentProblem if it can't start."""
+        self._thread.join(timeout)
+        if self._failure is not None:
+            reason = true_reason(full_text(self._failure))
+            raise EnvironmentProblem(f"Spark can't run a task in Python: {reason}") from self._failure
+        now = time.monotonic()
+        if self._thread.is_alive() and now - self._told_at > _TELL_SECONDS:
+            self._told_at = now
+            log.warning("Spark has run no task for %.0f s: does it have a free core?", now - self._started_at)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Give up what has not started, and wait for the end of that."""
+        if self._thread.is_alive():
+            self._spark.cancelJobGroup(_WORKER_JOB)
+        self._thread.join()
+
+
+def _do_nothing(_: int) -> None:
+    """The job of the first Python worker."""
+
+
+def hand_on_signals(session: SparkSession, stop: Callable[[], None]) -> None:
+    """Under spark-submit it is the JVM that a SIGTERM or Ctrl-C ends: let it call `stop` instead, in another thread."""
+    if not _SUBMITTED:
+        return
+    gateway = session.sparkContext._gateway
+    assert gateway is not None
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+    signals = _jvm().sun.misc.Signal
+    for name in ("TERM", "INT"):
+        signals.handle(signals(name), _SignalHandler(stop))
+
+
+class _SignalHandler:
+    """A Java object that calls `stop`."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+
+    def handle(self, _signal: object) -> None:
+        self._stop()
+
+    class Java:
+        """What it is to py4j."""
+
+        implements: ClassVar = ["sun.misc.SignalHandler"]
+
+
+def _add_to_class_path(jars: Iterable[Path]) -> None:
+    """Let the JVM that spark-submit has started see the jars."""
+    SparkContext._ensure_initialized()
+    jvm = _jvm()
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    for jar in jars:
+        loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())
+
+
+def _jvm() -> JVMView:
+    jvm = SparkContext._jvm
+    assert jvm is not None
+    return jvm

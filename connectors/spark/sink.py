@@ -1,0 +1,25 @@
+"""How Spark's Kafka sink writes: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+from connectors.kafka.connection import MAX_RECORD_BYTES
+
+SINK_OPTIONS = {
+    "includeHeaders": "true",
+    "kafka.acks": "all",
+    "kafka.enable.idempotence": "true",
+    "kafka.max.request.size": str(MAX_RECORD_BYTES),
+    "kafka.linger.ms": "0",
+    "kafka.batch.size": "131072",
+    "kafka.compression.type": "none",
+    # A new producer's first batch may be refused and its second taken (KAFKA-15591): nothing may rest on their order.
+    "kafka.max.in.flight.requests.per.connection": "1",
+}
+
+COPY_SINK_OPTIONS = {
+    **SINK_OPTIONS,
+    # A record that the producer gave up on, while later ones got through, would be a hole in the copy: it never does.
+    "kafka.delivery.timeout.ms": str(2**31 - 1),
+    "kafka.retries": str(2**31 - 1),
+    "kafka.max.block.ms": "60000",
+}

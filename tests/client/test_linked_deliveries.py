@@ -1,0 +1,34 @@
+"""What came from another site of a mesh is delivered as its sender sent it, from Kafka and from the ledger."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from connectors import Delivery, Member
+from connectors.client.ledger_reader import read_ledger
+from connectors.kafka.codec import encode_data
+from ordering.names import Topic
+from ordering.records import MESSAGE, Data
+from tests.ledger.ledger_of import decided, effective, write_ledger
+from tests.memory_kafka import MemoryConnection
+
+
+def delivery(record: Data) -> Delivery:
+    life = (record.sender, record.incarnation, record.local_seqno)
+    return Delivery(record.seqno, *life, record.payload, record.headers, record.view, record.epoch)
+
+
+def test_what_a_link_says_is_no_header_of_the_application(tmp_path: Path) -> None:
+    log = decided(linked=True)
+    wanted = [delivery(record) for record in log if record.kind == MESSAGE]
+    assert {each.headers for each in wanted if each.sender == "lax/c"} == {(), (("trace", b"\xff"),)}
+    kafka = MemoryConnection()
+    kafka.create("g", "nyc")
+    for record in log:
+        key, value, headers = encode_data(record)
+        kafka.producer().send(str(Topic("g", "data", "nyc")), value, key, headers, 0)
+    with Member("g", "nyc/reader", connection=kafka) as reader:
+        assert list(itertools.islice(reader.deliveries(from_seqno=1, timeout=5), len(wanted))) == wanted
+    places = itertools.chain.from_iterable(read_ledger(write_ledger(tmp_path / "ledger", effective(log)), "g", 1))
+    assert [place.delivery for place in places if place.delivery is not None] == wanted

@@ -1,0 +1,326 @@
+"""A receipt is for a message, not for its id: whatever uses an id twice, somebody hears of it. In memory."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors import Member, Receipt
+from connectors.client import forwarder
+from connectors.client.forwarder import Forwarder
+from connectors.client.lives import control_headers, is_same
+from connectors.client.member_memory import LIVES_PER_MS, MemberMemory
+from connectors.client.outbox import Outbox
+from connectors.kafka.codec import decode_data, forward_headers
+from connectors.kafka.data_log import DataLog
+from ordering.errors import AbcastError, Superseded, UsageError
+from ordering.forward_table import Pending
+from ordering.membership import MAX_LEFT
+from ordering.names import Address
+from ordering.records import JOIN, LEAVE, MAX_NUMBER, MESSAGE, REFUSED
+from tests.memory_kafka import MemoryConnection
+from tests.tiny_sequencer import TinySequencer
+
+WAIT = 10.0
+
+
+@pytest.fixture
+def kafka() -> MemoryConnection:
+    connection = MemoryConnection()
+    connection.create("g", "nyc")
+    return connection
+
+
+@pytest.fixture
+def left_open() -> Iterator[list[Member]]:
+    """Members that were killed: their threads are ended after the test."""
+    members: list[Member] = []
+    yield members
+    for member in members:
+        with contextlib.suppress(AbcastError):
+            member.close(timeout=0)
+
+
+def eventually(condition: Callable[[], object], timeout: float = WAIT) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.01)
+
+
+def ordered(kafka: MemoryConnection) -> list[str]:
+    """The payloads of all messages in DATA."""
+    log = kafka.topics.partitions[TopicPartition("abcast.g.data.nyc", 0)]
+    data = [decode_data(record.value, record.headers) for record in log]
+    return [each.payload.decode() for each in data if each.kind == MESSAGE]
+
+
+def outcome(receipt: Receipt) -> int | str:
+    try:
+        return receipt.result(WAIT)
+    except AbcastError as error:
+        return type(error).__name__
+
+
+def copied(outbox: Path, name: str) -> Path:
+    for file in outbox.parent.glob(f"{outbox.name}*"):
+        shutil.copy(file, outbox.parent / f"{name}{file.name.removeprefix(outbox.name)}")
+    return outbox.parent / name
+
+
+def killed(member: Member, left_open: list[Member]) -> None:
+    """It sends, reads and remembers nothing more."""
+    sending = member._forwarder
+    assert sending is not None
+    sending._stopping.set()
+    sending._thread.join()
+    assert member._outbox is not None
+    member._outbox.close()
+    member._outbox = sending._outbox = None
+    left_open.append(member)
+
+
+class TestOutboxes:
+    def test_that_lost_their_end(self, kafka: MemoryConnection, tmp_path: Path, left_open: list[Member]) -> None:
+        """A power failure, and the sequencer is down: the ids of 4 and 5 stand in FORWARD for what the file forgot."""
+        alice = Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a")
+        for number in (1, 2, 3):
+            alice.broadcast(b"buy %d" % number)
+        disk = copied(tmp_path / "a", "b")
+        for number in (4, 5):
+            alice.broadcast(b"buy %d" % number)
+        killed(alice, left_open)
+        again = Member("g", "nyc/alice", connection=kafka, outbox=disk)
+        receipts = [again.broadcast(b"sell %d" % number) for number in (1, 2, 3)]
+        with TinySequencer(kafka, "g", "nyc"):
+            results = [outcome(receipt) for receipt in receipts]
+            again.close()
+        for receipt, result in zip(receipts, results, strict=True):
+            if isinstance(result, int):
+                assert f"sell {receipt.message_id.local_seqno - 3}" in ordered(kafka)
+        assert results == ["Superseded"] * 3
+        assert ordered(kafka)[:5] == [f"buy {number}" for number in range(1, 6)]
+
+    def test_that_were_copied_and_went_on_elsewhere(
+        self, kafka: MemoryConnection, tmp_path: Path, left_open: list[Member]
+    ) -> None:
+        """The collision is over when the copy starts; it has what was ordered as something else."""
+        alice = Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a")
+        alice.broadcast(b"1")
+        copy = copied(tmp_path / "a", "b")
+        rival = Member("g", "nyc/alice", connection=kafka, outbox=copy)
+        alice.broadcast(b"alice's 2")
+        killed(alice, left_open)
+        rival.broadcast(b"rival's 2")
+        killed(rival, left_open)
+        with TinySequencer(kafka, "g", "nyc"):
+            eventually(lambda: len(ordered(kafka)) == 2)
+            with pytest.raises(Superseded, match="its local seqno 2 was ordered under that id, so up to 1 messages"):
+                Member("g", "nyc/alice", connection=kafka, outbox=copy)
+            with Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a") as alice:
+                assert alice.broadcast(b"3").result(WAIT) == 3
+        assert ordered(kafka) == ["1", "alice's 2", "3"]
+
+    def test_rows_that_are_ordered_and_not_deleted(
+        self, kafka: MemoryConnection, tmp_path: Path, left_open: list[Member]
+    ) -> None:
+        """The usual end of a killed process: all is as it was, controls and headers too, and only the end is read."""
+        with TinySequencer(kafka, "g", "nyc"):
+            alice = Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a")
+            alice.connect()
+            alice.broadcast(b"1", headers=[("k", b"v")]).result(WAIT)
+            killed(alice, left_open)
+            read: list[int] = []
+            really = Forwarder._ordered_since
+
+            def looked(sending: Forwarder, seqno: int, end: int) -> object:
+                read.append(seqno)
+                return really(sending, seqno, end)
+
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(Forwarder, "_ordered_since", looked)
+                with Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a") as alice:
+                    alice.broadcast(b"2").result(WAIT)
+                with Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a") as alice:
+                    alice.broadcast(b"3").result(WAIT)
+            assert read == [0]
+        assert ordered(kafka) == ["1", "2", "3"]
+
+    def test_of_an_earlier_version(self, kafka: MemoryConnection, tmp_path: Path) -> None:
+        """Their rows are trusted: nothing says from where on to look."""
+        database = sqlite3.connect(tmp_path / "old")
+        database.executescript(
+            "CREATE TABLE owner (group_name TEXT NOT NULL, member TEXT NOT NULL, incarnation INTEGER NOT NULL,"
+            " acknowledged INTEGER NOT NULL);"
+            "CREATE TABLE pending (local_seqno INTEGER PRIMARY KEY, payload BLOB NOT NULL, headers TEXT);"
+            "PRAGMA application_id = 0x61626361;"
+            "INSERT INTO owner VALUES ('g', 'nyc/alice', 7, 0); INSERT INTO pending VALUES (1, x'31', NULL);"
+        )
+        database.close()
+        with (
+            TinySequencer(kafka, "g", "nyc"),
+            Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "old") as alice,
+        ):
+            assert alice.incarnation == 7
+            alice.broadcast(b"2").result(WAIT)
+        assert ordered(kafka) == ["1", "2"]
+        outbox = Outbox(tmp_path / "old", "g", "nyc/alice")
+        assert (outbox.acknowledged, outbox.seqno) == (2, 2)
+        outbox.close()
+
+
+class TestClones:
+    def test_two_processes_of_one_incarnation(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A cloned machine: the ids are the same, the messages not. Neither has a receipt for the other's message."""
+        monkeypatch.setattr(MemberMemory, "claim_incarnation", lambda memory, above, claimed: claimed.add(7) or 7)
+        one = Member("g", "nyc/alice", connection=kafka)
+        two = Member("g", "nyc/alice", connection=kafka)
+        receipts = [one.broadcast(b"one's 1"), two.broadcast(b"two's 1"), two.broadcast(b"two's 2")]
+        with TinySequencer(kafka, "g", "nyc"):
+            assert [outcome(receipt) for receipt in receipts] == [1, "Superseded", "Superseded"]
+            assert ordered(kafka) == ["one's 1", "two's 2"]
+            with pytest.raises(Superseded, match="another process has sent as nyc/alice under our incarnation 7"):
+                two.broadcast(b"3")
+            with pytest.raises(Superseded, match="what was ordered as local seqno 2"):
+                one.broadcast(b"one's 2").result(WAIT)
+            two.close()
+            one.close()
+
+    def test_starts_at_one_instant(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nobody has seen the other's claim. Also where the clock is behind what is remembered."""
+        monkeypatch.setattr(time, "time_ns", lambda: 10**18)
+        for remembered in (0, 10**17 + 5):
+            monkeypatch.setattr(MemberMemory, "incarnation", lambda _, remembered=remembered: remembered)
+            claims = set()
+            for _ in range(20):
+                memory = MemberMemory(kafka, "g", Address("nyc", "alice"))
+                claims.add(memory.claim_incarnation(3, set()))
+            assert len(claims) > 15
+            assert min(claims) > remembered
+            assert max(claims) < 10**17 + 200_006
+            assert max(claims) <= MAX_NUMBER
+
+    def test_the_last_incarnations(self, kafka: MemoryConnection) -> None:
+        memory = MemberMemory(kafka, "g", Address("nyc", "alice"))
+        assert memory.claim_incarnation(MAX_NUMBER - 1, set()) == MAX_NUMBER
+        with pytest.raises(UsageError, match="take another name"):
+            memory.claim_incarnation(5, set())
+
+    def test_two_members_of_one_name_in_one_process(
+        self, kafka: MemoryConnection, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The first one hears of it once, and no traceback is logged."""
+        with TinySequencer(kafka, "g", "nyc", drop=lambda forward: forward.payload == b"lost"):
+            first = Member("g", "nyc/twin", connection=kafka)
+            first.broadcast(b"1").result(WAIT)
+            waiting = first.broadcast(b"lost")
+            with Member("g", "nyc/twin", connection=kafka) as second:
+                second.broadcast(b"2").result(WAIT)
+            with pytest.raises(Superseded):
+                waiting.result(WAIT)
+            first.close()
+        assert not [record for record in caplog.records if record.exc_info]
+
+    def test_who_has_heard_nothing_hears_it_at_the_end(self, kafka: MemoryConnection) -> None:
+        with TinySequencer(kafka, "g", "nyc", drop=lambda forward: forward.payload == b"lost"):
+            first = Member("g", "nyc/twin", connection=kafka)
+            first.broadcast(b"lost")
+            with Member("g", "nyc/twin", connection=kafka) as second:
+                second.broadcast(b"2").result(WAIT)
+            with pytest.raises(Superseded):
+                first.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "headers", "same"),
+    [
+        (MESSAGE, b"x", (("k", b"v"),), True),
+        (MESSAGE, b"x", (("abcast-visited", b"nyc"), ("k", b"v")), True),
+        (MESSAGE, b"y", (("k", b"v"),), False),
+        (MESSAGE, b"x", (("k", b"w"),), False),
+        (MESSAGE, b"x", (), False),
+        (JOIN, b"x", (("k", b"v"),), False),
+        (REFUSED, b'{"kind":"join"}', (), False),
+    ],
+)
+def test_what_is_the_same_message(
+    kind: str, payload: bytes, headers: tuple[tuple[str, bytes], ...], same: bool
+) -> None:
+    assert is_same(Pending(1, b"x", (("k", b"v"),)), kind, payload, headers) is same
+
+
+def test_what_is_the_same_control_record() -> None:
+    """DATA keeps the kind of what was refused, and its reason."""
+    join = Pending(1, b"", control_headers(JOIN))
+    assert is_same(join, JOIN, b"", (("abcast-visited", b"nyc"),))
+    assert is_same(join, REFUSED, b'{"kind":"join","reason":"it is a member already"}', ())
+    assert not is_same(join, REFUSED, b'{"kind":"leave","reason":"it is not a member"}', ())
+    assert not is_same(join, MESSAGE, b"", ())
+
+
+class TestOldLives:
+    """Their incarnation was claimed at the start, and a thousand later ones have come and left since."""
+
+    @pytest.fixture(autouse=True)
+    def aged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(forwarder, "FRESH_S", 0.0)
+
+    def come_and_go(self, kafka: MemoryConnection) -> None:
+        """1,001 members of other names, by way of the records."""
+        producer = kafka.producer()
+        incarnation = time.time_ns() // 1_000_000 * LIVES_PER_MS + LIVES_PER_MS
+        for kind, local_seqno in ((JOIN, 1), (LEAVE, 2)):
+            for number in range(MAX_LEFT + 1):
+                sender = f"nyc/m{number}"
+                headers = forward_headers(sender, incarnation, local_seqno, kind=kind)
+                producer.send("abcast.g.forward.nyc", key=sender.encode(), value=b"", headers=headers)
+        with DataLog(kafka, "g", "nyc") as log:
+            eventually(lambda: log.state().membership.incarnation_floor == incarnation)
+
+    @pytest.mark.parametrize("begins", ["with an outbox", "with a letter"])
+    def test_are_heard_when_they_broadcast_at_last(self, kafka: MemoryConnection, tmp_path: Path, begins: str) -> None:
+        outbox = tmp_path / "o" if begins == "with an outbox" else None
+        with TinySequencer(kafka, "g", "nyc"), Member("g", "nyc/alice", connection=kafka, outbox=outbox) as alice:
+            if outbox is None:
+                alice.send("nyc/bob", b"1").result(WAIT)
+            before = alice.incarnation
+            assert before is not None
+            self.come_and_go(kafka)
+            receipt = alice.broadcast(b"x")
+            receipt.result(WAIT)
+            assert receipt.message_id.incarnation == alice.incarnation
+            assert receipt.message_id.incarnation > before
+            alice.send("nyc/bob", b"2").result(WAIT)
+            alice.connect(timeout=WAIT)
+            with Member("g", "nyc/bob", connection=kafka) as bob:
+                assert [letter.payload for letter in bob.inbox(timeout=0.1)] == [b"1", b"2"][outbox is not None :]
+        if outbox is not None:
+            with Member("g", "nyc/alice", connection=kafka, outbox=outbox) as alice:
+                assert alice.incarnation == receipt.message_id.incarnation
+
+    def test_are_changed_only_if_they_must_be(self, kafka: MemoryConnection, tmp_path: Path) -> None:
+        with (
+            TinySequencer(kafka, "g", "nyc"),
+            Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "o") as alice,
+        ):
+            before = alice.incarnation
+            alice.broadcast(b"x").result(WAIT)
+            self.come_and_go(kafka)
+            alice.broadcast(b"y").result(WAIT)
+            assert alice.incarnation == before
+
+    def test_do_not_take_back_their_name(self, kafka: MemoryConnection, tmp_path: Path) -> None:
+        """Another process has claimed it in the meantime, and sent nothing yet."""
+        with TinySequencer(kafka, "g", "nyc"):
+            alice = Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "o")
+            self.come_and_go(kafka)
+            with Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "p"), pytest.raises(Superseded):
+                alice.broadcast(b"x")
+            alice.close()

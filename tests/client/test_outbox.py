@@ -1,0 +1,135 @@
+"""The outbox file: what was accepted is there after any death of the process, and one process has it at a time."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from connectors.client.outbox import FORGET_RECORDS, Outbox
+from ordering.errors import EnvironmentProblem, UsageError
+from ordering.forward_table import Pending
+
+HEADERS = (("k", b"\x00\xff"), ("k", b""))
+
+
+def test_keeps_messages_and_numbers(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "o", "g", "nyc/a")
+    assert (outbox.incarnation, outbox.acknowledged, outbox.last()) == (0, 0, 0)
+    outbox.begin(7)
+    outbox.append(1, b"one", ())
+    outbox.append(2, b"", HEADERS)
+    outbox.close()
+
+    again = Outbox(tmp_path / "o", "g", "nyc/a")
+    assert (again.incarnation, again.acknowledged, again.last()) == (7, 0, 2)
+    assert [Pending(1, b"one", ()), Pending(2, b"", HEADERS)] == list(again.pending())
+    again.acknowledge(2, 9, at_once=True)
+    again.close()
+
+    empty = Outbox(tmp_path / "o", "g", "nyc/a")
+    assert (empty.incarnation, empty.acknowledged, empty.last()) == (7, 2, 2)
+    assert list(empty.pending()) == []
+    empty.close()
+
+
+def test_a_new_incarnation_may_keep_messages(tmp_path: Path) -> None:
+    """In one step, under new local seqnos."""
+    outbox = Outbox(tmp_path / "o", "g", "nyc/a")
+    outbox.begin(1)
+    for number in range(1, 5):
+        outbox.append(number, b"%d" % number, ())
+    outbox.acknowledge(2, 9, at_once=True)
+    outbox.begin(2, list(outbox.pending()))
+    outbox.close()
+    again = Outbox(tmp_path / "o", "g", "nyc/a")
+    assert (again.incarnation, again.acknowledged) == (2, 0)
+    assert list(again.pending()) == [Pending(1, b"3", ()), Pending(2, b"4", ())]
+    again.close()
+
+
+def test_forgets_in_batches(tmp_path: Path) -> None:
+    """One deletion per FORGET_RECORDS acknowledgements, not one each."""
+    outbox = Outbox(tmp_path / "o", "g", "nyc/a")
+    outbox.begin(1)
+    for number in range(1, FORGET_RECORDS + 1):
+        outbox.append(number, b"x", ())
+    outbox._forgotten_at = float("inf")  # no time passes
+    outbox.acknowledge(FORGET_RECORDS - 1, None)
+    assert outbox.acknowledged == 0
+    outbox.acknowledge(FORGET_RECORDS, None)
+    assert outbox.acknowledged == FORGET_RECORDS
+    outbox.close()
+
+
+def test_is_one_members_own(tmp_path: Path) -> None:
+    Outbox(tmp_path / "o", "g", "nyc/a").close()
+    with pytest.raises(UsageError, match="is the outbox of nyc/a in group g"):
+        Outbox(tmp_path / "o", "g", "nyc/b")
+    with pytest.raises(UsageError, match="is the outbox of nyc/a in group g"):
+        Outbox(tmp_path / "o", "h", "nyc/a")
+    Outbox(tmp_path / "o", "g", "nyc/a").close()  # a refusal leaves no lock behind
+
+
+def test_a_second_opening_is_refused(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "o", "g", "nyc/a")
+    with pytest.raises(UsageError, match="in use by another process"):
+        Outbox(tmp_path / "o", "g", "nyc/a")
+    outbox.close()
+
+
+@pytest.mark.crash
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import sys; from connectors.client.outbox import Outbox; o = Outbox(sys.argv[1], 'g', 'nyc/a'); o.begin(3)\n"
+        "o.append(1, b'kept', ()); print('open', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "o")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(UsageError, match="in use by another process"):
+            Outbox(tmp_path / "o", "g", "nyc/a")
+    finally:
+        holder.kill()
+        holder.communicate(timeout=10)
+    outbox = Outbox(tmp_path / "o", "g", "nyc/a")
+    assert [Pending(1, b"kept", ())] == list(outbox.pending())
+    outbox.close()
+
+
+@pytest.mark.parametrize("damage", [b"this is no database" * 100, None])
+def test_a_file_that_is_no_outbox_is_refused(tmp_path: Path, damage: bytes | None) -> None:
+    path = tmp_path / "o"
+    if damage is None:
+        other = sqlite3.connect(path)
+        other.execute("CREATE TABLE t (x)")
+        other.close()
+    else:
+        path.write_bytes(damage)
+    with pytest.raises((UsageError, EnvironmentProblem), match=r"another application|file is not a database"):
+        Outbox(path, "g", "nyc/a")
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "o"
+    outbox = Outbox(path, "g", "nyc/a")
+    outbox.begin(1)
+    for number in range(1, 500):
+        outbox.append(number, b"x" * 100, ())
+    outbox.close()
+    raw = bytearray(path.read_bytes())
+    raw[4096:20000] = b"\xaa" * (20000 - 4096)
+    path.write_bytes(raw)
+    with pytest.raises(EnvironmentProblem, match="move it away"):
+        list(Outbox(path, "g", "nyc/a").pending())
+
+
+def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match="directory"):
+        Outbox(tmp_path / "none" / "o", "g", "nyc/a")

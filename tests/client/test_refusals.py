@@ -1,0 +1,111 @@
+"""Kafka refuses produce requests, and takes a new producer's second batch before its first. In memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors import Member, Receipt
+from connectors.client import forwarder, letter_sender
+from connectors.kafka.codec import H_LOCAL_SEQNO
+from tests.memory_kafka import MemoryConnection, MemoryProducer
+from tests.tiny_sequencer import TinySequencer
+
+WAIT = 10.0
+ALL = list(range(1, 6))
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelined(MemoryConnection):
+    """Producers with several requests in flight, as abcast's were once and another client's may be."""
+
+    def producer(self, **settings: Any) -> MemoryProducer:
+        return MemoryProducer(self.topics, {**self.producer_settings(), "max_in_flight_requests_per_connection": 5})
+
+
+@pytest.fixture(params=[MemoryConnection, Pipelined])
+def kafka(request: pytest.FixtureRequest) -> MemoryConnection:
+    connection: MemoryConnection = request.param()
+    connection.create("g", "nyc")
+    return connection
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (forwarder, letter_sender):
+        monkeypatch.setattr(module, "FAILED_RESEND_S", 0.02)
+
+
+def written(kafka: MemoryConnection, role: str) -> list[int]:
+    """The local seqnos of a topic's records, in their order."""
+    log = kafka.topics.partitions[TopicPartition(f"abcast.g.{role}.nyc", 0)]
+    return [int(dict(record.headers)[H_LOCAL_SEQNO]) for record in log]
+
+
+def test_a_first_batch_that_is_passed(kafka: MemoryConnection) -> None:
+    """Ours keep the order. Where that is lost, go-back-N drops what came too early, and the sender sends it again."""
+    with (
+        TinySequencer(kafka, "g") as sequencer,
+        Member("g", "nyc/alice", connection=kafka, resend_after=0.2) as alice,
+    ):
+        kafka.topics.passes_first_batches = True
+        receipts = [alice.broadcast(b"%d" % number) for number in ALL]
+        assert [receipt.result(WAIT) for receipt in receipts] == ALL
+        in_order = not isinstance(kafka, Pipelined)
+        assert (written(kafka, "forward")[:2] == [1, 2]) is in_order
+        assert (sequencer.state.duplicates == 0) is in_order
+
+
+def test_a_first_letter_that_is_passed(kafka: MemoryConnection) -> None:
+    """What has no receipt stands where the receiver does not take it; it is written again behind."""
+    kafka.topics.passes_first_batches = True
+    with Member("g", "nyc/alice", connection=kafka) as alice, Member("g", "nyc/bob", connection=kafka) as bob:
+        receipts = [alice.send("nyc/bob", b"%d" % number) for number in ALL]
+        assert [receipt.result(WAIT) for receipt in receipts] == ALL
+        assert [int(letter.payload) for letter in bob.inbox(timeout=0.1)] == ALL
+    assert (written(kafka, "inbox") == ALL) is not isinstance(kafka, Pipelined)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_requests_that_are_refused(kafka: MemoryConnection, count: int) -> None:
+    """The first ones of a producer among them: each message and letter comes once and in order."""
+    with (
+        TinySequencer(kafka, "g"),
+        Member("g", "nyc/alice", connection=kafka) as alice,
+        Member("g", "nyc/bob", connection=kafka) as bob,
+    ):
+        alice.broadcast(b"0").result(WAIT)
+        alice.send("nyc/bob", b"0").result(WAIT)
+        kafka.topics.refuse(count)
+        receipts = [alice.broadcast(b"%d" % number) for number in ALL]
+        assert [receipt.result(WAIT) for receipt in receipts] == [number + 1 for number in ALL]
+        kafka.topics.refuse(count)
+        letters = [alice.send("nyc/bob", b"%d" % number) for number in ALL]
+        assert [receipt.result(WAIT) for receipt in letters] == [number + 1 for number in ALL]
+        assert [int(delivery.payload) for delivery in bob.deliveries(timeout=0.1)] == [0, *ALL]
+        assert [int(letter.payload) for letter in bob.inbox(timeout=0.1)] == [0, *ALL]
+
+
+def test_all_at_once(kafka: MemoryConnection) -> None:
+    """Several senders, refusals in between, each new producer's first batches out of order."""
+    kafka.topics.passes_first_batches = True
+    with TinySequencer(MemoryConnection(topics=kafka.topics), "g"):
+        members = [Member("g", f"nyc/m{number}", connection=kafka, resend_after=0.2) for number in range(3)]
+        receipts: list[Receipt] = []
+        for number in range(20):
+            if number % 4 == 2:
+                kafka.topics.refuse(2)
+            receipts += [member.broadcast(b"%d" % number) for member in members]
+            time.sleep(0.01)
+        for receipt in receipts:
+            receipt.result(WAIT)
+    with Member("g", "nyc/bob", connection=kafka) as bob:
+        delivered = list(bob.deliveries(timeout=0.1))
+    for member in members:
+        assert [int(d.payload) for d in delivered if d.sender == str(member.address)] == list(range(20))
+        member.close()
+    assert [delivery.seqno for delivery in delivered] == list(range(1, 61))

@@ -1,0 +1,66 @@
+"""When a reader may stop waiting."""
+
+from __future__ import annotations
+
+import pytest
+
+from connectors.client.silence import Silence
+
+
+class Clock:
+    now = 0.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("connectors.client.silence.time.monotonic", lambda: clock.now)
+    return clock
+
+
+def is_over(silence: Silence, clock: Clock, at: float) -> bool:
+    clock.now = at
+    return silence.is_over
+
+
+def test_it_counts_from_when_all_that_stood_there_was_read(clock: Clock) -> None:
+    silence = Silence(1.0, patience=10.0)
+    silence.expect(100)
+    silence.expect(200)  # what comes later does not count
+    assert not is_over(silence, clock, 9.0)
+    silence.read_up_to(99)
+    assert not is_over(silence, clock, 18.0), "it moved"
+    silence.read_up_to(100)
+    assert not is_over(silence, clock, 18.9)
+    silence.read_up_to(150)
+    assert is_over(silence, clock, 19.0), "records that are nothing for the application do not break it"
+    silence.broken()
+    assert not is_over(silence, clock, 19.9)
+
+
+def test_it_counts_from_when_reading_begins(clock: Clock) -> None:
+    """Not from when a generator was made that nobody iterated yet, nor while Kafka was asked where to begin."""
+    silence = Silence(1.0, patience=10.0)
+    clock.now = 60.0
+    silence.expect(0)
+    assert not is_over(silence, clock, 60.9)
+    assert is_over(silence, clock, 61.0)
+
+
+def test_a_log_that_gives_nothing_ends_it_too(clock: Clock) -> None:
+    silence = Silence(1.0, patience=10.0)
+    silence.expect(100)
+    silence.read_up_to(50)
+    assert is_over(silence, clock, 10.0)
+
+
+def test_a_limit_of_0_gives_all_that_is_there(clock: Clock) -> None:
+    silence = Silence(0, patience=10.0)
+    silence.expect(1)
+    assert not is_over(silence, clock, 0.0)
+    silence.read_up_to(1)
+    assert is_over(silence, clock, 0.0)
+
+
+def test_no_limit(clock: Clock) -> None:
+    assert not is_over(Silence(None, patience=10.0), clock, 1e9)

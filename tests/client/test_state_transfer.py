@@ -1,0 +1,550 @@
+"""Joiners that get the application's state from a member, in memory and on a real broker."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors import Delivery, Member
+from connectors.client import state_transfer
+from connectors.client.letter import Letter, LetterReceipt
+from connectors.client.state_transfer import (
+    CHUNK_BYTES,
+    H_STATE,
+    Assembly,
+    Chunk,
+    Request,
+    RequestId,
+    StateTransfer,
+    decode_state_letter,
+)
+from connectors.kafka.connection import Connection
+from connectors.kafka.settings import change_settings
+from connectors.kafka.topics import create_topics
+from connectors.local.broker import EmbeddedBroker
+from ordering.errors import HistoryUnavailable, NotOrderedInTime, NotWrittenInTime, StateUnavailable, UsageError
+from ordering.events import ViewChange
+from ordering.membership import Life
+from ordering.names import Address
+from ordering.records import Headers
+from ordering.sequencer import snapshot
+from tests.memory_kafka import MemoryConnection
+from tests.tiny_sequencer import TinySequencer
+
+WAIT = 60.0
+ROOT = Path(__file__).parents[2]
+_numbers = itertools.count(1)
+
+ON_A_BROKER = pytest.mark.parametrize("connection", [pytest.param("broker", marks=pytest.mark.broker)], indirect=True)
+"""For what is too slow for the fast suite, or kills a process."""
+
+
+@pytest.fixture(params=["memory", pytest.param("broker", marks=pytest.mark.broker)])
+def connection(request: pytest.FixtureRequest) -> Connection:
+    if request.param == "memory":
+        return MemoryConnection()
+    broker: EmbeddedBroker = request.getfixturevalue("broker")
+    return Connection(broker.bootstrap_servers)
+
+
+@pytest.fixture
+def group(connection: Connection) -> Iterator[str]:
+    name = f"state-{next(_numbers)}"
+    if isinstance(connection, MemoryConnection):
+        connection.create(name, "nyc", partitions=2)
+    else:
+        create_topics(connection, name, ["nyc"], partitions=2)
+    with TinySequencer(connection, name):
+        yield name
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_transfer, "PATIENCE_S", 1.0)
+
+
+def eventually(condition: Callable[[], object], timeout: float = WAIT) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+
+
+class Replica:
+    """A replicated list. `state`: whether it gets the state when it joins."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        name: str,
+        *,
+        state: bool = True,
+        or_history: bool = False,
+        from_seqno: int | None = None,
+        taken: Sequence[str] = (),
+        ballast: int = 0,
+    ) -> None:
+        self.taken = list(taken)
+        self.last_seqno = 0
+        self.ballast = ballast
+        self.loaded: list[int] = []
+        self.dumped = 0
+        self.member = Member(group, f"nyc/{name}", connection=connection, get_state=self.dump, set_state=self.load)
+        state = state and from_seqno is None
+        self.member.connect(state=state, or_history=or_history, from_seqno=from_seqno, timeout=WAIT)
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def __enter__(self) -> Replica:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.member.close()
+        if self.thread.ident is not None:
+            self.thread.join(WAIT)
+
+    def dump(self) -> bytes:
+        assert threading.current_thread() is self.thread, "the application's thread is asked"
+        self.dumped += 1
+        return json.dumps(self.taken).encode() + b" " * self.ballast
+
+    def load(self, state: bytes) -> None:
+        self.loaded.append(len(state))
+        self.taken = json.loads(state)
+
+    def run(self) -> None:
+        for delivery in self.member.deliveries():
+            self.taken.append(delivery.payload.decode())
+            self.last_seqno = delivery.seqno
+
+    def say(self, text: str) -> None:
+        self.member.broadcast(text.encode()).result(WAIT)
+
+
+class TestLetters:
+    """Without any Kafka."""
+
+    REQUEST = RequestId(7, 3)
+
+    @staticmethod
+    def letter(chunk: Chunk, sender: str = "nyc/a", incarnation: int = 5) -> Letter:
+        return Letter(sender, incarnation, 1, b"%d" % chunk.number, chunk.headers())
+
+    def test_round_trip(self) -> None:
+        for what in (Request(12), Chunk(self.REQUEST, 9, 0, 1)):
+            assert decode_state_letter(Letter("nyc/a", 5, 1, b"", what.headers())) == what
+
+    @pytest.mark.parametrize(
+        "raw", [b"", b"{}", b"[]", b"\xff", b'["chunk",1]', b'["request",-1]', b'["request",true]', b'["x",1]', b"3"]
+    )
+    def test_what_says_nothing(self, raw: bytes) -> None:
+        assert decode_state_letter(Letter("nyc/a", 5, 1, b"", ((H_STATE, raw),))) is None
+        assert decode_state_letter(Letter("nyc/a", 5, 1, b"", ())) is None
+
+    def test_chunks_are_taken_in_order_and_once(self) -> None:
+        """What a supplier's producer repeats after a failed request, and what is of another answer, is dropped."""
+        assembly = Assembly("nyc/a", self.REQUEST, 0.0)
+        for number in (1, 0, 0, 2, 1, 0, 2, 3):
+            assembly.accept(*self._pair(number))
+        assert not assembly.accept(self.letter(Chunk(self.REQUEST, 9, 4, 5), sender="nyc/b"), self._pair(4)[1])
+        for other in (
+            Chunk(RequestId(7, 2), 9, 4, 5),
+            Chunk(self.REQUEST, 10, 4, 5),
+            Chunk(self.REQUEST, 9, 4, 6),
+        ):
+            assert not assembly.accept(self.letter(other), other)
+        again = self._pair(4)
+        assert not assembly.accept(again[0]._replace(incarnation=6), again[1])
+        complete = [assembly.is_complete, assembly.accept(*again), assembly.is_complete]
+        assert complete == [False, True, True]
+        assert assembly.chunks == [b"0", b"1", b"2", b"3", b"4"]
+
+    def _pair(self, number: int) -> tuple[Letter, Chunk]:
+        chunk = Chunk(self.REQUEST, 9, number, 5)
+        return self.letter(chunk), chunk
+
+    def test_a_first_view_asks_nobody(self) -> None:
+        def send(receiver: Address, payload: bytes, headers: Headers) -> LetterReceipt:
+            raise AssertionError("nobody has a state")
+
+        transfer = StateTransfer(MemoryConnection(), "g", Address("nyc", "a"), send, None, lambda _: None)
+        lives = (Life("nyc/a", 1), Life("nyc/b", 1))
+        view = ViewChange(3, 1, lives, joined=("nyc/a", "nyc/b"))
+        assert transfer.fetch(view, lambda: view, 1.0) is None
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_joiner_under_load(connection: Connection, group: str, flush: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two senders go on all the time; every joiner has each message once, in the one order."""
+    monkeypatch.setattr(state_transfer, "PATIENCE_S", 5.0)
+    if flush:
+        change_settings(connection, group, "nyc", flush=True)
+    stop = threading.Event()
+    with Member(group, "nyc/s", connection=connection) as s, Member(group, "nyc/t", connection=connection) as t:
+
+        def load(sender: Member) -> None:
+            for number in itertools.count():
+                if stop.is_set():
+                    sender.wait_ordered(WAIT)  # so that nothing of it comes after "last"
+                    return
+                receipt = sender.broadcast(b"%s %d" % (str(sender.address).encode(), number))
+                if number % 50 == 49:  # no faster than a slow machine orders
+                    receipt.result(WAIT)
+                time.sleep(0.001)
+
+        senders = [threading.Thread(target=load, args=(sender,)) for sender in (s, t)]
+        with Replica(connection, group, "a") as a:
+            assert a.loaded == []
+            if flush:  # so that the joins block the senders, too
+                s.connect()
+                t.connect()
+            for thread in senders:
+                thread.start()
+            try:
+                eventually(lambda: len(a.taken) > 20)
+                with Replica(connection, group, "b") as b, Replica(connection, group, "c") as c:
+                    known = len(b.taken)
+                    eventually(lambda: len(c.taken) > known + 100)
+                    stop.set()
+                    for thread in senders:
+                        thread.join()
+                    a.say("last")
+                    eventually(lambda: all(replica.taken[-1] == "last" for replica in (a, b, c)))
+                    assert len(b.loaded) == len(c.loaded) == 1
+                    assert a.taken == b.taken == c.taken
+                    assert len(set(a.taken)) == len(a.taken)
+            finally:
+                stop.set()
+
+
+@ON_A_BROKER
+def test_a_supplier_that_never_answers(connection: Connection, group: str) -> None:
+    """The oldest does not iterate its deliveries: the next oldest is asked."""
+    with Member(group, "nyc/mute", connection=connection, get_state=lambda: b"[]") as mute:
+        mute.connect()
+        with Replica(connection, group, "a", state=False) as a:
+            a.say("x")
+            with Replica(connection, group, "b") as b:
+                assert b.taken == ["x"]
+                assert a.dumped == 1
+                a.say("y")
+                eventually(lambda: a.taken == b.taken == ["x", "y"])
+
+
+def test_a_supplier_that_dies_midway(connection: Connection, group: str) -> None:
+    """It sent three chunks of many, and left: the joiner forgets them and asks the next one."""
+    with Replica(connection, group, "a", ballast=5 * CHUNK_BYTES) as a, Replica(connection, group, "b") as b:
+        a.say("x")
+        assert a.member._transfer is not None
+        sent: list[Headers] = []
+        really = a.member._transfer._send
+        closing = threading.Thread(target=a.member.close)
+
+        def send(receiver: Address, payload: bytes, headers: Headers) -> LetterReceipt:
+            if len(sent) == 3:
+                closing.start()
+                raise NotWrittenInTime("killed")
+            sent.append(headers)
+            return really(receiver, payload, headers)
+
+        a.member._transfer._send = send
+        with Replica(connection, group, "c") as c:
+            closing.join(WAIT)
+            assert (len(sent), a.dumped, b.dumped) == (3, 2, 1)
+            assert c.taken == ["x"]
+            b.say("y")
+            eventually(lambda: b.taken == c.taken == ["x", "y"])
+
+
+@ON_A_BROKER
+def test_a_supplier_that_falls_silent_midway(connection: Connection, group: str) -> None:
+    """It is in the view all the time: the joiner's patience ends, and it asks the next one."""
+    with Replica(connection, group, "b", ballast=5 * CHUNK_BYTES) as b, Replica(connection, group, "a") as a:
+        b.say("x")
+        assert b.member._transfer is not None
+        sent: list[Headers] = []
+        really = b.member._transfer._send
+
+        def send(receiver: Address, payload: bytes, headers: Headers) -> LetterReceipt:
+            if len(sent) == 3:
+                raise NotWrittenInTime("hangs")
+            sent.append(headers)
+            return really(receiver, payload, headers)
+
+        b.member._transfer._send = send
+        with Replica(connection, group, "c") as c:
+            assert (len(sent), b.dumped, a.dumped) == (3, 2, 1)  # the oldest first; it had supplied a before
+            assert c.taken == ["x"]
+
+
+SUPPLIER = """
+import json, sys, threading, time
+from connectors import Member
+
+taken = []
+
+def dump():
+    return json.dumps(taken).encode() + bytes(100_000_000)
+
+member = Member(sys.argv[1], "nyc/supplier", bootstrap_servers=sys.argv[2], get_state=dump)
+member.connect()
+print("in", flush=True)
+send, sent = member._transfer._send, 0
+
+def tell(*letter):
+    global sent
+    sent += 1
+    if sent == 4:
+        print("sending", flush=True)
+        time.sleep(60)
+    return send(*letter)
+
+member._transfer._send = tell
+for delivery in member.deliveries():
+    taken.append(delivery.payload.decode())
+"""
+
+
+@ON_A_BROKER
+def test_a_supplier_killed_with_9_midway(connection: Connection, group: str) -> None:
+    """A process, in the midst of its chunks: the next oldest takes over, before anybody knows that it is dead."""
+    victim = subprocess.Popen(
+        [sys.executable, "-c", SUPPLIER, group, connection.bootstrap_servers],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "in\n"
+        with Replica(connection, group, "a", state=False) as a:
+            a.say("x")
+            joined: list[Replica] = []
+            joining = threading.Thread(target=lambda: joined.append(Replica(connection, group, "b")))
+            joining.start()
+            assert victim.stdout.readline() == "sending\n"
+            victim.kill()
+            victim.wait()
+            joining.join(WAIT)
+            with joined[0] as b:
+                assert b.taken == ["x"]
+                assert len(b.loaded) == a.dumped == 1
+                a.say("y")
+                eventually(lambda: a.taken == b.taken == ["x", "y"])
+    finally:
+        victim.kill()
+        victim.wait()
+
+
+@ON_A_BROKER
+def test_a_large_state(connection: Connection, group: str) -> None:
+    size = 100_000_000
+    with Replica(connection, group, "a", ballast=size) as a:
+        a.say("x")
+        with Replica(connection, group, "b") as b:
+            assert b.loaded == [size + len('["x"]')]
+            a.say("y")
+            eventually(lambda: a.taken == b.taken == ["x", "y"])
+
+
+@ON_A_BROKER
+def test_an_empty_state_and_errors_of_get_state(connection: Connection, group: str) -> None:
+    """A get_state that fails is logged, and the next member asked; its deliveries go on."""
+    replies: list[object] = ["no bytes", b""]
+    states: list[bytes] = []
+    with Member(group, "nyc/a", connection=connection, get_state=lambda: replies.pop(0)) as a:  # type: ignore[arg-type,return-value]
+        a.connect()
+        loop = threading.Thread(target=lambda: list(a.deliveries()), daemon=True)
+        loop.start()
+        with Member(group, "nyc/b", connection=connection, set_state=states.append) as b:
+            b.connect(state=True, timeout=WAIT)
+            assert (states, replies) == ([b""], [])
+            a.broadcast(b"x").result(WAIT)
+            # A second run goes on where the first one ended: what was taken does not come twice.
+            assert [delivery.payload for delivery in b.deliveries(timeout=1)] == [b"x"]
+            assert list(b.deliveries(timeout=0.3)) == []
+            a.broadcast(b"y").result(WAIT)
+            assert [delivery.payload for delivery in b.deliveries(timeout=1)] == [b"y"]
+    loop.join(WAIT)
+
+
+@ON_A_BROKER
+def test_inboxes_do_not_see_it(connection: Connection, group: str) -> None:
+    """Letters of the application before, during and after, in both directions, and by a new start of the reader."""
+    with Replica(connection, group, "a", ballast=3 * CHUNK_BYTES) as a:
+        a.member.send("nyc/b", b"before").result(WAIT)
+        with Replica(connection, group, "b") as b:
+            a.member.send("nyc/b", b"after").result(WAIT)
+            b.member.send("nyc/a", b"thanks").result(WAIT)
+            assert [letter.payload for letter in b.member.inbox(timeout=0.5)] == [b"before", b"after"]
+            assert [letter.payload for letter in a.member.inbox(timeout=0.5)] == [b"thanks"]
+            a.member.send("nyc/b", b"more").result(WAIT)
+        with Replica(connection, group, "b") as b:
+            assert [letter.payload for letter in b.member.inbox(timeout=0.5)] == [b"more"]
+            assert len(b.loaded) == 1
+
+
+@ON_A_BROKER
+def test_nobody_has_a_state(connection: Connection, group: str) -> None:
+    """A clear error, after which the same call may succeed."""
+    states: list[bytes] = []
+    with Member(group, "nyc/a", connection=connection) as a:
+        a.connect()
+        with Member(group, "nyc/b", connection=connection, set_state=states.append) as b:
+            with pytest.raises(NotOrderedInTime, match="asked was nyc/a") as caught:
+                b.connect(state=True, timeout=3)
+            assert caught.value.retriable
+            with Replica(connection, group, "c", state=False) as c:
+                b.connect(state=True, timeout=WAIT)
+                assert (states, c.dumped) == ([b"[]"], 1)
+
+
+def test_who_had_it_has_left(connection: Connection, group: str) -> None:
+    """While the joiner waits for it."""
+    with Member(group, "nyc/b", connection=connection, set_state=lambda _: None) as b:
+        a = Member(group, "nyc/a", connection=connection, get_state=lambda: b"")
+        a.connect()
+        a.broadcast(b"x").result(WAIT)
+        threading.Timer(0.5, a.close).start()
+        with pytest.raises(StateUnavailable):
+            b.connect(state=True, timeout=WAIT)
+        b.connect(state=True, or_history=True, timeout=WAIT)
+        assert [delivery.payload for delivery in b.deliveries(timeout=0.3)] == [b"x"]
+
+
+def test_events_begin_with_the_joiners_view(
+    connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages begin after the state, which may count some of a later view; no view, block or unblock is left out."""
+    supplying = threading.Event()
+    really = StateTransfer.between
+    monkeypatch.setattr(StateTransfer, "between", lambda *asked: really(*asked) if supplying.is_set() else None)
+    change_settings(connection, group, "nyc", flush=True)
+    with Replica(connection, group, "a") as a:
+        a.say("x")
+        b = Member(group, "nyc/b", connection=connection, set_state=lambda _: None)
+        joined: list[ViewChange] = []
+        joining = threading.Thread(target=lambda: joined.append(b.connect(state=True, timeout=WAIT)))
+        joining.start()
+        eventually(lambda: a.member.view and len(a.member.view.members) == 2)
+        a.say("y")
+        with Member(group, "nyc/c", connection=connection) as c:
+            c.connect()
+            a.say("z")
+            eventually(lambda: a.taken == ["x", "y", "z"])
+            supplying.set()
+            joining.join(WAIT)
+            a.say("w")
+            stream = list(b.deliveries(timeout=0.5, events=True))
+            assert stream[0] == joined[0]
+            names = [what.payload.decode() if isinstance(what, Delivery) else type(what).__name__ for what in stream]
+            assert names == ["ViewChange", "Unblock", "Block", "ViewChange", "Unblock", "w"]
+            assert list(b.deliveries(timeout=0.3)) == []
+        b.close()
+
+
+def test_a_new_group_begins_empty(connection: Connection, group: str) -> None:
+    """Settings, joins and views are no history."""
+    change_settings(connection, group, "nyc", flush=True)
+    with Member(group, "nyc/silent", connection=connection) as silent:
+        silent.connect()
+    with Replica(connection, group, "a") as a:
+        a.say("x")
+        eventually(lambda: a.taken == ["x"])
+        assert a.loaded == []
+
+
+def test_a_total_restart(connection: Connection, group: str) -> None:
+    """Nobody has the state: an error, unless the history may make it. Then there is a supplier again."""
+    with Replica(connection, group, "a", state=False) as a, Replica(connection, group, "b"):
+        a.say("x")
+    restarted = Member(group, "nyc/a", connection=connection, set_state=lambda _: None)
+    with restarted, pytest.raises(StateUnavailable, match=r"connect\(state=True, or_history=True\)"):
+        restarted.connect(state=True, timeout=WAIT)
+    with Replica(connection, group, "a", or_history=True) as a:
+        a.say("y")
+        eventually(lambda: a.taken == ["x", "y"])
+        assert a.loaded == []
+        with Replica(connection, group, "b", or_history=True) as b:
+            assert (b.taken, len(b.loaded)) == (["x", "y"], 1)
+            a.say("z")
+            eventually(lambda: a.taken == b.taken == ["x", "y", "z"])
+
+
+def test_first_messages_may_be_a_strangers(connection: Connection, group: str) -> None:
+    with Member(group, "nyc/old", connection=connection) as old:
+        old.broadcast(b"before").result(WAIT)
+    with Member(group, "nyc/a", connection=connection, set_state=lambda _: None) as a:
+        with pytest.raises(StateUnavailable):
+            a.connect(state=True)
+        assert a.view is not None  # a member all the same
+        a.connect()
+        a.broadcast(b"x").result(WAIT)
+        assert [delivery.payload for delivery in a.deliveries(timeout=0.3)] == [b"x"]
+
+
+def test_retention_has_dropped_the_history() -> None:
+    """Something was there: it does not begin empty."""
+    kafka = MemoryConnection()
+    kafka.create("g", "nyc")
+    with TinySequencer(kafka, "g") as sequencer:
+        with Member("g", "nyc/old", connection=kafka) as old:
+            old.broadcast(b"before").result(WAIT)
+        sequencer.write([snapshot(sequencer.state)])
+        kafka.topics.drop("abcast.g.data.nyc", len(kafka.topics.partitions[TopicPartition("abcast.g.data.nyc", 0)]) - 1)
+        with Member("g", "nyc/a", connection=kafka, set_state=lambda _: None) as a:
+            with pytest.raises(StateUnavailable):
+                a.connect(state=True)
+            a.connect(state=True, or_history=True)
+            with pytest.raises(HistoryUnavailable, match="ledger"):
+                next(a.deliveries())
+
+
+def test_a_replica_that_keeps_its_own_state(connection: Connection, group: str) -> None:
+    """It stores the seqno with the effect, goes on from there, and may supply the state."""
+    with Replica(connection, group, "a", state=False) as a:
+        for text in ("x", "y", "z"):
+            a.say(text)
+        eventually(lambda: a.taken == ["x", "y", "z"])
+        stored = a.last_seqno
+    with Member(group, "nyc/old", connection=connection) as old:
+        old.broadcast(b"meanwhile").result(WAIT)
+    with Replica(connection, group, "a", from_seqno=stored, taken=["x", "y"]) as a:
+        eventually(lambda: a.taken == ["x", "y", "z", "meanwhile"])
+        with Replica(connection, group, "b") as b:
+            assert (b.taken, a.dumped) == (a.taken, 1)
+            a.say("w")
+            eventually(lambda: a.taken == b.taken == ["x", "y", "z", "meanwhile", "w"])
+    with Member(group, "nyc/a", connection=connection) as again:  # its position has moved with it
+        assert list(again.deliveries(timeout=0.3)) == []
+
+
+def test_misuse(connection: Connection, group: str) -> None:
+    with pytest.raises(UsageError, match="get_state is a function, not bytes"):
+        Member(group, "nyc/a", connection=connection, get_state=b"")  # type: ignore[arg-type]
+    with Member(group, "nyc/a", connection=connection) as a, pytest.raises(UsageError, match="set_state="):
+        a.connect(state=True)
+    with Member(group, "nyc/b", connection=connection, set_state=lambda _: None) as b:
+        with pytest.raises(UsageError, match="take one of state=True, from_ledger=True"):
+            b.connect(state=True, from_ledger=True)
+        with pytest.raises(UsageError, match="take one of state=True, from_ledger=True"):
+            b.connect(state=True, from_seqno=1)
+        with pytest.raises(UsageError, match="seqnos start at 1"):
+            b.connect(from_seqno=0)
+        with pytest.raises(UsageError, match="or_history=True goes with state=True"):
+            b.connect(or_history=True)
+        assert b.view is None
+        b.connect(state=True)
+        for beginning in ({"state": True}, {"from_seqno": 1}):
+            with pytest.raises(UsageError, match="connected already"):
+                b.connect(**beginning)

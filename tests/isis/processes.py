@@ -1,0 +1,119 @@
+"""A group of real `abcast isis` processes over loopback. They are started by a fork server, so that many start quickly.
+
+Whatever happens, all are killed at the end. Each writes what it prints to a file of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["jobs.isis", "connectors.isis.process", "connectors.isis.hostfile"])
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of UDP that are free now, all different."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def run(directory: Path, place: int, life: int, count: int, options: dict[str, Any]) -> None:
+    """The command, in a process of its own."""
+    from jobs.isis import isis
+
+    for number, name in ((1, "out"), (2, "err")):
+        opened = os.open(directory / f"{name}-{place}-{life}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(opened, number)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    isis(directory / "hosts", place, count, verbose=True, **options)
+
+
+class Group:
+    """Processes of one hostfile."""
+
+    def __init__(self, directory: Path, size: int) -> None:
+        self.directory = directory
+        self.ports = free_ports(size)
+        (directory / "hosts").write_text("".join(f"127.0.0.1:{port}\n" for port in self.ports))
+        self.lives = [0] * size
+        self.running: dict[int, ForkServerProcess] = {}
+
+    def start(self, place: int, count: int, **options: Any) -> None:
+        """Start a process, or start it again."""
+        self.lives[place] += 1
+        arguments = (self.directory, place, self.lives[place], count, {"port": None, **DEFAULTS, **options})
+        self.running[place] = CONTEXT.Process(target=run, args=arguments, daemon=True)
+        self.running[place].start()
+
+    def kill(self, place: int) -> None:
+        """As `kill -9` does."""
+        process = self.running.pop(place)
+        process.kill()
+        process.join()
+
+    def stop(self, place: int) -> None:
+        """It does nothing until `go_on`."""
+        os.kill(self._pid(place), signal.SIGSTOP)
+
+    def go_on(self, place: int) -> None:
+        os.kill(self._pid(place), signal.SIGCONT)
+
+    def _pid(self, place: int) -> int:
+        pid = self.running[place].pid
+        assert pid is not None
+        return pid
+
+    def close(self) -> None:
+        for place in list(self.running):
+            self.kill(place)
+
+    def printed(self, place: int, life: int = 0) -> list[str]:
+        """What a life of a process has printed, without its own id. A line that is still being written is left out."""
+        path = self.directory / f"out-{place}-{life or self.lives[place]}"
+        text = path.read_text() if path.exists() else ""
+        return [line.removeprefix(f"{place}: ") for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def said(self, place: int) -> str:
+        """What a process has said on standard error."""
+        path = self.directory / f"err-{place}-{self.lives[place]}"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for(self, places: Sequence[int], lines: int, timeout_s: float = 50.0) -> None:
+        """Until each of them has printed that many lines."""
+        deadline = time.monotonic() + timeout_s
+        while any(len(self.printed(place)) < lines for place in places):
+            told = {place: (len(self.printed(place)), self.said(place)) for place in places}
+            assert time.monotonic() < deadline, f"{lines} deliveries were expected: {told}"
+            time.sleep(0.03)
+
+    def wait_until_said(self, place: int, text: str, timeout_s: float = 50.0) -> None:
+        """Until it has said that on standard error."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.said(place):
+            assert time.monotonic() < deadline, f"{text!r} was expected of {place}: {self.said(place)}"
+            time.sleep(0.03)
+
+
+DEFAULTS = {"delays": False, "drop": 0.0, "repeat": 0.0, "suspect_after": 5.0}
+
+
+@contextmanager
+def group(directory: Path, size: int) -> Iterator[Group]:
+    """A group whose processes are gone at the end."""
+    found = Group(directory, size)
+    try:
+        yield found
+    finally:
+        found.close()

@@ -1,0 +1,219 @@
+"""Datagrams: all messages round-trip, and nothing else is taken for one. The hostfile, and its mistakes."""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connectors.isis.hostfile import Host, digest, read_hostfile
+from connectors.isis.process import IsisProcess
+from connectors.isis.wire import MAX_DATAGRAM_BYTES, MAX_PAYLOAD_BYTES, Malformed, Packet, encode_message, pack, unpack
+from ordering.errors import EnvironmentProblem, UsageError
+from ordering.hold_back import Key, Run, RunId
+from ordering.isis import Finals, Known, Placed, Propose, Send
+from ordering.isis_formation import Hello, Life, View
+from ordering.isis_history import Answer, Ask
+from ordering.isis_messages import (
+    NO_BALLOT,
+    Accept,
+    Accepted,
+    Ballot,
+    Beat,
+    Decided,
+    Deliver,
+    Join,
+    NextView,
+    Prepare,
+    Promise,
+    Refuse,
+    Report,
+    Vote,
+)
+from tests.isis.processes import free_ports
+
+GROUP = b"8 bytes."
+VIEW = View(5, 2, (Life("000", 7), Life("001", 8)), 40, ((Life("000", 7), 3),))
+VALUE = NextView(VIEW, (Placed(40, RunId(0, 3), 1, Key(9, 1)),))
+REPORT = Report(40, VALUE.settled, (), (3, 0))
+MESSAGES: list[Packet] = [
+    Send(1, 4, (Run(b"a"), Run(b"", 3))),
+    Propose(1, 1, 4, (9, 10)),
+    Finals(1, 4, (Key(9, 1), Key(10, 0))),
+    Known(1, (3, 4), 7),
+    Beat(1),
+    Hello((Life("000", 7),)),
+    Join(1),
+    Prepare(1, Ballot(2, 0)),
+    Promise(1, Ballot(2, 0), None, REPORT),
+    Promise(1, Ballot(2, 0), Vote(Ballot(1, 1), VALUE), REPORT),
+    Refuse(1, NO_BALLOT),
+    Accept(1, Ballot(2, 0), VALUE),
+    Accepted(1, Ballot(2, 0)),
+    Decided(VALUE),
+    Ask(3),
+    Answer(2, (Deliver(3, Life("000", 7), 1, Run(b"\x00\xff"), 9, Life("001", 8)),)),
+]
+
+
+def datagrams(*messages: Packet) -> list[bytes]:
+    parts = [part for message in messages for part in encode_message(message)]
+    return list(pack(GROUP, 3, 1_700_000_000_000_000, parts))
+
+
+def test_all_messages_travel_together() -> None:
+    (raw,) = datagrams(*MESSAGES)
+    found = unpack(GROUP, raw)
+    assert (found.sender, found.incarnation) == (3, 1_700_000_000_000_000)
+    assert list(found.messages) == MESSAGES
+
+
+@given(st.lists(st.binary(max_size=5_000), min_size=1, max_size=30))
+def test_many_runs_take_several_datagrams(payloads: list[bytes]) -> None:
+    found: list[Run] = []
+    for raw in datagrams(Send(1, 5, tuple(map(Run, payloads)))):
+        for message in unpack(GROUP, raw).messages:
+            assert isinstance(message, Send)
+            assert message.first == 5 + len(found)
+            found += message.runs
+    assert found == [Run(payload) for payload in payloads]
+
+
+def test_the_largest_payload_fits() -> None:
+    (raw,) = datagrams(Send(1, 1, (Run(bytes(MAX_PAYLOAD_BYTES)),)))
+    assert len(raw) <= MAX_DATAGRAM_BYTES
+
+
+@given(st.integers(0, len(MESSAGES) - 1), st.integers(0, 10_000), st.integers(1, 255))
+def test_a_damaged_datagram_is_malformed(which: int, where: int, by: int) -> None:
+    (raw,) = datagrams(MESSAGES[which])
+    place = where % len(raw)
+    with pytest.raises(Malformed):
+        unpack(GROUP, raw[:place] + bytes([raw[place] ^ by]) + raw[place + 1 :])
+    with pytest.raises(Malformed):
+        unpack(GROUP, raw[:place])
+
+
+@given(st.binary(max_size=200))
+def test_whatever_comes_is_a_datagram_or_malformed(body: bytes) -> None:
+    """Also with a header that is right."""
+    rest = GROUP + bytes(10) + body
+    raw = b"AI\x01" + zlib.crc32(rest).to_bytes(4, "big") + rest
+    for guess in (body, raw):
+        with suppress(Malformed):
+            unpack(GROUP, guess)
+
+
+def test_a_body_that_would_fill_the_memory_is_malformed() -> None:
+    bomb = zlib.compress(b"[" * 50_000_000, 9)
+    (raw,) = pack(GROUP, 0, 1, [bytes([14]) + len(bomb).to_bytes(4, "big") + bomb])
+    with pytest.raises(Malformed, match="too large"):
+        unpack(GROUP, raw)
+
+
+def test_another_hostfile_is_malformed() -> None:
+    (raw,) = datagrams(Beat(1))
+    with pytest.raises(Malformed, match="of another hostfile"):
+        unpack(digest([Host("a", 1)]), raw)
+
+
+# The hostfile
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    return path
+
+
+def test_a_hostfile(tmp_path: Path) -> None:
+    text = "# three\n127.0.0.1:7001\n\nlocalhost   # with --port\n127.0.0.1:7003\n"
+    assert read_hostfile(write(tmp_path, text), 7002) == (
+        Host("127.0.0.1", 7001),
+        Host("localhost", 7002),
+        Host("127.0.0.1", 7003),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has 0 processes"),
+        ("localhost\n", "line 1 .* has no port, and there is no --port"),
+        ("a:1\nb:0\n", "line 2 .* has a port that is not 1 to 65535: 'b:0'"),
+        ("a:65536\n", "a port that is not 1"),
+        ("a:x\n", "a port that is not 1"),
+        (":7001\n", "is not HOST or HOST:PORT"),
+        ("a b:1\n", "is not HOST or HOST:PORT"),
+        ("::1:7\n", "is not HOST or HOST:PORT"),
+        ("a:1\nb:1\na:1\n", r"line 3 .* has a:1 again \(line 1\)"),
+        ("".join(f"a:{port}\n" for port in range(1, 102)), "has 101 processes"),
+    ],
+)
+def test_a_bad_hostfile_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        read_hostfile(write(tmp_path, text))
+
+
+def test_a_hostfile_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="can't be read"):
+        read_hostfile(tmp_path / "hosts")
+
+
+# The process
+
+
+def test_what_is_not_a_datagram_of_the_group_is_counted_and_dropped() -> None:
+    """From a stranger's address, damaged, of another group, or under another's id."""
+    ports = free_ports(2)
+    hosts = [Host("127.0.0.1", port) for port in ports]
+    process, other = IsisProcess(hosts, 0), IsisProcess(hosts, 1)
+    group, life = digest(hosts), 9
+    beat = list(encode_message(Beat(1)))
+    stranger = IsisProcess([Host("127.0.0.1", free_ports(1)[0])], 0)
+    try:
+        sent: list[tuple[IsisProcess, bytes]] = [
+            (stranger, b"hello"),
+            (other, b"hello"),
+            (other, bytes(100)),
+            (other, next(pack(b"12345678", 1, life, beat))),
+            (other, next(pack(group, 0, life, beat))),
+            (other, next(pack(group, 1, life, [b"\x63\x00\x00\x00\x00"]))),
+            (other, next(pack(group, 1, life, [b"\x01\x00\x00\x00\x01a"]))),
+        ]
+        for sender, raw in sent:
+            sender._put(("127.0.0.1", ports[0]), raw)
+        for _ in range(20):
+            process.work()
+    finally:
+        for one in (process, other, stranger):
+            one.close()
+    assert process.rejected == {
+        "from an address that is not in the hostfile": 1,
+        "too short": 1,
+        "not of this version": 1,
+        "of another hostfile": 1,
+        "under another's id": 1,
+        "of an unknown kind": 1,
+        "not a message": 1,
+    }
+
+
+def test_a_port_in_use() -> None:
+    hosts = [Host("127.0.0.1", free_ports(1)[0])]
+    first = IsisProcess(hosts, 0)
+    try:
+        with pytest.raises(EnvironmentProblem, match="is in use"):
+            IsisProcess(hosts, 0)
+    finally:
+        first.close()
+
+
+def test_an_address_of_another_machine() -> None:
+    with pytest.raises(EnvironmentProblem, match=r"can't listen at 192\.0\.2\.1"):
+        IsisProcess([Host("192.0.2.1", 7001)], 0)

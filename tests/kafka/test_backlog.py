@@ -1,0 +1,141 @@
+"""How large a batch may be, and what a job does when one is too large all the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+from pyspark.errors import StreamingQueryException
+
+from connectors.kafka import backlog
+from connectors.kafka.connection import Connection
+from connectors.kafka.topics import create_topics
+from connectors.local.broker import EmbeddedBroker
+from connectors.sequencer.lane import SequencerLane
+from connectors.spark.job import JobOptions, StreamingJob
+from ordering.errors import EnvironmentProblem
+from ordering.names import Topic
+from ordering.records import MAX_PAYLOAD_BYTES
+
+SITE = "nyc"
+PAYLOAD_BYTES = 10_000
+OVER_2_GB = (
+    "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: Lost task 0.0 "
+    "(TID 1) (executor driver): org.apache.spark.SparkException: [INTERNAL_ERROR] DirectByteBufferOutputStream cannot "
+    "grow beyond 2GB limit (requested 2147485560 bytes) SQLSTATE: XX000"
+)
+"""What Spark 4.2 says where the rows of a group, in one batch, take more than 2 GB."""
+
+
+@pytest.fixture
+def connection(broker: EmbeddedBroker) -> Connection:
+    return Connection(broker.bootstrap_servers)
+
+
+@pytest.fixture
+def job(connection: Connection, tmp_path: Path) -> SequencerLane:
+    return SequencerLane(None, JobOptions(connection, SITE, tmp_path))  # type: ignore[arg-type]
+
+
+def fill(connection: Connection, group: str, *records_of_partition: int) -> str:
+    """Make the group's topics, with records of PAYLOAD_BYTES in the partitions of the forward topic."""
+    create_topics(connection, group, [SITE], len(records_of_partition))
+    topic = str(Topic(group, "forward", SITE))
+    producer = connection.producer()
+    for partition, records in enumerate(records_of_partition):
+        for _ in range(records):
+            producer.send(topic, bytes(PAYLOAD_BYTES), partition=partition)
+    producer.close()
+    return topic
+
+
+@pytest.mark.broker
+def test_a_batch_of_large_records_has_fewer(
+    connection: Connection, job: SequencerLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "BATCH_BYTES", 1_000_000)
+    topic = fill(connection, "backlog.large", 150, 0, 50)
+    source = job.kafka_source([topic], {TopicPartition(topic, 0): 20})
+    assert json.loads(source["startingOffsets"]) == {topic: {"0": 20, "1": 0, "2": 0}}
+    assert 90 <= int(source["maxOffsetsPerTrigger"]) <= 100
+
+
+@pytest.mark.broker
+def test_what_does_not_wait_does_not_count(
+    connection: Connection, job: SequencerLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "BATCH_BYTES", 10 * MAX_PAYLOAD_BYTES)
+    topic = fill(connection, "backlog.read", 60)
+    limits = [
+        int(job.kafka_source([topic], {TopicPartition(topic, 0): start})["maxOffsetsPerTrigger"])
+        for start in (50, 60, 61)  # the last is beyond the end: from the beginning, then
+    ]
+    assert limits[:2] == [job.options.max_batch_records] * 2
+    assert 900 <= limits[2] <= 1000
+
+
+@pytest.mark.broker
+def test_a_record_is_always_let_in(connection: Connection, job: SequencerLane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "BATCH_BYTES", 1)
+    assert job.kafka_source([fill(connection, "backlog.one", 2)], {})["maxOffsetsPerTrigger"] == "1"
+
+
+class _Greedy(StreamingJob):
+    """A job whose query fails as Spark's does, until a batch has at most `fitting` records."""
+
+    name = "greedy"
+
+    def __init__(self, options: JobOptions, fitting: int) -> None:
+        super().__init__(SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=str)), options)  # type: ignore[arg-type]
+        self.fitting = fitting
+        self.tried: list[int] = []
+
+    def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
+        return {topic.group: [str(topic)] for topic in topics if topic.group == "backlog.greedy"}
+
+    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> Any:
+        [[name]] = [names[:1] for names in topics.values()]
+        self.tried.append(int(self.kafka_source([name], {})["maxOffsetsPerTrigger"]))
+        if self.tried[-1] <= self.fitting:
+            self.stop()
+        done = SimpleNamespace(batchId=0, numInputRows=0)
+        return SimpleNamespace(awaitTermination=self._fail, isActive=False, lastProgress=done, stop=lambda: None)
+
+    def _fail(self, _timeout: float) -> bool:
+        if self.tried[-1] > self.fitting:
+            raise StreamingQueryException(OVER_2_GB)
+        return True
+
+
+@pytest.mark.broker
+def test_after_a_batch_too_large_the_next_is_half_as_large(connection: Connection, tmp_path: Path) -> None:
+    """As often as it takes, which may be more often than a job tries again after other failures."""
+    create_topics(connection, "backlog.greedy", [SITE])
+    job = _Greedy(JobOptions(connection, SITE, tmp_path, max_batch_records=100_000), fitting=100)
+    job.run()
+    assert job.tried == [100_000 // 2**halved for halved in range(11)]
+
+
+@pytest.mark.broker
+def test_a_record_too_large_by_itself_ends_the_job(connection: Connection, tmp_path: Path) -> None:
+    create_topics(connection, "backlog.greedy", [SITE])
+    job = _Greedy(JobOptions(connection, SITE, tmp_path, max_batch_records=1), fitting=0)
+    with pytest.raises(EnvironmentProblem, match="a single record did not fit into memory"):
+        job.run()
+
+
+def test_the_largest_replica_counts() -> None:
+    """One that is still catching up says less."""
+    place = TopicPartition("abcast.g.forward.nyc", 0)
+
+    def answer(size: int) -> dict[str, Any]:
+        partitions = [{"partition_index": place.partition, "partition_size": size}]
+        return {"log_dirs": [{"topics": [{"name": place.topic, "partitions": partitions}]}]}
+
+    admin = SimpleNamespace(describe_log_dirs=lambda _: [answer(9_000), answer(10_000), answer(200)])
+    assert backlog._partition_bytes(admin, [place]) == {place: 10_000}

@@ -1,0 +1,133 @@
+"""The row codec: the shared corpus, and round trips."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connectors.kafka import codec
+from ordering.errors import ProtocolViolation, UsageError
+from ordering.records import EPOCH, MAX_NUMBER, Data, DeadLetter, Forward, Headers, Link, Malformed, Source
+from tests.forward_corpus import CORPUS, GOOD, RELAYED, TOPIC, Case
+
+SOURCE = Source(TOPIC, 3, 17)
+
+numbers = st.integers(1, MAX_NUMBER)
+application_headers = st.lists(
+    st.tuples(st.text(max_size=8).filter(lambda name: not name.startswith("abcast-")), st.binary(max_size=8)),
+    max_size=3,
+).map(tuple)
+data_records = st.builds(
+    Data,
+    kind=st.just("message"),
+    epoch=numbers,
+    seqno=numbers,
+    view=st.integers(0, 10**6),
+    sender=st.just("nyc/alice"),
+    incarnation=numbers,
+    local_seqno=numbers,
+    payload=st.binary(max_size=40),
+    source=st.builds(Source, st.just(TOPIC), st.integers(0, 999), st.integers(0, 10**12)),
+    headers=application_headers,
+    link=st.none() | st.builds(Link, *[st.integers(0, MAX_NUMBER)] * 4),
+)
+
+
+@pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
+def test_a_record_of_the_corpus(case: Case) -> None:
+    source = SOURCE._replace(topic=case.topic)
+    decoded = codec.decode_forward(source, case.key, case.value, case.headers, case.timestamp_ms)
+    if case.reason is not None:
+        assert decoded == Malformed(source, case.reason)
+    else:
+        assert isinstance(decoded, Forward)
+        application = tuple(h for h in case.headers if not h[0].startswith("abcast-"))
+        assert (decoded.payload, decoded.headers) == (case.value, application)
+        link = dict(case.headers).get(codec.H_LINK)
+        assert decoded.link == (None if link is None else Link(*map(int, link.split())))
+        assert codec.link_header(decoded.link) == ([] if link is None else [(codec.H_LINK, link)])
+
+
+def test_the_corpus_has_every_reason() -> None:
+    reasons = {
+        value
+        for name, value in vars(codec).items()
+        if name.isupper() and isinstance(value, str) and " " in value and not name.endswith("PATTERN")
+    }
+    assert {case.reason for case in CORPUS} - {None} == reasons
+    assert len({case.name for case in CORPUS}) == len(CORPUS)
+
+
+@given(incarnation=numbers, local_seqno=numbers, payload=st.binary(max_size=50), application=application_headers)
+def test_forward_round_trip(incarnation: int, local_seqno: int, payload: bytes, application: Headers) -> None:
+    headers = codec.forward_headers("nyc/alice", incarnation, local_seqno, application)
+    decoded = codec.decode_forward(SOURCE, b"nyc/alice", payload, headers)
+    assert decoded == Forward("nyc/alice", incarnation, local_seqno, payload, SOURCE, application)
+
+
+@given(st.binary(max_size=20) | st.none(), st.binary(max_size=20) | st.none(), st.data())
+def test_no_bytes_make_the_decoder_raise(key: bytes | None, value: bytes | None, data: st.DataObject) -> None:
+    names = st.sampled_from([name for name, _ in GOOD] + ["abcast-seqno", codec.H_LINK, "other"])
+    values = st.binary(max_size=5) | st.sampled_from([good for _, good in GOOD])
+    headers = data.draw(st.lists(st.tuples(names, values), max_size=8))
+    for topic in (TOPIC, RELAYED):
+        source = SOURCE._replace(topic=topic)
+        assert isinstance(codec.decode_forward(source, key, value, headers), Forward | Malformed)
+
+
+@given(data_records)
+def test_data_round_trip(record: Data) -> None:
+    key, value, headers = codec.encode_data(record)
+    assert key == b"nyc/alice"
+    assert codec.decode_data(value, headers) == record
+
+
+@given(st.sampled_from(codec.DECIDED_KINDS), numbers, numbers, st.integers(0, 99), st.binary(max_size=20))
+def test_what_the_sequencer_decides_round_trip(kind: str, epoch: int, seqno: int, view: int, payload: bytes) -> None:
+    record = Data(kind, epoch, seqno, view, payload=payload)
+    key, value, headers = codec.encode_data(record)
+    assert key is None
+    assert codec.decode_data(value, headers) == record
+
+
+@given(numbers, st.binary(max_size=20))
+def test_epoch_round_trip(epoch: int, payload: bytes) -> None:
+    record = Data(EPOCH, epoch, payload=payload)
+    key, value, headers = codec.encode_data(record)
+    assert key is None
+    assert codec.decode_data(value, headers) == record
+
+
+@given(data_records.filter(lambda record: record.link is not None))
+def test_what_a_link_says_stands_behind_abcasts_own_headers(record: Data) -> None:
+    _, _, headers = codec.encode_data(record)
+    assert [name for name, _ in headers[: len(codec.DATA_HEADERS) + 1]] == [*codec.DATA_HEADERS, codec.H_LINK]
+    assert tuple(headers[len(codec.DATA_HEADERS) + 1 :]) == record.headers
+
+
+def test_data_whose_link_is_broken_is_a_violation() -> None:
+    _, value, headers = codec.encode_data(
+        Data("message", 1, 1, 0, "sfo/bob", 1, 1, b"x", SOURCE, link=Link(1, 2, 3, 4))
+    )
+    broken = [(name, b"1 2 3" if name == codec.H_LINK else text) for name, text in headers]
+    with pytest.raises(ProtocolViolation, match="who else writes there"):
+        codec.decode_data(value, broken)
+
+
+@pytest.mark.parametrize(
+    "broken", [(), (("abcast-version", b"2"),), (("abcast-version", b"1"), ("abcast-kind", b"message"))]
+)
+def test_broken_data_is_a_violation(broken: tuple[tuple[str, bytes], ...]) -> None:
+    with pytest.raises(ProtocolViolation, match="who else writes there"):
+        codec.decode_data(b"", broken)
+
+
+def test_a_dead_letter_keeps_the_original_headers() -> None:
+    headers = codec.dead_letter_headers(DeadLetter(SOURCE, "why"), [("mine", b"1")])
+    assert headers == [("mine", b"1"), ("abcast-reason", b"why"), ("abcast-source", f"{TOPIC}-3:17".encode())]
+
+
+def test_our_own_names_are_refused_at_the_client() -> None:
+    with pytest.raises(UsageError, match="abcast's own"):
+        codec.check_application_headers([("abcast-mine", b"")])

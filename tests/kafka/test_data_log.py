@@ -1,0 +1,96 @@
+"""`DataLog.state` and `after`, and what a takeover knows when retention has dropped the beginning of DATA."""
+
+from __future__ import annotations
+
+import pytest
+
+from connectors.kafka.data_log import StateAt
+from connectors.sequencer.takeover import known
+from ordering.errors import HistoryUnavailable, ProtocolViolation
+from ordering.reader import Reader, Seal
+from ordering.records import Data
+from ordering.sequencer import Accepted, SequencerState, seal, snapshot
+from tests.simulator.broker import Broker, SimulatedLog
+
+
+def data(epoch: int, seqno: int, sender: str = "s/a", local_seqno: int | None = None) -> Data:
+    return Data("message", epoch, seqno, 0, sender, 1, seqno if local_seqno is None else local_seqno)
+
+
+def state(epoch: int, seqno: int, *seals: Seal) -> SequencerState:
+    return SequencerState("g", epoch, seqno, received={"s/a": Accepted(1, seqno)} if seqno else {}, seals=seals)
+
+
+def told(epoch: int, seqno: int, *seals: Seal, below: int | None = None) -> StateAt:
+    """What a ledger tells; one of an earlier version knows no offset."""
+    return StateAt(state(epoch, seqno, *seals), below)
+
+
+def log_of(*records: Data, floors: tuple[int, ...], beginning: int = 0) -> SimulatedLog:
+    broker = Broker(1)
+    for record in records:
+        broker.append_data(record)
+    for floor in floors:
+        broker.append_claim(floor)
+    broker.beginning = beginning
+    return SimulatedLog(broker)
+
+
+FIRST = (seal(1), snapshot(state(1, 0, Seal(1, 1))), data(1, 1), data(1, 2))
+SECOND = (seal(2), snapshot(state(2, 2, Seal(1, 1), Seal(2, 3))))
+ZOMBIE = data(1, 3, "s/zombie", 1)
+
+
+def test_reading_on_in_the_middle_at_the_end_and_beyond() -> None:
+    log = log_of(*FIRST, *SECOND, data(2, 3), floors=(0, 4))
+    assert log.after(0) == (1, Reader(1, 0))
+    assert log.after(1) == (2, Reader(1, 1))
+    assert log.after(2) == (5, Reader(2, 2))
+    assert log.after(3) == (7, Reader(2, 3))
+    with pytest.raises(ProtocolViolation, match="asked to read on after seqno 4"):
+        log.after(4)
+    assert log.after(4, or_end=True) == (7, Reader(2, 3))
+
+
+def test_a_snapshot_behind_a_higher_seal_is_no_base() -> None:
+    """A zombie's snapshot counts what it wrote behind the seal, which nobody takes."""
+    stale = snapshot(state(1, 3, Seal(1, 1)))
+    log = log_of(*FIRST, *SECOND, ZOMBIE, stale, data(2, 3), floors=(0, 4))
+    assert (log.state().epoch, log.state().received) == (2, {"s/a": Accepted(1, 3)})
+
+
+def test_the_state_without_the_beginning() -> None:
+    """A snapshot in force is enough; without one, DATA alone does not tell it."""
+    log = log_of(*FIRST, *SECOND, data(2, 3), floors=(0, 4), beginning=5)
+    assert (log.state().epoch, log.state().seqno) == (2, 3)
+    log.broker.beginning = 6
+    with pytest.raises(HistoryUnavailable, match="no snapshot is left"):
+        log.state()
+
+
+@pytest.mark.parametrize(("seqno", "beginning", "is_held"), [(1, 3, True), (1, 4, False), (2, 6, True), (0, 3, False)])
+def test_what_retention_has_dropped_is_not_there(seqno: int, beginning: int, is_held: bool) -> None:
+    log = log_of(*FIRST, *SECOND, data(2, 3), snapshot(state(2, 3, Seal(1, 1), Seal(2, 3))), floors=(0, 4))
+    log.broker.beginning = beginning
+    if is_held:
+        assert log.after(seqno).offset == max(beginning, seqno)
+    else:
+        with pytest.raises(HistoryUnavailable, match=f"no longer holds seqno {seqno + 1}"):
+            log.after(seqno)
+
+
+def test_the_ledger_tells_what_data_no_longer_does() -> None:
+    log = log_of(*FIRST, *SECOND, data(2, 3), data(2, 4), floors=(0, 4), beginning=7)
+    assert known(log, 8, lambda _: told(2, 3, Seal(1, 1), Seal(2, 3))).seqno == 4
+    with pytest.raises(HistoryUnavailable, match="the ledger ends at seqno 2"):
+        known(log, 8, lambda _: told(1, 2, Seal(1, 1)))
+
+
+@pytest.mark.parametrize(
+    "rest", [(ZOMBIE,), (ZOMBIE, data(2, 3)), (ZOMBIE, seal(3), data(3, 3)), (ZOMBIE, SECOND[1], data(2, 3))]
+)
+def test_a_zombie_whose_seal_was_dropped_is_not_believed(rest: tuple[Data, ...]) -> None:
+    """The ledger ends before epoch 2, and what is left of DATA begins behind its seal, with a stale record."""
+    log = log_of(*FIRST, *SECOND, *rest, floors=(0, 4, 6), beginning=6)
+    with pytest.raises(HistoryUnavailable):
+        known(log, 6 + len(rest), lambda _: told(1, 2, Seal(1, 1)))

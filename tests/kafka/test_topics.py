@@ -1,0 +1,126 @@
+"""What a sequencer's start finds wrong with the topics, and whether the command that it names mends it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
+
+from connectors.kafka.connection import Connection
+from connectors.kafka.topics import MIN_DATA_RETENTION_MS, _missing_rights, check_topics, create_topics, data_retention
+from connectors.local.broker import EmbeddedBroker
+from ordering.errors import TopicMissing, UsageError
+from ordering.names import Topic
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def connection(broker: EmbeddedBroker) -> Connection:
+    return Connection(broker.bootstrap_servers)
+
+
+@pytest.fixture
+def group(connection: Connection) -> str:
+    name = f"topics-{next(_numbers)}"
+    create_topics(connection, name, ["nyc"], partitions=2)
+    return name
+
+
+def alter(connection: Connection, topic: Topic, **settings: str) -> None:
+    changes = {name.replace("_", "."): value for name, value in settings.items()}
+    with connection.admin() as admin:
+        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, str(topic), changes)])
+
+
+@pytest.mark.broker
+class TestSettings:
+    def test_what_we_create_is_right(self, connection: Connection, group: str) -> None:
+        check_topics(connection, [group], "nyc")
+        assert data_retention(connection, [group], "nyc") == {}
+
+    @pytest.mark.parametrize(
+        ("role", "name", "value"),
+        [
+            ("data", "cleanup.policy", "compact"),
+            ("data", "message.timestamp.type", "CreateTime"),
+            ("data", "max.message.bytes", "1048588"),
+            ("data", "retention.ms", str(MIN_DATA_RETENTION_MS - 1)),
+            ("epoch", "retention.ms", "604800000"),
+            ("epoch", "retention.bytes", "1000000"),
+            ("forward", "message.timestamp.type", "CreateTime"),
+            ("forward", "max.message.bytes", "1048588"),
+            ("forward", "max.message.bytes", "8388608"),
+            ("inbox", "cleanup.policy", "compact"),
+            ("dead-letter", "unclean.leader.election.enable", "true"),
+        ],
+    )
+    def test_what_breaks_a_promise(self, connection: Connection, group: str, role: str, name: str, value: str) -> None:
+        topic = Topic(group, role, "nyc")  # type: ignore[arg-type]
+        alter(connection, topic, **{name: value})
+        with pytest.raises(UsageError, match=rf"^{topic} has {re.escape(name)}={value}, with which") as found:
+            check_topics(connection, [group], "nyc")
+        mend = re.search(rf"--entity-name {topic} --add-config {re.escape(name)}=([^` ]+)`", str(found.value))
+        assert mend is not None
+        alter(connection, topic, **{name: mend[1]})
+        check_topics(connection, [group], "nyc")
+
+    def test_everything_at_once(self, connection: Connection, group: str) -> None:
+        alter(connection, Topic(group, "data", "nyc"), cleanup_policy="compact", message_timestamp_type="CreateTime")
+        alter(connection, Topic(group, "epoch", "nyc"), retention_ms="1")
+        with pytest.raises(UsageError) as found:
+            check_topics(connection, [group], "nyc")
+        lines = str(found.value).splitlines()
+        assert [line.count("kafka-configs") for line in lines] == [1, 1]
+        assert "--add-config cleanup.policy=delete,message.timestamp.type=LogAppendTime`" in lines[0]
+
+    def test_a_retention_of_data_is_allowed(self, connection: Connection, group: str) -> None:
+        alter(connection, Topic(group, "data", "nyc"), retention_ms="604800000")
+        check_topics(connection, [group], "nyc")
+        assert data_retention(connection, [group], "nyc") == {group: 604800.0}
+        alter(connection, Topic(group, "data", "nyc"), retention_ms="-1", retention_bytes="1000000000")
+        assert data_retention(connection, [group], "nyc") == {group: None}
+
+    def test_data_with_two_partitions(self, connection: Connection, group: str) -> None:
+        with connection.admin() as admin:
+            admin.create_partitions({f"abcast.{group}.data.nyc": 2})
+        with pytest.raises(UsageError, match=rf"abcast\.{group}\.data\.nyc has 2 partitions"):
+            check_topics(connection, [group], "nyc")
+
+    def test_a_topic_that_is_not_there(self, connection: Connection, group: str) -> None:
+        with pytest.raises(TopicMissing, match=rf"abcast\.{group}\.data\.sfo does not exist"):
+            check_topics(connection, [group], "sfo")
+
+    def test_nobody(self, connection: Connection) -> None:
+        check_topics(connection, [], "nyc")
+
+    def test_of_a_stranger(self, connection: Connection) -> None:
+        """A company's defaults: what it made by itself has all of Kafka's own settings."""
+        name = f"topics-{next(_numbers)}"
+        with connection.admin() as admin:
+            names = [f"abcast.{name}.{role}.nyc" for role in ("data", "epoch", "forward", "dead-letter")]
+            admin.create_topics([NewTopic(each, num_partitions=1, replication_factor=1) for each in names])
+            admin.wait_for_topics(names)
+        with pytest.raises(UsageError) as found:
+            check_topics(connection, [name], "nyc")
+        wrong = [line.partition(" has ")[0] for line in str(found.value).splitlines()]
+        assert wrong == [f"abcast.{name}.epoch.nyc", f"abcast.{name}.forward.nyc"]
+
+
+class TestRights:
+    """As Kafka tells them of the user who asks: a bit for each operation."""
+
+    ALL, READ_AND_DESCRIBE = 0b1111111111000, 1 << 3 | 1 << 8
+
+    @pytest.mark.parametrize("operations", [ALL, None, -(2**31)])
+    def test_enough_or_unknown(self, operations: int | None) -> None:
+        assert _missing_rights(Connection("b:1"), Topic("g", "data", "nyc"), operations) == []
+
+    def test_a_sequencer_that_may_only_read(self) -> None:
+        [problem] = _missing_rights(Connection("b:1"), Topic("g", "data", "nyc"), self.READ_AND_DESCRIBE)
+        assert problem == (
+            "this Kafka user may not write abcast.g.data.nyc: give it the right with `kafka-acls --bootstrap-server "
+            "b:1 --add --allow-principal User:NAME --operation Write --topic abcast.g.data.nyc`."
+        )

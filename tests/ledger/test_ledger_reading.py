@@ -1,0 +1,148 @@
+"""Members that read the ledger's part of the history, in memory; and where the ledger itself reads on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from kafka.structs import TopicPartition
+
+from connectors import Member
+from connectors.client.ledger_reader import read_ledger
+from connectors.kafka.data_log import DataLog, Start
+from connectors.ledger.job import start_after
+from connectors.spark.job import JobOptions
+from ordering.errors import HistoryUnavailable
+from ordering.events import Block, EventReader, Unblock, ViewChange
+from ordering.reader import Reader
+from ordering.records import EPOCH, MESSAGE, VIEW
+from ordering.sequencer import snapshot
+from tests.memory_kafka import MemoryConnection, MemoryConsumer
+from tests.tiny_sequencer import TinySequencer
+
+SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("group", "kind", "sender")),
+        *((name, pa.int64()) for name in ("seqno", "epoch", "view_id", "incarnation", "local_seqno", "data_offset")),
+        ("payload", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ]
+)
+
+
+class Retention:
+    """What Kafka has dropped of DATA."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.beginning = 0
+
+        def tell(_consumer: object, places: list[TopicPartition]) -> dict[TopicPartition, int]:
+            return {place: self.beginning if ".data." in place.topic else 0 for place in places}
+
+        monkeypatch.setattr(MemoryConsumer, "beginning_offsets", tell)
+
+
+@pytest.fixture
+def retention(monkeypatch: pytest.MonkeyPatch) -> Retention:
+    return Retention(monkeypatch)
+
+
+@pytest.fixture
+def connection() -> MemoryConnection:
+    connection = MemoryConnection()
+    connection.create("g", "nyc")
+    return connection
+
+
+def ledger_rows(connection: MemoryConnection) -> list[dict[str, Any]]:
+    """What the ledger job would have written by now."""
+    with DataLog(connection, "g", "nyc") as log:
+        stored = [record for record in log.records(0, log.end()) if record.data.kind != EPOCH]
+    return [
+        {
+            "group": "g",
+            "kind": data.kind,
+            "sender": data.sender or None,
+            "seqno": data.seqno,
+            "epoch": data.epoch,
+            "view_id": data.view,
+            "incarnation": data.incarnation,
+            "local_seqno": data.local_seqno,
+            "data_offset": offset,
+            "payload": data.payload,
+            "headers": None,
+        }
+        for offset, _, data in stored
+    ]
+
+
+def test_events_come_from_the_ledger_too(connection: MemoryConnection, retention: Retention, tmp_path: Path) -> None:
+    """A member that reads the ledger's part sees the views, blocks and unblocks that the others saw."""
+    with TinySequencer(connection, "g", "nyc") as sequencer:
+        with Member("g", "nyc/alice", connection=connection) as alice:
+            alice.connect()
+            with Member("g", "nyc/bob", connection=connection) as bob:
+                bob.connect()
+                bob.broadcast(b"hello").result(10)
+                with alice.flush(10):
+                    pass
+            alice.broadcast(b"alone").result(10)
+        with Member("g", "nyc/carol", connection=connection) as carol:
+            by_kafka = list(carol.deliveries(1, timeout=0.3, events=True))
+        write_deltalake(tmp_path / "ledger", pa.Table.from_pylist(ledger_rows(connection), schema=SCHEMA))
+        retention.beginning = len(connection.topics.partitions[TopicPartition("abcast.g.data.nyc", 0)])
+        sequencer.write([snapshot(sequencer.state)])
+        with Member("g", "nyc/dave", connection=connection, ledger=tmp_path / "ledger") as dave:
+            assert list(dave.deliveries(1, timeout=0.3, events=True)) == by_kafka
+            assert len(list(dave.deliveries(1, timeout=0.3))) == 2
+    assert {ViewChange, Block, Unblock} <= {type(each) for each in by_kafka}
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_place_names_its_offset(tmp_path: Path, is_told: bool) -> None:
+    """Rows of an earlier layout do not tell it: there the next seqno is looked for from where it can't be before."""
+    view = {"members": [["nyc/a", 7]], "joined": [], "left": [], "suspected": [], "flush": 0}
+    common = {"group": "g", "epoch": 1, "view_id": 1, "incarnation": 7, "local_seqno": 1}
+    rows = pa.Table.from_pylist(
+        [
+            {**common, "kind": VIEW, "seqno": 1, "data_offset": 4, "payload": json.dumps(view).encode()},
+            {**common, "kind": MESSAGE, "seqno": 2, "data_offset": 9, "sender": "nyc/a", "payload": b"x"},
+        ],
+        schema=SCHEMA,
+    )
+    write_deltalake(tmp_path / "ledger", rows if is_told else rows.drop_columns(["data_offset"]))
+    [[first, second]] = read_ledger(tmp_path / "ledger", "g", 1, EventReader())
+    assert [first.next_offset, second.next_offset] == ([5, 10] if is_told else [1, 2])
+    assert isinstance(first.delivery, ViewChange)
+
+
+def test_a_ledger_that_retention_has_overtaken(
+    connection: MemoryConnection, retention: Retention, tmp_path: Path
+) -> None:
+    """Its job ends, and says in a sentence what is missing and what to do."""
+    options = JobOptions(connection, "nyc", tmp_path)
+    with (
+        TinySequencer(connection, "g", "nyc") as sequencer,
+        Member("g", "nyc/alice", connection=connection) as alice,
+    ):
+        for number in range(5):
+            alice.broadcast(b"%d" % number).result(10)
+        assert start_after(3, options, "g") == Start(5, Reader(1, 3))
+        with DataLog(connection, "g", "nyc") as log:
+            [fifth] = [record.offset for record in log.records(0, log.end()) if record.data.seqno == 5]
+        sequencer.write([snapshot(sequencer.state)])
+    retention.beginning = fifth
+    assert start_after(4, options, "g") == Start(fifth, Reader(1, 4))
+    with pytest.raises(HistoryUnavailable) as caught:
+        start_after(3, options, "g")
+    assert f"the ledger {tmp_path}/ledger ends at seqno 3 of group g, and can't go on without a gap" in str(
+        caught.value
+    )
+    assert "no longer holds seqno 4: retention has dropped it. Put a copy" in str(caught.value)
+    assert not caught.value.retriable
+    with pytest.raises(HistoryUnavailable, match="has nothing of group g, and can't go on without a gap"):
+        start_after(0, options, "g")

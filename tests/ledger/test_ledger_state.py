@@ -1,0 +1,62 @@
+"""The state that the ledger tells: in a mesh, with how far each origin is known. No Spark."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+from connectors.ledger.state import state_from_ledger
+from connectors.relay.link_start import link_start
+from ordering.records import MESSAGE, REMOTE_VIEW
+
+SCHEMA = pa.schema(
+    [
+        ("group", pa.string()),
+        ("seqno", pa.int64()),
+        ("epoch", pa.int64()),
+        ("view_id", pa.int64()),
+        ("site", pa.string()),
+        ("sender", pa.string()),
+        ("incarnation", pa.int64()),
+        ("local_seqno", pa.int64()),
+        ("kind", pa.string()),
+        ("payload", pa.binary()),
+        ("forwarded_at", pa.timestamp("us", tz="UTC")),
+        ("origin_seqno", pa.int64()),
+    ]
+)
+
+
+def row(seqno: int, site: str, origin_seqno: int | None, kind: str = MESSAGE) -> dict[str, object]:
+    sender = f"{site}/m" if kind == MESSAGE else f"{site}/abcast.relay"
+    payload = b"" if kind == MESSAGE else b'{"members":[]}'
+    numbers = {"epoch": 1, "view_id": 0, "incarnation": 1, "local_seqno": seqno}
+    at = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    return {
+        "group": "g", "seqno": seqno, "site": site, "sender": sender, "kind": kind, "payload": payload,
+        "forwarded_at": at, "origin_seqno": origin_seqno, **numbers,
+    }  # fmt: skip
+
+
+def test_the_ledger_tells_how_far_each_origin_is_known(tmp_path: Path) -> None:
+    """A sequencer that takes over from it knows what links have brought, and what its own site has said."""
+    rows = [
+        row(1, "a", None), row(2, "b", 7), row(3, "a", None), row(4, "c", 2), row(5, "b", 9),
+        row(6, "b", None, REMOTE_VIEW), row(7, "b", 0, REMOTE_VIEW),
+    ]  # fmt: skip
+    write_deltalake(tmp_path / "ledger", pa.Table.from_pylist(rows, SCHEMA))
+    state = state_from_ledger(tmp_path / "ledger", "g")
+    assert state is not None
+    assert (state.own_seqno, state.origins) == (3, {"b": 9, "c": 2})
+    assert link_start(state, "a", lambda _: True).origins == {"a": 3, "b": 9, "c": 2}
+
+
+def test_a_ledger_of_an_earlier_version_has_no_such_column(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([row(1, "a", None), row(2, "a", None)], SCHEMA)
+    write_deltalake(tmp_path / "ledger", table.drop_columns(["origin_seqno"]))
+    state = state_from_ledger(tmp_path / "ledger", "g")
+    assert state is not None
+    assert (state.own_seqno, state.origins) == (2, {})

@@ -1,0 +1,155 @@
+"""The lock of the tables, between JVMs and within one. The JVMs have no Spark: half a second each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from py4j.java_gateway import JVMView
+
+from connectors.ledger import table_lock
+from connectors.ledger.table_lock import StoppedWaiting, TableLock
+from ordering.errors import EnvironmentProblem
+from tests.ledger.bare_jvm import bare_gateway, bare_jvm
+from tests.ledger.rival_commits import race
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def jvm() -> Iterator[JVMView]:
+    with bare_jvm() as started:
+        yield started
+
+
+@pytest.fixture
+def lock(jvm: JVMView, tmp_path: Path) -> TableLock:
+    return TableLock(jvm, tmp_path / "ledger.lock")
+
+
+def is_free(jvm: JVMView, path: Path) -> bool:
+    """For another JVM."""
+    file = jvm.java.io.RandomAccessFile(str(path), "rw")
+    try:
+        return file.getChannel().tryLock() is not None
+    finally:
+        file.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # under a minute, where the machine has nothing else to do
+def test_each_version_has_one_winner(tmp_path: Path) -> None:
+    """Two JVMs commit 2,000 versions with Delta's own store. (Without the lock some have two:
+    tests.ledger.rival_commits.)
+    """
+    outcome = race(tmp_path, 2000, locked=True)
+    assert [names for names in outcome.winners if len(names) != 1] == []
+    assert [names[0] for names in outcome.winners] == outcome.stands
+    assert set(outcome.stands) == {"one", "two"}
+
+
+def test_another_jvm_waits(jvm: JVMView, lock: TableLock, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.lock"
+    with bare_jvm() as other:
+        with lock.held():
+            assert not is_free(other, path)
+            with pytest.raises(StoppedWaiting, match=r"held .*ledger.lock"), TableLock(other, path).held(lambda: True):
+                pass
+        assert is_free(other, path)
+
+
+def test_it_is_free_when_its_jvm_is_dead(lock: TableLock, tmp_path: Path) -> None:
+    """kill -9 of the JVM, also while its Python goes on."""
+    path = tmp_path / "ledger.lock"
+    with bare_gateway() as other:
+        file = other.jvm.java.io.RandomAccessFile(str(path), "rw")
+        assert file.getChannel().tryLock() is not None
+        with pytest.raises(StoppedWaiting), lock.held(lambda: True):
+            pass
+        other.java_process.kill()
+        with lock.held():
+            pass
+
+
+def test_threads_take_turns(lock: TableLock) -> None:
+    """In one JVM Java would refuse the second with an OverlappingFileLockException."""
+    inside: list[int] = []
+    most = 0
+
+    def work() -> None:
+        nonlocal most
+        for _ in range(20):
+            with lock.held():
+                inside.append(1)
+                most = max(most, len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def test_a_deleted_file_locks_nobody_out_and_nobody_in(jvm: JVMView, lock: TableLock, tmp_path: Path) -> None:
+    """Whoever has locked a file that is deleted meanwhile takes its successor."""
+    path = tmp_path / "ledger.lock"
+    words = TableLock._words
+    calls: list[int] = []
+
+    def delete_first(self: TableLock) -> str:
+        if not calls:
+            path.unlink()
+        calls.append(1)
+        return words(self)
+
+    with pytest.MonkeyPatch.context() as patch, bare_jvm() as other:
+        patch.setattr(TableLock, "_words", delete_first)
+        with lock.held():
+            assert len(calls) == 2
+            assert not is_free(other, path)
+
+
+def test_an_error_inside_frees_it(lock: TableLock) -> None:
+    with pytest.raises(RuntimeError), lock.held():
+        raise RuntimeError("in a commit")
+    with lock.held():
+        pass
+
+
+def test_who_waits_says_for_whom(
+    lock: TableLock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Soon, and then seldom."""
+    monkeypatch.setattr(table_lock, "TELL_AFTER_S", 0.1)
+    until = time.monotonic() + 0.4
+    with (
+        caplog.at_level(logging.WARNING),
+        lock.held(),
+        pytest.raises(StoppedWaiting),
+        lock.held(lambda: time.monotonic() > until),
+    ):
+        pass
+    assert caplog.text.count("is held by process ") == 1
+
+
+def test_a_directory_that_is_not_there(jvm: JVMView, tmp_path: Path) -> None:
+    lock = TableLock(jvm, tmp_path / "none" / "ledger.lock")
+    for _ in range(2):  # and the process's own lock is free again
+        with pytest.raises(EnvironmentProblem, match="No such file or directory"), lock.held():
+            pass
+
+
+def test_it_costs_milliseconds(lock: TableLock) -> None:
+    with lock.held():
+        pass
+    started = time.monotonic()
+    for _ in range(20):
+        with lock.held():
+            pass
+    assert (time.monotonic() - started) / 20 < 0.05

@@ -1,0 +1,284 @@
+"""`step` and `absorb`: the delivered sequence depends on the log alone, and no crash costs or doubles anything."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ordering import sequencer
+from ordering.errors import ProtocolViolation
+from ordering.membership import NO_MEMBERS, NOT_A_MEMBER, Settings
+from ordering.reader import Reader, Seal, Verdict
+from ordering.records import HEARTBEAT, Data, DeadLetter, Forward, Malformed, Source
+from ordering.sequencer import (
+    FORGOTTEN,
+    Accepted,
+    SequencerState,
+    absorb,
+    begin_batch,
+    next_accepted,
+    seal,
+    snapshot,
+    step,
+)
+from tests.ordering.forwards import TOPIC, Log, cut, deliveries, logs, opened, run
+from tests.simulator.columns import step_by_columns
+
+cuts = st.lists(st.integers(0, 40), max_size=5)
+snapshot_every = st.sampled_from((1, 3, 7, 10_000))
+
+
+def forward(local: int, sender: str = "s/a", incarnation: int = 1, offset: int | None = None) -> Forward:
+    return Forward(sender, incarnation, local, b"%d" % local, Source(TOPIC, 0, local if offset is None else offset))
+
+
+def effective(log: list[Data]) -> list[tuple[int, str]]:
+    reader = Reader()
+    return deliveries([r for r in log if reader.accept(r.kind, r.epoch, r.seqno) is Verdict.TAKE])
+
+
+@given(logs(), st.randoms(use_true_random=False))
+def test_rows_of_a_batch_in_any_order_sort_to_the_same(log: Log, rng: random.Random) -> None:
+    shuffled = list(log)
+    rng.shuffle(shuffled)
+    assert step(opened(), sorted(shuffled, key=lambda record: record.source)) == step(opened(), log)
+
+
+@given(logs(), cuts)
+def test_any_micro_batches_give_the_same_sequence(log: Log, at: list[int]) -> None:
+    whole, in_one = run(opened(), [log])
+    pieces, in_many = run(opened(), cut(log, at))
+    assert deliveries(in_many) == deliveries(in_one)
+    assert pieces == whole
+
+
+@given(logs(), cuts)
+def test_the_last_batch_again_gives_no_new_data(log: Log, at: list[int]) -> None:
+    """Records that are read again find their id in the received table: no DATA, the same table."""
+    batches = cut(log, at)
+    state, _written = run(opened(), batches)
+    accepted = [record for record in batches[-1] if isinstance(record, Forward)]
+    again, outputs = run(state, [list(accepted)])
+    # A record that was ahead of its turn may have its turn now; one that was accepted never again.
+    decided = {record.source for record in run(opened(), batches)[1]}
+    assert not decided & {record.source for record in outputs}
+    assert again.seqno >= state.seqno
+
+
+@given(logs(), st.integers(0, 40))
+def test_resending_a_prefix_changes_nothing(log: Log, length: int) -> None:
+    """What a sender sends again, in its order, is a duplicate wherever it stands."""
+    state, written = run(opened(), [log])
+    ids = [record for record in written if record.seqno]
+    resent: Log = [
+        Forward(data.sender, data.incarnation, data.local_seqno, data.payload, Source(TOPIC, 99, offset))
+        for offset, data in enumerate(ids[:length])
+    ]
+    after, again = run(state, [resent])
+    assert deliveries(again) == []
+    assert (after.seqno, after.received) == (state.seqno, state.received)
+
+
+@given(logs(), cuts, snapshot_every)
+def test_absorbing_the_outputs_gives_the_state(log: Log, at: list[int], every: int) -> None:
+    """Up to what DATA can't tell: positions lag behind dead letters and duplicates, and the counters."""
+    with (
+        patch.object(sequencer, "SNAPSHOT_EVERY_RECORDS", every),
+        patch.object(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 1),
+    ):
+        state, written = run(opened(), cut(log, at))
+    rebuilt = absorb(opened(), written)
+    assert replace(rebuilt, positions={}, decided={}, duplicates=0, unsnapped=0) == replace(
+        state, positions={}, decided={}, duplicates=0, unsnapped=0
+    )
+    assert all(rebuilt.positions[place] <= state.positions[place] for place in rebuilt.positions)
+    assert rebuilt.duplicates <= state.duplicates
+
+
+@given(logs(), cuts, cuts, st.integers(0, 60), snapshot_every)
+def test_a_crash_after_any_output_costs_nothing(
+    log: Log, at: list[int], again_at: list[int], survived: int, every: int
+) -> None:
+    """A prefix of the outputs stands in DATA; a successor seals, absorbs, reads FORWARD from `positions` on."""
+    with (
+        patch.object(sequencer, "SNAPSHOT_EVERY_RECORDS", every),
+        patch.object(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 1),
+    ):
+        _state, written = run(opened(), cut(log, at))
+        data_log = [seal(1), snapshot(opened()), *written[:survived], seal(2)]
+        successor = absorb(SequencerState("g"), data_log)
+        left = [r for r in log if r.source.offset >= successor.positions.get(f"{TOPIC}-{r.source.partition}", 0)]
+        after, rest = run(successor, cut(left, again_at))
+    decided = deliveries(written[:survived])
+    final = effective([*data_log, snapshot(successor), *rest])
+    assert final[: len(decided)] == decided
+    assert [seqno for seqno, _id in final] == list(range(1, len(final) + 1))
+    ids = [name for _seqno, name in final]
+    assert len(set(ids)) == len(ids)
+    # Reading again may only find more: a record that was ahead of its turn and has it now.
+    assert set(ids) >= {name for _seqno, name in deliveries(written)}
+    assert after.epoch == 2
+
+
+@given(logs(), cuts, snapshot_every, st.data())
+def test_late_copies_of_the_same_epoch_change_nothing(log: Log, at: list[int], every: int, data: st.DataObject) -> None:
+    """What a failed attempt had buffered comes late: a repeat, an old snapshot, or one whose DATA were lost."""
+    with (
+        patch.object(sequencer, "SNAPSHOT_EVERY_RECORDS", every),
+        patch.object(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 1),
+    ):
+        _state, written = run(opened(), cut(log, at))
+    mixed, reader = [seal(1)], Reader(1, 0)
+    for record in written:
+        mixed.extend(data.draw(st.lists(st.sampled_from(written), max_size=2)))
+        mixed.append(record)
+    for record in mixed[1:]:
+        reader.accept(record.kind, record.epoch, record.seqno)
+    rebuilt = absorb(SequencerState("g"), mixed)
+    assert rebuilt.seqno == reader.last_seqno
+    expected = absorb(SequencerState("g"), [seal(1), *[r for r in written if 0 < r.seqno <= reader.last_seqno]])
+    assert rebuilt.received == expected.received
+
+
+@given(logs(), cuts, snapshot_every)
+def test_a_snapshot_is_a_base(log: Log, at: list[int], every: int) -> None:
+    """From a snapshot on, the log tells the same as from the beginning."""
+    with (
+        patch.object(sequencer, "SNAPSHOT_EVERY_RECORDS", every),
+        patch.object(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 1),
+    ):
+        _state, written = run(opened(), cut(log, at))
+    whole = absorb(SequencerState("g"), [seal(1), *written])
+    for index, record in enumerate(written):
+        if record.kind == "epoch":
+            assert absorb(SequencerState("g"), written[index:]) == whole
+
+
+@given(logs(), cuts, snapshot_every)
+def test_a_snapshot_is_the_state_where_it_stands(log: Log, at: list[int], every: int) -> None:
+    """Invariant 5: it counts what stands before it, all of it and nothing else."""
+    with (
+        patch.object(sequencer, "SNAPSHOT_EVERY_RECORDS", every),
+        patch.object(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 1),
+    ):
+        _state, written = run(opened(), cut(log, at))
+    for index, record in enumerate(written):
+        if record.kind == "epoch":
+            told = SequencerState.from_bytes(record.payload)
+            before = absorb(opened(), [other for other in written[:index] if other.seqno])
+            assert (told.seqno, told.received, told.seals) == (before.seqno, before.received, before.seals)
+
+
+def test_a_batch_begins_with_a_snapshot_if_one_is_due() -> None:
+    state = replace(opened(), unsnapped=sequencer.SNAPSHOT_EVERY_RECORDS - 1)
+    assert begin_batch(state) == (state, ())
+    state, outputs = step(state, [forward(1)])
+    assert [record.seqno for record in outputs if isinstance(record, Data)] == [1]
+    after, opening = begin_batch(state)
+    assert (after, opening) == (replace(state, unsnapped=0), (snapshot(after),))
+
+
+def test_time_makes_a_snapshot_due() -> None:
+    """The log's: where DATA has a retention, one must always stand in it, however little is sent."""
+    state, written = opened(), []
+    for offset, at_ms in enumerate((5_000_000, 5_000_001, 8_600_000, 8_600_001, 8_600_002, 12_200_000, 12_200_001)):
+        state, opening = begin_batch(state)
+        written.append((at_ms, len(opening)))
+        tick = replace(forward(1), sender="s/abcast.tick", kind=HEARTBEAT, timestamp_ms=at_ms)
+        record = replace(tick, source=tick.source._replace(offset=offset))
+        assert step_by_columns(state, [record]) == step(state, [record])
+        state, _ = step(state, [record])
+        assert SequencerState.from_bytes(state.to_bytes()) == state
+    assert [at_ms for at_ms, snapshots in written if snapshots] == [8_600_001, 12_200_001]
+    assert (state.latest_ms, state.snapshot_ms) == (12_200_001, 12_200_000)
+
+
+@given(logs(), st.integers(1, 10**17), st.integers(0, 9), st.lists(st.tuples(st.integers(1, 99), st.integers(1, 99))))
+def test_state_round_trip(log: Log, epoch: int, view: int, seals: list[tuple[int, int]]) -> None:
+    state, _ = run(opened(epoch), [log])
+    state = replace(state, view=view, seals=tuple(Seal(*row) for row in seals))
+    assert SequencerState.from_bytes(state.to_bytes()) == state
+    assert state.to_bytes() == SequencerState.from_bytes(state.to_bytes()).to_bytes()
+
+
+@pytest.mark.parametrize("raw", [b"", b"x", b"{}", SequencerState("g").to_bytes()[:-5]])
+def test_what_is_no_state(raw: bytes) -> None:
+    with pytest.raises(ProtocolViolation, match="not a snapshot"):
+        SequencerState.from_bytes(raw)
+
+
+def test_unsorted_rows_are_refused() -> None:
+    with pytest.raises(ProtocolViolation, match="not in log order"):
+        step(opened(), [forward(2), forward(1)])
+    with pytest.raises(ProtocolViolation, match="not in log order"):
+        step(opened(), [forward(1), forward(1)])
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "local", "expected"),
+    [
+        (2, 4, Accepted(2, 4)),
+        (2, 3, None),
+        (2, 1, None),
+        (2, 5, None),
+        (1, 4, None),
+        (3, 1, Accepted(3, 1)),
+        (3, 4, None),
+        (9, 1, Accepted(9, 1)),
+    ],
+)
+def test_go_back_n(incarnation: int, local: int, expected: Accepted | None) -> None:
+    """DESIGN.md "Go-back-N" and "Incarnations", for a sender of whom (2, 3) was the last accepted."""
+    assert next_accepted(Accepted(2, 3), incarnation, local) == expected
+
+
+def test_a_message_overtaken_by_the_next_is_not_lost() -> None:
+    """JGRP-1461: 2 comes first and is dropped; sent again behind 1, it has its turn."""
+    state, written = run(opened(), [[forward(2, offset=0), forward(1, offset=1), forward(2, offset=2)]])
+    assert deliveries(written) == [(1, "s/a#1.1"), (2, "s/a#1.2")]
+    assert state.duplicates == 1
+
+
+def test_bad_records_take_no_seqno() -> None:
+    rows: Log = [Malformed(Source(TOPIC, 0, 0), "why"), forward(1, sender="nobody", offset=1), forward(1, offset=2)]
+    state, outputs = step(opened(), rows)
+    assert [getattr(record, "reason", None) for record in outputs] == ["why", sequencer.BAD_ADDRESS, None]
+    assert (state.seqno, state.positions) == (1, {f"{TOPIC}-0": 3})
+
+
+def test_a_dead_letter_is_not_lost_with_the_batch_that_a_crash_cut_off() -> None:
+    """DATA behind it was written, the dead letter was not: the successor considers it again."""
+    log: Log = [Malformed(Source(TOPIC, 0, 0), "bad"), Forward("s/a", 1, 1, b"x", Source(TOPIC, 0, 1))]
+    _, outputs = step(opened(), log)
+    assert [type(output) for output in outputs] == [DeadLetter, Data]
+    successor = absorb(SequencerState("g"), [seal(1), snapshot(opened()), outputs[1], seal(2)])  # type: ignore[list-item]
+    again = [record for record in log if record.source.offset >= successor.positions.get(record.source.place, 0)]
+    after, rest = step(successor, again)
+    assert rest == (outputs[0],)
+    assert (after.seqno, after.duplicates) == (1, 0)
+
+
+def test_what_is_read_again_in_a_closed_group_is_no_dead_letter() -> None:
+    """It was ordered while its sender was a member."""
+    closed = replace(NO_MEMBERS, settings=Settings(closed=True))
+    state = replace(opened(), received={"s/a": Accepted(1, 2)}, membership=closed, decided={f"{TOPIC}-0": 2})
+    log: Log = [Forward("s/a", 1, local, b"x", Source(TOPIC, 0, local)) for local in (1, 2, 3)]
+    for decide in (step, step_by_columns):
+        after, outputs = decide(state, log)
+        assert outputs == (DeadLetter(Source(TOPIC, 0, 3), NOT_A_MEMBER),)
+        assert after.duplicates == 1, "the other one was counted by a predecessor"
+
+
+def test_a_sender_that_was_forgotten_is_told_so() -> None:
+    """Unknown, and not above the incarnations of members that left long ago: a dead letter, not silence."""
+    state = replace(opened(), membership=replace(NO_MEMBERS, incarnation_floor=7))
+    log: Log = [Forward("s/old", 7, 1, b"x", Source(TOPIC, 0, 0)), Forward("s/new", 8, 1, b"x", Source(TOPIC, 0, 1))]
+    for decide in (step, step_by_columns):
+        after, outputs = decide(state, log)
+        assert outputs[0] == DeadLetter(Source(TOPIC, 0, 0), FORGOTTEN)
+        assert after.received == {"s/new": Accepted(8, 1)}

@@ -1,0 +1,142 @@
+"""What `abcast site add` writes from a ledger: what the relay would have brought, from where the new site stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.kafka.codec import decode_data, decode_forward, forward_headers, link_header
+from connectors.kafka.sites import Direction, Sites
+from connectors.ledger.history import read_rows
+from connectors.ledger.state import state_from_ledger
+from connectors.relay.bootstrap import _orders, _write_session
+from connectors.relay.link_start import link_start
+from ordering.links import carry
+from ordering.names import Topic, relay_of
+from ordering.records import HEARTBEAT, JOIN, LINK_START, MESSAGE, REMOTE_VIEW, SKIP, VIEW, Data, Source
+from ordering.sequencer import SequencerState, absorb, seal, step
+from tests.ledger.ledger_of import decided, effective, write_ledger
+from tests.memory_kafka import MemoryConnection
+
+WAY = Direction("nyc", "sfo")
+CHAIN = frozenset([frozenset(["nyc", "sfo"]), frozenset(["nyc", "lax"])])
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_ledger_tells_the_rows_of_links(tmp_path: Path, linked: bool) -> None:
+    """A sequencer that starts from it knows what has come from each site, and its neighbours what they lack."""
+    log = decided(linked=linked)
+    for end in (1, 2, 20, len(log)):
+        known, told = absorb(SequencerState("g"), log[:end]), effective(log[:end])
+        state = state_from_ledger(write_ledger(tmp_path / f"{end}", told), "g") if told else SequencerState("g")
+        assert state
+        assert (state.seqno, state.own_seqno, state.origins) == (known.seqno, known.own_seqno, known.origins)
+        assert state.received == known.received
+
+
+def test_a_hubs_copy_is_the_data_of_its_home(tmp_path: Path) -> None:
+    """Views, and what came from other sites, too."""
+    log = effective(decided(linked=False))
+    assert {record.kind for record in log} >= {VIEW, JOIN, MESSAGE}
+    ledger = write_ledger(tmp_path / "ledger", log)
+    written = [
+        (key, decode_data(value, headers)) for key, value, headers in _orders("g", "nyc", read_rows(ledger, "g", 1))
+    ]
+    assert [record for _, record in written] == log
+    assert [key for key, _ in written] == [record.sender.encode() if record.source else None for record in log]
+
+
+class There:
+    """The new site of a mesh: its topic for what nyc brings, and its state."""
+
+    def __init__(self) -> None:
+        self.kafka = MemoryConnection()
+        ends = {"nyc": MemoryConnection(), "lax": MemoryConnection(), "sfo": self.kafka}
+        self.sites = Sites("mesh", None, "micro-batch", ends, CHAIN)
+        self.topic = str(Topic("g", "relayed", "sfo", "nyc"))
+        self.log = self.kafka.topics.partitions[TopicPartition(self.topic, 0)] = []
+        self.state = absorb(SequencerState("g"), [seal(1)])
+        self.messages: list[tuple[str, bytes, object]] = []
+        self.others: list[str] = []
+
+    def order(self) -> int:
+        """Order what is there; return how many messages were new."""
+        begin = self.state.positions.get(f"{self.topic}-0", 0)
+        records = []
+        for at in self.log[begin:]:
+            records.append(decode_forward(Source(self.topic, 0, at.offset), at.key, at.value, at.headers, at.timestamp))
+        self.state, outputs = step(self.state, records)
+        new = [record for record in outputs if isinstance(record, Data)]
+        assert len(new) == len(outputs), "no dead letter"
+        self.others += [record.kind for record in new if record.kind != MESSAGE]
+        messages = [(record.sender, record.payload, record.headers) for record in new if record.kind == MESSAGE]
+        self.messages += messages
+        return len(messages)
+
+    def relay(self, log: Sequence[Data], begin: int, end: int) -> None:
+        """A session of the relay, as `connectors.relay.job` begins it."""
+        start = link_start(
+            absorb(SequencerState("g"), log[:begin]), "nyc", lambda origin: self.sites.carries(WAY, origin)
+        )
+        producer, relay, session = self.kafka.producer(), relay_of("nyc"), len(self.log)
+        headers = forward_headers(relay, 1, 1, kind=LINK_START)
+        producer.send(self.topic, start.to_json(), relay.encode(), headers, 0)
+        for record in log[begin:end]:
+            said = carry(record, "nyc", session, lambda origin: self.sites.carries(WAY, origin))
+            own = forward_headers(said.sender, said.incarnation, said.local_seqno, kind=said.kind)
+            headers = [*own, *link_header(said.link), *(record.headers if said.kind == MESSAGE else ())]
+            producer.send(self.topic, said.payload, said.sender.encode(), headers, 0)
+        self.order()
+
+    def bootstrap(self, ledger: Path) -> int:
+        """What is written."""
+        before = len(self.log)
+        _write_session(self.sites, WAY, ledger, "g", self.state.origins, lambda: None)
+        return len(self.log) - before
+
+
+@pytest.mark.parametrize("relayed", [0, 1, 2, 8, 20, 30, 45, 1000])
+def test_a_mesh_site_gets_all_that_it_lacks(tmp_path: Path, relayed: int) -> None:
+    """However far a relay had brought it, across takeovers, of which DATA has more records than seqnos; once."""
+    log = decided(linked=True)
+    ledger = write_ledger(tmp_path / "ledger", effective(log))
+    there = There()
+    there.relay(log, 0, relayed)
+    for _ in range(2):
+        there.bootstrap(ledger)
+        there.order()
+    wanted = [(record.sender, record.payload, record.headers) for record in log if record.kind == MESSAGE]
+    assert there.messages == wanted
+    own = [record.seqno for record in log if record.kind == MESSAGE and record.link is None]
+    assert there.state.origins == {"nyc": own[-1], "lax": 15}
+    # The relay goes on after that.
+    there.relay(log, len(log), len(log))
+    assert there.messages == wanted
+
+
+def test_a_session_begins_before_what_is_lacking(tmp_path: Path) -> None:
+    """No more than that is written: the beginning, and each row from there on, in the form of a relay."""
+    log = decided(linked=True)
+    rows = effective(log)
+    ledger = write_ledger(tmp_path / "ledger", rows)
+    there = There()
+    there.relay(log, 0, 30)
+    lacking = next(
+        at for at, record in enumerate(rows) if record.kind == MESSAGE and not _is_there(there.state, record)
+    )
+    assert there.bootstrap(ledger) == 1 + len(rows) - lacking
+    kinds = [dict(record.headers)["abcast-kind"].decode() for record in there.log[-(len(rows) - lacking) :]]
+    told = {MESSAGE: MESSAGE, VIEW: REMOTE_VIEW}
+    assert kinds == [told.get(record.kind, SKIP) for record in rows[lacking:]]
+    assert HEARTBEAT not in kinds
+    assert there.order() == sum(record.kind == MESSAGE for record in rows[lacking:])
+    assert there.bootstrap(ledger) == 1, "there is nothing left to write"
+
+
+def _is_there(state: SequencerState, record: Data) -> bool:
+    origin = record.sender.partition("/")[0]
+    number = record.link.origin_seqno if record.link else record.seqno
+    return number <= state.origins.get(origin, 0)

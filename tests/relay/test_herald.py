@@ -1,0 +1,158 @@
+"""What a relay between the sites of a mesh says for itself, to a Kafka in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.kafka.codec import decode_forward, encode_data
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.sites import Direction
+from connectors.relay import herald
+from connectors.relay.herald import Herald
+from connectors.relay.link_start import find_beginning
+from ordering.links import LinkStart
+from ordering.names import Topic
+from ordering.records import HEARTBEAT, JOIN, LEAVE, LINK_START, REMOTE_VIEW, VIEW, Data, Forward, Link, Source
+from ordering.sequencer import SequencerState, seal, snapshot
+from tests.memory_kafka import MemoryConnection
+
+DATA = Topic("g", "data", "far")
+RELAYED = Topic("g", "relayed", "here", "far")
+BEAT = (HEARTBEAT, 1, 1, b"")
+
+
+class Ends:
+    """The DATA of `far`, and what its herald says to `here`."""
+
+    def __init__(self) -> None:
+        self.far, self.here = MemoryConnection(), MemoryConnection()
+        self.far.create("g", "far")
+        self.here.topics.partitions[TopicPartition(str(RELAYED), 0)] = []
+        self.offset = self.seqno = 0
+        self.herald = Herald(self.far, self.here, Direction("far", "here"))
+
+    def write(self, *records: Data) -> None:
+        producer = self.far.producer()
+        for record in records:
+            key, value, headers = encode_data(record)
+            producer.send(str(DATA), key=key, value=value, headers=headers, partition=0)
+
+    def view(self, epoch: int, seqno: int, view_id: int, *members: str) -> Data:
+        body = {"members": [[member, 1] for member in members], "joined": [], "left": [], "suspected": [], "flush": 0}
+        return Data(VIEW, epoch, seqno, view_id, payload=json.dumps(body).encode())
+
+    def begin(self, *not_carried: str) -> int:
+        """A session that begins where DATA ends; return its name."""
+
+        def carries(origin: str) -> bool:
+            return origin not in not_carried
+
+        with DataLog(self.far, "g", "far") as log:
+            everything = dict.fromkeys(("far", "lax", "here"), 10**6)
+            return self.herald.begin("g", find_beginning(log, everything, carries), carries)
+
+    def told(self) -> list[tuple[str, int, int, bytes]]:
+        """What `tell` says."""
+        self.herald.tell()
+        return self.new()
+
+    def new(self) -> list[tuple[str, int, int, bytes]]:
+        """What was said since: kind, incarnation, local seqno, payload."""
+        found = []
+        log = self.here.topics.partitions[TopicPartition(str(RELAYED), 0)]
+        for record in log[self.offset :]:
+            source = Source(str(RELAYED), 0, record.offset)
+            read = decode_forward(source, record.key, record.value, record.headers, record.timestamp)
+            assert isinstance(read, Forward)
+            assert read.sender == "far/abcast.relay"
+            assert read.link is None
+            found.append((read.kind, read.incarnation, read.local_seqno, read.payload))
+        self.offset = len(log)
+        return found
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.herald.close()
+
+
+def own(seqno: int, view_id: int = 0, kind: str = "message") -> Data:
+    return Data(kind, 1, seqno, view_id, "far/a", 1, seqno, b"x", Source("abcast.g.forward.far", 0, seqno))
+
+
+def of(sender: str, seqno: int, link: Link) -> Data:
+    return Data("message", 1, seqno, 0, sender, 1, 1, b"x", Source("abcast.g.relayed-lax.far", 0, seqno), link=link)
+
+
+def test_a_session_says_how_far_each_origin_was_known(ends: Ends) -> None:
+    """The own messages, and those that came by links; but not those that this link does not carry."""
+    ends.write(seal(1), own(1), own(2), of("lax/b", 3, Link(5, 7, 8, 6)), of("here/c", 4, Link(5, 7, 9, 2)))
+    assert ends.begin("here") == 0
+    assert ends.new() == [(LINK_START, 1, 1, LinkStart(1, 4, {"far": 2, "lax": 6}).to_json())]
+    ends.write(own(5))
+    assert ends.begin("here", "lax") == 1
+    assert ends.new() == [(LINK_START, 1, 1, LinkStart(1, 5, {"far": 5}).to_json())]
+
+
+def test_the_first_session_of_a_silent_group(ends: Ends) -> None:
+    ends.write(seal(1), snapshot(SequencerState("g", 1)))
+    assert ends.begin() == 0
+    assert ends.new() == [(LINK_START, 1, 1, LinkStart(1, 0, {}).to_json())]
+
+
+def test_a_session_tells_the_view_in_force(ends: Ends) -> None:
+    """With the epoch of now: it is not lower than the one that decided the view, and the query brings the next."""
+    ends.write(seal(1), own(1, kind=JOIN), ends.view(1, 2, 1, "far/a"), seal(2))
+    ends.begin()
+    (kind, *_), view = ends.new()
+    assert kind == LINK_START
+    assert view == (REMOTE_VIEW, 2, 1, b'{"members": [["far/a", 1]]}')
+
+
+def test_a_relay_beats_for_a_group_that_has_a_view(ends: Ends) -> None:
+    ends.write(seal(1), own(1, kind=JOIN), ends.view(1, 2, 1, "far/a"))
+    ends.begin()
+    ends.new()
+    assert [ends.told() for _ in range(3)] == [[BEAT]] * 3
+    ends.herald.farewell()
+    assert ends.new() == [(LEAVE, 1, 1, b"")]
+
+
+def test_of_a_group_that_never_had_a_view_it_speaks_now_and_then(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a link that is there can be told from one that is not."""
+    ends.write(seal(1), own(1))
+    ends.begin()
+    ends.new()
+    assert [ends.told() for _ in range(3)] == [[BEAT], [], []]
+    monkeypatch.setattr(herald, "QUIET_BEAT_S", 0.0)
+    assert ends.told() == [BEAT]
+    ends.herald.farewell()
+    assert ends.new() == []
+
+
+@pytest.mark.parametrize("behind", [0, 1, 2, 7])
+def test_a_first_view_is_noticed(ends: Ends, behind: int) -> None:
+    """Also if takeovers have followed before the relay looks."""
+    ends.write(seal(1), own(1))
+    ends.begin()
+    ends.told()
+    ends.new()
+    ends.write(own(2), ends.view(1, 3, 1, "far/a"), *(seal(epoch) for epoch in range(2, 2 + behind)))
+    assert [ends.told() for _ in range(2)] == [[BEAT]] * 2
+
+
+def test_the_query_starts_anew(ends: Ends) -> None:
+    """A herald may begin several sessions of a group; what it has noticed stays noticed."""
+    ends.write(seal(1), own(1))
+    ends.begin()
+    ends.told()
+    ends.write(own(2, kind=JOIN), ends.view(1, 3, 1, "far/a"))
+    assert ends.begin() == 2
+    assert [kind for kind, *_ in ends.new()] == [LINK_START, REMOTE_VIEW]
+    assert ends.told() == [BEAT]

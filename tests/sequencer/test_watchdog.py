@@ -1,0 +1,131 @@
+"""The watchdog barks if what was decided does not count, and never else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from connectors.kafka.data_log import Stored
+from connectors.sequencer.watchdog import BEHIND_SECONDS, LOOK_RECORDS, NotCounting, Watchdog
+from ordering.records import Data
+from ordering.sequencer import SequencerState, absorb, seal
+
+GROUP = "g"
+
+
+class Log:
+    """A DATA topic in memory, as far as a watchdog reads it."""
+
+    topic = "abcast.g.data.nyc"
+
+    def __init__(self) -> None:
+        self.data: list[Data] = [seal(1)]
+        self.records_read = 0
+        self.states_read = 0
+
+    def write(self, *seqnos: int, epoch: int = 1) -> None:
+        self.data += [
+            Data("message", epoch, seqno, sender="nyc/a", incarnation=1, local_seqno=seqno, payload=b"x")
+            for seqno in seqnos
+        ]
+
+    def end(self) -> int:
+        return len(self.data)
+
+    def beginning(self) -> int:
+        return 0
+
+    def records(self, start: int, end: int) -> Iterator[Stored]:
+        for offset in range(start, end):
+            self.records_read += 1
+            yield Stored(offset, 0, self.data[offset])
+
+    def state(self, end: int) -> SequencerState:
+        self.states_read += 1
+        return absorb(SequencerState(GROUP), self.data[:end])
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def watchdog(log: Log) -> Watchdog:
+    watchdog = Watchdog(lambda _: cast("Any", log))
+    watchdog.watch(GROUP, epoch=1, seqno=0, offset=1)
+    return watchdog
+
+
+def watch(watchdog: Watchdog, seconds: float = 3 * BEHIND_SECONDS, start: float = 0.0) -> None:
+    now = start
+    while now < start + seconds:
+        watchdog.look(now)
+        now += 1
+
+
+def test_what_counts_is_read_once_and_no_more(watchdog: Watchdog, log: Log) -> None:
+    log.write(1, 2, 3)
+    watchdog.decided([GROUP], 3)
+    watch(watchdog)
+    assert log.records_read == 3
+    watch(watchdog, start=100)
+    assert (log.records_read, log.states_read) == (3, 0)
+
+
+def test_of_much_only_the_end_is_read(watchdog: Watchdog, log: Log) -> None:
+    for upto in range(1000, 100_000, 1000):
+        log.write(*range(upto - 999, upto + 1))
+        watchdog.decided([GROUP], 1000)
+        watch(watchdog, 1, start=upto)
+    assert log.records_read == 99 * LOOK_RECORDS
+    assert log.states_read == 0
+
+
+def test_a_hole_is_told_after_a_while(watchdog: Watchdog, log: Log) -> None:
+    """As where half of the records went to another partition."""
+    log.write(1, 3, 5)
+    watchdog.decided([GROUP], 3)
+    watch(watchdog, BEHIND_SECONDS)
+    with pytest.raises(NotCounting, match="last 2 seqnos given in g do not count"):
+        watch(watchdog, start=BEHIND_SECONDS)
+
+
+def test_records_that_nobody_wrote_are_missed(watchdog: Watchdog, log: Log) -> None:
+    watchdog.decided([GROUP], 5)
+    with pytest.raises(NotCounting):
+        watch(watchdog)
+
+
+def test_an_epoch_in_force_that_nobody_claimed_is_told(watchdog: Watchdog, log: Log) -> None:
+    log.data.append(seal(1000))
+    log.write(1, 2)
+    watchdog.decided([GROUP], 2)
+    with pytest.raises(NotCounting, match="last 2 seqnos"):
+        watch(watchdog)
+
+
+def test_a_topic_made_anew_is_told(watchdog: Watchdog, log: Log) -> None:
+    log.write(*range(1, 11))
+    watchdog.decided([GROUP], 10)
+    watch(watchdog)
+    log.data = []
+    log.write(11, 12)
+    watchdog.decided([GROUP], 2)
+    with pytest.raises(NotCounting, match="seqnos given in g"):
+        watch(watchdog, start=100)
+
+
+def test_it_does_not_bark_without_cause(watchdog: Watchdog, log: Log) -> None:
+    """Leftovers of a fenced sequencer hide ours from who reads the end alone; the whole state is asked first."""
+    log.write(1, 2, 3)
+    log.write(*range(1, 200), epoch=0)
+    watchdog.decided([GROUP], 3)
+    watch(watchdog)
+    assert log.states_read == 1
+    log.write(4)
+    watchdog.decided([GROUP], 1)
+    watch(watchdog, start=100)
+    assert log.states_read == 1

@@ -1,0 +1,205 @@
+"""What a job does about failures, and what the jobs beside it do."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.errors import TopicAuthorizationFailedError
+
+from connectors.kafka.connection import Connection
+from connectors.kafka.topic_finder import TopicFinder
+from connectors.sequencer.takeover import _of_each
+from connectors.spark.job import JobOptions, KafkaRefused, StreamingJob
+from jobs.streaming import JobThread, raise_failures
+from ordering.errors import (
+    BrokerUnreachable,
+    Fenced,
+    HistoryUnavailable,
+    TopicMissing,
+    UsageError,
+)
+from ordering.names import Topic
+
+
+class _Finder:
+    """One group, whatever the cluster."""
+
+    def find(self, *, fresh: bool = False) -> list[Topic]:
+        del fresh
+        return [Topic("g", "data", "nyc")]
+
+    def close(self) -> None:
+        pass
+
+
+class _Failing(StreamingJob):
+    """A job whose query fails at its start, each time for the next reason; then it stops."""
+
+    name = "failing"
+
+    def __init__(self, directory: Path, *reasons: Exception) -> None:
+        super().__init__(SimpleNamespace(), JobOptions(Connection("nowhere:1"), "nyc", directory), _Finder())  # type: ignore[arg-type]
+        self.reasons = list(reasons)
+
+    def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
+        return {topic.group: [str(topic)] for topic in topics}
+
+    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> Any:
+        del topics, checkpoint
+        if len(self.reasons) == 1:
+            self.stop()
+        raise self.reasons.pop(0)
+
+
+class _Relay(_Failing):
+    keeps_trying = True
+
+
+@pytest.fixture(autouse=True)
+def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.spark.job.RESTART_BACKOFF_SECONDS", (0.0,) * 6)
+
+
+def test_a_relay_tries_for_ever_and_tells_each_change_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A neighbour that was cut for too long, say, until somebody mends that."""
+    cut, away = HistoryUnavailable("sfo lacks offsets 3 to 7."), BrokerUnreachable("no Kafka broker answers.")
+    relay = _Relay(tmp_path, *[cut] * 20, *[away] * 20, cut, cut)
+    with caplog.at_level(logging.WARNING):
+        relay.run()
+    assert [record.getMessage().split(" Starting")[0] for record in caplog.records] == [
+        "failing: sfo lacks offsets 3 to 7.",
+        "failing: no Kafka broker answers.",
+        "failing: sfo lacks offsets 3 to 7.",
+    ]
+    assert relay.ready.is_set()
+
+
+def test_a_relay_with_a_wrong_configuration_ends(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not configured"):
+        _Relay(tmp_path, UsageError("site lax is not configured"), Fenced("never reached")).run()
+
+
+def test_a_sequencer_ends_with_what_will_not_pass(tmp_path: Path) -> None:
+    job = _Failing(tmp_path, TopicMissing("once"), HistoryUnavailable("for good"), Fenced("never reached"))
+    with pytest.raises(HistoryUnavailable):
+        job.run()
+    assert not job.ready.is_set()
+
+
+def test_what_kafka_refuses_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(KafkaRefused, match="failing: Kafka refuses: TopicAuthorizationFailedError"):
+        _Failing(tmp_path, TopicAuthorizationFailedError("abcast.g.data.nyc"), Fenced("never reached")).run()
+
+
+class _Job:
+    """A job that ends when it is told to, with or without a failure."""
+
+    def __init__(self, name: str, *, keeps_trying: bool = False) -> None:
+        self.name = name
+        self.keeps_trying = keeps_trying
+        self.ready = threading.Event()
+        self.failure: Exception | None = None
+        self._ends = threading.Event()
+
+    def run(self) -> None:
+        self._ends.wait()
+        if self.failure:
+            raise self.failure
+
+    def stop(self) -> None:
+        self._ends.set()
+
+    def fail(self, failure: Exception) -> None:
+        self.failure = failure
+        self.stop()
+
+
+def test_a_relay_that_fails_does_not_end_the_sequencer(caplog: pytest.LogCaptureFixture) -> None:
+    relay, sequencer = _Job("relay", keeps_trying=True), _Job("sequence")
+    threads = [JobThread(relay), JobThread(sequencer)]
+    relay.fail(UsageError("site lax is not configured"))
+    threads[0].join()
+    for _ in range(3):
+        raise_failures(threads)
+    assert [record.getMessage() for record in caplog.records] == ["relay has ended: site lax is not configured"]
+    sequencer.fail(Fenced("a newer one"))
+    threads[1].join()
+    with pytest.raises(Fenced):
+        raise_failures(threads)
+
+
+def test_relays_that_all_failed_are_a_failure() -> None:
+    relays = [_Job(name, keeps_trying=True) for name in ("one", "two")]
+    threads = [JobThread(relay) for relay in relays]
+    for relay in relays:
+        relay.fail(UsageError("site lax is not configured"))
+    for thread in threads:
+        thread.join()
+    with pytest.raises(UsageError):
+        raise_failures(threads)
+
+
+def test_groups_are_asked_side_by_side_and_an_error_has_the_groups_name() -> None:
+    together = threading.Barrier(3, timeout=10)
+
+    def ask(group: str) -> int:
+        together.wait()
+        return len(group)
+
+    assert _of_each(["a", "bb", "ccc"], ask) == [1, 2, 3]
+
+    def refuse(group: str) -> None:
+        if group == "bb":
+            raise HistoryUnavailable("retention has dropped it.")
+
+    with pytest.raises(HistoryUnavailable, match="group bb: retention has dropped it"):
+        _of_each(["a", "bb", "ccc"], refuse)
+
+
+class _Cluster:
+    """Counts who connects and who asks."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.connected = 0
+        self.is_away = False
+
+    @contextlib.contextmanager
+    def admin(self) -> Iterator[Any]:
+        self.connected += 1
+        yield SimpleNamespace(list_topics=self._list)
+
+    @contextlib.contextmanager
+    def reachable(self) -> Iterator[None]:
+        yield
+
+    def _list(self) -> list[str]:
+        self.asked += 1
+        if self.is_away:
+            raise BrokerUnreachable("away")
+        return ["abcast.g.data.nyc", "other"]
+
+
+def test_topics_are_looked_for_seldom_and_by_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("connectors.kafka.topic_finder.time", SimpleNamespace(monotonic=lambda: now[0]))
+    cluster = _Cluster()
+    finder = TopicFinder(cluster)  # type: ignore[arg-type]
+    for _ in range(100):
+        assert finder.find() == [Topic("g", "data", "nyc")]
+        now[0] += 0.1
+    assert cluster.asked <= 6
+    assert cluster.connected == 1
+    cluster.is_away = True
+    with pytest.raises(BrokerUnreachable):
+        finder.find(fresh=True)
+    cluster.is_away = False
+    finder.find(fresh=True)
+    assert cluster.connected == 2
