@@ -351,28 +351,43 @@ def test_anomalies() -> None:
 
 def test_performance() -> None:
     """One table, with each case of each section; a figure needs a command and a commit."""
-    from tests.bench import report
-    from tests.bench.plan import DEFAULT_RECORDS, SECTIONS, Plan
+    from tests.bench import page
+    from tests.bench.plan import SECTIONS
 
     [table] = tables(doc("performance"))
-    assert list(dict.fromkeys(row[0] for row in table)) == list(SECTIONS)
-    cases = [row[1].partition(":")[0] for row in table if row[0] == "throughput"]
-    assert cases == [str(case) for case in Plan(DEFAULT_RECORDS).cases]
-    aims = " ".join(row[3] for row in table)
-    for aim in (
-        f"ratio ≥ {report.MIN_SEQUENCER_TO_COPY}",
-        f"ratio ≤ {report.MAX_LATENCY_RATIO}",
-        f"peak < {report.MAX_MEMORY_MIB:,}",
-        f"ratio ≥ {report.MIN_MEMBER_TO_BARE}",
-        f"≥ {report.MIN_RELAY_TO_COPY}",
-        *(f"p50 ≤ {limit}" for limit in report.MAX_RELAY_MS.values()),
-        f"≤ {report.MAX_KILL_SECONDS}",
-        f"≤ {report.MAX_LOST_CHECKPOINT_SECONDS}",
-    ):
-        assert aim in aims
-    if any(row[4] != "not measured on this commit" for row in table):
-        assert re.search(r"^- Command: `make bench.*`$", doc("performance"), re.MULTILINE)
-        assert re.search(r"^- Commit: `[0-9a-f]{7,40}`$", doc("performance"), re.MULTILINE)
+    assert [row[:4] for row in table] == [row[:4] for row in page.ROWS]
+    assert list(dict.fromkeys(row.section for row in page.ROWS)) == list(SECTIONS)
+    has_figures = any(row[4] != page.NOT_MEASURED for row in table)
+    run = re.findall(r"^- (?:Command|Commit|Machine): (.+)$", doc("performance"), re.MULTILINE)
+    if has_figures:
+        assert re.fullmatch(r"`make bench.*`", run[0])
+        assert re.fullmatch(r"`[0-9a-f]{7,40}`", run[1])
+    else:
+        assert run == [page.NOT_RUN] * 3
+
+
+def test_figures_of_a_run() -> None:
+    """What a run has measured comes into its cells; all else is not measured, also what was there before."""
+    from tests.bench import page
+
+    machine = {"commit": "0123abc", "cores": 2, "cpu": "a CPU", "memory": "8 GB", "python": "3.12.1"}
+    rate = {"records_per_s": 123_456.0}
+    case = {"payload_bytes": 100, "senders": 1, "partitions": 4, "sequencer_to_copy": 0.514}
+    first = {
+        "throughput": [{**case, "copy": rate, "sequencer": rate, "ledger": rate}],
+        "views": {"failed": "TimeoutError: no view"},
+        "state": {"failed": "OSError: no disk"},
+    }
+    second = {"relay": {"throughput": [], "latency": {"real-time": {"p50_ms": 6.2, "p99_ms": 20.0}}}}
+    shown = page.filled(
+        doc("performance"), {"command": "--only throughput,views", "machine": machine, "results": first}
+    )
+    [table] = tables(shown)
+    assert table[1][4] == "123; 123; 123; 0.51"
+    assert [row[4] for row in table if row[4] != page.NOT_MEASURED] == [table[1][4]]
+    assert '- Command: `make bench ARGS="--only throughput,views"`\n- Commit: `0123abc`\n- Machine: 2 cores' in shown
+    [table] = tables(page.filled(shown, {"command": "", "machine": machine, "results": second}))
+    assert [row[4] for row in table if row[4] != page.NOT_MEASURED] == ["6; 20"]
 
 
 def test_license() -> None:
