@@ -1,7 +1,9 @@
 """Casts: messages that go straight from a member to the members, in FIFO or causal order, with no seqno.
 
-Source: seeds/002 ("Group Communication": FIFO, causal, total, synchronous). A total message goes through the sequencer;
-a cast goes from the sender's partition to every member. The three orders meet in each member, in `ordering.causal`.
+Source: Group Communication (docs/sources.md): FIFO, causal, total, synchronous.
+
+A total message goes through the sequencer; a cast goes from the sender's partition to every member. The three orders
+meet in each member, in `ordering.causal`.
 
 What holds between two messages m1 and m2, if the sender of m2 had *sent or delivered* m1 before it sent m2: does
 every member deliver m1 first?

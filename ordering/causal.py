@@ -1,7 +1,9 @@
 """CBCAST: casts in causal order, and the total order beside it, as one member of a view takes them.
 
-Source: seeds/002, "CBCAST Algorithm (ISIS - Birman + Joseph)". Each member keeps a vector [S1 … Sn]: Sj casts of member
-j were delivered. A cast of member i with the clock [T1 … Tn] (Ti is its local seqno) is
+Source: Group Communication (docs/sources.md), "CBCAST Algorithm".
+
+Each member keeps a vector [S1 … Sn]: Sj casts of member j were delivered. A cast of member i with the clock [T1 … Tn]
+(Ti is its local seqno) is
 
 1. accepted, if (1) Ti = Si + 1, and (2) Tk <= Sk for all other k;
 2. held, if (3) Ti > Si + 1, or (4) Ti = Si + 1 and Tk > Sk for some k;

@@ -1,6 +1,8 @@
 """The checker: reads what everybody wrote down about one group, and names every broken promise.
 
-Source: DESIGN.md "What is promised". Pure and streaming. It is fed from several named sources, in any interleaving:
+Source: docs/limits.md and the README, "What is promised".
+
+Pure and streaming. It is fed from several named sources, in any interleaving:
 
 * DATA logs, one a site: every record in offset order, as it stands there. Repeats and what a fenced sequencer left
   behind are normal; `ordering.reader.Reader` judges them, the same rule by which members read.

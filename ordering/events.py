@@ -1,6 +1,8 @@
 """What a member sees of the membership, in the order of the log: `ViewChange`, `Block`, `Unblock`, `RemoteView`.
 
-Source: FLUSH.txt: BLOCK and UNBLOCK are events that go up the stack. Who reads the DATA records of a group from any
+Source: FLUSH (docs/sources.md): BLOCK and UNBLOCK are events that go up the stack.
+
+Who reads the DATA records of a group from any
 view on sees `(block view* unblock)+`; a flush that is run from scratch is no second block. A member that joins within
 a flush is blocked from its first view on.
 """

@@ -1,8 +1,8 @@
 """FIFO per sender, without a view: the receiver of casts in a group that nobody needs to join.
 
-Source: seeds/002, the receiver's rule: a message is *delayed* if its number is greater than 1 plus the local one,
-*accepted* if it is equal to it, *discarded* if it is less. The source has one local number for the sequencer's
-messages; here there is one for each sender.
+Source: Group Communication (docs/sources.md), the receiver's rule: a message is *delayed* if its number is greater
+than 1 plus the local one, *accepted* if it is equal to it, *discarded* if it is less. The source has one local number
+for the sequencer's messages; here there is one for each sender.
 
 Invariant. Of each life, the receiver has delivered exactly the local seqnos 1 … n, in this order and each once. A
 member that starts again begins at 1 in a higher incarnation; from then on its earlier lives are over, and what is held

@@ -1,7 +1,9 @@
 """The flush: everybody finishes what they have to say, is quiet, and then goes on. A state machine as a table.
 
-Source: FLUSH.txt, "Design change: flushing and block() / unblock() callbacks" and "Crash handling during FLUSH". The
-sequencer takes the part of all the members that count each other's FLUSH_OK: it sees them all, in one order.
+Source: FLUSH (docs/sources.md), "Design change: flushing and block() / unblock() callbacks" and "Crash handling during
+FLUSH".
+
+The sequencer takes the part of all the members that count each other's FLUSH_OK: it sees them all, in one order.
 
     START_FLUSH       every member calls block(), which may still broadcast
     FLUSH_OK          a member's last message: it stands behind all its others (FIFO)

@@ -1,5 +1,7 @@
 """Links between the sites of a mesh: how a site takes over what its neighbours have ordered, and can't lose any of it.
 
+Source: RELAY (docs/sources.md). A relay that starts asks the other side what that has.
+
 Each site orders by itself. The messages of its own members are its *own* ones; it is their *origin*, and their seqnos
 there number them. A relay carries the DATA of one site into a topic of its neighbour. It decides nothing and keeps
 nothing: it says of each record where it stands, and the neighbour's sequencer judges.

@@ -1,6 +1,6 @@
 """Membership: who is in the group, as a function of the log. Views, and what leads from one to the next.
 
-Source: FLUSH.txt, "FLUSH on view change" (view bundling) and "Crash handling during FLUSH".
+Source: FLUSH (docs/sources.md), "FLUSH on view change" (view bundling) and "Crash handling during FLUSH".
 
 A FORWARD of a control kind (`join`, `leave`, `start-flush` …) is accepted as a message is, by its local seqno, and
 becomes DATA in its place: with its own kind if it changes something, as `refused` (with the reason) if not. At the end

@@ -1,6 +1,6 @@
 """What one member sends, in all orders: nothing is written before all that it depends on is durable.
 
-Source: seeds/002 ("When node Mi sends a message, it will time stamp it with the vector"). Invariant: whatever is
+Source: Group Communication (docs/sources.md): a sender stamps each message with its vector. Invariant: whatever is
 released depends only on what stands in a log already, so every member can deliver it, whoever dies next:
 
 * what its sender had *delivered* was read from a log;

@@ -1,6 +1,7 @@
 """The records of the protocol: FORWARD, DATA, dead letters. Plain values; how they look on Kafka is the codec's.
 
-Source: DESIGN.md "Records on Kafka"; the headers FORWARD and DATA of SEQUENCER.txt, "Design".
+Source: SEQUENCER (docs/sources.md), "Design": its headers FORWARD and DATA.
+docs/records.md has all that stands on Kafka.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The sequencer: `step(state, records) -> Step(state', outputs)`. Pure: no clock, no randomness, no I/O.
 
-Source: SEQUENCER.txt ("Design", "Reliability on failover of coordinator"), with go-back-N in the place of its
+Source: SEQUENCER (docs/sources.md), "Design" and "Reliability on failover", with go-back-N in the place of its
 "discard if not higher" (which loses message 1 if 2 overtakes it, JGRP-1461), and a durable log in the place of
 the coordinator's multicast.
 

@@ -1,6 +1,6 @@
 """What the sequencer decides by itself at the end of a batch: views, and the steps of a flush that are nobody's.
 
-Source: FLUSH.txt, "FLUSH on view change": the joins J, leaves L and suspects S of a batch give one view
+Source: FLUSH (docs/sources.md), "FLUSH on view change": the joins J, leaves L and suspects S of a batch give one view
 V2 = M − S − L + J; "Crash handling during FLUSH": a suspect is not waited for, and if the requester is gone, the flush
 is run from scratch in the name of the next member.
 

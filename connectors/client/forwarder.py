@@ -1,9 +1,9 @@
 """The sending half of a member: its forward table, the producer, and the thread that sees its own DATA come back.
 
-Source: SEQUENCER.txt, "Design" and "Reliability on failover": keep a message until its own DATA is seen; when in
-doubt, send everything in the table again in increasing order of local seqnos. The sequencer drops duplicates, and
-messages that follow a gap, so a resend never does harm and always repairs. A message counts as seen when its DATA is
-what was sent, not when its id has come (`connectors.client.lives`).
+Source: SEQUENCER (docs/sources.md), "Design" and "Reliability on failover": keep a message until its own DATA is
+seen; when in doubt, send everything in the table again in increasing order of local seqnos. The sequencer drops
+duplicates, and messages that follow a gap, so a resend never does harm and always repairs. A message counts as seen
+when its DATA is what was sent, not when its id has come (`connectors.client.lives`).
 
 Three rules keep it simple:
 

@@ -1,6 +1,6 @@
 """A member's session in its group: from its join to its leave, as its own sending thread sees the log.
 
-Source: FLUSH.txt, "Design change: flushing and block() / unblock() callbacks".
+Source: FLUSH (docs/sources.md), "Design change: flushing and block() / unblock() callbacks".
 
 The forwarder's thread hands over every control record, in order; another thread calls the application
 (`connectors.client.callbacks`). The last message before a flush is FLUSH_OK: `Forwarder.answer_flush` takes it into the

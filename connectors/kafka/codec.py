@@ -1,4 +1,4 @@
-"""Records as they look on Kafka (DESIGN.md, "Records on Kafka"): the row form.
+"""Records as they look on Kafka (docs/records.md): the row form.
 
 Value = the payload, untouched. Key = the sender's address. All else in headers, ASCII. `connectors.spark.codec` has
 what nearly all records need of it as Spark columns; a test runs one corpus of good and bad records through both.

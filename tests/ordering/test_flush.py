@@ -34,7 +34,7 @@ flushes = st.just(NO_FLUSH) | st.builds(
 
 
 def test_the_table() -> None:
-    """FLUSH.txt, phases 1 to 4, and "run the FLUSH protocol from scratch"."""
+    """FLUSH (docs/sources.md), phases 1 to 4, and "run the FLUSH protocol from scratch"."""
     told = {f"{phase.value} {event} -> {after.value}" for (phase, event), after in TRANSITIONS.items()}
     assert told == {
         "running start-flush -> blocking",

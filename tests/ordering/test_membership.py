@@ -119,7 +119,7 @@ def test_somebody_dies_in_every_phase() -> None:
 
 
 def test_a_batch_gives_one_view() -> None:
-    """FLUSH.txt "view bundling": V2 = M - S - L + J, oldest member first."""
+    """FLUSH (docs/sources.md), "view bundling": V2 = M - S - L + J, oldest member first."""
     log = Log(suspect_after_ms=5_000)
     log.batch(*((f"s/{name}", JOIN) for name in "cbad"))
     log.tick(1_000, "s/a", "s/b", "s/c", "s/d")
@@ -171,7 +171,7 @@ def test_who_does_not_answer_in_time_leaves_the_view() -> None:
 
 
 def test_a_quiet_point() -> None:
-    """FLUSH.txt, phases 1 to 4: START_FLUSH, FLUSH_OK, FLUSH_COMPLETED, STOP_FLUSH; views meanwhile."""
+    """FLUSH (docs/sources.md), phases 1 to 4: START_FLUSH, FLUSH_OK, FLUSH_COMPLETED, STOP_FLUSH; views meanwhile."""
     log = Log()
     log.batch(("s/a", JOIN), ("s/b", JOIN))
     (start,) = log.batch(("s/b", START_FLUSH))

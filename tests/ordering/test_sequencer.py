@@ -233,7 +233,7 @@ def test_unsorted_rows_are_refused() -> None:
     ],
 )
 def test_go_back_n(incarnation: int, local: int, expected: Accepted | None) -> None:
-    """DESIGN.md "Go-back-N" and "Incarnations", for a sender of whom (2, 3) was the last accepted."""
+    """Go-back-N and incarnations, for a sender of whom (2, 3) was the last accepted."""
     assert next_accepted(Accepted(2, 3), incarnation, local) == expected
 
 
