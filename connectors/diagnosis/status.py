@@ -16,9 +16,11 @@ _RATE_RECORDS = 1000
 
 
 class GroupStatus(NamedTuple):
-    """`lag` in FORWARD records; `rate` in messages per second over the newest records; the rest are counts.
+    """Counts, but for `rate`: messages per second over the newest records.
 
-    `ledger_lag`: the seqnos that the ledger does not have yet; None where there is no ledger.
+    `members`: how many the view has. `senders`: how many addresses have sent anything so far, and are remembered;
+    operators and relays are among them. `lag`: FORWARD records that are not considered yet. `ledger_lag`: seqnos that
+    the ledger does not have yet; None where there is no ledger.
     """
 
     group: str
@@ -26,6 +28,7 @@ class GroupStatus(NamedTuple):
     epoch: int
     view: int
     members: int
+    senders: int
     lag: int
     rate: float
     duplicates: int
@@ -72,7 +75,8 @@ def read_status(
         last_seqno=state.seqno,
         epoch=state.epoch,
         view=state.view,
-        members=len(state.received),
+        members=len(state.membership.members),
+        senders=len(state.received),
         lag=max(0, lag),
         rate=rate,
         duplicates=state.duplicates,
