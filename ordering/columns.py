@@ -21,7 +21,7 @@ from ordering.errors import ProtocolViolation
 from ordering.flush import Phase
 from ordering.links import LinkColumns, LinkTable, neighbour_of, origin_of
 from ordering.log_time import STANDSTILL_MS, stood_still
-from ordering.membership import NOT_A_MEMBER, Accepted, Heard, Membership
+from ordering.membership import NOT_A_MEMBER, NOTHING_ACCEPTED, Accepted, Heard, Membership
 from ordering.names import is_address
 from ordering.records import HEARTBEAT, MESSAGE, SKIP, DeadLetter, Forward, Link, Malformed, Source
 from ordering.sequencer import BAD_ADDRESS, FORGOTTEN, SequencerState, next_accepted, step
@@ -155,25 +155,30 @@ def _is_repeat(state: SequencerState, rows: ForwardColumns) -> Mask:
 
 
 class _SenderTable:
-    """The received table of the senders in a batch: `known` by sender, and the same as arrays."""
+    """The received table of the senders in a batch: `known` by sender, and the same as arrays.
+
+    `last_life_over`: the highest incarnation of each sender of which nothing more is ordered.
+    """
 
     def __init__(self, state: SequencerState, senders: Sequence[str]) -> None:
-        unknown = state.membership.unknown()
         self.senders = senders
-        self.known = [state.received.get(address, unknown) for address in senders]
+        self.known = [state.received.get(address, NOTHING_ACCEPTED) for address in senders]
         self.base = np.array(self.known, dtype=np.int64).reshape(len(senders), 2)
-
         self.has_row = np.fromiter((sender in state.received for sender in senders), np.bool_, len(senders))
+        last_over = state.membership.last_life_over
+        over = [last_over(sender, has_row=has_row) for sender, has_row in zip(senders, self.has_row, strict=True)]
+        self.last_life_over = np.array(over, dtype=np.int64)
 
     def is_new(self, rows: ForwardColumns, index: NDArray[np.intp]) -> Mask:
-        """Whether rows are above their senders' in the table. Those that are not are duplicates whatever else the batch
-        brings: a sender's row only grows.
+        """Whether rows are above their senders' in the table, and of a life that is not over.
+
+        Those that are not are duplicates whatever else the batch brings: a sender's row only grows.
         """
         sender, incarnation = rows.sender[index], rows.incarnation[index]
         known_incarnation, known_local = self.base[sender, 0], self.base[sender, 1]
         new: Mask = (incarnation == known_incarnation) & (rows.local_seqno[index] > known_local)
         new |= incarnation > known_incarnation
-        return new
+        return new & (incarnation > self.last_life_over[sender])
 
     def not_member(self, state: SequencerState, rows: ForwardColumns) -> Mask:
         """Which rows a closed group does not take, if they are messages that no link has brought."""

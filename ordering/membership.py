@@ -7,9 +7,9 @@ becomes DATA in its place: with its own kind if it changes something, as `refuse
 of a batch `ordering.view_change` decides what follows from all that: a view, a step of a flush. These are DATA, too.
 
 Invariant. `fold(membership, DATA record)` is the only way in which members, settings and the flush change, both when
-the sequencer decides the record and when somebody reads it. So a crash after any record loses nothing: whoever takes
-over folds the same records, finds who waits to join and who has answered, and decides at the end of its next batch
-what the other did not.
+the sequencer decides the record and when somebody reads it. So a crash after any record loses nothing. A sequencer that
+takes over folds the same records, finds who waits to join and who has answered, and decides at the end of its next
+batch what its predecessor did not.
 
 *Time is data.* A member is silent if its partition went on for `suspect_after_ms` without it, by the broker's
 timestamps: a partition that is read late has a late clock, and so accuses nobody. What is known of the time
@@ -17,15 +17,15 @@ timestamps: a partition that is read late has a late clock, and so accuses nobod
 considered that stood in FORWARD then (the horizon). Any record lets a partition's clock advance; the job writes a
 heartbeat of nobody (a tick) into each.
 
-*Lives that are over.* In a group that is closed or has flush on, nothing is ordered of a life after the view that
-suspects it: what it sent in a view must not be delivered in a later one. Its received row says so (MAX_NUMBER has been
-accepted), so go-back-N drops all else. If it was alive, it sends what was not ordered before that view again, in a new
-life: no message is lost, and none comes twice.
+*Lives that are over.* In a group that is closed or has flush on, nothing of a life is ordered after the view that
+suspects it: what it sent in a view must not be delivered in a later one. `lives_over` has such lives, and the sequencer
+drops their records as duplicates. If the member is alive, it starts a new life, and sends there what was not ordered
+before that view. So no message is lost, and none comes twice.
 
 *Received rows of members that left.* A sender's row must outlive it, or its old records would be taken for new ones.
-The rows of the last `MAX_LEFT` members that left are kept, as they were at that time. An older one is dropped, and its
-incarnation raises `incarnation_floor`: a sender without a row has to come with a higher one. Nothing of a dropped life
-is above the floor, so none comes back; a member that starts again takes the time in ms as its incarnation, which is.
+The rows of the last `MAX_LEFT` members that left are kept. An older row is dropped, unless its sender has sent since.
+Its incarnation then raises `incarnation_floor`: a sender without a row must have a higher one. So a dropped life can't
+come back. A member that starts again takes the time as its incarnation, which is above the floor.
 
 *Remote views.* In a mesh, a relay tells the views of the site it comes from, as `remote-view` records of its own: the
 incarnation is the epoch of the view, the local seqno its id. One that is higher than the received row is accepted in
@@ -42,7 +42,7 @@ for a relay's incarnations, and its row is never dropped: there are as few as ne
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -157,6 +157,7 @@ class Membership:
 
     `told_flush` is the flush of which ticks know, `told_ms` when the first of them did, in each partition. `horizon` is
     where each forward partition ended when the sequencer took over, as long as it has not considered all of that.
+    `lives_over` has the incarnation of each sender whose newest life is over.
     """
 
     settings: Settings = Settings()
@@ -165,6 +166,7 @@ class Membership:
     leaving: tuple[str, ...] = ()
     flush: Flush = NO_FLUSH
     left: tuple[Left, ...] = ()
+    lives_over: Mapping[str, int] = field(default_factory=dict)
     incarnation_floor: int = 0
     remote: Mapping[str, RemoteSite] = field(default_factory=dict)
     heard: Mapping[str, Heard] = field(default_factory=dict)
@@ -225,9 +227,12 @@ class Membership:
         """Whether it has said FLUSH_OK, its last message: what comes all the same must come again after the flush."""
         return kind == MESSAGE and address in self._silenced
 
-    def unknown(self) -> Accepted:
-        """The row of a sender that has none: all incarnations up to the floor are over."""
-        return Accepted(self.incarnation_floor, MAX_NUMBER) if self.incarnation_floor else NOTHING_ACCEPTED
+    def last_life_over(self, address: str, *, has_row: bool) -> int:
+        """The highest incarnation of a sender of which nothing more is ordered; 0 if there is none.
+
+        `has_row`: whether the sender stands in the received table.
+        """
+        return self.lives_over.get(address, 0) if has_row else self.incarnation_floor
 
     def without_time(self) -> Membership:
         """What DATA tells: everybody has a fresh grace period."""
@@ -236,22 +241,22 @@ class Membership:
         return replace(self, heard={}, clock={}, told_flush=0, told_ms={})
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values. What earlier versions do not know stands there only where it matters."""
-        told = {"told_flush": self.told_flush, "told_ms": self.told_ms} if self.told_flush else {}
-        horizon = {"horizon": self.horizon} if self.horizon else {}
+        """As JSON values."""
         return {
-            **told,
-            **horizon,
             "settings": asdict(self.settings),
             "members": self.members,
             "joining": self.joining,
             "leaving": self.leaving,
             "flush": {**asdict(self.flush), "phase": self.flush.phase.value},
             "left": self.left,
+            "lives_over": self.lives_over,
             "incarnation_floor": self.incarnation_floor,
             "remote": self.remote,
             "heard": self.heard,
             "clock": self.clock,
+            "told_flush": self.told_flush,
+            "told_ms": self.told_ms,
+            "horizon": self.horizon,
         }
 
     @classmethod
@@ -259,7 +264,6 @@ class Membership:
         """Inverse of `to_json`."""
         flush = body.pop("flush")
         flush["phase"], flush["answered"] = Phase(flush["phase"]), tuple(flush["answered"])
-        flush.pop("started_ms", None)  # of earlier versions
         return cls(
             settings=Settings(**body.pop("settings")),
             members=tuple(Life(*row) for row in body.pop("members")),
@@ -269,7 +273,7 @@ class Membership:
             left=tuple(Left(*row) for row in body.pop("left")),
             remote={
                 name: RemoteSite(tuple(Life(*row) for row in members), is_silent)
-                for name, (members, is_silent) in body.pop("remote", {}).items()
+                for name, (members, is_silent) in body.pop("remote").items()
             },
             heard={address: Heard(*row) for address, row in body.pop("heard").items()},
             **body,
@@ -306,11 +310,22 @@ def refusal(membership: Membership, record: Forward) -> str:
     return ""
 
 
-def fold(membership: Membership, record: Data, received: MutableMapping[str, Accepted]) -> Membership:
-    """The membership after an effective DATA record. Drops the rows of `received` that are dropped (see the module).
+class Fold(NamedTuple):
+    """What `fold` returns: the membership, and the senders whose received rows are dropped (see the module)."""
 
-    Raises ProtocolViolation for what no sequencer writes.
-    """
+    membership: Membership
+    dropped_rows: tuple[str, ...] = ()
+
+
+def fold(membership: Membership, record: Data, received: Mapping[str, Accepted]) -> Fold:
+    """The membership after an effective DATA record. Raises ProtocolViolation for what no sequencer writes."""
+    if record.kind == VIEW:
+        return _install(membership, payload_of(record), received)
+    return Fold(_changed(membership, record))
+
+
+def _changed(membership: Membership, record: Data) -> Membership:
+    """The membership after a record that is no view."""
     life = Life(record.sender, record.incarnation)
     kind, flush = record.kind, membership.flush
     if kind == JOIN:
@@ -325,8 +340,6 @@ def fold(membership: Membership, record: Data, received: MutableMapping[str, Acc
         )
     if kind == SETTINGS:
         return replace(membership, settings=membership.settings.updated(record.payload))
-    if kind == VIEW:
-        return _install(membership, payload_of(record), received)
     if kind == REMOTE_VIEW:
         return _look_over(membership, record)
     if kind == START_FLUSH:
@@ -341,27 +354,26 @@ def fold(membership: Membership, record: Data, received: MutableMapping[str, Acc
     return membership if flush is membership.flush else replace(membership, flush=flush)
 
 
-def _install(membership: Membership, view: dict[str, Any], received: MutableMapping[str, Accepted]) -> Membership:
+def _install(membership: Membership, view: dict[str, Any], received: Mapping[str, Accepted]) -> Fold:
     members = tuple(Life(*row) for row in view["members"])
     present = {life.address for life in members}
     gone = [life.address for life in membership.members if life.address not in present]
     left = [row for row in membership.left if row.address not in present and row.address not in gone]
     left += [Left(address, *received.get(address, NOTHING_ACCEPTED)) for address in gone]
+    lives_over = {address: number for address, number in membership.lives_over.items() if address not in present}
     if membership.settings.flush or membership.settings.closed:
         for address, incarnation in membership.members:
             if address in view["suspected"] and received.get(address, NOTHING_ACCEPTED).incarnation == incarnation:
-                received[address] = Accepted(incarnation, MAX_NUMBER)
-    floor = membership.incarnation_floor
-    for row in left[: max(0, len(left) - MAX_LEFT)]:
-        # One that has sent since, as a stranger, is none of the members that left any more.
-        if received.get(row.address) in (row[1:], (row.incarnation, MAX_NUMBER)):
-            del received[row.address]
-            floor = max(floor, row.incarnation)
+                lives_over[address] = incarnation
+    # A former member that has sent since then is a stranger: its row stays.
+    dropped = [row for row in left[: max(0, len(left) - MAX_LEFT)] if received.get(row.address) == row[1:]]
+    for row in dropped:
+        lives_over.pop(row.address, None)
     flush = membership.flush
-    if flush.phase is not Phase.RUNNING:  # who joins within a flush has sent nothing yet: blocked from the start
+    if flush.phase is not Phase.RUNNING:  # a member that joins within a flush has sent nothing yet, and is blocked
         answered = [*flush.answered, *(life.address for life in membership.joining)]
         flush = replace(flush, answered=tuple(address for address in dict.fromkeys(answered) if address in present))
-    # A new life of a name has been heard of by nobody: its grace is not what is left of the last one's.
+    # A new life starts with a whole grace period.
     stay = {life.address for life in set(members).intersection(membership.members)}
     heard = membership.heard.items()
     after = replace(
@@ -371,10 +383,11 @@ def _install(membership: Membership, view: dict[str, Any], received: MutableMapp
         leaving=(),
         flush=flush,
         left=tuple(left[-MAX_LEFT:]),
-        incarnation_floor=floor,
+        lives_over=lives_over,
+        incarnation_floor=max(membership.incarnation_floor, *(row.incarnation for row in dropped), 0),
         heard={address: when for address, when in heard if address in stay or is_relay(address)},
     )
-    return after if after.is_watched else after.without_time()
+    return Fold(after if after.is_watched else after.without_time(), tuple(row.address for row in dropped))
 
 
 def _look_over(membership: Membership, record: Data) -> Membership:

@@ -52,7 +52,6 @@ from ordering.records import (
     HEARTBEAT,
     LEAVE,
     LINK_START,
-    MAX_NUMBER,
     MESSAGE,
     REFUSED,
     REMOTE_VIEW,
@@ -80,7 +79,7 @@ SNAPSHOT_RECORDS_PER_SENDER = 8
 BAD_ADDRESS = "sender is not SITE/NAME"
 FORGOTTEN = "the sender is unknown, and its incarnation not above those of members that left long ago"
 
-FORMAT = 3
+FORMAT = 4
 """Of snapshots."""
 
 
@@ -158,14 +157,12 @@ class SequencerState:
 
     def ordered(self, sender: str) -> Accepted:
         """A sender's newest incarnation and its highest local seqno that was ordered."""
-        row = self.received.get(sender, NOTHING_ACCEPTED)
-        if row.local_seqno < MAX_NUMBER:
-            return row
-        return next(Accepted(*left[1:]) for left in self.membership.left if left.address == sender)
+        return self.received.get(sender, NOTHING_ACCEPTED)
 
     def is_over(self, sender: str, incarnation: int) -> bool:
         """Whether nothing more of that life will be ordered, although no later one has begun."""
-        return self.received.get(sender) == (incarnation, MAX_NUMBER)
+        is_newest = self.ordered(sender).incarnation == incarnation
+        return is_newest and self.membership.lives_over.get(sender) == incarnation
 
     def due_for_snapshot(self) -> bool:
         """Whether a successor would have to read back more than it should."""
@@ -226,7 +223,7 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
         data = _decided(state, seqno, record, refusal(membership, record) if record.kind != MESSAGE else "")
         outputs.append(data)
         if data.kind != MESSAGE:
-            membership = fold(membership, data, received)
+            membership = _fold(membership, data, received)
             watch.look(membership)
         elif not is_linked:
             own_seqno = seqno
@@ -249,8 +246,10 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
 def _never(membership: Membership, received: Mapping[str, Accepted], record: Forward, *, is_repeat: bool) -> str:
     """Why a record will never be ordered; "" if it may be, or has been."""
     row = received.get(record.sender)
-    if row is not None and (record.incarnation, record.local_seqno) <= row:
-        return ""
+    if row is not None:
+        is_over = record.incarnation <= membership.last_life_over(record.sender, has_row=True)
+        if is_over or (record.incarnation, record.local_seqno) <= row:
+            return ""
     if not membership.may_send(record.sender, record.kind):
         return NOT_A_MEMBER
     is_forgotten = row is None and record.kind != REMOTE_VIEW and record.incarnation <= membership.incarnation_floor
@@ -263,8 +262,18 @@ def _accepted(membership: Membership, received: Mapping[str, Accepted], record: 
     if record.kind == REMOTE_VIEW:
         row = Accepted(record.incarnation, record.local_seqno)
         return row if row > received.get(record.sender, NOTHING_ACCEPTED) else None
-    known = received.get(record.sender) or membership.unknown()
-    return next_accepted(known, record.incarnation, record.local_seqno)
+    known = received.get(record.sender)
+    if record.incarnation <= membership.last_life_over(record.sender, has_row=known is not None):
+        return None
+    return next_accepted(known or NOTHING_ACCEPTED, record.incarnation, record.local_seqno)
+
+
+def _fold(membership: Membership, record: Data, received: dict[str, Accepted]) -> Membership:
+    """The membership after a record; takes the dropped rows out of `received`."""
+    membership, dropped_rows = fold(membership, record, received)
+    for sender in dropped_rows:
+        del received[sender]
+    return membership
 
 
 def _decided(state: SequencerState, seqno: int, record: Forward, refused: str) -> Data:
@@ -329,7 +338,7 @@ def end_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
         seqno += 1
         view += decision.kind == VIEW
         data = Data(decision.kind, state.epoch, seqno, view, payload=_json(decision.payload))
-        membership = fold(membership, data, received)
+        membership = _fold(membership, data, received)
         outputs.append(data)
     return replace(state, seqno=seqno, view=view, received=received, membership=membership), tuple(outputs)
 
@@ -389,7 +398,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
             if record.source is not None:
                 advance(decided, record.source)
             if record.kind != MESSAGE:
-                membership = fold(membership, record, received)
+                membership = _fold(membership, record, received)
         base_expected = False
     return replace(
         state,

@@ -52,10 +52,10 @@ def _next_life(data: DataLog, sender: str) -> tuple[int, Start | None]:
         start = data.after(state.seqno)
     except HistoryUnavailable:  # until a sequencer starts
         return now_ms, None
-    row = state.received.get(sender) or state.membership.unknown()
-    if row.incarnation >= MAX_NUMBER:
+    latest = max(state.ordered(sender).incarnation, state.membership.incarnation_floor)
+    if latest >= MAX_NUMBER:
         raise UsageError(f"{sender} has used up its incarnations: somebody sends under that name. Use another site's.")
-    return max(now_ms, row.incarnation + 1), start
+    return max(now_ms, latest + 1), start
 
 
 def _send(connection: Connection, topic: str, sender: str, incarnation: int, payload: bytes) -> None:

@@ -238,12 +238,6 @@ def test_what_is_no_view_is_refused(payload: bytes) -> None:
     assert site.tell(1, 2, BOB)
 
 
-def test_a_snapshot_of_before_remote_views_can_be_read() -> None:
-    body = Membership(members=(BOB,)).to_json()
-    del body["remote"]
-    assert Membership.from_json(json.loads(json.dumps(body))).remote == {}
-
-
 def test_an_event_says_what_is_new() -> None:
     """A view told again under a new epoch is none; a reader may start anywhere, or from a state."""
     reader = EventReader()

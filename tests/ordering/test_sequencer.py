@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 from dataclasses import replace
 from unittest.mock import patch
@@ -17,6 +19,7 @@ from ordering.reader import Reader, Seal, Verdict
 from ordering.records import HEARTBEAT, Data, DeadLetter, Forward, Malformed, Source
 from ordering.sequencer import (
     FORGOTTEN,
+    FORMAT,
     Accepted,
     SequencerState,
     absorb,
@@ -282,3 +285,10 @@ def test_a_sender_that_was_forgotten_is_told_so() -> None:
         after, outputs = decide(state, log)
         assert outputs[0] == DeadLetter(Source(TOPIC, 0, 0), FORGOTTEN)
         assert after.received == {"s/new": Accepted(8, 1)}
+
+
+def test_a_snapshot_of_another_format_is_refused() -> None:
+    body = json.loads(gzip.decompress(opened().to_bytes()))
+    old = gzip.compress(json.dumps(body | {"format": FORMAT - 1}).encode())
+    with pytest.raises(ProtocolViolation, match="not a snapshot that this version can read: unknown format"):
+        SequencerState.from_bytes(old)
