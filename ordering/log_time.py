@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from ordering.membership import LONG_AGO_MS, Heard, Membership
 from ordering.names import is_tick
-from ordering.records import LEAVE, Forward
+from ordering.records import LEAVE, Forward, Partition
 
 STANDSTILL_MS = 2_000
 """Between two records of a partition no more than this counts; a tick comes every second."""
@@ -51,27 +51,27 @@ class Watch:
         """A well-formed record, whatever becomes of it."""
         if not self.is_on:
             return
-        place = f"{record.source.topic}-{record.source.partition}"
-        before = self.clock.get(place)
+        partition = record.source.topic_partition
+        before = self.clock.get(partition)
         if before is not None and record.timestamp_ms - before > STANDSTILL_MS:
-            self._stand_still(place, before, record.timestamp_ms)
-        at_ms = self.clock[place] = max(before or 0, record.timestamp_ms)
+            self._stand_still(partition, before, record.timestamp_ms)
+        at_ms = self.clock[partition] = max(before or 0, record.timestamp_ms)
         if self.lives.get(record.sender) == record.incarnation:
-            self.heard[record.sender] = Heard(place, at_ms)
+            self.heard[record.sender] = Heard(partition, at_ms)
         elif record.sender in self.relays:
-            self.heard[record.sender] = Heard(place, LONG_AGO_MS if record.kind == LEAVE else at_ms)
+            self.heard[record.sender] = Heard(partition, LONG_AGO_MS if record.kind == LEAVE else at_ms)
         if 0 < self.flush_id <= record.local_seqno and is_tick(record.sender):
-            self._tell(place, at_ms)
+            self._tell(partition, at_ms)
 
-    def _tell(self, place: str, at_ms: int) -> None:
+    def _tell(self, partition: Partition, at_ms: int) -> None:
         if self.told_flush != self.flush_id:
             self.told_flush, self.told_ms = self.flush_id, {}
-        self.told_ms.setdefault(place, at_ms)
+        self.told_ms.setdefault(partition, at_ms)
 
-    def _stand_still(self, place: str, before: int, after: int) -> None:
-        self.heard = stood_still(self.heard, self.clock, place, before, after)
-        if place in self.told_ms:
-            self.told_ms[place] = _later(self.told_ms[place], before, after)
+    def _stand_still(self, partition: Partition, before: int, after: int) -> None:
+        self.heard = stood_still(self.heard, self.clock, partition, before, after)
+        if partition in self.told_ms:
+            self.told_ms[partition] = _later(self.told_ms[partition], before, after)
 
     def applied(self, membership: Membership) -> Membership:
         """The membership with what was heard."""
@@ -80,26 +80,26 @@ class Watch:
         return replace(membership, heard=self.heard, clock=self.clock, told_flush=self.told_flush, told_ms=self.told_ms)
 
 
-def before_horizon(membership: Membership, positions: Mapping[str, int]) -> Membership:
+def before_horizon(membership: Membership, positions: Mapping[Partition, int]) -> Membership:
     """A membership that has a horizon, after a batch: it forgets the time, and the horizon where it is reached."""
-    ahead = {place: end for place, end in membership.horizon.items() if positions.get(place, 0) < end}
+    ahead = {partition: end for partition, end in membership.horizon.items() if positions.get(partition, 0) < end}
     return replace(membership.without_time(), horizon=ahead)
 
 
 def stood_still(
-    heard: dict[str, Heard], clock: dict[str, int], place: str, before: int, after: int
+    heard: dict[str, Heard], clock: dict[Partition, int], partition: Partition, before: int, after: int
 ) -> dict[str, Heard]:
-    """`heard` after a step of the clock of `place`: as if whoever it concerns had been heard so much later."""
-    steps = {place: (before, after), "": _whole(clock, place, before, after)}
+    """`heard` after a step of the clock of `partition`: as if whoever it concerns had been heard so much later."""
+    steps = {partition: (before, after), None: _whole(clock, partition, before, after)}
     return {
         address: Heard(where, _later(at_ms, *steps[where])) if where in steps else Heard(where, at_ms)
         for address, (where, at_ms) in heard.items()
     }
 
 
-def _whole(clock: dict[str, int], place: str, before: int, after: int) -> tuple[int, int]:
+def _whole(clock: dict[Partition, int], partition: Partition, before: int, after: int) -> tuple[int, int]:
     """The step of the whole group's clock, which is that of the partition furthest behind."""
-    others = [at_ms for other, at_ms in clock.items() if other != place]
+    others = [at_ms for other, at_ms in clock.items() if other != partition]
     return min([before, *others]), min([after, *others])
 
 

@@ -64,6 +64,9 @@ from ordering.records import (
     VIEW,
     Data,
     Forward,
+    Partition,
+    named_partitions,
+    parsed_partitions,
 )
 
 MAX_LEFT = 1_000
@@ -108,9 +111,9 @@ class RemoteSite(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """A member's newest record: in which partition (`topic-partition`; "": nowhere yet), and when (ms)."""
+    """A member's newest record: in which partition (None: nowhere yet), and when (ms)."""
 
-    place: str
+    partition: Partition | None
     at_ms: int
 
 
@@ -170,10 +173,10 @@ class Membership:
     incarnation_floor: int = 0
     remote: Mapping[str, RemoteSite] = field(default_factory=dict)
     heard: Mapping[str, Heard] = field(default_factory=dict)
-    clock: Mapping[str, int] = field(default_factory=dict)
+    clock: Mapping[Partition, int] = field(default_factory=dict)
     told_flush: int = 0
-    told_ms: Mapping[str, int] = field(default_factory=dict)
-    horizon: Mapping[str, int] = field(default_factory=dict)
+    told_ms: Mapping[Partition, int] = field(default_factory=dict)
+    horizon: Mapping[Partition, int] = field(default_factory=dict)
 
     @property
     def is_watched(self) -> bool:
@@ -201,7 +204,7 @@ class Membership:
         if self.told_flush != self.flush.id:
             return False
         limit = self.settings.flush_timeout_ms
-        return all(now_ms - self.told_ms.get(place, now_ms) > limit for place, now_ms in self.clock.items())
+        return all(now_ms - self.told_ms.get(partition, now_ms) > limit for partition, now_ms in self.clock.items())
 
     @cached_property
     def _addresses(self) -> frozenset[str]:
@@ -252,11 +255,11 @@ class Membership:
             "lives_over": self.lives_over,
             "incarnation_floor": self.incarnation_floor,
             "remote": self.remote,
-            "heard": self.heard,
-            "clock": self.clock,
+            "heard": {address: (str(where or ""), at_ms) for address, (where, at_ms) in self.heard.items()},
+            "clock": named_partitions(self.clock),
             "told_flush": self.told_flush,
-            "told_ms": self.told_ms,
-            "horizon": self.horizon,
+            "told_ms": named_partitions(self.told_ms),
+            "horizon": named_partitions(self.horizon),
         }
 
     @classmethod
@@ -275,7 +278,13 @@ class Membership:
                 name: RemoteSite(tuple(Life(*row) for row in members), is_silent)
                 for name, (members, is_silent) in body.pop("remote").items()
             },
-            heard={address: Heard(*row) for address, row in body.pop("heard").items()},
+            heard={
+                address: Heard(Partition.parse(where) if where else None, at_ms)
+                for address, (where, at_ms) in body.pop("heard").items()
+            },
+            clock=parsed_partitions(body.pop("clock")),
+            told_ms=parsed_partitions(body.pop("told_ms")),
+            horizon=parsed_partitions(body.pop("horizon")),
             **body,
         )
 

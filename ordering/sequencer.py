@@ -60,7 +60,10 @@ from ordering.records import (
     DeadLetter,
     Forward,
     Malformed,
+    Partition,
     Source,
+    named_partitions,
+    parsed_partitions,
 )
 from ordering.view_change import freshen, next_decision
 
@@ -87,8 +90,8 @@ FORMAT = 4
 class SequencerState:
     """All that a sequencer knows of one group; O(senders + takeovers), no payloads.
 
-    `positions` maps `topic-partition` to the first offset not yet considered; as DATA tells it, to the one from which a
-    successor reads. `decided` has the first offset behind all that DATA came from, which may be further: what stands
+    `positions` has the first offset of each partition that is not yet considered; as DATA tells it, the one from which
+    a successor reads. `decided` has the first offset behind all that DATA came from, which may be further: what stands
     before it is read a second time. `seals` is (epoch, first seqno) of every takeover; `unsnapped` counts the FORWARD
     records considered since the last snapshot. In a mesh, `links` has the link rows by neighbour, `origins` the origin
     rows by site, and `own_seqno` is that of the last message of the site's own (`ordering.links`).
@@ -101,12 +104,12 @@ class SequencerState:
     seqno: int = 0
     view: int = 0
     received: Mapping[str, Accepted] = field(default_factory=dict)
-    positions: Mapping[str, int] = field(default_factory=dict)
+    positions: Mapping[Partition, int] = field(default_factory=dict)
     seals: tuple[Seal, ...] = ()
     duplicates: int = 0
     unsnapped: int = 0
     membership: Membership = NO_MEMBERS
-    decided: Mapping[str, int] = field(default_factory=dict)
+    decided: Mapping[Partition, int] = field(default_factory=dict)
     own_seqno: int = 0
     links: Mapping[str, LinkRow] = field(default_factory=dict)
     origins: Mapping[str, int] = field(default_factory=dict)
@@ -122,11 +125,11 @@ class SequencerState:
             "seqno": self.seqno,
             "view": self.view,
             "received": self.received,
-            "positions": self.positions,
+            "positions": named_partitions(self.positions),
             "seals": self.seals,
             "duplicates": self.duplicates,
             "unsnapped": self.unsnapped,
-            "decided": self.decided,
+            "decided": named_partitions(self.decided),
             "own_seqno": self.own_seqno,
             "links": self.links,
             "origins": self.origins,
@@ -148,6 +151,8 @@ class SequencerState:
                 raise ValueError("unknown format")
             if "membership" in body:
                 body["membership"] = Membership.from_json(body["membership"])
+            body["positions"] = parsed_partitions(body["positions"])
+            body["decided"] = parsed_partitions(body["decided"])
             body["received"] = {sender: Accepted(*row) for sender, row in body["received"].items()}
             body["seals"] = tuple(Seal(*row) for row in body["seals"])
             body["links"] = {neighbour: LinkRow(*row) for neighbour, row in body["links"].items()}
@@ -192,7 +197,8 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
         if previous is not None and record.source <= previous:
             raise ProtocolViolation(f"rows are not in log order: {record.source} after {previous}.")
         previous = record.source
-        links.follow(record.source, positions.get(record.source.place, 0))
+        partition = record.source.topic_partition
+        links.follow(record.source, positions.get(partition, 0))
         advance(positions, record.source)
         if isinstance(record, Malformed):
             outputs.append(DeadLetter(record.source, record.reason))
@@ -205,7 +211,7 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
         if record.kind == HEARTBEAT or (record.kind == LEAVE and is_relay(record.sender)):
             continue
         is_linked = record.link is not None or record.kind == LINK_START
-        is_repeat = record.source.offset < state.decided.get(record.source.place, 0)
+        is_repeat = record.source.offset < state.decided.get(partition, 0)
         if is_linked and not links.take(record):
             duplicates += record.kind == MESSAGE and not is_repeat
             continue
@@ -306,9 +312,10 @@ def next_accepted(accepted: Accepted, incarnation: int, local_seqno: int) -> Acc
     return None
 
 
-def advance(positions: dict[str, int], source: Source) -> None:
+def advance(positions: dict[Partition, int], source: Source) -> None:
     """Note that everything of the source's partition up to and including it has been considered."""
-    positions[source.place] = max(positions.get(source.place, 0), source.offset + 1)
+    partition = source.topic_partition
+    positions[partition] = max(positions.get(partition, 0), source.offset + 1)
 
 
 def begin_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:

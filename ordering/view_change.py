@@ -43,7 +43,7 @@ def freshen(membership: Membership) -> Membership:
     missing = [address for address in watched if address not in membership.heard]
     if not membership.clock or not missing:
         return membership
-    now = Heard("", membership.latest_ms)
+    now = Heard(None, membership.latest_ms)
     return replace(membership, heard={**membership.heard, **dict.fromkeys(missing, now)})
 
 
@@ -91,11 +91,11 @@ def _suspects(membership: Membership, received: Mapping[str, Accepted]) -> set[s
 
 
 def _is_overdue(membership: Membership, address: str) -> bool:
-    """Whether it was heard, and then not for too long, by the clock of the place where it was."""
+    """Whether it was heard, and then not for too long, by the clock of the partition where it was."""
     heard = membership.heard.get(address)
     if heard is None:
         return False
-    now = membership.clock.get(heard.place, 0) if heard.place else membership.now_ms or 0
+    now = membership.clock.get(heard.partition, 0) if heard.partition else membership.now_ms or 0
     return now - heard.at_ms > membership.settings.suspect_after_ms
 
 

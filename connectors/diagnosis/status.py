@@ -10,7 +10,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.topics import find_topics
-from ordering.records import EPOCH
+from ordering.records import EPOCH, Partition
 
 _RATE_RECORDS = 1000
 
@@ -67,8 +67,7 @@ def read_status(
     finally:
         consumer.close()
     lag = sum(
-        ends[place] - max(begins[place], state.positions.get(f"{place.topic}-{place.partition}", 0))
-        for place in forward
+        ends[partition] - max(begins[partition], state.positions.get(Partition(*partition), 0)) for partition in forward
     )
     return GroupStatus(
         group=group,
@@ -80,6 +79,6 @@ def read_status(
         lag=max(0, lag),
         rate=rate,
         duplicates=state.duplicates,
-        dead_letters=sum(ends[place] - begins[place] for place in dead),
+        dead_letters=sum(ends[partition] - begins[partition] for partition in dead),
         ledger_lag=None if in_ledger is None else state.seqno - in_ledger.get(group, 0),
     )

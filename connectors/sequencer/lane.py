@@ -244,9 +244,8 @@ def groups_at(topics: Iterable[Topic], site: str) -> list[str]:
 def _positions(states: Iterable[SequencerState]) -> dict[TopicPartition, int]:
     positions = {}
     for state in states:
-        for place, offset in state.positions.items():
-            topic, _, partition = place.rpartition("-")
-            positions[TopicPartition(topic, int(partition))] = offset
+        for partition, offset in state.positions.items():
+            positions[TopicPartition(*partition)] = offset
     return positions
 
 

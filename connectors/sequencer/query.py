@@ -36,7 +36,7 @@ from connectors.spark import codec as spark_codec
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
 from ordering.links import LinkColumns
-from ordering.records import JOIN, MESSAGE, Data, DeadLetter, Headers, Link, Malformed, Source
+from ordering.records import JOIN, MESSAGE, Data, DeadLetter, Headers, Link, Malformed, Partition, Source
 from ordering.sequencer import SequencerState, begin_batch, end_batch
 
 _RUN = (
@@ -209,8 +209,8 @@ def decider(initial: Mapping[str, bytes]) -> Decide:
 
 def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerState, list[pd.DataFrame]]:
     """Decide one piece of a group's rows; return the state after it and the runs to write, in order."""
-    places, place = _places(chunk)
-    rows, error = _read_odd(chunk, places, place)
+    partitions, partition = _partitions(chunk)
+    rows, error = _read_odd(chunk, partitions, partition)
     well_formed = error == None  # noqa: E711 - element by element
     sender, senders = pd.factorize(rows["sender"])
     kind, incarnation, offset = rows["kind"], rows["incarnation"], chunk["offset"].to_numpy()
@@ -222,8 +222,8 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
     decisions = step_columns(
         state,
         ForwardColumns(
-            places=[f"{topic}-{partition}" for topic, partition in places],
-            place=place,
+            partitions=partitions,
+            partition=partition,
             offset=offset,
             senders=senders.tolist(),
             sender=sender,
@@ -241,8 +241,7 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
         error[mask] = reason
         dead |= mask
     runs: list[dict[str, Any]] = []
-    for first, end in _runs(place, offset, sender, incarnation, decisions.seqno, dead, controls):
-        topic, partition = places[int(place[first])]
+    for first, end in _runs(partition, offset, sender, incarnation, decisions.seqno, dead, controls):
         run = slice(first, end)
         if dead[first]:
             letters = _dead_letters(chunk.iloc[run], error[run])
@@ -258,8 +257,8 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
                 "group": state.group,
                 "role": "data",
                 "kind": of_kind,
-                "topic": topic,
-                "partition": partition,
+                "topic": partitions[partition[first]].topic,
+                "partition": partitions[partition[first]].number,
                 "first_offset": int(offset[first]),
                 "first_seqno": int(decisions.seqno[first]),
                 "epoch": state.epoch,
@@ -288,7 +287,7 @@ def _link_of_run(link: LinkColumns | None, run: slice) -> dict[str, list[int]]:
 
 
 def _read_odd(
-    chunk: pd.DataFrame, places: Sequence[tuple[str, int]], place: Ints
+    chunk: pd.DataFrame, partitions: Sequence[Partition], partition: Ints
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.object_]]:
     """The columns that come from headers, with the rows that are not plain read by the codec; and each row's error."""
     columns = {name: chunk[name].to_numpy() for name in (*_FROM_HEADERS, *_LINK) if name in chunk}
@@ -303,7 +302,7 @@ def _read_odd(
     for row, offset, key, value, at_ms in zip(
         odd, *(chunk[name].iloc[odd] for name in ("offset", "key", "value", "forwarded_at_ms")), strict=True
     ):
-        source = Source(*places[int(place[row])], int(offset))
+        source = Source(*partitions[int(partition[row])], int(offset))
         record = codec.decode_forward(source, key, value, headers[row] or (), int(at_ms))
         if isinstance(record, Malformed):
             error[row] = record.reason
@@ -390,7 +389,7 @@ def _objects(cells: Iterable[Any]) -> pd.Series[Any]:
 
 
 def _runs(
-    place: Ints,
+    partition: Ints,
     offset: Ints,
     sender: Ints,
     incarnation: Ints,
@@ -398,11 +397,11 @@ def _runs(
     dead: NDArray[np.bool_],
     controls: Iterable[int],
 ) -> Iterator[tuple[int, int]]:
-    """The (first, end) of every run: rows to be written, of one place, with consecutive offsets, all accepted (so
+    """The (first, end) of every run: rows to be written, of one partition, with consecutive offsets, all accepted (so
     with consecutive seqnos) or all dead, and with one incarnation a sender. A control row is a run of its own.
     """
     kind = np.where(dead, 2, np.where(seqno > 0, 1, 0))
-    breaks = (np.diff(place) != 0) | (np.diff(offset) != 1) | (np.diff(kind) != 0)
+    breaks = (np.diff(partition) != 0) | (np.diff(offset) != 1) | (np.diff(kind) != 0)
     for row in controls:
         breaks[max(0, row - 1) : row + 1] = True
     # An incarnation that changes in a chunk is rare: then every change of it between two rows breaks a run.
@@ -410,15 +409,15 @@ def _runs(
     of_sender[sender] = incarnation
     if not bool(np.all(of_sender[sender] == incarnation)):
         breaks |= np.diff(incarnation) != 0
-    edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(place)]
+    edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(partition)]
     for first, end in itertools.pairwise(edges):
         if kind[first]:
             yield first, end
 
 
-def _places(chunk: pd.DataFrame) -> tuple[list[tuple[str, int]], np.ndarray[Any, np.dtype[np.int64]]]:
-    """The (topic, partition) of the rows in their order, and the index of each row's."""
-    topic, partition = chunk["topic"].to_numpy(), chunk["partition"].to_numpy()
-    starts = np.append(True, (topic[1:] != topic[:-1]) | (partition[1:] != partition[:-1]))
-    places = [(topic[row], int(partition[row])) for row in np.flatnonzero(starts).tolist()]
-    return places, np.cumsum(starts) - 1
+def _partitions(chunk: pd.DataFrame) -> tuple[list[Partition], Ints]:
+    """The partitions of the rows in their order, and the index of each row's."""
+    topic, number = chunk["topic"].to_numpy(), chunk["partition"].to_numpy()
+    starts = np.append(True, (topic[1:] != topic[:-1]) | (number[1:] != number[:-1]))
+    partitions = [Partition(topic[row], int(number[row])) for row in np.flatnonzero(starts).tolist()]
+    return partitions, np.cumsum(starts) - 1

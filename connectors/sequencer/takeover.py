@@ -46,7 +46,7 @@ from connectors.kafka.topics import find_groups
 from ordering.errors import AbcastError, Fenced, HistoryUnavailable, ProtocolViolation, UsageError
 from ordering.names import Topic
 from ordering.reader import Reader, Seal, Verdict
-from ordering.records import EPOCH, Data
+from ordering.records import EPOCH, Data, Partition
 from ordering.sequencer import SequencerState, absorb, seal, snapshot
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ def _look(data: DataLog, own: Mapping[str, int], history: History | None, *, tru
 
 def _horizons(
     connection: Connection, groups: Mapping[str, Iterable[str]], states: Iterable[SequencerState]
-) -> list[dict[str, int]]:
+) -> list[dict[Partition, int]]:
     """For each group, the ends of the forward partitions of which something is to be read (see `ordering.log_time`)."""
     consumer = connection.consumer()
     try:
@@ -177,12 +177,11 @@ def _horizons(
         consumer.close()
     horizons = []
     for state, backlog in zip(states, backlogs, strict=True):
-        ends = {f"{place.topic}-{place.partition}": of for place, of in backlog.items()}
         horizons.append(
             {
-                place: of.end
-                for place, of in sorted(ends.items())
-                if max(state.positions.get(place, 0), of.beginning) < of.end
+                Partition(*partition): offsets.end
+                for partition, offsets in sorted(backlog.items())
+                if max(state.positions.get(Partition(*partition), 0), offsets.beginning) < offsets.end
             }
         )
     return horizons

@@ -16,7 +16,7 @@ from ordering.errors import ProtocolViolation
 from ordering.links import origin_of
 from ordering.membership import Life, Membership, Settings
 from ordering.names import Topic, relay_of
-from ordering.records import LINK_START, Data, Forward, Link, Source
+from ordering.records import LINK_START, Data, Forward, Link, Partition, Source
 from ordering.sequencer import Accepted, SequencerState, step
 from tests.ordering.forwards import SENDERS, TOPIC, Log, cut, logs, opened
 from tests.ordering.linked import FAR, LAX, LinkedLog
@@ -46,7 +46,7 @@ def states(draw: st.DrawFn) -> SequencerState:
         lives_over=lives_over,
         incarnation_floor=draw(st.sampled_from((0, 0, 1, 2))),
     )
-    decided = draw(st.dictionaries(st.sampled_from([f"{TOPIC}-{n}" for n in (0, 2, 10)]), st.integers(0, 10)))
+    decided = draw(st.dictionaries(st.sampled_from([Partition(TOPIC, n) for n in (0, 2, 10)]), st.integers(0, 10)))
     return replace(opened(), received=received, membership=membership, decided=decided)
 
 

@@ -31,6 +31,7 @@ from ordering.records import (
     Data,
     DeadLetter,
     Forward,
+    Partition,
     Source,
 )
 from ordering.sequencer import SequencerState, absorb, end_batch, step
@@ -93,7 +94,7 @@ class Log:
 
 def taken_over(state: SequencerState, horizon: int) -> SequencerState:
     """A successor's, which knows the ledger only: it reads all of FORWARD again, which ends at `horizon`."""
-    membership = replace(state.membership.without_time(), horizon={f"{TOPIC}-0": horizon})
+    membership = replace(state.membership.without_time(), horizon={Partition(TOPIC, 0): horizon})
     return replace(state, positions={}, membership=membership)
 
 
@@ -225,8 +226,8 @@ def test_a_partition_that_is_read_late_accuses_nobody() -> None:
         opened(),
         membership=Membership(
             members=(Life("s/a", 1), Life("s/b", 1)),
-            heard={"s/a": core.Heard("p-0", 10_000), "s/b": core.Heard("p-1", 10_000)},
-            clock={"p-0": 10_500, "p-1": 90_000},
+            heard={"s/a": core.Heard(Partition("p", 0), 10_000), "s/b": core.Heard(Partition("p", 1), 10_000)},
+            clock={Partition("p", 0): 10_500, Partition("p", 1): 90_000},
         ),
     )
     state, (view,) = end_batch(state)
@@ -303,10 +304,10 @@ def test_a_new_life_does_not_inherit_the_silence_of_the_last_one() -> None:
 def test_a_joiner_is_not_missed_by_a_partition_that_is_read_late() -> None:
     state = replace(
         opened(),
-        membership=Membership(members=(Life("s/a", 1),), clock={"p-0": 90_000, "p-1": 10_000}),
+        membership=Membership(members=(Life("s/a", 1),), clock={Partition("p", 0): 90_000, Partition("p", 1): 10_000}),
     )
     state, closing = end_batch(state)
-    assert (closing, state.membership.heard) == ((), {"s/a": core.Heard("", 90_000)})
+    assert (closing, state.membership.heard) == ((), {"s/a": core.Heard(None, 90_000)})
 
 
 def test_who_was_not_waited_for_is_out_whatever_happens_meanwhile() -> None:

@@ -16,7 +16,7 @@ from connectors.relay.bootstrap import _orders, _write_session
 from connectors.relay.link_start import link_start
 from ordering.links import carry
 from ordering.names import Topic, relay_of
-from ordering.records import HEARTBEAT, JOIN, LINK_START, MESSAGE, REMOTE_VIEW, SKIP, VIEW, Data, Source
+from ordering.records import HEARTBEAT, JOIN, LINK_START, MESSAGE, REMOTE_VIEW, SKIP, VIEW, Data, Partition, Source
 from ordering.sequencer import SequencerState, absorb, seal, step
 from tests.ledger.ledger_of import decided, effective, write_ledger
 from tests.memory_kafka import MemoryConnection
@@ -64,7 +64,7 @@ class There:
 
     def order(self) -> int:
         """Order what is there; return how many messages were new."""
-        begin = self.state.positions.get(f"{self.topic}-0", 0)
+        begin = self.state.positions.get(Partition(self.topic, 0), 0)
         records = []
         for at in self.log[begin:]:
             records.append(decode_forward(Source(self.topic, 0, at.offset), at.key, at.value, at.headers, at.timestamp))

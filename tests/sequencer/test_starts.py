@@ -24,7 +24,7 @@ from connectors.sequencer.ticks import tick
 from connectors.sequencer.upkeep import Upkeep
 from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation, TopicMissing, UsageError
 from ordering.names import Topic
-from ordering.records import Data
+from ordering.records import Data, Partition
 from ordering.sequencer import SequencerState, absorb, seal
 from tests.memory_kafka import MemoryConnection
 from tests.tiny_sequencer import TinySequencer
@@ -333,7 +333,7 @@ def test_a_takeover_tells_its_horizon(kafka: MemoryConnection) -> None:
     order(kafka, 3)
     tick(kafka.producer(), str(FORWARD), [0], 1)
     end = len(log_of(kafka, FORWARD))
-    assert take_over(kafka, "g", "nyc").membership.horizon == {f"{FORWARD}-0": end}
+    assert take_over(kafka, "g", "nyc").membership.horizon == {Partition(str(FORWARD), 0): end}
     with TinySequencer(kafka, "g", "nyc") as sequencer:
         deadline = time.monotonic() + 10
         while sequencer.state.membership.horizon and time.monotonic() < deadline:

@@ -130,8 +130,7 @@ class Sequencer:
         assert self.state is not None
         rows: list[Forward | Malformed] = []
         for partition, records in enumerate(self.broker.forward):
-            place = f"{self.broker.next_source(partition).topic}-{partition}"
-            start = self.state.positions.get(place, 0)
+            start = self.state.positions.get(self.broker.next_source(partition).topic_partition, 0)
             rows.extend(records[start : start + self.batch_rows])
         return rows
 

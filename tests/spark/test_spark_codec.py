@@ -16,7 +16,7 @@ from connectors.kafka.sites import Direction
 from connectors.relay.columns import relay_news, relay_requests
 from connectors.sequencer.query import _unpack, decode_forward
 from ordering.links import LinkRow
-from ordering.records import FLUSH_OK, LINK_START, REMOTE_VIEW, SKIP, Data, Forward, Link, Malformed, Source
+from ordering.records import FLUSH_OK, LINK_START, REMOTE_VIEW, SKIP, Data, Forward, Link, Malformed, Partition, Source
 from ordering.sequencer import SequencerState
 from tests.forward_corpus import CORPUS, TOPIC, Case
 from tests.spark.kafka_rows import (
@@ -133,7 +133,7 @@ def test_the_whole_way_is_the_same(spark: SparkSession) -> None:
     for number, case in enumerate([*CORPUS, *BAD_ADDRESSES, *BAD_ADDRESSES_BY_LINK]):
         state = SequencerState(f"case-{number}", epoch=1, links={"sfo": LinkRow(17, 4, 8)})
         row = row_of(case._replace(topic=case.topic.replace("orders", state.group)), number)
-        state = replace(state, positions={f"{row.topic}-{row.partition}": number})
+        state = replace(state, positions={Partition(row.topic, row.partition): number})
         rows.append(row)
         states.append(state)
         decided = decide_rows(state, [row], SITE)[1]
