@@ -66,6 +66,7 @@ from operator import le
 from typing import NamedTuple
 
 from ordering import clocks
+from ordering.canonical import canonical_json
 from ordering.casts import FIFO, NO_VIEW, Cast, Ordered, Settled, Step, Verdict
 from ordering.clocks import Clock, ClockMalformed
 from ordering.errors import ProtocolViolation
@@ -128,9 +129,7 @@ class CausalState:
             "broadcast_clocks": sorted(self.broadcast_clocks.items()),
             "settled": [(*life, local_seqno) for life, local_seqno in self.settled],
         }
-        return gzip.compress(
-            json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii"), compresslevel=1, mtime=0
-        )
+        return gzip.compress(canonical_json(body), compresslevel=1, mtime=0)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> CausalState:

@@ -24,6 +24,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ordering.canonical import canonical_json
 from ordering.casts import Cast, Step, Verdict
 from ordering.errors import ProtocolViolation
 from ordering.membership import NOTHING_ACCEPTED, Accepted, Life
@@ -44,7 +45,7 @@ class FifoState:
     def to_bytes(self) -> bytes:
         """As JSON, equal states as equal bytes."""
         body = {"format": FORMAT, "received": self.received}
-        return json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii")
+        return canonical_json(body)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> FifoState:

@@ -45,6 +45,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ordering.canonical import canonical_json
 from ordering.names import Topic, relay_of
 from ordering.reader import Reader, Verdict
 from ordering.records import (
@@ -85,7 +86,7 @@ class LinkStart(NamedTuple):
 
     def to_json(self) -> bytes:
         """As the payload of a `link-start`."""
-        return json.dumps(self._asdict(), separators=(",", ":"), sort_keys=True).encode("ascii")
+        return canonical_json(self._asdict())
 
     @classmethod
     def from_json(cls, raw: bytes) -> LinkStart | None:

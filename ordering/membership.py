@@ -47,6 +47,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ordering.canonical import canonical_json
 from ordering.errors import ProtocolViolation, UsageError
 from ordering.flush import NO_FLUSH, Flush, Phase
 from ordering.names import is_address, is_relay, relay_of
@@ -134,7 +135,7 @@ class Settings:
 
     def to_json(self) -> bytes:
         """As the payload of a `settings` record."""
-        return _encode(asdict(self))
+        return canonical_json(asdict(self))
 
     def updated(self, raw: bytes) -> Settings:
         """These settings with those of the JSON object `raw` in their place. Raises UsageError."""
@@ -439,7 +440,3 @@ def payload_of(record: Data) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise ProtocolViolation(f"the {record.kind} of seqno {record.seqno} is not a JSON object.")
     return body
-
-
-def _encode(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii")

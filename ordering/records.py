@@ -39,6 +39,9 @@ MAX_PAYLOAD_BYTES = 1_000_000
 MAX_HEADERS_BYTES = 65_536
 """Most that the names and values of a message's application headers may have together, in bytes."""
 
+MAX_RECORD_BYTES = 8 * 1024 * 1024
+"""Largest record that abcast writes, in bytes: a snapshot of a very large group. Topics and brokers must allow it."""
+
 MAX_NUMBER = 10**18 - 1
 """Largest incarnation or local seqno: 18 digits, so that every language's 64-bit integers hold it."""
 

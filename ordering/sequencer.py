@@ -33,6 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from ordering.canonical import canonical_json
 from ordering.errors import ProtocolViolation
 from ordering.links import LinkRow, LinkTable
 from ordering.log_time import Watch, before_horizon
@@ -138,9 +139,7 @@ class SequencerState:
             body |= {"latest_ms": self.latest_ms, "snapshot_ms": self.snapshot_ms}
         if self.membership != NO_MEMBERS:
             body["membership"] = self.membership.to_json()
-        return gzip.compress(
-            json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii"), compresslevel=1, mtime=0
-        )
+        return gzip.compress(canonical_json(body), compresslevel=1, mtime=0)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> SequencerState:
@@ -292,7 +291,7 @@ def _decided(state: SequencerState, seqno: int, record: Forward, refused: str) -
         sender=record.sender,
         incarnation=record.incarnation,
         local_seqno=record.local_seqno,
-        payload=_json({"kind": record.kind, "reason": refused}) if refused else record.payload,
+        payload=canonical_json({"kind": record.kind, "reason": refused}) if refused else record.payload,
         source=record.source,
         headers=record.headers,
         forwarded_at_ms=record.timestamp_ms,
@@ -344,14 +343,10 @@ def end_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
     while (decision := next_decision(membership, received)) is not None:
         seqno += 1
         view += decision.kind == VIEW
-        data = Data(decision.kind, state.epoch, seqno, view, payload=_json(decision.payload))
+        data = Data(decision.kind, state.epoch, seqno, view, payload=canonical_json(decision.payload))
         membership = _fold(membership, data, received)
         outputs.append(data)
     return replace(state, seqno=seqno, view=view, received=received, membership=membership), tuple(outputs)
-
-
-def _json(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii")
 
 
 def snapshot(state: SequencerState) -> Data:

@@ -13,10 +13,9 @@ from kafka.errors import KafkaError
 
 from connectors.kafka.security import Security
 from ordering.errors import BrokerUnreachable
+from ordering.records import MAX_RECORD_BYTES
 
 DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
-MAX_RECORD_BYTES = 8 * 1024 * 1024
-"""Largest record abcast writes, in bytes: a snapshot of a very large group. Topics allow it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,15 +29,15 @@ other log.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kafka import KafkaConsumer
-from kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import decode_data
 from connectors.kafka.connection import Connection
 from connectors.kafka.epochs import Claim, Move, Note, decode
+from connectors.kafka.ranges import read_range, windows_back
 from ordering.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, TopicMissing, UsageError
 from ordering.names import Topic
 from ordering.reader import Reader, Seal, epoch_of
@@ -46,9 +46,6 @@ from ordering.sequencer import SequencerState, absorb
 
 _FIRST_WINDOW = 2_048
 """Records that are read back first when looking for a snapshot."""
-
-_LARGEST_STEP = 32_768
-"""By so much a window grows at most: what is read beyond what is looked for is read in vain."""
 
 
 class Stored(NamedTuple):
@@ -105,10 +102,7 @@ class DataLog:
             }
         for place, count in counts.items():
             if not count:
-                raise TopicMissing(
-                    f"topic {place.topic} does not exist: create the group's topics with "
-                    f"`abcast topics create --group {group} --site {site}`."
-                )
+                raise topic_missing(place.topic, group, site)
         if (count := counts[self.partition]) > 1:
             raise UsageError(too_many_partitions(self.topic, count))
 
@@ -134,28 +128,8 @@ class DataLog:
 
     def records(self, start: int, end: int) -> Iterator[Stored]:
         """The records of DATA with `start` <= offset < `end`, in order."""
-        for record in self._read(self.partition, start, end):
+        for record in read_range(self.connection, self._consumer, self.partition, start, end):
             yield Stored(record.offset, record.timestamp, decode_data(record.value, record.headers))
-
-    def _read(self, place: TopicPartition, start: int, end: int) -> Iterator[Any]:
-        if start >= end:
-            return
-        self._consumer.assign([place])
-        self._consumer.seek(place, start)
-        position = start
-        while position < end:
-            try:
-                with self.connection.reachable():
-                    polled = self._consumer.poll(timeout_ms=1000)
-            except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
-                raise HistoryUnavailable(
-                    f"retention has dropped offset {position} of {place.topic} before it was read: try again."
-                ) from error
-            for record in polled.get(place, ()):
-                if record.offset >= end:
-                    return
-                position = record.offset + 1
-                yield record
 
     def claims(self) -> list[Claim]:
         """Every claim so far, in the order of epochs."""
@@ -191,7 +165,7 @@ class DataLog:
                     f"retention has dropped the first {beginning} records of {self.claims_topic}, so nobody can tell "
                     "which sequencers took over: go on in a new group, and never set a retention on an epoch topic."
                 )
-        for record in self._read(self._claims, self._known_below, end):
+        for record in read_range(self.connection, self._consumer, self._claims, self._known_below, end):
             at = (record.offset, record.value, record.headers, record.timestamp)
             found = decode(self.claims_topic, *at, above=self._above)
             if isinstance(found, Claim):
@@ -226,7 +200,7 @@ class DataLog:
         self._learn()
         if self._known_base < 0:
             return None
-        found = self._read(self._claims, self._known_base, self._known_base + 1)
+        found = read_range(self.connection, self._consumer, self._claims, self._known_base, self._known_base + 1)
         return next((SequencerState.from_bytes(record.value) for record in found), None)
 
     def is_promoted(self) -> bool:
@@ -309,6 +283,14 @@ class DataLog:
         return first is not None and first.seqno <= seqno
 
 
+def topic_missing(topic: str, group: str, site: str) -> TopicMissing:
+    """The error that says that one of a group's topics is not there, and what to do."""
+    return TopicMissing(
+        f"topic {topic} does not exist: create the group's topics with `abcast topics create --group {group} "
+        f"--site {site}`."
+    )
+
+
 def too_many_partitions(topic: Topic, count: int) -> str:
     """What to say of a DATA topic that has more than one partition."""
     return (
@@ -316,15 +298,6 @@ def too_many_partitions(topic: Topic, count: int) -> str:
         f"new group (`abcast topics create --group NAME --site {topic.site}`); partition 0 and the ledger keep what "
         "was ordered."
     )
-
-
-def windows_back(beginning: int, end: int, first: int) -> Iterator[tuple[int, int]]:
-    """Ranges of offsets (from, below) that lead from `end` back to `beginning`: `first` records, then more and more."""
-    window, below = first, end
-    while below > beginning:
-        start = max(beginning, end - window)
-        yield start, below
-        window, below = min(window * 4, window + _LARGEST_STEP), start
 
 
 def _is_snapshot_in_force(stored: Stored, claims: Sequence[Claim]) -> bool:

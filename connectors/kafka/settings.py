@@ -13,6 +13,7 @@ from typing import Any
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Start
+from connectors.kafka.sending import append
 from ordering.errors import HistoryUnavailable, UsageError
 from ordering.membership import Settings
 from ordering.names import RESERVED_PREFIX, Address, Topic
@@ -38,7 +39,8 @@ def change_settings(
     sender = str(Address(site, ADMIN_NAME))
     with DataLog(connection, group, site) as data:
         incarnation, start = _next_life(data, sender)
-        _send(connection, str(Topic(group, "forward", site)), sender, incarnation, payload)
+        record = sender.encode("ascii"), payload, forward_headers(sender, incarnation, 1, kind=SETTINGS)
+        append(connection, str(Topic(group, "forward", site)), record, partition=None)
         if start is None or not (data.is_copy() or data.newest_epoch()):
             return False
         return _is_ordered(data, start, sender, incarnation, timeout)
@@ -56,17 +58,6 @@ def _next_life(data: DataLog, sender: str) -> tuple[int, Start | None]:
     if latest >= MAX_NUMBER:
         raise UsageError(f"{sender} has used up its incarnations: somebody sends under that name. Use another site's.")
     return max(now_ms, latest + 1), start
-
-
-def _send(connection: Connection, topic: str, sender: str, incarnation: int, payload: bytes) -> None:
-    headers = forward_headers(sender, incarnation, 1, kind=SETTINGS)
-    producer = connection.producer()
-    try:
-        with connection.reachable():
-            sent = producer.send(topic, key=sender.encode("ascii"), value=payload, headers=headers)
-            sent.get(timeout=connection.timeout)
-    finally:
-        producer.close(timeout=5)
 
 
 def _is_ordered(data: DataLog, start: Start, sender: str, incarnation: int, timeout: float) -> bool:

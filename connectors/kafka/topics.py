@@ -11,11 +11,11 @@ from kafka.admin import ACLOperation, ConfigResource, ConfigResourceType, KafkaA
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.connection import MAX_RECORD_BYTES, Connection
-from connectors.kafka.data_log import too_many_partitions
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import too_many_partitions, topic_missing
 from ordering.errors import TopicMissing, UsageError
 from ordering.names import Role, Topic, check_group, check_site
-from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES
+from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
 from ordering.sequencer import SNAPSHOT_EVERY_MS
 
 log = logging.getLogger(__name__)
@@ -125,10 +125,7 @@ def check_topics(connection: Connection, groups: Iterable[str], site: str) -> No
     for group in sorted(wanted):
         for role in ("data", "epoch", "forward", "dead-letter"):
             if Topic(group, role, site) not in of_site:
-                raise TopicMissing(
-                    f"topic {Topic(group, role, site)} does not exist: create the group's topics with "
-                    f"`abcast topics create --group {group} --site {site}`."
-                )
+                raise topic_missing(str(Topic(group, role, site)), group, site)
     problems: list[str] = []
     for topic in sorted(of_site, key=str):
         if topic.role == "data" and (count := len(of_site[topic]["partitions"])) > 1:

@@ -18,6 +18,7 @@ from kafka.future import Future
 from connectors.kafka.codec import encode_data, forward_headers, link_header
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.sending import Record, append, producing
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topics import ensure_topic
 from connectors.ledger.history import message_numbers, read_rows
@@ -32,8 +33,9 @@ from ordering.records import LINK_START, MESSAGE, Data, Source
 
 UNACKNOWLEDGED = 10_000
 """Records written ahead of Kafka's acknowledgement, at most."""
+ACKNOWLEDGED_S = 120.0
+"""How long to wait for the acknowledgement of a record."""
 
-Record = tuple[bytes | None, bytes, list[tuple[str, bytes]]]
 Written = Callable[[], None]
 """Told of each record that was written."""
 
@@ -91,15 +93,9 @@ def _write_session(
     there = sites.connection(way.target)
     start = _link_start(ledger, group, reached, carries)
     topic, relay = str(Topic(group, "relayed", way.target, way.source)), relay_of(way.source)
-    producer = there.producer()
-    try:
-        headers = forward_headers(relay, 1, 1, kind=LINK_START)
-        key = relay.encode("ascii")
-        sent = producer.send(topic, key=key, value=start.to_json(), headers=headers, partition=0)
-        with there.reachable():
-            session = int(sent.get(timeout=120).offset)
-    finally:
-        producer.close(timeout=10)
+    session = append(
+        there, topic, (relay.encode("ascii"), start.to_json(), forward_headers(relay, 1, 1, kind=LINK_START))
+    )
     rows = read_rows(ledger, group, start.seqno + 1)
     _write(there, topic, _session(way.source, session, carries, rows), written)
 
@@ -127,15 +123,12 @@ def _session(
 
 def _write(connection: Connection, topic: str, records: Iterator[Record], written: Written) -> None:
     """Append in order; the producer never gives up on a record, so nothing is left out in the middle."""
-    producer = connection.producer(delivery_timeout_ms=2**31 - 1)
     waiting: deque[Future] = deque()
-    try:
+    with producing(connection, delivery_timeout_ms=2**31 - 1) as producer:
         for key, value, headers in records:
             waiting.append(producer.send(topic, key=key, value=value, headers=headers, partition=0))
             if len(waiting) >= UNACKNOWLEDGED:
-                waiting.popleft().get(timeout=120)
+                waiting.popleft().get(timeout=ACKNOWLEDGED_S)
             written()
         while waiting:
-            waiting.popleft().get(timeout=120)
-    finally:
-        producer.close(timeout=10)
+            waiting.popleft().get(timeout=ACKNOWLEDGED_S)

@@ -78,7 +78,7 @@ def relay_news(rows: DataFrame, way: Direction, sessions: Mapping[str, int], not
         F.col("seqno"),
         origin_seqno.otherwise(F.substring_index(linked, " ", -1)),
     )
-    said = F.array(_header(codec.H_LINK, link))
+    said = F.array(spark_codec.header_struct(codec.H_LINK, link))
     has_more = F.size(headers) > _DATA_OWN
     message = F.concat(F.slice(headers, 1, _OWN), said)
     view = _own_headers(REMOTE_VIEW, relay, F.col("epoch"), spark_codec.header(codec.H_VIEW, 4))
@@ -103,11 +103,11 @@ def _session(sessions: Mapping[str, int]) -> Column:
 def _own_headers(kind: str, relay: str, incarnation: Column, local_seqno: Column) -> Column:
     """The headers of a record of the relay's own."""
     return F.array(
-        _header(codec.H_VERSION, F.lit(codec.VERSION)),
-        _header(codec.H_KIND, F.lit(kind)),
-        _header(codec.H_SENDER, F.lit(relay)),
-        _header(codec.H_INCARNATION, incarnation),
-        _header(codec.H_LOCAL_SEQNO, local_seqno),
+        spark_codec.header_struct(codec.H_VERSION, F.lit(codec.VERSION)),
+        spark_codec.header_struct(codec.H_KIND, F.lit(kind)),
+        spark_codec.header_struct(codec.H_SENDER, F.lit(relay)),
+        spark_codec.header_struct(codec.H_INCARNATION, incarnation),
+        spark_codec.header_struct(codec.H_LOCAL_SEQNO, local_seqno),
     )
 
 
@@ -133,8 +133,4 @@ def _renamed(suffix: str, other: str) -> Column:
 def _mark(way: Direction) -> Column:
     """The header that says which record of the source a copy was made from."""
     place = F.concat(F.lit(f"{way.source}/"), "topic", F.lit("-"), "partition", F.lit(":"), "offset")
-    return _header(codec.H_RELAYED_FROM, place)
-
-
-def _header(name: str, value: Column) -> Column:
-    return F.struct(F.lit(name).alias("key"), value.cast("binary").alias("value"))
+    return spark_codec.header_struct(codec.H_RELAYED_FROM, place)

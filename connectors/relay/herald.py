@@ -21,15 +21,15 @@ from kafka.producer.future import FutureRecordMetadata
 
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog, windows_back
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.ranges import windows_back
+from connectors.kafka.sending import append
 from connectors.kafka.sites import Direction
 from connectors.relay.link_start import Beginning, Carries, link_start
 from ordering.names import Topic, relay_of
 from ordering.records import EPOCH, HEARTBEAT, LEAVE, LINK_START, REMOTE_VIEW
 from ordering.sequencer import SequencerState
 
-WRITTEN_S = 30.0
-"""How long to wait until Kafka has the beginning of a session."""
 FAREWELL_S = 5.0
 """How long to wait until Kafka has a farewell."""
 QUIET_BEAT_S = 10.0
@@ -54,10 +54,9 @@ class Herald:
         """Begin a session in a group; return its name. Raises BrokerUnreachable, TopicMissing."""
         state = beginning.state
         start = link_start(state, self._way.source, carries)
-        with self._target.reachable():
-            session = int(self._send(group, LINK_START, value=start.to_json()).get(timeout=WRITTEN_S).offset)
-            if state.view:
-                self._send(group, REMOTE_VIEW, state.epoch, state.view, _members(state)).get(timeout=WRITTEN_S)
+        session = self._append(group, LINK_START, value=start.to_json())
+        if state.view:
+            self._append(group, REMOTE_VIEW, state.epoch, state.view, _members(state))
         if group not in self._groups:
             self._groups[group] = _Group(DataLog(self._source, group, self._way.source))
         self._groups[group].had_view |= state.view > 0
@@ -90,13 +89,21 @@ class Herald:
             group.log.close()
         self._producer.close(timeout=1)
 
-    def _send(
-        self, group: str, kind: str, incarnation: int = 1, local_seqno: int = 1, value: bytes = b""
-    ) -> FutureRecordMetadata:
+    def _append(self, group: str, kind: str, incarnation: int = 1, local_seqno: int = 1, value: bytes = b"") -> int:
         sender = relay_of(self._way.source)
-        topic = str(Topic(group, "relayed", self._way.target, self._way.source))
-        headers = forward_headers(sender, incarnation, local_seqno, kind=kind)
-        return self._producer.send(topic, key=sender.encode("ascii"), value=value, headers=headers, partition=0)
+        record = sender.encode("ascii"), value, forward_headers(sender, incarnation, local_seqno, kind=kind)
+        return append(self._target, self._topic(group), record, producer=self._producer)
+
+    def _send(self, group: str, kind: str) -> FutureRecordMetadata:
+        """Without waiting."""
+        sender = relay_of(self._way.source)
+        headers = forward_headers(sender, 1, 1, kind=kind)
+        return self._producer.send(
+            self._topic(group), key=sender.encode("ascii"), headers=headers, value=b"", partition=0
+        )
+
+    def _topic(self, group: str) -> str:
+        return str(Topic(group, "relayed", self._way.target, self._way.source))
 
 
 def _members(state: SequencerState) -> bytes:

@@ -20,11 +20,11 @@ from __future__ import annotations
 import json
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
@@ -33,14 +33,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.codec import H_RELAYED_FROM, encode_data
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog, windows_back
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.ranges import read_range, windows_back
+from connectors.kafka.sending import append
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import count_partitions, ensure_topic
 from connectors.relay.columns import relay_letters, relay_news, relay_orders, relay_requests
 from connectors.relay.herald import Herald
 from connectors.relay.link_start import find_beginning, is_ordered
-from connectors.relay.promotion import append, fence_former_home
+from connectors.relay.promotion import fence_former_home
 from connectors.spark.job import JobOptions, StreamingJob
 from connectors.spark.sink import COPY_SINK_OPTIONS
 from ordering.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, UsageError
@@ -415,7 +417,7 @@ class _Copy:
         except HistoryUnavailable as error:
             raise HistoryUnavailable(f"{error} {_from_ledger(self.copy.topic.site, self.home.topic.site)}") from error
         if start.reader.epoch > known.epoch:
-            append(self.copy, str(self.copy.topic), *encode_data(seal(start.reader.epoch)))
+            append(self.copy.connection, str(self.copy.topic), encode_data(seal(start.reader.epoch)))
         return start.offset
 
     def post_base(self) -> None:
@@ -436,13 +438,7 @@ class _Copy:
 
 def post_base(connection: Connection, epoch_topic: str, base: SequencerState) -> None:
     """Say that the copy has all that `base` counts (see `connectors.kafka.data_log`). Raises BrokerUnreachable."""
-    _, value, headers = encode_data(snapshot(base))
-    producer = connection.producer()
-    try:
-        with connection.reachable():
-            producer.send(epoch_topic, value=value, headers=headers, partition=0).get(timeout=30)
-    finally:
-        producer.close(timeout=10)
+    append(connection, epoch_topic, encode_data(snapshot(base)))
 
 
 def last_relayed(
@@ -456,10 +452,9 @@ def last_relayed(
             if partition not in (there.partitions_for_topic(topic) or ()):
                 return -1
             beginning, end = there.beginning_offsets([place])[place], there.end_offsets([place])[place]
-        there.assign([place])
         for start, below in windows_back(beginning, end, _FIRST_WINDOW):
             newest = -1
-            for record in _read(connection, there, place, start, below):
+            for record in read_range(connection, there, place, start, below):
                 found = _parse_mark(dict(record.headers).get(H_RELAYED_FROM) or b"", site)
                 if found is not None and found[:2] == (source_topic, source_partition):
                     newest = found.offset
@@ -468,18 +463,6 @@ def last_relayed(
         return -1
     finally:
         there.close()
-
-
-def _read(connection: Connection, there: KafkaConsumer, place: TopicPartition, start: int, end: int) -> Iterator[Any]:
-    there.seek(place, start)
-    position = start
-    while position < end:
-        with connection.reachable():
-            polled = there.poll(timeout_ms=1000)
-        for record in polled.get(place, ()):
-            position = record.offset + 1
-            if record.offset < end:
-                yield record
 
 
 def _parse_mark(mark: bytes, site: str) -> Source | None:

@@ -35,13 +35,13 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaError
 
 from connectors.kafka.backlog import find_backlog
 from connectors.kafka.codec import encode_data
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, StateAt
 from connectors.kafka.epochs import Claim, Note, encode_claim, encode_note, seconds_to_yield, this_host
+from connectors.kafka.sending import Record, append
 from connectors.kafka.topics import find_groups
 from ordering.errors import AbcastError, Fenced, HistoryUnavailable, ProtocolViolation, UsageError
 from ordering.names import Topic
@@ -192,7 +192,7 @@ def _claim(data: DataLog, producer: KafkaProducer, found: _Found, own: dict[str,
     group = data.topic.group
     if group in own:
         check_not_fenced(data, own[group])
-    epoch = data.epoch_of_claim(_append(data, producer, data.claims_topic, None, encode_claim(data.end()), []))
+    epoch = data.epoch_of_claim(_append(data, producer, data.claims_topic, (None, encode_claim(data.end()), [])))
     own[group] = epoch
     sealed_at = _append_data(data, producer, seal(epoch))
     before = absorb(found.state, (stored.data for stored in data.records(found.end, sealed_at)))
@@ -235,12 +235,11 @@ def missing_note(data: DataLog) -> Note | None:
 
 
 def _append_data(data: DataLog, producer: KafkaProducer, record: Data) -> int:
-    key, value, headers = encode_data(record)
-    return _append(data, producer, str(data.topic), key, value, headers)
+    return _append(data, producer, str(data.topic), encode_data(record))
 
 
 def _append_note(data: DataLog, producer: KafkaProducer, note: Note) -> None:
-    _append(data, producer, data.claims_topic, None, *encode_note(note))
+    _append(data, producer, data.claims_topic, (None, *encode_note(note)))
 
 
 def known(data: DataLog, end: int, history: History | None, *, trust_ledger: bool = False) -> SequencerState:
@@ -314,22 +313,8 @@ def _follows(told: SequencerState, rest: Iterable[Data], hidden: int) -> bool:
     )
 
 
-def _append(
-    data: DataLog,
-    producer: KafkaProducer,
-    topic: str,
-    key: bytes | None,
-    value: bytes,
-    headers: list[tuple[str, bytes]],
-) -> int:
-    """Write one record and wait for it; return its offset."""
-    try:
-        sent = producer.send(topic, key=key, value=value, headers=headers, partition=0)
-        return int(sent.get(timeout=data.connection.timeout * 3).offset)
-    except KafkaError as error:
-        if error.retriable:
-            raise data.connection.unreachable() from error
-        raise
+def _append(data: DataLog, producer: KafkaProducer, topic: str, record: Record) -> int:
+    return append(data.connection, topic, record, producer=producer)
 
 
 def check_not_fenced(data: DataLog, epoch: int) -> None:

@@ -170,29 +170,30 @@ def _is_ascii(text: Column) -> Column:
     return F.is_valid_utf8(text) & (F.octet_length(text) == F.length(text))
 
 
-def _ascii(name: str, value: Column) -> Column:
+def header_struct(name: str, value: Column) -> Column:
+    """A header of abcast's with this value, in ASCII."""
     return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
 
 
 def link_header(*numbers: Column) -> Column:
     """The header that says what a link says of a row, as an array; empty where the numbers are null."""
-    one = F.array(_ascii(codec.H_LINK, F.concat_ws(" ", *numbers)))
+    one = F.array(header_struct(codec.H_LINK, F.concat_ws(" ", *numbers)))
     return F.when(numbers[0].isNotNull(), one).otherwise(F.array().cast(HEADERS_TYPE))
 
 
 def own_data_headers() -> Column:
     """The own headers of a DATA row, from the sequencer's output columns."""
     return F.array(
-        _ascii(codec.H_VERSION, F.lit(codec.VERSION)),
-        _ascii(codec.H_KIND, F.col("kind")),
-        _ascii(codec.H_SENDER, F.col("sender")),
-        _ascii(codec.H_INCARNATION, F.col("incarnation")),
-        _ascii(codec.H_LOCAL_SEQNO, F.col("local_seqno")),
-        _ascii(codec.H_SEQNO, F.col("seqno")),
-        _ascii(codec.H_EPOCH, F.col("epoch")),
-        _ascii(codec.H_VIEW, F.col("view")),
-        _ascii(codec.H_SOURCE, F.col("source")),
-        _ascii(codec.H_FORWARDED_AT, F.col("forwarded_at_ms")),
+        header_struct(codec.H_VERSION, F.lit(codec.VERSION)),
+        header_struct(codec.H_KIND, F.col("kind")),
+        header_struct(codec.H_SENDER, F.col("sender")),
+        header_struct(codec.H_INCARNATION, F.col("incarnation")),
+        header_struct(codec.H_LOCAL_SEQNO, F.col("local_seqno")),
+        header_struct(codec.H_SEQNO, F.col("seqno")),
+        header_struct(codec.H_EPOCH, F.col("epoch")),
+        header_struct(codec.H_VIEW, F.col("view")),
+        header_struct(codec.H_SOURCE, F.col("source")),
+        header_struct(codec.H_FORWARDED_AT, F.col("forwarded_at_ms")),
     )
 
 
