@@ -124,7 +124,7 @@ def create_tables(spark: SparkSession, data: Path, is_ending: Callable[[], bool]
 
 
 def _lock(spark: SparkSession, data: Path) -> TableLock:
-    jvm = spark._jvm
+    jvm = spark._jvm  # noqa: SLF001 - there is no public way
     assert isinstance(jvm, JVMView)
     return TableLock(jvm, data / "ledger.lock")
 

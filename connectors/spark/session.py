@@ -134,7 +134,7 @@ def _let_compiler_give_way(session: SparkSession) -> None:
     """Java's second compiler takes a third of the CPU time of a start, for code that may run once: let it take what is
     left over. Where there is no /proc, it goes on as before.
     """
-    gateway = session.sparkContext._gateway
+    gateway = session.sparkContext._gateway  # noqa: SLF001 - there is no public way
     assert gateway is not None
     for thread in Path(f"/proc/{gateway.proc.pid}/task").glob("*"):
         with contextlib.suppress(OSError):
@@ -164,7 +164,7 @@ def _java_options(archive_to: Path | None) -> Iterator[str]:
 
 def end_jvm(session: SparkSession, timeout: float) -> None:
     """Stop the session and wait until its JVM has ended, which otherwise outlives the process for a moment."""
-    gateway = session.sparkContext._gateway
+    gateway = session.sparkContext._gateway  # noqa: SLF001 - there is no public way
     assert gateway is not None
     session.stop()
     gateway.shutdown()
@@ -184,7 +184,7 @@ class PythonWorker:
         self._thread = threading.Thread(target=self._start, name="abcast-python-worker", daemon=True)
         # A Python job has the JVM connect to pyspark's server for accumulators; if it is killed, that prints a stack
         # trace.
-        self._spark._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
+        self._spark._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]  # noqa: SLF001
         self._thread.start()
 
     def _start(self) -> None:
@@ -225,7 +225,7 @@ def hand_on_signals(session: SparkSession, stop: Callable[[], None]) -> None:
     """Under spark-submit it is the JVM that a SIGTERM or Ctrl-C ends: let it call `stop` instead, in another thread."""
     if not _SUBMITTED:
         return
-    gateway = session.sparkContext._gateway
+    gateway = session.sparkContext._gateway  # noqa: SLF001 - there is no public way
     assert gateway is not None
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
     signals = _jvm().sun.misc.Signal
@@ -250,7 +250,7 @@ class _SignalHandler:
 
 def _add_to_class_path(jars: Iterable[Path]) -> None:
     """Let the JVM that spark-submit has started see the jars."""
-    SparkContext._ensure_initialized()
+    SparkContext._ensure_initialized()  # noqa: SLF001 - there is no public way
     jvm = _jvm()
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     for jar in jars:
@@ -258,6 +258,6 @@ def _add_to_class_path(jars: Iterable[Path]) -> None:
 
 
 def _jvm() -> JVMView:
-    jvm = SparkContext._jvm
+    jvm = SparkContext._jvm  # noqa: SLF001 - there is no public way
     assert jvm is not None
     return jvm
