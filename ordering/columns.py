@@ -21,7 +21,7 @@ from ordering.errors import ProtocolViolation
 from ordering.flush import Phase
 from ordering.links import LinkColumns, LinkTable, neighbour_of, origin_of
 from ordering.log_time import STANDSTILL_MS, stood_still
-from ordering.membership import NOT_A_MEMBER, NOTHING_ACCEPTED, Accepted, Heard, Membership
+from ordering.membership import NOT_A_MEMBER, NOTHING_ACCEPTED, Accepted, LastHeard, Membership
 from ordering.names import is_address
 from ordering.records import HEARTBEAT, MESSAGE, SKIP, DeadLetter, Forward, Link, Malformed, Partition, Source
 from ordering.sequencer import BAD_ADDRESS, FORGOTTEN, SequencerState, next_accepted, step
@@ -260,8 +260,8 @@ def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membersh
     last[sender[of_member]] = of_member  # the last one wins
     for code in np.flatnonzero(last >= 0).tolist():
         row = int(last[code])
-        latest[rows.senders[code]] = Heard(rows.partitions[int(partition[row])], int(at_ms[row] + since[row]))
-    return replace(membership, heard=latest, clock=clock, told_flush=0, told_ms={})
+        latest[rows.senders[code]] = LastHeard(rows.partitions[int(partition[row])], int(at_ms[row] + since[row]))
+    return replace(membership, heard=latest, clock=clock, announced_flush=0, announced_ms={})
 
 
 def _assert_log_order(rows: ForwardColumns) -> None:

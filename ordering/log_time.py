@@ -1,7 +1,7 @@
 """Time as the log tells it: who was heard where and when, in the course of one `step`.
 
 `Membership.clock` is the newest broker timestamp of each forward partition, `heard` where and when each member was
-last heard, `told_ms` when, in each partition, a tick first knew of the flush in hand. None of it is part of DATA.
+last heard, `announced_ms` when, in each partition, a tick first knew of the flush in hand. None of it is part of DATA.
 
 *A standstill is nobody's silence.* While members are there, the job writes a tick into each partition every second. If
 a partition's next record comes later than STANDSTILL_MS, nobody could write there (the broker was away, say), so the
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ordering.membership import LONG_AGO_MS, Heard, Membership
+from ordering.membership import LONG_AGO_MS, LastHeard, Membership
 from ordering.names import is_tick
 from ordering.records import LEAVE, Forward, Partition
 
@@ -35,7 +35,7 @@ class Watch:
     def __init__(self, membership: Membership) -> None:
         self.heard = dict(membership.heard)
         self.clock = dict(membership.clock)
-        self.told_flush, self.told_ms = membership.told_flush, dict(membership.told_ms)
+        self.announced_flush, self.announced_ms = membership.announced_flush, dict(membership.announced_ms)
         self.look(membership)
 
     def look(self, membership: Membership) -> None:
@@ -45,7 +45,7 @@ class Watch:
         self.relays = set(membership.relays)
         self.flush_id = membership.flush.id
         if not self.is_on:
-            self.heard, self.clock, self.told_flush, self.told_ms = {}, {}, 0, {}
+            self.heard, self.clock, self.announced_flush, self.announced_ms = {}, {}, 0, {}
 
     def hear(self, record: Forward) -> None:
         """A well-formed record, whatever becomes of it."""
@@ -57,27 +57,33 @@ class Watch:
             self._stand_still(partition, before, record.timestamp_ms)
         at_ms = self.clock[partition] = max(before or 0, record.timestamp_ms)
         if self.lives.get(record.sender) == record.incarnation:
-            self.heard[record.sender] = Heard(partition, at_ms)
+            self.heard[record.sender] = LastHeard(partition, at_ms)
         elif record.sender in self.relays:
-            self.heard[record.sender] = Heard(partition, LONG_AGO_MS if record.kind == LEAVE else at_ms)
+            self.heard[record.sender] = LastHeard(partition, LONG_AGO_MS if record.kind == LEAVE else at_ms)
         if 0 < self.flush_id <= record.local_seqno and is_tick(record.sender):
             self._tell(partition, at_ms)
 
     def _tell(self, partition: Partition, at_ms: int) -> None:
-        if self.told_flush != self.flush_id:
-            self.told_flush, self.told_ms = self.flush_id, {}
-        self.told_ms.setdefault(partition, at_ms)
+        if self.announced_flush != self.flush_id:
+            self.announced_flush, self.announced_ms = self.flush_id, {}
+        self.announced_ms.setdefault(partition, at_ms)
 
     def _stand_still(self, partition: Partition, before: int, after: int) -> None:
         self.heard = stood_still(self.heard, self.clock, partition, before, after)
-        if partition in self.told_ms:
-            self.told_ms[partition] = _later(self.told_ms[partition], before, after)
+        if partition in self.announced_ms:
+            self.announced_ms[partition] = _later(self.announced_ms[partition], before, after)
 
     def applied(self, membership: Membership) -> Membership:
         """The membership with what was heard."""
         if not self.flush_id:
-            self.told_flush, self.told_ms = 0, {}
-        return replace(membership, heard=self.heard, clock=self.clock, told_flush=self.told_flush, told_ms=self.told_ms)
+            self.announced_flush, self.announced_ms = 0, {}
+        return replace(
+            membership,
+            heard=self.heard,
+            clock=self.clock,
+            announced_flush=self.announced_flush,
+            announced_ms=self.announced_ms,
+        )
 
 
 def before_horizon(membership: Membership, positions: Mapping[Partition, int]) -> Membership:
@@ -87,12 +93,12 @@ def before_horizon(membership: Membership, positions: Mapping[Partition, int]) -
 
 
 def stood_still(
-    heard: dict[str, Heard], clock: dict[Partition, int], partition: Partition, before: int, after: int
-) -> dict[str, Heard]:
+    heard: dict[str, LastHeard], clock: dict[Partition, int], partition: Partition, before: int, after: int
+) -> dict[str, LastHeard]:
     """`heard` after a step of the clock of `partition`: as if whoever it concerns had been heard so much later."""
     steps = {partition: (before, after), None: _whole(clock, partition, before, after)}
     return {
-        address: Heard(where, _later(at_ms, *steps[where])) if where in steps else Heard(where, at_ms)
+        address: LastHeard(where, _later(at_ms, *steps[where])) if where in steps else LastHeard(where, at_ms)
         for address, (where, at_ms) in heard.items()
     }
 

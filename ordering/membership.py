@@ -96,7 +96,7 @@ class Life(NamedTuple):
     incarnation: int
 
 
-class Left(NamedTuple):
+class FormerMember(NamedTuple):
     """A member that left, and its received row as it was then."""
 
     address: str
@@ -111,7 +111,7 @@ class RemoteSite(NamedTuple):
     is_silent: bool = False
 
 
-class Heard(NamedTuple):
+class LastHeard(NamedTuple):
     """A member's newest record: in which partition (None: nowhere yet), and when (ms)."""
 
     partition: Partition | None
@@ -159,9 +159,9 @@ class Settings:
 class Membership:
     """All that a sequencer knows of a group's members; see the module. `members` stand oldest first.
 
-    `told_flush` is the flush of which ticks know, `told_ms` when the first of them did, in each partition. `horizon` is
-    where each forward partition ended when the sequencer took over, as long as it has not considered all of that.
-    `lives_over` has the incarnation of each sender whose newest life is over.
+    `announced_flush` is the newest flush of which a tick knows, and `announced_ms` has the time of the first such tick
+    in each partition. `horizon` is where each forward partition ended when the sequencer took over; it is empty once
+    all of that is considered. `lives_over` has the incarnation of each sender whose newest life is over.
     """
 
     settings: Settings = Settings()
@@ -169,14 +169,14 @@ class Membership:
     joining: tuple[Life, ...] = ()
     leaving: tuple[str, ...] = ()
     flush: Flush = NO_FLUSH
-    left: tuple[Left, ...] = ()
+    left: tuple[FormerMember, ...] = ()
     lives_over: Mapping[str, int] = field(default_factory=dict)
     incarnation_floor: int = 0
     remote: Mapping[str, RemoteSite] = field(default_factory=dict)
-    heard: Mapping[str, Heard] = field(default_factory=dict)
+    heard: Mapping[str, LastHeard] = field(default_factory=dict)
     clock: Mapping[Partition, int] = field(default_factory=dict)
-    told_flush: int = 0
-    told_ms: Mapping[Partition, int] = field(default_factory=dict)
+    announced_flush: int = 0
+    announced_ms: Mapping[Partition, int] = field(default_factory=dict)
     horizon: Mapping[Partition, int] = field(default_factory=dict)
 
     @property
@@ -202,10 +202,12 @@ class Membership:
     @property
     def is_late(self) -> bool:
         """Whether the flush in hand has taken longer than it may."""
-        if self.told_flush != self.flush.id:
+        if self.announced_flush != self.flush.id:
             return False
         limit = self.settings.flush_timeout_ms
-        return all(now_ms - self.told_ms.get(partition, now_ms) > limit for partition, now_ms in self.clock.items())
+        return all(
+            now_ms - self.announced_ms.get(partition, now_ms) > limit for partition, now_ms in self.clock.items()
+        )
 
     @cached_property
     def _addresses(self) -> frozenset[str]:
@@ -240,9 +242,9 @@ class Membership:
 
     def without_time(self) -> Membership:
         """What DATA tells: everybody has a fresh grace period."""
-        if not (self.heard or self.clock or self.told_flush):
+        if not (self.heard or self.clock or self.announced_flush):
             return self
-        return replace(self, heard={}, clock={}, told_flush=0, told_ms={})
+        return replace(self, heard={}, clock={}, announced_flush=0, announced_ms={})
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -258,8 +260,8 @@ class Membership:
             "remote": self.remote,
             "heard": {address: (str(where or ""), at_ms) for address, (where, at_ms) in self.heard.items()},
             "clock": named_partitions(self.clock),
-            "told_flush": self.told_flush,
-            "told_ms": named_partitions(self.told_ms),
+            "announced_flush": self.announced_flush,
+            "announced_ms": named_partitions(self.announced_ms),
             "horizon": named_partitions(self.horizon),
         }
 
@@ -274,17 +276,17 @@ class Membership:
             joining=tuple(Life(*row) for row in body.pop("joining")),
             leaving=tuple(body.pop("leaving")),
             flush=Flush(**flush),
-            left=tuple(Left(*row) for row in body.pop("left")),
+            left=tuple(FormerMember(*row) for row in body.pop("left")),
             remote={
                 name: RemoteSite(tuple(Life(*row) for row in members), is_silent)
                 for name, (members, is_silent) in body.pop("remote").items()
             },
             heard={
-                address: Heard(Partition.parse(where) if where else None, at_ms)
+                address: LastHeard(Partition.parse(where) if where else None, at_ms)
                 for address, (where, at_ms) in body.pop("heard").items()
             },
             clock=parsed_partitions(body.pop("clock")),
-            told_ms=parsed_partitions(body.pop("told_ms")),
+            announced_ms=parsed_partitions(body.pop("announced_ms")),
             horizon=parsed_partitions(body.pop("horizon")),
             **body,
         )
@@ -351,7 +353,7 @@ def _changed(membership: Membership, record: Data) -> Membership:
     if kind == SETTINGS:
         return replace(membership, settings=membership.settings.updated(record.payload))
     if kind == REMOTE_VIEW:
-        return _look_over(membership, record)
+        return _apply_remote_view(membership, record)
     if kind == START_FLUSH:
         requester = record.sender or payload_of(record)["requester"]
         flush = flush.start(record.seqno, requester, requested=bool(record.sender))
@@ -369,7 +371,7 @@ def _install(membership: Membership, view: dict[str, Any], received: Mapping[str
     present = {life.address for life in members}
     gone = [life.address for life in membership.members if life.address not in present]
     left = [row for row in membership.left if row.address not in present and row.address not in gone]
-    left += [Left(address, *received.get(address, NOTHING_ACCEPTED)) for address in gone]
+    left += [FormerMember(address, *received.get(address, NOTHING_ACCEPTED)) for address in gone]
     lives_over = {address: number for address, number in membership.lives_over.items() if address not in present}
     if membership.settings.flush or membership.settings.closed:
         for address, incarnation in membership.members:
@@ -400,7 +402,7 @@ def _install(membership: Membership, view: dict[str, Any], received: Mapping[str
     return Fold(after if after.is_watched else after.without_time(), tuple(row.address for row in dropped))
 
 
-def _look_over(membership: Membership, record: Data) -> Membership:
+def _apply_remote_view(membership: Membership, record: Data) -> Membership:
     """Take a `remote-view`: a relay's, or the sequencer's word on a relay's silence."""
     if record.sender:
         members = remote_members(record.sender, record.payload)

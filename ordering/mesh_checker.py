@@ -22,7 +22,7 @@ from ordering.reader import Reader, Verdict
 from ordering.records import MESSAGE, Data
 
 
-class Lack(NamedTuple):
+class Shortfall(NamedTuple):
     """What a site has not got (yet): `missing` messages of an origin, after `after_seqno` there."""
 
     site: str
@@ -71,14 +71,14 @@ class MeshChecker:
         """Every message of another origin that a site has twice, in the wrong place, with another text, or has lost."""
         return [anomaly for site, origin, row in self._copies() for anomaly in self._compare(site, origin, row)]
 
-    def lacking(self) -> list[Lack]:
+    def lacking(self) -> list[Shortfall]:
         """By what each site is behind; normal as long as messages are under way."""
         found = []
         for site, origin, row in self._copies():
             last = max(row.seqnos, default=0)
             missing = int((self._reference(origin).numbers() > last).sum())
             if missing:
-                found.append(Lack(site, origin, last, missing))
+                found.append(Shortfall(site, origin, last, missing))
         return found
 
     def _copies(self) -> list[tuple[str, str, _Row]]:

@@ -66,7 +66,7 @@ from ordering.records import (
     named_partitions,
     parsed_partitions,
 )
-from ordering.view_change import freshen, next_decision
+from ordering.view_change import next_decision, start_grace_periods
 
 __all__ = ["NOTHING_ACCEPTED", "Accepted"]
 
@@ -338,7 +338,7 @@ def end_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
     if not state.membership.is_watched:
         return state, ()
     received = dict(state.received)
-    seqno, view, membership = state.seqno, state.view, freshen(state.membership)
+    seqno, view, membership = state.seqno, state.view, start_grace_periods(state.membership)
     outputs: list[Data] = []
     while (decision := next_decision(membership, received)) is not None:
         seqno += 1

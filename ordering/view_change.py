@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ordering.flush import Phase
-from ordering.membership import NOTHING_ACCEPTED, Accepted, Heard, Membership
+from ordering.membership import NOTHING_ACCEPTED, Accepted, LastHeard, Membership
 from ordering.names import relay_of
 from ordering.records import FLUSH_COMPLETED, REMOTE_VIEW, START_FLUSH, STOP_FLUSH, VIEW
 
@@ -32,7 +32,7 @@ class Decision(NamedTuple):
     payload: dict[str, Any]
 
 
-def freshen(membership: Membership) -> Membership:
+def start_grace_periods(membership: Membership) -> Membership:
     """Whoever was not heard yet since it joined, or since the takeover, is taken to be heard now.
 
     Not the relay of a site that is silent: that is heard when it speaks.
@@ -43,7 +43,7 @@ def freshen(membership: Membership) -> Membership:
     missing = [address for address in watched if address not in membership.heard]
     if not membership.clock or not missing:
         return membership
-    now = Heard(None, membership.latest_ms)
+    now = LastHeard(None, membership.latest_ms)
     return replace(membership, heard={**membership.heard, **dict.fromkeys(missing, now)})
 
 

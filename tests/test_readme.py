@@ -165,13 +165,13 @@ def test_limits() -> None:
     from connectors.client.lives import SendingLimits
     from connectors.kafka.backlog import BATCH_BYTES
     from connectors.kafka.connection import Connection
-    from connectors.ledger.job import TRIGGER_SECONDS
+    from connectors.ledger.job import TRIGGER_S
     from connectors.spark.job import JobOptions
     from ordering import names, records, sequencer
 
     sending, mebibyte = SendingLimits(), 1024 * 1024
     job = {name: field.default for name, field in JobOptions.__dataclass_fields__.items()}
-    assert TRIGGER_SECONDS == 1
+    assert TRIGGER_S == 1
     rows = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|", SECTIONS["Limits"], re.MULTILINE))
     assert rows == rows | {
         "group name": f"{names.MAX_GROUP_LENGTH} characters",

@@ -97,12 +97,12 @@ class DataLog:
         group, site = self.topic.group, self.topic.site
         with self.connection.reachable():
             counts = {
-                place: len(self._consumer.partitions_for_topic(place.topic) or ())
-                for place in (self.partition, self._claims)
+                partition: len(self._consumer.partitions_for_topic(partition.topic) or ())
+                for partition in (self.partition, self._claims)
             }
-        for place, count in counts.items():
+        for partition, count in counts.items():
             if not count:
-                raise topic_missing(place.topic, group, site)
+                raise topic_missing(partition.topic, group, site)
         if (count := counts[self.partition]) > 1:
             raise UsageError(too_many_partitions(self.topic, count))
 

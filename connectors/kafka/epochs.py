@@ -30,8 +30,8 @@ FEUD_CHANGES = 3
 """Of hosts, from one claim to the next. Two are a handover and its way back; from the third on it is a feud."""
 FEUD_GAP_MS = 15 * 60_000
 """Two claims further apart than this are no feud."""
-FIRST_YIELD_SECONDS = 10.0
-LONGEST_YIELD_SECONDS = 300.0
+FIRST_YIELD_S = 10.0
+LONGEST_YIELD_S = 300.0
 
 
 class Claim(NamedTuple):
@@ -128,6 +128,6 @@ def seconds_to_yield(claims: Sequence[Claim], host: str, now_ms: int) -> tuple[f
         changes += later.host != earlier.host
     if changes < FEUD_CHANGES:
         return None
-    whole = min(LONGEST_YIELD_SECONDS, FIRST_YIELD_SECONDS * 2.0 ** min(changes - FEUD_CHANGES, 10))
+    whole = min(LONGEST_YIELD_S, FIRST_YIELD_S * 2.0 ** min(changes - FEUD_CHANGES, 10))
     left = whole - max(0, now_ms - rival.at_ms) / 1000
     return (left, rival) if left > 0 else None

@@ -21,13 +21,13 @@ from ordering.reader import Verdict
 from ordering.records import MAX_NUMBER, SETTINGS
 
 ADMIN_NAME = f"{RESERVED_PREFIX}admin"
-ORDERED_WITHIN = 5.0
+ORDERED_WITHIN_S = 5.0
 """Seconds in which a sequencer that works has ordered a change, unless it is busy."""
-_PAUSE = 0.05
+_PAUSE_S = 0.05
 
 
 def change_settings(
-    connection: Connection, group: str, site: str, *, timeout: float = ORDERED_WITHIN, **changes: Any
+    connection: Connection, group: str, site: str, *, timeout: float = ORDERED_WITHIN_S, **changes: Any
 ) -> bool:
     """Ask for some of `ordering.membership.Settings`; return whether they are in force: ordered within `timeout`.
 
@@ -76,4 +76,4 @@ def _is_ordered(data: DataLog, start: Start, sender: str, incarnation: int, time
         offset = max(offset, end)
         if time.monotonic() >= deadline:
             return False
-        time.sleep(_PAUSE)
+        time.sleep(_PAUSE_S)

@@ -18,7 +18,7 @@ from ordering.names import Role, Topic, check_group, check_site
 from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
 from ordering.sequencer import SNAPSHOT_EVERY_MS
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 _MAX_FORWARD_RECORD_BYTES = MAX_RECORD_BYTES // 2
 """A forward topic takes less, so that a dead letter, with its reason, always fits in the dead-letter topic."""
@@ -148,7 +148,7 @@ def _read_settings(admin: KafkaAdminClient, topics: Iterable[Topic]) -> dict[str
         answers = {}
     unknown = sorted(str(topic) for topic in topics if not answers.get(str(topic)))
     if unknown:
-        log.warning(
+        _logger.warning(
             "the settings of %s are unknown, so nobody has checked them: this Kafka user lacks the right "
             "DESCRIBE_CONFIGS.",
             ", ".join(unknown),

@@ -15,7 +15,7 @@ from connectors.spark.job import JobOptions, StreamingJob
 from ordering.errors import HistoryUnavailable, NoSnapshot
 from ordering.names import Topic
 
-TRIGGER_SECONDS = 1
+TRIGGER_S = 1
 """A Delta commit at most this often: each makes a file."""
 
 
@@ -55,7 +55,7 @@ class LedgerJob(StreamingJob):
             .load()
             .writeStream.queryName(f"{self.name}-{self.options.site}")
             .foreachBatch(self._writer.write)
-            .trigger(processingTime=f"{TRIGGER_SECONDS} seconds")
+            .trigger(processingTime=f"{TRIGGER_S} seconds")
             .option("checkpointLocation", str(checkpoint))
             .start()
         )

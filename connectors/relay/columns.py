@@ -1,17 +1,17 @@
 """What a relay carries, as Spark columns: rows of one site's topics in, rows for the neighbour's topics out.
 
-Stateless, record by record. Nothing here needs to be exactly-once: whatever arrives twice is known there.
+Stateless, record by record. Nothing here needs to be exactly-once: the neighbour recognises what arrives twice.
 
-* *Orders* (a hub's home to another site): DATA as it stands, epoch records and leftovers of fenced sequencers
-  included. The copy is the home's log with runs of it repeated, and the reading rule takes the same records from it.
-* *Requests* (a hub's other site to its home): FORWARD, partition by partition, into the home's relayed topic.
-* *News* (between the sites of a mesh): DATA, record by record, into the neighbour's relayed topic, as `ordering.links`
-  has it: messages as FORWARD of their original senders, views as `remote-view`, and a `skip` for all else. So a
-  message of a new member comes after the view that has it, and where the links make a tree, what a sender had delivered
-  before it sent is there first.
-* *Letters*: the inbox topics, partition by partition.
+* `HomeData` (a hub's home to another site): DATA as it stands, with its epoch records and with what fenced sequencers
+  have left. The copy is the home's log with runs of it repeated, and the reading rule takes the same records from it.
+* `SiteForward` (a hub's other site to its home): FORWARD, partition by partition, into the home's relayed topic.
+* `MeshData` (between the sites of a mesh): DATA, record by record, into the neighbour's relayed topic, as
+  `ordering.links` has it. Messages become FORWARD of their original senders, views become `remote-view`, and all else
+  a `skip`. So a message of a new member comes after the view that has it. Where the links make a tree, what a sender
+  had delivered before it sent is there first.
+* `Letters`: the inbox topics, partition by partition.
 
-`abcast-relayed-from` says which record a request or a letter was made from; a relay that starts goes on after the last
+`abcast-relayed-from` says which record a FORWARD or a letter was made from. A relay that starts goes on after the last
 one.
 """
 
@@ -32,16 +32,16 @@ _OWN = len(codec.FORWARD_HEADERS)
 _DATA_OWN = len(codec.DATA_HEADERS)
 
 
-def relay_orders(rows: DataFrame, way: Direction) -> DataFrame:
+def relay_home_data(rows: DataFrame, way: Direction) -> DataFrame:
     """DATA of the home → the same DATA at another site."""
     return rows.select(_renamed(f".data.{way.source}", f".data.{way.target}"), "partition", "key", "value", "headers")
 
 
-def relay_requests(rows: DataFrame, way: Direction) -> DataFrame:
+def relay_forward(rows: DataFrame, way: Direction) -> DataFrame:
     """FORWARD of another site → FORWARD at the home."""
     headers = F.coalesce("headers", F.array().cast(spark_codec.HEADERS_TYPE))
     mark = F.array(_mark(way))
-    # Behind abcast's own, as in news: where the sequencer at the home finds it without a search.
+    # Behind abcast's own, as between the sites of a mesh: where the sequencer at the home finds it without a search.
     others = spark_codec.behind(headers, F.lit(_OWN))
     marked = F.when(F.size(headers) <= _OWN, F.concat(headers, mark)).otherwise(
         F.concat(F.slice(headers, 1, _OWN), mark, others)
@@ -50,7 +50,9 @@ def relay_requests(rows: DataFrame, way: Direction) -> DataFrame:
     return rows.select(topic, "partition", "key", "value", marked.alias("headers"))
 
 
-def relay_news(rows: DataFrame, way: Direction, sessions: Mapping[str, int], not_carried: Collection[str]) -> DataFrame:
+def relay_mesh_data(
+    rows: DataFrame, way: Direction, sessions: Mapping[str, int], not_carried: Collection[str]
+) -> DataFrame:
     """DATA of one mesh site → FORWARD at its neighbour: `ordering.links.carry`, as columns.
 
     `sessions`: by DATA topic. `not_carried`: the origins whose messages this link does not carry.
@@ -132,5 +134,5 @@ def _renamed(suffix: str, other: str) -> Column:
 
 def _mark(way: Direction) -> Column:
     """The header that says which record of the source a copy was made from."""
-    place = F.concat(F.lit(f"{way.source}/"), "topic", F.lit("-"), "partition", F.lit(":"), "offset")
-    return spark_codec.header_struct(codec.H_RELAYED_FROM, place)
+    source = F.concat(F.lit(f"{way.source}/"), "topic", F.lit("-"), "partition", F.lit(":"), "offset")
+    return spark_codec.header_struct(codec.H_RELAYED_FROM, source)

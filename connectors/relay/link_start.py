@@ -22,7 +22,7 @@ Carries = Callable[[str], bool]
 """Whether messages of an origin are carried."""
 
 
-class Beginning(NamedTuple):
+class SessionStart(NamedTuple):
     """The offset in DATA of the first record to carry, and the state of the log there."""
 
     offset: int
@@ -34,7 +34,7 @@ def known_origins(state: SequencerState, site: str) -> dict[str, int]:
     return {**state.origins, site: state.own_seqno}
 
 
-def find_beginning(here: DataLog, origins: Mapping[str, int], carries: Carries) -> Beginning:
+def find_session_start(here: DataLog, origins: Mapping[str, int], carries: Carries) -> SessionStart:
     """The newest place in DATA from which a neighbour with these origin rows lacks nothing, about.
 
     Looks back from the end, in steps that grow, to the oldest place of which the state is known at last. Raises
@@ -54,25 +54,25 @@ def find_beginning(here: DataLog, origins: Mapping[str, int], carries: Carries) 
         back = max(SNAPSHOT_EVERY_RECORDS, 4 * back)
 
 
-def _at(here: DataLog, offset: int) -> Beginning | None:
+def _at(here: DataLog, offset: int) -> SessionStart | None:
     """A place in DATA, or None if nobody knows the state there."""
     try:
-        return Beginning(offset, here.state(offset))
+        return SessionStart(offset, here.state(offset))
     except HistoryUnavailable:
         return None
 
 
-def _oldest(here: DataLog, end: int) -> Beginning | None:
+def _oldest(here: DataLog, end: int) -> SessionStart | None:
     """The beginning of DATA, or right behind the oldest snapshot in force if retention has dropped that."""
     beginning = here.beginning()
     if beginning == 0:
         return _at(here, 0)
-    places = (
+    offsets = (
         stored.offset + 1
         for stored in here.records(beginning, end)
         if stored.data.kind == EPOCH and stored.data.payload
     )
-    return next(filter(None, (_at(here, place) for place in list(places))), None)
+    return next(filter(None, (_at(here, offset) for offset in list(offsets))), None)
 
 
 def link_start(state: SequencerState, site: str, carries: Carries) -> LinkStart:

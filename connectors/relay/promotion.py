@@ -33,7 +33,7 @@ from ordering.sequencer import seal
 
 EPOCHS_OF_A_HOME = 10**9
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class Promotion(NamedTuple):
@@ -65,7 +65,7 @@ def promote(sites: Sites, group: str, site: str) -> Promotion:
                 try:
                     others.append(open_logs.enter_context(DataLog(sites.connection(name), group, name)))
                 except (BrokerUnreachable, TopicMissing) as error:
-                    log.warning("%s does not answer: %s", name, error)
+                    _logger.warning("%s does not answer: %s", name, error)
                     silent.append(name)
         for other in others:
             if other.claims():
@@ -89,7 +89,7 @@ def fence(old_home: DataLog, new_home: str) -> None:
     append(connection, old_home.claims_topic, (None, *encode_move(Move(new_home, above))))
     claimed_at = append(connection, old_home.claims_topic, (None, encode_claim(old_home.end()), []))
     append(connection, str(old_home.topic), encode_data(seal(old_home.epoch_of_claim(claimed_at))))
-    log.warning("group %s: %s is not the home any more, %s is", old_home.topic.group, old_home.topic.site, new_home)
+    _logger.warning("group %s: %s is not the home any more, %s is", old_home.topic.group, old_home.topic.site, new_home)
 
 
 def fence_former_home(home: DataLog, other: DataLog) -> bool:

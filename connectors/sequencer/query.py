@@ -142,7 +142,7 @@ def unpack_runs(runs: DataFrame, *kept: str, linked: bool = False) -> DataFrame:
     # What is the same for all rows of a run, or for all of a sender's, is put into words before the rows are made.
     worded = runs.withColumns(
         {
-            "place": F.concat(F.concat_ws("-", "topic", "partition"), F.lit(":")),
+            "partition_text": F.concat(F.concat_ws("-", "topic", "partition"), F.lit(":")),
             "epoch": F.col("epoch").cast("string"),
             "view": F.col("view").cast("string"),
             "incarnations": F.col("incarnations").cast("array<string>"),
@@ -154,7 +154,7 @@ def unpack_runs(runs: DataFrame, *kept: str, linked: bool = False) -> DataFrame:
     return records.select(
         *kept,
         "kind",
-        F.concat("place", F.col("first_offset") + row).alias("source"),
+        F.concat("partition_text", F.col("first_offset") + row).alias("source"),
         (F.col("first_seqno") + row).alias("seqno"),
         "epoch",
         "view",

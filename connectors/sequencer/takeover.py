@@ -49,7 +49,7 @@ from ordering.reader import Reader, Seal, Verdict
 from ordering.records import EPOCH, Data, Partition
 from ordering.sequencer import SequencerState, absorb, seal, snapshot
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 History = Callable[[str], StateAt | None]
 """A group's state as its ledger tells it."""
@@ -58,10 +58,10 @@ History = Callable[[str], StateAt | None]
 GROUPS_AT_ONCE = 8
 """So many are looked at, and taken over, at the same time."""
 
-_Of = TypeVar("_Of")
+_Answer = TypeVar("_Answer")
 
 
-class _Found(NamedTuple):
+class _Survey(NamedTuple):
     """What a group's DATA tells below offset `end`."""
 
     state: SequencerState
@@ -73,14 +73,14 @@ def take_over(
     group: str,
     site: str,
     history: Callable[[], StateAt | None] | None = None,
-    own: dict[str, int] | None = None,
+    claimed: dict[str, int] | None = None,
     *,
     trust_ledger: bool = False,
 ) -> SequencerState:
     """`take_over_groups` of one group, which reads the site's own forward topic."""
     forward = str(Topic(group, "forward", site))
-    told = None if history is None else lambda _: history()
-    return take_over_groups(connection, {group: [forward]}, site, told, own, trust_ledger=trust_ledger)[group]
+    ledger = None if history is None else lambda _: history()
+    return take_over_groups(connection, {group: [forward]}, site, ledger, claimed, trust_ledger=trust_ledger)[group]
 
 
 def take_over_groups(
@@ -88,40 +88,40 @@ def take_over_groups(
     groups: Mapping[str, Iterable[str]],
     site: str,
     history: History | None = None,
-    own: dict[str, int] | None = None,
+    claimed: dict[str, int] | None = None,
     *,
     trust_ledger: bool = False,
 ) -> dict[str, SequencerState]:
     """Become the sequencer of the groups (each with the forward topics it reads); return the states to go on from.
 
     None is claimed before all have been looked at. `history` is for a DATA topic that retention has emptied;
-    `trust_ledger`: the operator knows that nothing was decided after it. `own` is what this process has claimed so
-    far, by group, and is kept up to date: it takes no group back from a newer sequencer.
+    `trust_ledger`: the operator knows that nothing was decided after it. `claimed` has the epochs that this process
+    has claimed so far, by group, and is kept up to date: it takes no group back from a newer sequencer.
 
     Raises BrokerUnreachable, TopicMissing, HistoryUnavailable, Fenced, UsageError.
     """
-    own = {} if own is None else own
+    claimed = {} if claimed is None else claimed
     with contextlib.ExitStack() as open_until_then:
         producer = connection.producer()
         open_until_then.callback(producer.close, timeout=10)
-        logs = dict(_of_each(groups, lambda group: (group, DataLog(connection, group, site))))
+        logs = dict(_ask_each(groups, lambda group: (group, DataLog(connection, group, site))))
         for data in logs.values():
             open_until_then.callback(data.close)
         found = dict(
-            _of_each(groups, lambda group: (group, _look(logs[group], own, history, trust_ledger=trust_ledger)))
+            _ask_each(groups, lambda group: (group, _survey(logs[group], claimed, history, trust_ledger=trust_ledger)))
         )
         horizons = _horizons(connection, groups, [found[group].state for group in groups])
-        states = _of_each(groups, lambda group: _claim(logs[group], producer, found[group], own))
+        states = _ask_each(groups, lambda group: _claim(logs[group], producer, found[group], claimed))
         return {
             state.group: replace(state, membership=replace(state.membership, horizon=horizon))
             for state, horizon in zip(states, horizons, strict=True)
         }
 
 
-def _of_each(groups: Iterable[str], ask: Callable[[str], _Of]) -> list[_Of]:
-    """Ask of every group, some at a time. The error of one group is told with its name."""
+def _ask_each(groups: Iterable[str], ask: Callable[[str], _Answer]) -> list[_Answer]:
+    """Ask of every group, some at a time. The error of one group has its name."""
 
-    def of_one(group: str) -> _Of:
+    def of_one(group: str) -> _Answer:
         try:
             return ask(group)
         except AbcastError as error:
@@ -134,11 +134,11 @@ def _of_each(groups: Iterable[str], ask: Callable[[str], _Of]) -> list[_Of]:
         return list(pool.map(of_one, asked))
 
 
-def _look(data: DataLog, own: Mapping[str, int], history: History | None, *, trust_ledger: bool) -> _Found:
+def _survey(data: DataLog, claimed: Mapping[str, int], history: History | None, *, trust_ledger: bool) -> _Survey:
     """Read what there is, and find what is wrong with it. Writes nothing."""
     group = data.topic.group
-    if group in own:
-        check_not_fenced(data, own[group])
+    if group in claimed:
+        check_not_fenced(data, claimed[group])
     move = data.move()
     if move is not None and move.home != data.topic.site:
         raise UsageError(
@@ -148,21 +148,21 @@ def _look(data: DataLog, own: Mapping[str, int], history: History | None, *, tru
     if data.is_copy():
         raise UsageError(f"{data.topic} is the copy of another site's: run the sequencer of group {group} at its home.")
     end = data.end()
-    state = known(data, end, history, trust_ledger=trust_ledger)
-    highest = max((claim.floor for claim in data.claims()), default=0)
+    state = find_state(data, end, history, trust_ledger=trust_ledger)
+    highest_floor = max((claim.floor for claim in data.claims()), default=0)
     now = data.end()
-    if highest > now:
+    if highest_floor > now:
         raise ProtocolViolation(
-            f"{data.topic} ended at offset {highest} once, and ends at {now} now: was it deleted? Then delete "
+            f"{data.topic} ended at offset {highest_floor} once, and ends at {now} now: was it deleted? Then delete "
             f"{data.claims_topic}, too, and the group begins anew at seqno 1."
         )
-    claimed = max(data.newest_epoch(), move.above if move is not None else 0)
-    if state.epoch > claimed:
+    newest = max(data.newest_epoch(), move.above if move is not None else 0)
+    if state.epoch > newest:
         raise ProtocolViolation(
-            f"{data.topic} knows epoch {state.epoch}, but {data.claims_topic} is only at {claimed}: "
+            f"{data.topic} knows epoch {state.epoch}, but {data.claims_topic} is only at {newest}: "
             "was it deleted? The two must be kept together."
         )
-    return _Found(state, end)
+    return _Survey(state, end)
 
 
 def _horizons(
@@ -187,13 +187,13 @@ def _horizons(
     return horizons
 
 
-def _claim(data: DataLog, producer: KafkaProducer, found: _Found, own: dict[str, int]) -> SequencerState:
+def _claim(data: DataLog, producer: KafkaProducer, found: _Survey, claimed: dict[str, int]) -> SequencerState:
     """Claim, seal, read the rest, open the epoch."""
     group = data.topic.group
-    if group in own:
-        check_not_fenced(data, own[group])
+    if group in claimed:
+        check_not_fenced(data, claimed[group])
     epoch = data.epoch_of_claim(_append(data, producer, data.claims_topic, (None, encode_claim(data.end()), [])))
-    own[group] = epoch
+    claimed[group] = epoch
     sealed_at = _append_data(data, producer, seal(epoch))
     before = absorb(found.state, (stored.data for stored in data.records(found.end, sealed_at)))
     if before.epoch >= epoch:
@@ -204,7 +204,7 @@ def _claim(data: DataLog, producer: KafkaProducer, found: _Found, own: dict[str,
     state = replace(before, epoch=epoch, seals=(*before.seals, Seal(epoch, before.seqno + 1)), unsnapped=0)
     opened_at = _append_data(data, producer, snapshot(state))
     _append_note(data, producer, Note(reach(data, state, sealed_at, opened_at), epoch, state.seqno))
-    log.info("group %s: epoch %d begins after seqno %d", group, epoch, state.seqno)
+    _logger.info("group %s: epoch %d begins after seqno %d", group, epoch, state.seqno)
     return state
 
 
@@ -217,7 +217,7 @@ def reach(data: DataLog, state: SequencerState, sealed_at: int, opened_at: int) 
 
 
 def note_end(data: DataLog, producer: KafkaProducer) -> None:
-    """Note how far DATA goes now, unless that is known without."""
+    """Note how far DATA goes now, unless a reader knows that without a note."""
     note = missing_note(data)
     if note is not None:
         _append_note(data, producer, note)
@@ -242,41 +242,41 @@ def _append_note(data: DataLog, producer: KafkaProducer, note: Note) -> None:
     _append(data, producer, data.claims_topic, (None, *encode_note(note)))
 
 
-def known(data: DataLog, end: int, history: History | None, *, trust_ledger: bool = False) -> SequencerState:
+def find_state(data: DataLog, end: int, history: History | None, *, trust_ledger: bool = False) -> SequencerState:
     """What DATA tells; where retention has left too little of it, what the ledger tells and then DATA."""
     try:
         return data.state(end)
     except HistoryUnavailable as gone:
-        told = history(data.topic.group) if history is not None else None
-        if told is None:
+        ledger = history(data.topic.group) if history is not None else None
+        if ledger is None:
             raise HistoryUnavailable(str(gone)) from gone  # waiting does not help: this is who is waited for
     beginning, claims = data.beginning(), data.claims()
     notes = [note for note in data.notes() if note.offset <= end]
-    at = _reached(told, notes)
+    at = _reached(ledger, notes)
     if at.below is not None and at.below >= beginning:
         return absorb(at.state, (stored.data for stored in data.records(at.below, end)))
     rest = [stored.data for stored in data.records(beginning, end)]
     hidden = _hidden_epoch(rest, claims, beginning)
-    state = absorb(told.state, rest)
+    state = absorb(ledger.state, rest)
     given = max([*(record.seqno for record in rest), *(note.seqno for note in notes)], default=0)
     if (
         given > state.seqno
-        or _may_be_stale(told.state, rest, hidden)
-        or not (trust_ledger or _follows(told.state, rest, hidden))
+        or _may_be_stale(ledger.state, rest, hidden)
+        or not (trust_ledger or _follows(ledger.state, rest, hidden))
     ):
         raise HistoryUnavailable(
-            f"the ledger ends at seqno {told.state.seqno}, and {data.topic} no longer tells what follows: start with "
+            f"the ledger ends at seqno {ledger.state.seqno}, and {data.topic} no longer tells what follows: start with "
             "--data of a ledger that reaches further. Going on could give numbers a second time."
         )
     return state
 
 
-def _reached(told: StateAt, notes: Iterable[Note]) -> StateAt:
+def _reached(ledger: StateAt, notes: Iterable[Note]) -> StateAt:
     """The same state, with the highest offset that is known for it: behind its last seqno DATA may go on without one.
 
     A note that has its last seqno also tells the epoch that was in force there, which has decided nothing yet.
     """
-    state, below = told
+    state, below = ledger
     for note in notes:
         if note.seqno == state.seqno and (below is None or note.offset > below):
             below = note.offset
@@ -292,22 +292,22 @@ def _hidden_epoch(rest: Iterable[Data], claims: Iterable[Claim], beginning: int)
     return max((claim.epoch for claim in claims if claim.floor < beginning and claim.epoch not in seals), default=0)
 
 
-def _may_be_stale(told: SequencerState, rest: Sequence[Data], hidden: int) -> bool:
+def _may_be_stale(ledger: SequencerState, rest: Sequence[Data], hidden: int) -> bool:
     """Whether a record of `rest` that counts may be a fenced sequencer's, its seal among what retention has dropped."""
-    reader = Reader(told.epoch, told.seqno)
+    reader = Reader(ledger.epoch, ledger.seqno)
     return any(
         reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE and record.epoch < hidden
         for record in rest
     )
 
 
-def _follows(told: SequencerState, rest: Iterable[Data], hidden: int) -> bool:
+def _follows(ledger: SequencerState, rest: Iterable[Data], hidden: int) -> bool:
     """Whether `rest` has a record, no fenced sequencer's, that the ledger has or that comes next.
 
     What an epoch decides stands in DATA in the order of seqnos, and behind what lower epochs decided. So everything
     effective that was dropped before that record has a lower seqno, and the ledger has it.
     """
-    reader = Reader(hidden, told.seqno)
+    reader = Reader(hidden, ledger.seqno)
     return any(
         reader.accept(record.kind, record.epoch, record.seqno) in (Verdict.TAKE, Verdict.DUPLICATE) for record in rest
     )
@@ -342,7 +342,7 @@ def yield_to_rival(connection: Connection, site: str, wait: Callable[[float], ob
     if longest is None:
         return False
     seconds, rival = longest
-    log.warning(
+    _logger.warning(
         "group %s: this sequencer and %s take it over from each other again and again. Run one for a site. This one "
         "waits for %.0f s.",
         group,

@@ -25,7 +25,7 @@ from ordering.sequencer import SNAPSHOT_EVERY_MS
 
 TICKS_IN_A_RETENTION = 8
 """A snapshot is written with the second tick or third, so it is never older than half of what is kept."""
-_PERIOD_WHERE_UNKNOWN = SNAPSHOT_EVERY_MS / 1000 / 4
+_PERIOD_WHERE_UNKNOWN_S = SNAPSHOT_EVERY_MS / 1000 / 4
 
 
 class Upkeep:
@@ -46,7 +46,7 @@ class Upkeep:
         if self._periods is None:
             retention = data_retention(self._connection, self._groups, self._site)
             self._periods = {
-                group: _PERIOD_WHERE_UNKNOWN if seconds is None else seconds / TICKS_IN_A_RETENTION
+                group: _PERIOD_WHERE_UNKNOWN_S if seconds is None else seconds / TICKS_IN_A_RETENTION
                 for group, seconds in retention.items()
             }
             self._last = dict.fromkeys(self._periods, now)

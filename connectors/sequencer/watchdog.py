@@ -17,8 +17,8 @@ from connectors.kafka.data_log import DataLog
 from ordering.errors import AbcastError, HistoryUnavailable
 from ordering.reader import Reader
 
-LOOK_SECONDS = 5.0
-BEHIND_SECONDS = 10.0
+LOOK_S = 5.0
+BEHIND_S = 10.0
 """Batches are written before they are reported, so a reader should have them at once."""
 LOOK_RECORDS = 64
 """Of more than that, only so many at the end are read."""
@@ -54,7 +54,7 @@ class Watchdog:
         """Read the ends of DATA, if it is time and there is a reason. Raises NotCounting, BrokerUnreachable."""
         if not self._fresh or now < self._next_look:
             return
-        self._next_look = now + LOOK_SECONDS
+        self._next_look = now + LOOK_S
         for group in self._fresh:
             self._watched[group].read_on(self._log(group))
         if self._missing() <= 0:
@@ -62,7 +62,7 @@ class Watchdog:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = now
-        elif now - self._behind_since >= BEHIND_SECONDS:
+        elif now - self._behind_since >= BEHIND_S:
             self._confirm()
 
     def _missing(self) -> int:

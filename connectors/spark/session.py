@@ -81,9 +81,9 @@ _SUBMITTED = "PYSPARK_GATEWAY_PORT" in os.environ
 _COMPILER_NICENESS = 10
 
 _WORKER_JOB = "abcast-python-worker"
-_TELL_SECONDS = 30.0
+_TELL_S = 30.0
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 LOG_SETTINGS = Path(__file__).resolve().parents[2] / "conf" / "log4j2.properties"
 
@@ -205,9 +205,9 @@ class PythonWorker:
             reason = true_reason(full_text(self._failure))
             raise EnvironmentProblem(f"Spark can't run a task in Python: {reason}") from self._failure
         now = time.monotonic()
-        if self._thread.is_alive() and now - self._told_at > _TELL_SECONDS:
+        if self._thread.is_alive() and now - self._told_at > _TELL_S:
             self._told_at = now
-            log.warning("Spark has run no task for %.0f s: does it have a free core?", now - self._started_at)
+            _logger.warning("Spark has run no task for %.0f s: does it have a free core?", now - self._started_at)
         return not self._thread.is_alive()
 
     def close(self) -> None:

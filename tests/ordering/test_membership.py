@@ -15,7 +15,7 @@ import pytest
 from ordering import membership as core
 from ordering.errors import ProtocolViolation, UsageError
 from ordering.flush import Phase
-from ordering.membership import NOT_A_MEMBER, Accepted, Left, Life, Membership, Settings
+from ordering.membership import NOT_A_MEMBER, Accepted, FormerMember, Life, Membership, Settings
 from ordering.records import (
     FLUSH_OK,
     HEARTBEAT,
@@ -226,7 +226,7 @@ def test_a_partition_that_is_read_late_accuses_nobody() -> None:
         opened(),
         membership=Membership(
             members=(Life("s/a", 1), Life("s/b", 1)),
-            heard={"s/a": core.Heard(Partition("p", 0), 10_000), "s/b": core.Heard(Partition("p", 1), 10_000)},
+            heard={"s/a": core.LastHeard(Partition("p", 0), 10_000), "s/b": core.LastHeard(Partition("p", 1), 10_000)},
             clock={Partition("p", 0): 10_500, Partition("p", 1): 90_000},
         ),
     )
@@ -307,7 +307,7 @@ def test_a_joiner_is_not_missed_by_a_partition_that_is_read_late() -> None:
         membership=Membership(members=(Life("s/a", 1),), clock={Partition("p", 0): 90_000, Partition("p", 1): 10_000}),
     )
     state, closing = end_batch(state)
-    assert (closing, state.membership.heard) == ((), {"s/a": core.Heard(None, 90_000)})
+    assert (closing, state.membership.heard) == ((), {"s/a": core.LastHeard(None, 90_000)})
 
 
 def test_who_was_not_waited_for_is_out_whatever_happens_meanwhile() -> None:
@@ -406,7 +406,7 @@ def test_rows_of_members_that_left_are_dropped_and_no_old_life_comes_back() -> N
 def test_a_fold_leaves_the_received_table_as_it_is() -> None:
     """It says which rows are dropped, and who folds drops them."""
     members = (Life("s/a", 1), Life("s/b", 5))
-    before = Membership(Settings(closed=True), members, left=(Left("s/x", 3, 2),), incarnation_floor=2)
+    before = Membership(Settings(closed=True), members, left=(FormerMember("s/x", 3, 2),), incarnation_floor=2)
     view = {"members": [["s/a", 1]], "joined": [], "left": [], "suspected": ["s/b"], "flush": 0}
     received = {"s/a": Accepted(1, 1), "s/b": Accepted(5, 4), "s/x": Accepted(3, 2)}
     with patch.object(core, "MAX_LEFT", 1):
@@ -414,7 +414,7 @@ def test_a_fold_leaves_the_received_table_as_it_is() -> None:
             before, Data(VIEW, 1, 9, 2, payload=json.dumps(view).encode()), MappingProxyType(received)
         )
     assert dropped == ("s/x",)
-    assert (after.left, after.lives_over, after.incarnation_floor) == ((Left("s/b", 5, 4),), {"s/b": 5}, 3)
+    assert (after.left, after.lives_over, after.incarnation_floor) == ((FormerMember("s/b", 5, 4),), {"s/b": 5}, 3)
     assert Membership.from_json(json.loads(json.dumps(after.to_json()))) == after
 
 

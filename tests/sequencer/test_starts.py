@@ -291,7 +291,7 @@ class TestTwoUnderSupervisors:
         assert not yield_to_rival(kafka, "nyc", waits.append)
         for host in [this_host(), "elsewhere"] * 3:
             kafka.producer().send(str(EPOCH), value=f"0 {host} 7".encode())
-        with patch("connectors.sequencer.takeover.log.warning") as warning:
+        with patch("connectors.sequencer.takeover._logger.warning") as warning:
             assert not yield_to_rival(kafka, "nyc", waits.append)
         assert "process 7 on host elsewhere" in warning.call_args.args
         assert [round(wait) for wait in waits] == [40]
@@ -299,17 +299,17 @@ class TestTwoUnderSupervisors:
 
     def test_a_fenced_sequencer_hears_who_it_was(self, kafka: MemoryConnection) -> None:
         own: dict[str, int] = {}
-        take_over(kafka, "g", "nyc", own=own)
+        take_over(kafka, "g", "nyc", claimed=own)
         take_over(kafka, "g", "nyc")
         with pytest.raises(Fenced, match=f"on host {this_host()}"):
-            take_over(kafka, "g", "nyc", own=own)
+            take_over(kafka, "g", "nyc", claimed=own)
 
 
 class TestNotes:
     def test_a_note_is_no_claim(self, kafka: MemoryConnection) -> None:
         own: dict[str, int] = {}
-        first = take_over(kafka, "g", "nyc", own=own)
-        second = take_over(kafka, "g", "nyc", own=own)
+        first = take_over(kafka, "g", "nyc", claimed=own)
+        second = take_over(kafka, "g", "nyc", claimed=own)
         assert (first.epoch, second.epoch) == (1, 3)
         with DataLog(kafka, "g", "nyc") as data:
             assert [claim.epoch for claim in data.claims()] == [1, 3]

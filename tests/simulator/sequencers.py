@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 
 from connectors.kafka.epochs import Claim, Note
-from connectors.sequencer.takeover import History, known, reach
+from connectors.sequencer.takeover import History, find_state, reach
 from ordering import sequencer
 from ordering.reader import Seal
 from ordering.records import Data, DeadLetter, Forward, Malformed
@@ -142,7 +142,7 @@ class Sequencer:
             self.log.stale_claims = self.log.claims()
             yield "looked at claims"
         floor, next_epoch = self.log.end(), self.log.newest_epoch() + 1
-        found = known(self.log, floor, self.history)
+        found = find_state(self.log, floor, self.history)
         self.log.stale_claims = None
         yield "measured"
         epoch = self.broker.append_claim(floor if self.rules.floor_first else NOT_YET)

@@ -25,7 +25,7 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.ranges import windows_back
 from connectors.kafka.sending import append
 from connectors.kafka.sites import Direction
-from connectors.relay.link_start import Beginning, Carries, link_start
+from connectors.relay.link_start import Carries, SessionStart, link_start
 from ordering.names import Topic, relay_of
 from ordering.records import EPOCH, HEARTBEAT, LEAVE, LINK_START, REMOTE_VIEW
 from ordering.sequencer import SequencerState
@@ -35,10 +35,10 @@ FAREWELL_S = 5.0
 QUIET_BEAT_S = 10.0
 """How often a relay beats for a group that never had a view at its site."""
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
-class Herald:
+class Presence:
     """Speaks for the relay of one direction, in some groups. Not thread-safe; `close` it."""
 
     def __init__(self, source: Connection, target: Connection, way: Direction) -> None:
@@ -50,7 +50,7 @@ class Herald:
         self._groups: dict[str, _Group] = {}
         self._beat_at = 0.0
 
-    def begin(self, group: str, beginning: Beginning, carries: Carries) -> int:
+    def begin(self, group: str, beginning: SessionStart, carries: Carries) -> int:
         """Begin a session in a group; return its name. Raises BrokerUnreachable, TopicMissing."""
         state = beginning.state
         start = link_start(state, self._way.source, carries)
@@ -71,7 +71,7 @@ class Herald:
                 if group.had_view or is_time:
                     self._send(name, HEARTBEAT)
         except KafkaError as error:
-            log.warning("%s: a heartbeat of the relay could not be written: %r", self._way, error)
+            _logger.warning("%s: a heartbeat of the relay could not be written: %r", self._way, error)
         if is_time:
             self._beat_at = time.monotonic()
 
@@ -81,7 +81,7 @@ class Herald:
             for sent in [self._send(name, LEAVE) for name, group in self._groups.items() if group.had_view]:
                 sent.get(timeout=FAREWELL_S)
         except KafkaError as error:
-            log.warning("%s: the relay's farewell could not be written: %r", self._way, error)
+            _logger.warning("%s: the relay's farewell could not be written: %r", self._way, error)
 
     def close(self) -> None:
         """Close the connections."""
