@@ -3,17 +3,17 @@
 `Membership.clock` is the newest broker timestamp of each forward partition, `heard` where and when each member was
 last heard, `announced_ms` when, in each partition, a tick first knew of the flush in hand. None of it is part of DATA.
 
-*A standstill is nobody's silence.* While members are there, the job writes a tick into each partition every second. If
-a partition's next record comes later than STANDSTILL_MS, nobody could write there (the broker was away, say), so the
-rest of that time counts for nobody.
+*A standstill is not a silence.* While there are members, the job writes a tick into each partition every second. If a
+partition's next record comes later than STANDSTILL_MS, no process could write there (the broker was away, say). So the
+rest of that time does not count.
 
 *A flush's time begins when the members can know of it.* A tick carries the last seqno that its job knows to be written.
-So a sequencer that works off a backlog, in which the log's clock runs fast, gives everybody the time to answer. It is
-over when it is in every partition: an answer may stand in each of them.
+So a sequencer that works off a backlog, in which the log's clock runs fast, gives all members the time to answer. The
+time is over when it is over in every partition, as an answer may stand in each of them.
 
 *What is read again tells no time.* A takeover may read FORWARD again from long ago: from the last snapshot, or all of
-it if only the ledger tells the state. Today's members do not beat there, and the clock runs fast. So up to where
-FORWARD ended at the takeover, the `horizon`, nobody is heard and no clock goes (`before_horizon`, after each batch).
+it if only the ledger tells the state. Today's members have no heartbeats there, and the clock runs fast. So up to the
+`horizon`, where FORWARD ended at the takeover, no member is heard and no clock goes (`before_horizon`, each batch).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STANDSTILL_MS = 2_000
 
 
 class Watch:
-    """Hears the records of a `step`, one by one. Nothing is known of the time while nobody is there."""
+    """Hears the records of a `step`, one by one. It keeps no time while there are no members."""
 
     def __init__(self, membership: Membership) -> None:
         self.heard = dict(membership.heard)
@@ -95,7 +95,7 @@ def before_horizon(membership: Membership, positions: Mapping[Partition, int]) -
 def stood_still(
     heard: dict[str, LastHeard], clock: dict[Partition, int], partition: Partition, before: int, after: int
 ) -> dict[str, LastHeard]:
-    """`heard` after a step of the clock of `partition`: as if whoever it concerns had been heard so much later."""
+    """`heard` after a step of the clock of `partition`: as if the members it concerns had been heard so much later."""
     steps = {partition: (before, after), None: _whole(clock, partition, before, after)}
     return {
         address: LastHeard(where, _later(at_ms, *steps[where])) if where in steps else LastHeard(where, at_ms)

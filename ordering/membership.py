@@ -2,9 +2,9 @@
 
 Source: FLUSH.txt, "FLUSH on view change" (view bundling) and "Crash handling during FLUSH".
 
-A FORWARD of a control kind (`join`, `leave`, `start-flush` …) is accepted as a message is, by its local seqno, and
-becomes DATA in its place: with its own kind if it changes something, as `refused` (with the reason) if not. At the end
-of a batch `ordering.view_change` decides what follows from all that: a view, a step of a flush. These are DATA, too.
+A FORWARD of a control kind (`join`, `leave`, `start-flush` …) is accepted by its local seqno, as a message is, and
+becomes DATA. It keeps its kind if it changes something; else it becomes `refused`, with the reason. At the end of a
+batch `ordering.view_change` decides what follows from all that: a view, a step of a flush. These are DATA, too.
 
 Invariant. `fold(membership, DATA record)` is the only way in which members, settings and the flush change, both when
 the sequencer decides the record and when somebody reads it. So a crash after any record loses nothing. A sequencer that
@@ -12,10 +12,10 @@ takes over folds the same records, finds who waits to join and who has answered,
 batch what its predecessor did not.
 
 *Time is data.* A member is silent if its partition went on for `suspect_after_ms` without it, by the broker's
-timestamps: a partition that is read late has a late clock, and so accuses nobody. What is known of the time
-(`ordering.log_time`) is no part of DATA: after a takeover everybody has a fresh grace period, which begins when all is
-considered that stood in FORWARD then (the horizon). Any record lets a partition's clock advance; the job writes a
-heartbeat of nobody (a tick) into each.
+timestamps. A partition that is read late has a late clock, so reading late makes no member silent. The time
+(`ordering.log_time`) is not part of DATA. After a takeover every member has a whole grace period, which begins when
+everything is considered that stood in FORWARD then (the horizon). Any record advances the clock of its partition; the
+job writes a tick, a heartbeat of its own, into each.
 
 *Lives that are over.* In a group that is closed or has flush on, nothing of a life is ordered after the view that
 suspects it: what it sent in a view must not be delivered in a later one. `lives_over` has such lives, and the sequencer
@@ -27,16 +27,16 @@ The rows of the last `MAX_LEFT` members that left are kept. An older row is drop
 Its incarnation then raises `incarnation_floor`: a sender without a row must have a higher one. So a dropped life can't
 come back. A member that starts again takes the time as its incarnation, which is above the floor.
 
-*Remote views.* In a mesh, a relay tells the views of the site it comes from, as `remote-view` records of its own: the
-incarnation is the epoch of the view, the local seqno its id. One that is higher than the received row is accepted in
-its place (not the next one only: retention may have dropped some), all others are repeats, or come from a sequencer
-that was fenced there. `remote` changes by `fold` alone, as `members` does, and the two never mix: who is remote takes
-no part in flushes. `closed` does not concern it: who may send is decided where a message is first ordered.
+*Remote views.* In a mesh, a relay tells the views of the site it comes from, as `remote-view` records of its own. Their
+incarnation is the epoch of the view, and their local seqno is its id. A record that is higher than the relay's received
+row is accepted, and need not be the next one, as retention may have dropped some. All others are repeats, or come from
+a sequencer that was fenced there. `remote` changes by `fold` alone, as `members` does. Remote members take no part in
+flushes. `closed` does not concern them: who may send is decided where a message is first ordered.
 
-A relay is heard as members are, by the clock of its partition. When it falls silent, or takes its leave, the sequencer
-decides an empty remote view for its site, and when it is heard after that, one with the last known members. A leave
-only makes the relay count as not heard for long: if a crash loses that, the clock finds its silence. There is no floor
-for a relay's incarnations, and its row is never dropped: there are as few as neighbours.
+A relay is heard as members are, by the clock of its partition. When it falls silent, or leaves, the sequencer decides
+an empty remote view for its site. When it is heard after that, the sequencer decides one with the last known members. A
+`leave` only makes the relay count as not heard for long. If a crash loses that, the clock finds the silence. A relay's
+incarnations have no floor, and its row is never dropped: there are as many relays as neighbours.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Membership:
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody is there, or was at a neighbouring site, or in a flush, so that the time matters."""
+        """Whether there are members here or at a neighbouring site, or a flush is in hand, so that the time matters."""
         return bool(self.members or self.joining or self.flush.id or any(site.members for site in self.remote.values()))
 
     @property
@@ -215,7 +215,7 @@ class Membership:
 
     @cached_property
     def _silenced(self) -> frozenset[str]:
-        """Who has said FLUSH_OK, or need not any more."""
+        """The members that have said FLUSH_OK, or need not any more."""
         answered = frozenset(self.flush.answered)
         return answered | self._addresses if self.flush.phase is Phase.BLOCKED else answered
 
@@ -230,7 +230,7 @@ class Membership:
         return kind == LEAVE and any(life.address == address for life in self.joining)
 
     def is_silenced(self, address: str, kind: str) -> bool:
-        """Whether it has said FLUSH_OK, its last message: what comes all the same must come again after the flush."""
+        """Whether the sender has said FLUSH_OK. What it sends after that is dropped; it must come again later."""
         return kind == MESSAGE and address in self._silenced
 
     def last_life_over(self, address: str, *, has_row: bool) -> int:
@@ -241,7 +241,7 @@ class Membership:
         return self.lives_over.get(address, 0) if has_row else self.incarnation_floor
 
     def without_time(self) -> Membership:
-        """What DATA tells: everybody has a fresh grace period."""
+        """What DATA tells: no member was heard yet, so each has a whole grace period."""
         if not (self.heard or self.clock or self.announced_flush):
             return self
         return replace(self, heard={}, clock={}, announced_flush=0, announced_ms={})
@@ -300,7 +300,7 @@ def refusal(membership: Membership, record: Forward) -> str:
     life, flush = Life(record.sender, record.incarnation), membership.flush
     is_member = life in membership.members and record.sender not in membership.leaving
     if record.kind == JOIN:
-        return "it is a member already" if is_member or life in membership.joining else ""
+        return "the sender is a member already" if is_member or life in membership.joining else ""
     if record.kind == SETTINGS:
         try:
             membership.settings.updated(record.payload)
@@ -308,17 +308,21 @@ def refusal(membership: Membership, record: Forward) -> str:
             return str(error)
         return ""
     if record.kind == REMOTE_VIEW:
-        return "" if remote_members(record.sender, record.payload) is not None else "it is not a view of its site"
+        return (
+            ""
+            if remote_members(record.sender, record.payload) is not None
+            else "the payload is not a view of the sender's site"
+        )
     if not is_member and not (record.kind == LEAVE and life in membership.joining):
-        return "it is not a member"
+        return "the sender is not a member"
     if record.kind == START_FLUSH and flush.phase is not Phase.RUNNING:
         return f"a flush runs already, for {flush.requester}"
     if record.kind in (FLUSH_OK, STOP_FLUSH) and (record.payload != b"%d" % flush.id or not flush.allows(record.kind)):
-        return "there is no such flush"
+        return "this flush is not in hand"
     if record.kind == FLUSH_OK and record.sender in flush.answered:
-        return "it has answered already"
+        return "the sender has answered already"
     if record.kind == STOP_FLUSH and (not flush.requested or flush.requester != record.sender):
-        return "the flush is another's"
+        return "another member asked for this flush"
     return ""
 
 
@@ -413,7 +417,7 @@ def _apply_remote_view(membership: Membership, record: Data) -> Membership:
     name, is_silent = body["site"], body["silent"]
     site = membership.remote.get(name, RemoteSite())._replace(is_silent=is_silent)
     heard = dict(membership.heard)
-    if is_silent:  # it is back when it is heard from now on, whatever `suspect_after_ms` becomes
+    if is_silent:  # it is back as soon as it is heard, even if `suspect_after_ms` changes
         heard.pop(relay_of(name), None)
     return replace(membership, remote={**membership.remote, name: site}, heard=heard)
 

@@ -81,7 +81,7 @@ SNAPSHOT_RECORDS_PER_SENDER = 8
 """With many senders snapshots are rarer, so that their cost stays a small, constant share of the work."""
 
 BAD_ADDRESS = "sender is not SITE/NAME"
-FORGOTTEN = "the sender is unknown, and its incarnation not above those of members that left long ago"
+FORGOTTEN = "the sender is unknown, and its incarnation is not higher than those of members that left long ago"
 
 FORMAT = 4
 """Of snapshots."""
@@ -330,8 +330,8 @@ def begin_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]
 def end_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
     """What follows from a batch after the last `step`: a view, a step of a flush; nothing in a group without members.
 
-    A batch that is cut off before it is done again by nobody: the records it has accepted are in DATA, so the end of
-    the next one, or of a successor's first, decides the same from them.
+    If a batch is cut off before this runs, nothing repeats it. The records that the batch has accepted are in DATA, so
+    the end of the next batch, or of a successor's first one, decides the same from them.
     """
     if state.membership.horizon:
         state = replace(state, membership=before_horizon(state.membership, state.positions))

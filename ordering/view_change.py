@@ -1,11 +1,11 @@
-"""What the sequencer decides by itself at the end of a batch: views, and the steps of a flush that are nobody's.
+"""What the sequencer decides by itself at the end of a batch: views, and those steps of a flush that no member makes.
 
 Source: FLUSH.txt, "FLUSH on view change": the joins J, leaves L and suspects S of a batch give one view
 V2 = M − S − L + J; "Crash handling during FLUSH": a suspect is not waited for, and if the requester is gone, the flush
 is run from scratch in the name of the next member.
 
-`next_decision` looks at the membership alone and names one record; `ordering.sequencer.end_batch` folds it and asks
-again until there is nothing to do. So a crash between two of them is none: the next one is still to be decided.
+`next_decision` looks at the membership alone and names one record. `ordering.sequencer.end_batch` folds it and asks
+again until there is nothing to do. So a crash between two records loses nothing: the next one is still to be decided.
 
 The same holds for what a relay's silence means for the remote view of its site (`ordering.membership`).
 """
@@ -33,9 +33,9 @@ class Decision(NamedTuple):
 
 
 def start_grace_periods(membership: Membership) -> Membership:
-    """Whoever was not heard yet since it joined, or since the takeover, is taken to be heard now.
+    """Members and relays that were not heard since they joined, or since the takeover, count as heard now.
 
-    Not the relay of a site that is silent: that is heard when it speaks.
+    The relay of a site that is silent does not: it is heard when it sends something.
     """
     remote = membership.remote.items()
     watched = [life.address for life in membership.members]
@@ -51,12 +51,12 @@ def next_decision(membership: Membership, received: Mapping[str, Accepted]) -> D
     """The next record, or None."""
     flush = membership.flush
     if not membership.clock and membership.members and not membership.horizon:
-        return None  # nothing that has a time was read since the horizon, or the takeover
+        return None  # since the horizon, or the takeover, no record with a time was read
     changed = _remote_view(membership)
     if changed is not None:
         return changed
     suspects = _suspects(membership, received)
-    # A leaver's LEAVE is its last message, and an old incarnation of a joiner has none to come.
+    # A LEAVE is the last message of its sender, and the old incarnation of a joiner sends no more.
     gone = {*suspects, *membership.leaving, *(life.address for life in membership.joining)}
     waiting = [
         life.address for life in membership.members if life.address not in flush.answered and life.address not in gone
@@ -76,13 +76,13 @@ def next_decision(membership: Membership, received: Mapping[str, Accepted]) -> D
         return _stop(membership, TIMED_OUT) if membership.is_late else None
     if waiting and not membership.is_late:
         return None
-    if changes or waiting:  # who has not answered in time may still send in the old view: it has to leave
+    if changes or waiting:  # a member that has not answered in time may still send in the old view: it has to leave
         return _view(membership, {*suspects, *waiting})
     return _stop(membership, VIEW_INSTALLED)
 
 
 def _suspects(membership: Membership, received: Mapping[str, Accepted]) -> set[str]:
-    """Who was silent for too long, and whose name goes on in another incarnation."""
+    """The members that were silent for too long, and those whose name goes on in another incarnation."""
     return {
         address
         for address, incarnation in membership.members

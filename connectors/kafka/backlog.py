@@ -46,7 +46,7 @@ def find_backlog(
 
 
 def records_that_fit(connection: Connection, backlog: Mapping[TopicPartition, Backlog]) -> int | None:
-    """How many records a batch may take, at least 1; None if there is no reason for a bound, or nobody tells.
+    """How many records a batch may take, at least 1; None if no bound is needed, or if the sizes are not known.
 
     Raises BrokerUnreachable.
     """

@@ -54,7 +54,7 @@ class Connection:
             return str(admin.describe_cluster()["cluster_id"])
 
     def unreachable(self) -> BrokerUnreachable:
-        """The error that says that nobody answers, and what to do."""
+        """The error that says that no broker answers, and what to do."""
         return BrokerUnreachable(
             f"no Kafka broker answers at {self.bootstrap_servers} (waited {self.timeout:g} s). "
             "Is it running? `abcast broker start` starts one here; --bootstrap-servers names another."

@@ -6,7 +6,7 @@ Two topics of one partition each belong together:
 * EPOCH: one record a takeover, a *claim*. Its offset plus one is the epoch, so no two claims have the same. Its value
   begins with the *floor*: where DATA ended before the claim. A seal is written after its claim, so every record below
   the floor stands before that seal. And *notes*: up to which seqno DATA went below some offset. A note is a fact about
-  a log that only grows, so it stays true whoever wrote it; retention never takes it, as it may take DATA.
+  a log that only grows, so it stays true. Retention never takes a note, as it may take DATA.
 
 That is how a snapshot is known to be in force without reading the log from its beginning: a snapshot of epoch e at
 offset o is in force if the floor of every claim of a higher epoch is above o. A snapshot in force is the state where
@@ -17,10 +17,10 @@ Offsets and seqnos meet in one place, `DataLog.where`. It goes by explicit marks
 from k on stand at offset o or later: the floor of the claim of the epoch that decided k, for the first one it decided
 (the seal is at the floor or later, and what an epoch decides stands behind its seal); a note; the beginning.
 
-Where the topic is the copy of another site's, which a relay fills, nobody claims, and no snapshot is in force. There
-EPOCH has *bases*: states of the copied log, each posted after everything that it counts was in the copy. A base says
-something of a log that only grows, so it stays true whoever posted it, and however often the relay repeats records:
-reading on from where the next seqno stands at the earliest finds everything that the base does not count.
+A copy of another site's DATA, which a relay fills, has no claims, and no snapshot in it is in force. Its EPOCH topic
+has *bases*: states of the copied log, each posted after everything that it counts was in the copy. A base is a fact
+about a log that only grows, so it stays true, however often the relay repeats records. A reader that goes on from where
+the next seqno stands at the earliest finds everything that the base does not count.
 
 A copy can be made the home (`connectors.relay.promotion`): a *move* says so, and from then on it is claimed as any
 other log.
@@ -64,7 +64,10 @@ class Start(NamedTuple):
 
 
 class StateAt(NamedTuple):
-    """A state that counts all effective records below offset `below` of DATA, and maybe more; None: nobody knows."""
+    """A state that counts all effective records below offset `below` of DATA, and maybe more.
+
+    `below` is None if the offset is not known.
+    """
 
     state: SequencerState
     below: int | None
@@ -162,7 +165,7 @@ class DataLog:
                 beginning = int(self._consumer.beginning_offsets([self._claims])[self._claims])
             if beginning > 0:
                 raise HistoryUnavailable(
-                    f"retention has dropped the first {beginning} records of {self.claims_topic}, so nobody can tell "
+                    f"retention has dropped the first {beginning} records of {self.claims_topic}, which say "
                     "which sequencers took over: go on in a new group, and never set a retention on an epoch topic."
                 )
         for record in read_range(self.connection, self._consumer, self._claims, self._known_below, end):
@@ -209,7 +212,7 @@ class DataLog:
         return move is not None and move.home == self.topic.site
 
     def is_copy(self) -> bool:
-        """Whether a relay fills the topic: then nobody has claimed it, and it was not made the home."""
+        """Whether a relay fills the topic: then it has no claim, and it was not made the home."""
         return self.end() > 0 and not self.claims() and not self.is_promoted()
 
     def state(self, end: int | None = None) -> SequencerState:

@@ -31,8 +31,8 @@ def change_settings(
 ) -> bool:
     """Ask for some of `ordering.membership.Settings`; return whether they are in force: ordered within `timeout`.
 
-    If not, they will be once a sequencer of the group has read them, unless somebody changes settings meanwhile. Where
-    none has ever taken over, nobody is waited for. Raises UsageError, BrokerUnreachable, TopicMissing.
+    If not, they will be in force once a sequencer of the group has read them, unless they are changed again meanwhile.
+    In a group that never had a sequencer this does not wait. Raises UsageError, BrokerUnreachable, TopicMissing.
     """
     payload = json.dumps(changes).encode("ascii")
     Settings().updated(payload)
@@ -56,7 +56,9 @@ def _next_life(data: DataLog, sender: str) -> tuple[int, Start | None]:
         return now_ms, None
     latest = max(state.ordered(sender).incarnation, state.membership.incarnation_floor)
     if latest >= MAX_NUMBER:
-        raise UsageError(f"{sender} has used up its incarnations: somebody sends under that name. Use another site's.")
+        raise UsageError(
+            f"{sender} has used up its incarnations: another program sends under that name. Use another site's."
+        )
     return max(now_ms, latest + 1), start
 
 
@@ -72,7 +74,9 @@ def _is_ordered(data: DataLog, start: Start, sender: str, incarnation: int, time
                 if record.incarnation == incarnation:
                     return True
                 if record.incarnation > incarnation:
-                    raise UsageError("somebody else has changed the settings at the same time: look, and ask again.")
+                    raise UsageError(
+                        "the settings were changed elsewhere at the same time: look at them, and ask again."
+                    )
         offset = max(offset, end)
         if time.monotonic() >= deadline:
             return False

@@ -1,7 +1,7 @@
 """Looks for abcast's topics in one Kafka, again and again, by one connection that it keeps.
 
 A running job asks every second or so. Each look is a full list of the cluster's topics, so it is made at most every
-LOOK_S, whoever asks; and connecting anew each time (TLS, SASL) would cost the brokers more than the list.
+LOOK_S, however often it is asked for. Connecting anew each time (TLS, SASL) would cost the brokers more than the list.
 """
 
 from __future__ import annotations

@@ -149,8 +149,7 @@ def _read_settings(admin: KafkaAdminClient, topics: Iterable[Topic]) -> dict[str
     unknown = sorted(str(topic) for topic in topics if not answers.get(str(topic)))
     if unknown:
         _logger.warning(
-            "the settings of %s are unknown, so nobody has checked them: this Kafka user lacks the right "
-            "DESCRIBE_CONFIGS.",
+            "the settings of %s were not checked: this Kafka user lacks the right DESCRIBE_CONFIGS.",
             ", ".join(unknown),
         )
     return {name: {key: str(each["value"]) for key, each in found.items()} for name, found in answers.items() if found}
@@ -206,7 +205,7 @@ def _rules(topic: Topic) -> dict[str, Callable[[str], bool]]:
 
 
 def data_retention(connection: Connection, groups: Iterable[str], site: str) -> dict[str, float | None]:
-    """For each group whose DATA is not kept for ever, after how many seconds it is dropped; None: nobody knows.
+    """For each group whose DATA is not kept for ever, after how many seconds it is dropped; None: not known.
 
     Raises BrokerUnreachable.
     """

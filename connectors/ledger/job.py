@@ -73,14 +73,14 @@ class LedgerJob(StreamingJob):
 def start_after(seqno: int, options: JobOptions, group: str) -> Start:
     """Where in DATA a ledger goes on that holds the group up to `seqno`.
 
-    Raises HistoryUnavailable if retention has dropped what follows: nobody else has it; NoSnapshot if DATA does not
+    Raises HistoryUnavailable if retention has dropped what follows, so that it is nowhere; NoSnapshot if DATA does not
     tell before a sequencer has started.
     """
     with DataLog(options.connection, group, options.site) as data:
         try:
             return data.after(seqno)
         except NoSnapshot:
-            raise  # nobody knows whether anything is missing before the sequencer has started
+            raise  # whether anything is missing is known once a sequencer has started
         except HistoryUnavailable as gone:
             held = f"ends at seqno {seqno} of group {group}" if seqno else f"has nothing of group {group}"
             raise HistoryUnavailable(

@@ -272,12 +272,12 @@ class MeshData(SiteForward):
             self._look(now)
 
     def _look(self, now: float) -> None:
-        """What was carried at the last look must have been ordered since: nobody else sends it again.
+        """What was carried at the last look must have been ordered since: only this relay would send it again.
 
-        It is not if the neighbour has lost rows, or if it keeps to the session of another relay that has ended. Then
-        another session begins: at once if the neighbour has written anything since it was last looked at, which tells
-        that its sequencer runs; else after a time that doubles, so that a neighbour that is away for long is sent its
-        backlog twice in all, about.
+        It is not ordered if the neighbour has lost rows, or if it keeps to the session of another relay that has ended.
+        Then another session begins. It begins at once if the neighbour has written anything since the last look, as its
+        sequencer runs then. Else it begins after a time that doubles, so that a neighbour that is away for long is sent
+        its backlog about twice in all.
         """
         for name, offset in self._carried.items():
             topic = Topic.parse(name)
@@ -349,7 +349,7 @@ class Letters(Relay):
         return self.source.cluster_id() != self.target.cluster_id()
 
     def carry(self, rows: DataFrame) -> DataFrame:
-        """As they stand, with this relay's mark in the place of the last one's."""
+        """As they stand, with the mark of this relay instead of the last one's."""
         return relay_letters(rows, self.way)
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
@@ -364,7 +364,7 @@ class Letters(Relay):
             try:
                 partitions = count_partitions(self.sites.connection(topic.site), topic)
             except BrokerUnreachable:
-                continue  # nobody knows yet; this is asked again
+                continue  # not known yet; this is asked again
             if partitions:
                 ensure_topic(self.source, topic, partitions)
                 topics = [*topics, topic]

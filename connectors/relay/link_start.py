@@ -1,9 +1,9 @@
-"""Where a session of a link begins: at a place in the site's DATA that the neighbour has reached, by its own rows.
+"""Where a session of a link begins: at an offset of the site's DATA that the neighbour has reached, by its own rows.
 
-Invariant. All that the session carries and that stands before its beginning has been ordered at the neighbour: the
-state of the site's DATA at that place says how far each origin was known there, and the neighbour's rows are as far.
-Rows only grow, so it is still true when the neighbour judges the session's `link-start` (`ordering.links`), whatever
-other relays have brought it meanwhile. A beginning that is earlier than it need be costs repeats, which are dropped.
+Invariant. What stands before the beginning of a session, and would be carried, has been ordered at the neighbour. The
+state of the site's DATA at that offset says how far each origin was known there, and the neighbour's rows are as far.
+Rows only grow, so this is still true when the neighbour judges the session's `link-start` (`ordering.links`), even if
+other relays have brought it more meanwhile. A beginning that is too early costs repeats, which are dropped.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def known_origins(state: SequencerState, site: str) -> dict[str, int]:
 
 
 def find_session_start(here: DataLog, origins: Mapping[str, int], carries: Carries) -> SessionStart:
-    """The newest place in DATA from which a neighbour with these origin rows lacks nothing, about.
+    """About the newest offset of DATA before which a neighbour with these origin rows lacks nothing.
 
-    Looks back from the end, in steps that grow, to the oldest place of which the state is known at last. Raises
-    HistoryUnavailable if the neighbour lacks more than what stands behind that.
+    Looks back from the end, in steps that grow, down to the oldest offset of which the state is known. Raises
+    HistoryUnavailable if the neighbour lacks records before that one.
     """
     end = here.end()
     back = 0
@@ -55,7 +55,7 @@ def find_session_start(here: DataLog, origins: Mapping[str, int], carries: Carri
 
 
 def _at(here: DataLog, offset: int) -> SessionStart | None:
-    """A place in DATA, or None if nobody knows the state there."""
+    """The start at an offset of DATA, or None if the state there is not known."""
     try:
         return SessionStart(offset, here.state(offset))
     except HistoryUnavailable:

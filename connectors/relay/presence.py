@@ -1,9 +1,9 @@
-"""What a relay between the sites of a mesh says for itself, beside what its query carries. Its driver writes it.
+"""What a relay between the sites of a mesh says for itself. Its driver writes that; the query carries all else.
 
 * The *beginning of a session* (`ordering.links`): where it begins, and the view that is in force there. The query
-  brings the views that follow. The neighbour takes the highest by (epoch, view id): to tell one again does no harm.
-* A *heartbeat* each second for every group that has had a view at its site: without it the neighbour's sequencer takes
-  the site for unreachable. For the others now and then: a relay that is there can be told from one that is not.
+  brings the views that follow. The neighbour takes the highest by (epoch, view id), so a repeated view does no harm.
+* A *heartbeat* each second for every group that has had a view at its site. Without it the neighbour's sequencer takes
+  the site for unreachable. For the other groups now and then, so that a running relay can be told from one that is not.
 * A *farewell* (kind `leave`), when the relay is stopped on purpose.
 
 A crash between any two of them loses nothing: the next start begins a session of its own.
@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Presence:
-    """Speaks for the relay of one direction, in some groups. Not thread-safe; `close` it."""
+    """Writes these records for the relay of one direction, in some groups. Not thread-safe; `close` it."""
 
     def __init__(self, source: Connection, target: Connection, way: Direction) -> None:
         """Raises BrokerUnreachable."""

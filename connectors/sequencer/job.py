@@ -1,7 +1,7 @@
 """The sequencer job: finds the groups of a site, and runs their lanes side by side (`connectors.sequencer.lanes`).
 
-All that it knows is in the lanes. A lane that is closed while another opens with its groups costs these a takeover,
-as any restart would; the lane that closes has ended by then, and if it had not, readers would ignore what it writes.
+All its state is in the lanes. When a lane is closed and another opens with its groups, these are taken over, as after
+any restart. The closed lane has ended by then. If it had not, readers would ignore what it writes.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class SequencerJob:
             self._lanes.remove(lane)
 
     def _attend(self) -> None:
-        """See how the lanes do. A later lane that fails by itself disturbs nobody else."""
+        """See how the lanes do. If a later lane fails by itself, the others go on."""
         for lane in self._lanes:
             error = lane.failure
             if error is None:

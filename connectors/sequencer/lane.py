@@ -1,7 +1,7 @@
 """One lane of the sequencer: take over its groups, then let Spark run the query of `connectors.sequencer.query`.
 
-What can be wrong with a start is found before the first claim: a claim stops whoever sequences the group now, so one
-who can't work must not make it. That Spark can run a task, what is to be read, and the rights to it, all come first.
+A claim stops the sequencer that has the group now, so a lane that can't work must not make one. Everything that can be
+wrong with a start is found before the first claim: whether Spark can run a task, what is to be read, the rights to it.
 """
 
 from __future__ import annotations

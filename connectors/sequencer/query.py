@@ -175,7 +175,7 @@ def encode_decided(runs: DataFrame, site: str, *, relayed: bool = False) -> Data
         own_headers = F.concat(own_headers, spark_codec.link_header(*map(F.col, _LINK)))
     return records.withColumn("own", own_headers).select(
         F.col("written_to").alias("topic"),
-        F.lit(0).alias("partition"),  # DATA and dead letters have one: what is behind it would be read by nobody
+        F.lit(0).alias("partition"),  # readers of DATA and of dead letters read this one only
         F.coalesce("key", F.col("sender").cast("binary")).alias("key"),
         "value",
         F.when(F.col("names").isNull(), own)

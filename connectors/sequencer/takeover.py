@@ -1,24 +1,26 @@
-"""Seal, then take over: how every start of a sequencer begins, whatever ended the one before.
+"""Seal, then take over: how every start of a sequencer begins, however the one before ended.
 
 There is one way to start, and it trusts no lock and no checkpoint, only DATA:
 
 1. read DATA up to where it ends now, from the newest snapshot in force (`connectors.kafka.data_log`), and rebuild the
-   state. Whatever is wrong with the group is found here, before anything is written: who can't go on fences nobody;
+   state. What is wrong with the group is found here, before anything is written: a start that can't go on must not
+   fence another sequencer;
 2. note where DATA ends (the *floor*) and append it to the EPOCH topic: the claim. Its offset plus one is our epoch,
-   so nobody else has it;
+   so no other sequencer has it;
 3. append the seal to DATA: an empty epoch record. From here on every reader ignores what lower epochs still write;
 4. read DATA on from where 1 ended up to the seal, and with it the state;
 5. append the state as the epoch's opening snapshot, and a note of how far DATA went to EPOCH, and go on.
 
 Invariant: the state that a sequencer goes on from holds everything effective before its seal, and nothing effective
-of a lower epoch can follow. So numbers are never reassigned, whoever still runs, and whatever crashed before: a
-crash after any step leaves an epoch number without a seal, a seal without decisions, or an opening snapshot that is
-true where it stands. The next start does the same.
+of a lower epoch can follow. So numbers are never reassigned, even if another sequencer still runs. A crash after any
+step leaves an epoch number without a seal, a seal without decisions, or an opening snapshot that is true where it
+stands. The next start does the same again.
 
-*When retention has emptied DATA* the ledger tells the state, and that may be too old. It is gone on from only if
-nothing that it does not count can have been dropped. Kafka's offsets survive retention, so that can be known: its last
-row's offset in DATA, or that of a note with the same last seqno, is where it ends, and DATA must begin there or before.
-Or DATA begins with a record that the ledger has, or that follows its last, and no seal can hide before it.
+*When retention has emptied DATA* the ledger tells the state, which may be too old. The sequencer goes on from it only
+if nothing that it does not count can have been dropped. Kafka's offsets survive retention, so that can be known. The
+ledger ends at its last row's offset in DATA, or at that of a note with the same last seqno, and DATA must begin there
+or before. Or DATA begins with a record that the ledger has, or that follows its last row, and no seal can stand before
+it.
 
 A sequencer sees a newer one by its claim, and stops. That is a courtesy, not what keeps the order: if it sleeps
 through the claim, what it writes is stale for every reader.
@@ -94,7 +96,7 @@ def take_over_groups(
 ) -> dict[str, SequencerState]:
     """Become the sequencer of the groups (each with the forward topics it reads); return the states to go on from.
 
-    None is claimed before all have been looked at. `history` is for a DATA topic that retention has emptied;
+    All groups are looked at before the first is claimed. `history` is for a DATA topic that retention has emptied;
     `trust_ledger`: the operator knows that nothing was decided after it. `claimed` has the epochs that this process
     has claimed so far, by group, and is kept up to date: it takes no group back from a newer sequencer.
 
@@ -335,7 +337,7 @@ def yield_to_rival(connection: Connection, site: str, wait: Callable[[float], ob
     try:
         claims = _claims_of_groups(connection, site)
     except AbcastError:
-        return False  # whatever it is, the takeover meets it, too
+        return False  # the takeover meets the same error, and tells it
     now_ms = time.time_ns() // 1_000_000
     found = {group: seconds_to_yield(of_group, this_host(), now_ms) for group, of_group in claims.items()}
     group, longest = max(found.items(), key=lambda item: item[1][0] if item[1] else 0.0, default=("", None))

@@ -1,11 +1,11 @@
 """The watchdog: does what a sequencer decides come to count?
 
-A sequencer writes DATA and never reads it. If its records did not count for readers (a hole before them, a higher
-epoch in force, a topic made anew under its feet), nobody would tell it: it would go on, and its group would stand
-still. So the number of seqnos that finished batches have given is held against how far readers of DATA have come.
+A sequencer writes DATA and never reads it. Its records may not count for readers: a hole stands before them, a higher
+epoch is in force, or the topic was made anew. The sequencer would not notice, and its group would stand still. So the
+watchdog compares how many seqnos finished batches have given with how far readers of DATA have come.
 
-Cheap, since it looks only where something was decided, only now and then, and only at the end of DATA. That may pass
-over a hole further up. It never barks without cause: before it does, the whole state that DATA tells is read.
+It is cheap: it looks only where something was decided, only now and then, and only at the end of DATA. So it may miss a
+hole further up. It never raises a false alarm: before it raises one, it reads the whole state that DATA tells.
 """
 
 from __future__ import annotations

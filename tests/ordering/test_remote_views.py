@@ -233,7 +233,10 @@ def test_what_is_no_view_is_refused(payload: bytes) -> None:
     assert remote_members(RELAY, payload) is None
     site = Site()
     [refused] = site.batch((RELAY, REMOTE_VIEW, 1, 1, payload))
-    assert (refused.kind, json.loads(refused.payload)["reason"]) == (REFUSED, "it is not a view of its site")
+    assert (refused.kind, json.loads(refused.payload)["reason"]) == (
+        REFUSED,
+        "the payload is not a view of the sender's site",
+    )
     assert site.state.membership.remote == {}
     assert site.tell(1, 2, BOB)
 
