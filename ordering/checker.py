@@ -1,4 +1,4 @@
-"""The checker: reads what everybody wrote down about one group, and names every broken promise.
+"""The checker: reads what all processes have written about one group, and names every broken promise.
 
 Source: DESIGN.md "What is promised". Pure and streaming. It is fed from several named sources, in any interleaving:
 

@@ -1,8 +1,8 @@
 """The checker of a mesh: whether every site has the messages of all others, each once and in their origin's order.
 
-Pure and streaming, as `ordering.checker`, which looks at each site by itself. It is fed the DATA of all sites, in any
-interleaving. What a site has ordered of its own members is the reference for all others; of an origin that was not
-read, the site that has most of it is. It costs 16 bytes a message and site.
+Pure and streaming, as `ordering.checker`, which checks each site by itself. It is fed the DATA of all sites, in any
+interleaving. What a site has ordered of its own members is the reference for all other sites. If an origin was not
+read, the site that has most of its messages is the reference. It costs 16 bytes a message and site.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ordering.records import MESSAGE, Data
 
 
 class Shortfall(NamedTuple):
-    """What a site has not got (yet): `missing` messages of an origin, after `after_seqno` there."""
+    """What a site does not have (yet): `missing` messages of an origin, after `after_seqno` there."""
 
     site: str
     origin: str

@@ -16,16 +16,16 @@ deleted or runs twice. It rests on four things only:
   If DATA no longer has what follows that, the start says so.
 
 A crash at any point keeps it. Before the rename that makes the commit, the table is as it was, and the files written so
-far belong to no version. After the rename, the table itself says what it holds. kill -9 of
-the JVM frees the lock at the same moment. kill -9 of Python alone leaves a JVM that finishes its commit under the lock,
-or does not begin it. Making a table, adding a column and setting a property are one commit each; the next start looks
-which of them are still to be done.
+far belong to no version. After the rename, the table itself says what it holds. kill -9 of the JVM frees the lock at
+the same moment. kill -9 of Python alone leaves a JVM that finishes its commit under the lock, or does not begin it.
+Making a table, adding a column and setting a property are one commit each; the next start looks which of them are still
+to be done.
 
 The table of views is written first, in the same way. So a crash between the two leaves views that the ledger lacks;
 the next start reads from the ledger's last seqno and finds them in the table already.
 
-A table that is deleted or replaced under a writer lacks the last commit that the writer knows. It is looked for before
-each append (Delta would make a new table, of these rows alone), and the writer stops if it is not there.
+A table that is deleted or replaced under a writer lacks the last commit that the writer knows. The writer looks for
+that commit before each append, and stops if it is not there. Else Delta would make a new table, of these rows alone.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.05
 TELL_AFTER_S, TELL_EVERY_S = 5.0, 60.0
 """A writer that waits says so after this long, and then now and again."""
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _this_process = threading.Lock()
 
 
@@ -78,7 +78,7 @@ class TableLock:
                 raise StoppedWaiting(f"asked to stop while {self._holder()} held {self._path}.")
             waited = time.monotonic() - began
             if waited > tell_after:
-                _log.warning("%s is held by %s: waiting for %.0f s now", self._path, self._holder(), waited)
+                _logger.warning("%s is held by %s: waiting for %.0f s now", self._path, self._holder(), waited)
                 tell_after = waited + TELL_EVERY_S
             time.sleep(pause)
             pause = min(1.5 * pause, LONGEST_PAUSE_S)

@@ -1,8 +1,9 @@
 """Giving a new site the history from another site's ledger, for what Kafka's retention there has dropped.
 
-A hub's new site gets DATA itself; a mesh's gets a session of a link, as a relay would have brought it. Both are written
-in the order of seqnos, and go on where the new site's own rows say. So it may be cut off and started again. In a mesh
-the relay begins its own session once the site has ordered enough of this one (`connectors.relay.link_start`).
+A hub's new site gets DATA itself. A mesh's new site gets a session of a link, as a relay would have brought it. Both
+are written in the order of seqnos, and go on where the new site's own rows say. So a bootstrap may be cut off and
+started again. In a mesh the relay begins its own session once the site has ordered enough of this one
+(`connectors.relay.link_start`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ACKNOWLEDGED_S = 120.0
 """How long to wait for the acknowledgement of a record."""
 
 Written = Callable[[], None]
-"""Told of each record that was written."""
+"""Called for each record that was written."""
 
 
 def bootstrap(sites: Sites, group: str, ledger: Path, way: Direction, written: Written = lambda: None) -> int:

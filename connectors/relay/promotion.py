@@ -11,9 +11,10 @@ Invariant. The new home goes on after everything that any reachable site has, in
 will have: each move begins a new thousand million of them. Its sequencer starts only where the move stands, so a crash
 before that leaves a copy, and the same again makes it the home.
 
-What only the old home had, while it did not answer, is not in the order any more; `Promotion.not_copied` says so. Its
+If the old home does not answer, what only it had is not in the order any more; `Promotion.not_copied` says so. Its
 members may have delivered it. So when the old home answers again, the first relay that is to bring it the order fences
-it (1), and refuses to fill its topics, as any copy's that has another message under a number: they must be made anew.
+it (1). The relay refuses to fill its topics, as with any copy that has another message under a seqno: they must be made
+anew.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ _stopping = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """What every streaming job is told.
+    """The options that all streaming jobs have.
 
     `site`: the site whose groups it serves. `data`: the directory for `checkpoints/` and the Delta tables.
     `max_batch_records`: records a micro-batch takes at most, for all groups of a query; fewer where they are large.
@@ -86,8 +86,8 @@ class KafkaRefused(AbcastError):
 class SparkJob(Protocol):
     """What can be run beside others in one Spark application.
 
-    `ready` is set when it works. With `keeps_trying` it goes on whatever fails, short of a wrong configuration, and
-    counts as ready meanwhile: it depends on another site.
+    `ready` is set when it works. A job with `keeps_trying` depends on another site. It goes on after any failure but a
+    wrong configuration, and counts as ready meanwhile.
     """
 
     name: str
@@ -270,11 +270,11 @@ class StreamingJob(ABC):
         )
 
     def _stop_query(self, query: StreamingQuery) -> None:
-        """Stop after the batch in hand; the one that begins meanwhile is cut off, and done by the next start."""
+        """Stop after the batch in hand. A batch that begins meanwhile is cut off, and the next start repeats it."""
         self._query_ends.set()
         _await_batch_in_hand(query)
         with _stopping:
-            # Spark reports the cut as an error, with stack traces; it is none.
+            # Spark reports the cut as an error, with stack traces, although nothing is wrong.
             self.spark.sparkContext.setLogLevel("OFF")
             query.stop()
             if not self._stop.is_set():  # else the application ends, and what was cut off may still say so
@@ -334,7 +334,7 @@ def _last_done(query: StreamingQuery) -> int:
 
 
 class _FailureLog:
-    """Tells why a query is started again: each reason once, and now and then that it is still the same."""
+    """Logs why a query is started again: each reason once, and now and then that it is still the same."""
 
     def __init__(self, name: str) -> None:
         self._name = name

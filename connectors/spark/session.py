@@ -131,8 +131,9 @@ def build_session(
 
 
 def _let_compiler_give_way(session: SparkSession) -> None:
-    """Java's second compiler takes a third of the CPU time of a start, for code that may run once: let it take what is
-    left over. Where there is no /proc, it goes on as before.
+    """Give Java's second compiler a lower priority. Without a /proc this does nothing.
+
+    It takes a third of the CPU time of a start, for code that may run once.
     """
     gateway = session.sparkContext._gateway  # noqa: SLF001 - there is no public way
     assert gateway is not None
@@ -173,7 +174,7 @@ def end_jvm(session: SparkSession, timeout: float) -> None:
 
 
 class PythonWorker:
-    """A Python worker that Spark starts while others go on. It waits in Spark's pool for the first batch, which it
+    """A Python worker that Spark starts in the background. It waits in Spark's pool for the first batch, which it
     makes some seconds faster; and where it can't start, no batch could be decided.
     """
 
@@ -199,7 +200,7 @@ class PythonWorker:
             self._failure = error
 
     def works(self, timeout: float) -> bool:
-        """Whether it has started; waits so many seconds for it. Raises EnvironmentProblem if it can't start."""
+        """Whether it has started; waits at most so many seconds. Raises EnvironmentProblem if it can't start."""
         self._thread.join(timeout)
         if self._failure is not None:
             reason = true_reason(full_text(self._failure))
@@ -211,7 +212,7 @@ class PythonWorker:
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Give up what has not started, and wait for the end of that."""
+        """Give up a worker that has not started, and wait until it is gone."""
         if self._thread.is_alive():
             self._spark.cancelJobGroup(_WORKER_JOB)
         self._thread.join()
