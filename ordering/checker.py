@@ -367,7 +367,7 @@ class _Senders:
         self.skips = 0
 
     def skip(self) -> None:
-        """The source left something out (a gap has its own name): anybody's next message may have any number."""
+        """The source left something out (a gap has its own name): each sender's next message may have any number."""
         self.skips += 1
 
     def next(self, seqno: int, message: MessageId, *, has_gaps: bool = False) -> str:

@@ -36,10 +36,10 @@ class Watch:
         self.heard = dict(membership.heard)
         self.clock = dict(membership.clock)
         self.announced_flush, self.announced_ms = membership.announced_flush, dict(membership.announced_ms)
-        self.look(membership)
+        self.follow(membership)
 
-    def look(self, membership: Membership) -> None:
-        """Whom to watch from here on."""
+    def follow(self, membership: Membership) -> None:
+        """Take the members and relays to be heard from here on."""
         self.is_on = membership.is_watched
         self.lives = dict(membership.members)
         self.relays = set(membership.relays)

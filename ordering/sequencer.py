@@ -229,7 +229,7 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
         outputs.append(data)
         if data.kind != MESSAGE:
             membership = _fold(membership, data, received)
-            watch.look(membership)
+            watch.follow(membership)
         elif not is_linked:
             own_seqno = seqno
     after = replace(

@@ -24,11 +24,11 @@ from ordering.sequencer import Accepted, SequencerState
 
 def state_from_ledger(path: Path, group: str) -> SequencerState | None:
     """The state after the group's last row, or None without a table or rows."""
-    told = told_by_ledger(path, group)
+    told = read_ledger_state(path, group)
     return told.state if told is not None else None
 
 
-def told_by_ledger(path: Path, group: str) -> StateAt | None:
+def read_ledger_state(path: Path, group: str) -> StateAt | None:
     """The same, and where in DATA the last row stood, if the table tells. Reads no payloads of messages.
 
     The state has no `positions`: FORWARD is read again from where retention has left it, and what was ordered is

@@ -334,7 +334,7 @@ class EmbeddedBroker:
         if not brokers:
             brokers = [first + node for node in range(self.nodes)] if first else _free_ports(self.nodes, ())
         controllers = [ports.controller for ports in known.ports]
-        # Nobody outside remembers the controllers' ports, so a taken one is no reason to fail.
+        # Only this cluster uses the controllers' ports, so a taken one is no reason to fail.
         if not anything_runs and not (controllers and all(_is_free(port) for port in controllers)):
             controllers = _free_ports(self.nodes, brokers)
         cluster = _Cluster(known.cluster_id, tuple(map(_Ports, brokers, controllers)))

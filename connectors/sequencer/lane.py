@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
-from connectors.ledger.state import told_by_ledger
+from connectors.ledger.state import read_ledger_state
 from connectors.sequencer.query import decode_forward, encode_decided, sequence
 from connectors.sequencer.takeover import check_not_fenced, take_over_groups
 from connectors.sequencer.ticks import tick
@@ -109,7 +109,7 @@ class SequencerLane(StreamingJob):
         connection, site = self.options.connection, self.options.site
         check_topics(connection, topics, site)
         self._await_spark()
-        told = functools.partial(told_by_ledger, self.options.data / "ledger")
+        told = functools.partial(read_ledger_state, self.options.data / "ledger")
         states = take_over_groups(connection, topics, site, told, self._epochs)
         self._consumer = connection.consumer()
         self._upkeep, self._claims_seen = Upkeep(connection, topics, site), {}

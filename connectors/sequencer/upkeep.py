@@ -1,4 +1,4 @@
-"""Upkeep: what the sequencer's driver does for groups whose DATA has a retention, so that anybody can always start.
+"""Upkeep: what the sequencer's driver does for groups whose DATA has a retention, so that a start is always possible.
 
 A sequencer that starts needs a snapshot in what DATA still holds. Snapshots are written at the beginning of a batch, at
 least one for each hour of the log's time (`ordering.sequencer`). An idle group has no batches and no time. So it gets a

@@ -196,7 +196,7 @@ class PythonWorker:
                 self._spark.parallelize([0], 1).foreach(_do_nothing)
             finally:
                 self._spark.setLogLevel("ERROR")
-        except Exception as error:  # noqa: BLE001 - handed to whoever asks
+        except Exception as error:  # noqa: BLE001 - handed to the caller of `works`
             self._failure = error
 
     def works(self, timeout: float) -> bool:

@@ -18,7 +18,7 @@ from connectors.kafka.codec import decode_data, encode_data
 from connectors.kafka.data_log import DataLog, StateAt
 from connectors.kafka.epochs import Claim, Note, encode_note, seconds_to_yield, this_host
 from connectors.kafka.settings import change_settings
-from connectors.ledger.state import told_by_ledger
+from connectors.ledger.state import read_ledger_state
 from connectors.sequencer.takeover import note_end, take_over, take_over_groups, yield_to_rival
 from connectors.sequencer.ticks import tick
 from connectors.sequencer.upkeep import Upkeep
@@ -54,7 +54,7 @@ def order(kafka: MemoryConnection, count: int) -> None:
 
 
 def ledger(kafka: MemoryConnection, seqno: int, *, tells_offset: bool = True) -> StateAt:
-    """What `told_by_ledger` returns of a ledger that ends at `seqno`."""
+    """What `read_ledger_state` returns of a ledger that ends at `seqno`."""
     rows = [(offset, record) for offset, record in enumerate(data_of(kafka)) if 0 < record.seqno <= seqno]
     state = replace(absorb(SequencerState("g"), [record for _, record in rows]), positions={})
     return StateAt(state, rows[-1][0] + 1 if tells_offset else None)
@@ -363,10 +363,10 @@ class TestWhatTheLedgerTells:
         if offsets is not None:
             columns["data_offset"] = pa.array(offsets, pa.int64())
         write_deltalake(str(tmp_path / "ledger"), pa.table(columns), partition_by=["group"])
-        told = told_by_ledger(tmp_path / "ledger", "g")
+        told = read_ledger_state(tmp_path / "ledger", "g")
         assert told is not None
         assert told.below == below
         assert (told.state.seqno, told.state.epoch, told.state.received) == (3, 4, {"nyc/alice": (7, 3)})
         assert told.state.seals == ((1, 1), (4, 3))
-        assert told_by_ledger(tmp_path / "ledger", "h") is None
-        assert told_by_ledger(tmp_path / "nowhere", "g") is None
+        assert read_ledger_state(tmp_path / "ledger", "h") is None
+        assert read_ledger_state(tmp_path / "nowhere", "g") is None
