@@ -72,7 +72,7 @@ DECIDED_KINDS = (VIEW, START_FLUSH, FLUSH_COMPLETED, STOP_FLUSH, REMOTE_VIEW)
 
 # Reasons for a dead letter, in the order in which they are looked for.
 REPEATED_HEADER = "a header of abcast is given twice"
-RESERVED_HEADER = "a header has a name that begins with abcast-, which is reserved, and that is not known"
+RESERVED_HEADER = "a header has a name that begins with abcast-, which is reserved"
 NOT_RELAYED = "a header that only relays write stands on a record that no relay has brought"
 HEADERS_TOO_LARGE = f"the application's headers are over {MAX_HEADERS_BYTES} bytes"
 WRONG_VERSION = "abcast-version is missing or not 1"
