@@ -11,11 +11,10 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS
 from connectors.kafka.security import Security
 from ordering.errors import BrokerUnreachable
 from ordering.records import MAX_RECORD_BYTES
-
-DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from connectors.spark import codec as spark_codec
 from ordering.names import relay_of
 from ordering.records import MESSAGE, REMOTE_VIEW, SKIP, VIEW
 
-_OWN = len(codec.FORWARD_HEADERS)
-_DATA_OWN = len(codec.DATA_HEADERS)
+_FORWARD_COUNT = len(codec.FORWARD_HEADERS)
+_DATA_COUNT = len(codec.DATA_HEADERS)
 
 
 def relay_home_data(rows: DataFrame, way: Direction) -> DataFrame:
@@ -42,9 +42,9 @@ def relay_forward(rows: DataFrame, way: Direction) -> DataFrame:
     headers = F.coalesce("headers", F.array().cast(spark_codec.HEADERS_TYPE))
     mark = F.array(_mark(way))
     # Behind abcast's own, as between the sites of a mesh: where the sequencer at the home finds it without a search.
-    others = spark_codec.behind(headers, F.lit(_OWN))
-    marked = F.when(F.size(headers) <= _OWN, F.concat(headers, mark)).otherwise(
-        F.concat(F.slice(headers, 1, _OWN), mark, others)
+    others = spark_codec.behind(headers, F.lit(_FORWARD_COUNT))
+    marked = F.when(F.size(headers) <= _FORWARD_COUNT, F.concat(headers, mark)).otherwise(
+        F.concat(F.slice(headers, 1, _FORWARD_COUNT), mark, others)
     )
     topic = _renamed(f".forward.{way.source}", _relayed(way))
     return rows.select(topic, "partition", "key", "value", marked.alias("headers"))
@@ -63,7 +63,9 @@ def relay_mesh_data(
             "kind": spark_codec.header(codec.H_KIND, 1).cast("string"),
             "epoch": spark_codec.header(codec.H_EPOCH, 6).cast("string"),
             "seqno": F.coalesce(spark_codec.header(codec.H_SEQNO, 5).cast("string"), F.lit("0")),
-            "linked": F.when(F.size(headers) > _DATA_OWN, spark_codec.header(codec.H_LINK, _DATA_OWN)).cast("string"),
+            "linked": F.when(F.size(headers) > _DATA_COUNT, spark_codec.header(codec.H_LINK, _DATA_COUNT)).cast(
+                "string"
+            ),
             "origin": F.substring_index(F.col("key").cast("string"), "/", 1),
         }
     )
@@ -81,8 +83,8 @@ def relay_mesh_data(
         origin_seqno.otherwise(F.substring_index(linked, " ", -1)),
     )
     said = F.array(spark_codec.header_struct(codec.H_LINK, link))
-    has_more = F.size(headers) > _DATA_OWN
-    message = F.concat(F.slice(headers, 1, _OWN), said)
+    has_more = F.size(headers) > _DATA_COUNT
+    message = F.concat(F.slice(headers, 1, _FORWARD_COUNT), said)
     view = _own_headers(REMOTE_VIEW, relay, F.col("epoch"), spark_codec.header(codec.H_VIEW, 4))
     return named.select(
         _renamed(f".data.{way.source}", _relayed(way)),

@@ -195,13 +195,13 @@ def decider(initial: Mapping[str, bytes]) -> Decide:
         assert_first_attempt()
         state, opening = begin_batch(SequencerState.from_bytes(stored.get[0] if stored.exists else initial[key[0]]))
         for record in opening:
-            yield _own_run(state.group, record)
+            yield _run_of(state.group, record)
         for chunk in chunks:
             state, decided = decide_chunk(state, chunk)
             yield from decided
         state, closing = end_batch(state)
         for record in closing:
-            yield _own_run(state.group, record)
+            yield _run_of(state.group, record)
         stored.update((state.to_bytes(),))
 
     return decide
@@ -373,7 +373,7 @@ def assert_first_attempt() -> None:
         raise ProtocolViolation("a task of the sequencer runs a second time: set spark.task.maxFailures to 1.")
 
 
-def _own_run(group: str, record: Data) -> pd.DataFrame:
+def _run_of(group: str, record: Data) -> pd.DataFrame:
     """The run of one record of the sequencer's own (a snapshot, a view)."""
     given = _given([codec.encode_data(record)])
     return _frame([{"group": group, "role": "data", "kind": record.kind, "size": 1, **given}])

@@ -13,8 +13,8 @@ from ordering.names import MAX_SITE_LENGTH, SITE_PATTERN, relay_of
 from ordering.records import LINK_START, MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW, SKIP
 
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
-_OWN = len(codec.FORWARD_HEADERS)
-_RELAYED_OWN = _OWN + 1  # of the two that relays add, a record has one
+_FORWARD_COUNT = len(codec.FORWARD_HEADERS)
+_RELAYED_COUNT = _FORWARD_COUNT + 1  # of the two that relays add, a record has one
 
 
 def group_of_forward(site: str) -> Column:
@@ -90,7 +90,7 @@ def is_plain_forward(site: str, *, relayed: bool) -> Column:
     others = others_of_plain(site, relayed=relayed)
     names, values = others["key"], others["value"]
     size = F.octet_length(F.array_join(names, "")) + F.octet_length(F.array_join(values.cast("array<string>"), ""))
-    others_are_the_applications = (F.size(headers) == _OWN) | (
+    others_are_the_applications = (F.size(headers) == _FORWARD_COUNT) | (
         ~F.array_join(names, ",").contains(codec.PREFIX) & (size <= MAX_HEADERS_BYTES)
     )
     plain = (
@@ -121,7 +121,7 @@ def behind(headers: Column, count: Column) -> Column:
 
 def others_of_plain(site: str, *, relayed: bool) -> Column:
     """The headers of a plain FORWARD row behind abcast's own, of which there are more if a relay brought it."""
-    own = F.when(_is_local(site), _OWN).otherwise(_RELAYED_OWN) if relayed else F.lit(_OWN)
+    own = F.when(_is_local(site), _FORWARD_COUNT).otherwise(_RELAYED_COUNT) if relayed else F.lit(_FORWARD_COUNT)
     return behind(F.col("headers"), own)
 
 
@@ -132,7 +132,7 @@ def _is_local(site: str) -> Column:
 
 def _relayed_header() -> Column:
     """The header that a relay adds to a FORWARD row, where our own relays put it."""
-    return F.get(F.col("headers"), F.lit(_OWN))
+    return F.get(F.col("headers"), F.lit(_FORWARD_COUNT))
 
 
 def _relayed_text() -> Column:
