@@ -97,7 +97,7 @@ def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
     mask |= _take_linked(links, state.positions, rows, heard & linked)
     seqno = np.where(mask, state.seqno + np.cumsum(mask), 0)
     count = int(mask.sum())
-    own = seqno[mask & ~linked]
+    own_messages = seqno[mask & ~linked]
     dropped = (messages & ~mask) | (_at(candidates, len(mask)) & ~mask)
     after = replace(
         state,
@@ -108,7 +108,7 @@ def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
         unsnapped=state.unsnapped + len(rows.offset),
         latest_ms=int(rows.timestamp_ms[rows.well_formed].max(initial=state.latest_ms)),
         membership=_hear(membership, rows, heard) if membership.is_watched else membership.without_time(),
-        own_seqno=int(own[-1]) if len(own) else state.own_seqno,
+        own_seqno=int(own_messages[-1]) if len(own_messages) else state.own_seqno,
         links=links.rows,
         origins=links.origins,
     )

@@ -129,5 +129,5 @@ def _listed(seqnos: NDArray[np.int64]) -> str:
 
 
 def _digest(record: Data) -> int:
-    told = str(record.id).encode("utf-8") + b"\0" + record.payload
-    return int.from_bytes(blake2b(told, digest_size=8).digest(), "big")
+    text = str(record.id).encode("utf-8") + b"\0" + record.payload
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")

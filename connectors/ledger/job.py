@@ -44,8 +44,8 @@ class LedgerJob(StreamingJob):
             self._writer.check_tables()  # else they would be made anew while the job runs
         path = self.options.data / "ledger"
         create_tables(self.spark, self.options.data, self._stop.is_set)
-        held = read_table_state(path).last_seqno
-        starts = {group: start_after(held.get(group, 0), self.options, group) for group in topics}
+        last_seqno = read_table_state(path).last_seqno
+        starts = {group: start_after(last_seqno.get(group, 0), self.options, group) for group in topics}
         positions = {TopicPartition(name, 0): starts[group].offset for group, names in topics.items() for name in names}
         source = self.kafka_source([name for group in topics.values() for name in group], positions)
         self._writer = LedgerWriter(path, starts, self._beginning, self._query_ends.is_set)
@@ -82,9 +82,9 @@ def start_after(seqno: int, options: JobOptions, group: str) -> Start:
         except NoSnapshot:
             raise  # whether anything is missing is known once a sequencer has started
         except HistoryUnavailable as gone:
-            held = f"ends at seqno {seqno} of group {group}" if seqno else f"has nothing of group {group}"
+            content = f"ends at seqno {seqno} of group {group}" if seqno else f"has nothing of group {group}"
             raise HistoryUnavailable(
-                f"the ledger {options.data / 'ledger'} {held}, and can't go on without a gap: "
+                f"the ledger {options.data / 'ledger'} {content}, and can't go on without a gap: "
                 f"{str(gone).partition('. ')[0]}. Put a copy of the ledger and the views in its place that reaches "
                 "further, or go on without a ledger (`abcast sequence` instead of `abcast run`); and give "
                 f"{data.topic} a longer retention.ms."

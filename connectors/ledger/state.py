@@ -24,8 +24,8 @@ from ordering.sequencer import Accepted, SequencerState
 
 def state_from_ledger(path: Path, group: str) -> SequencerState | None:
     """The state after the group's last row, or None without a table or rows."""
-    told = read_ledger_state(path, group)
-    return told.state if told is not None else None
+    last = read_ledger_state(path, group)
+    return last.state if last is not None else None
 
 
 def read_ledger_state(path: Path, group: str) -> StateAt | None:

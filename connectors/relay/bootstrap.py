@@ -49,31 +49,31 @@ def bootstrap(sites: Sites, group: str, ledger: Path, way: Direction, written: W
     known = state_from_ledger(ledger, group)
     if known is None:
         raise UsageError(f"there is no ledger of group {group} in {ledger}: name the home's DIR/ledger.")
-    there = sites.connection(way.target)
+    target = sites.connection(way.target)
     if sites.home is None:
         relayed = Topic(group, "relayed", way.target, way.source)
-        ensure_topic(there, relayed, 1)
-        with DataLog(there, group, way.target) as log:
+        ensure_topic(target, relayed, 1)
+        with DataLog(target, group, way.target) as log:
             reached = log.state().origins
         _write_session(sites, way, ledger, group, reached, written)
         return known.seqno
-    with DataLog(there, group, way.target) as copy:
+    with DataLog(target, group, way.target) as copy:
         if copy.claims():
             raise UsageError(f"{copy.topic} has a sequencer of its own, so it can't follow {way.source}.")
         done = copy.state().seqno
-        _write(there, str(copy.topic), _orders(group, way.source, read_rows(ledger, group, done + 1)), written)
-        post_base(there, copy.claims_topic, known)
+        _write(target, str(copy.topic), _hub_records(group, way.source, read_rows(ledger, group, done + 1)), written)
+        post_base(target, copy.claims_topic, known)
     return known.seqno
 
 
-def _orders(group: str, home: str, rows: Iterator[list[dict[str, Any]]]) -> Iterator[Record]:
+def _hub_records(group: str, home: str, rows: Iterator[list[dict[str, Any]]]) -> Iterator[Record]:
     """DATA as the sequencer wrote it, as far as the ledger tells."""
     for chunk in rows:
         for row in chunk:
-            yield encode_data(_order(group, home, row))
+            yield encode_data(_hub_record(group, home, row))
 
 
-def _order(group: str, home: str, row: dict[str, Any]) -> Data:
+def _hub_record(group: str, home: str, row: dict[str, Any]) -> Data:
     """The DATA of a row of a hub's ledger. What the sequencer decides by itself (a view, say) has no source."""
     data = decode_row(row)
     if not data.sender:
@@ -91,14 +91,14 @@ def _write_session(
     def carries(origin: str) -> bool:
         return sites.carries(way, origin)
 
-    there = sites.connection(way.target)
+    target = sites.connection(way.target)
     start = _link_start(ledger, group, reached, carries)
     topic, relay = str(Topic(group, "relayed", way.target, way.source)), relay_of(way.source)
     session = append(
-        there, topic, (relay.encode("ascii"), start.to_json(), forward_headers(relay, 1, 1, kind=LINK_START))
+        target, topic, (relay.encode("ascii"), start.to_json(), forward_headers(relay, 1, 1, kind=LINK_START))
     )
     rows = read_rows(ledger, group, start.seqno + 1)
-    _write(there, topic, _session(way.source, session, carries, rows), written)
+    _write(target, topic, _session(way.source, session, carries, rows), written)
 
 
 def _link_start(ledger: Path, group: str, reached: Mapping[str, int], carries: Callable[[str], bool]) -> LinkStart:

@@ -97,12 +97,12 @@ class Relay(StreamingJob):
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """The source's topics of every group that is at both ends."""
-        there = {
+        groups = {
             topic.group for topic in self.target_finder.find() if topic.role == "data" and topic.site == self.way.target
         }
         selected: dict[str, list[str]] = {}
         for topic in filter(self.is_read, topics):
-            if topic.group in there:
+            if topic.group in groups:
                 selected.setdefault(topic.group, []).append(str(topic))
         return selected
 
@@ -445,16 +445,16 @@ def last_relayed(
     connection: Connection, topic: str, partition: int, site: str, source_topic: str, source_partition: int
 ) -> int:
     """The offset, at `site`, of the newest record in `topic` that was made from one of the source; -1 if none was."""
-    there = connection.consumer()
+    consumer = connection.consumer()
     filled = TopicPartition(topic, partition)
     try:
         with connection.reachable():
-            if partition not in (there.partitions_for_topic(topic) or ()):
+            if partition not in (consumer.partitions_for_topic(topic) or ()):
                 return -1
-            beginning, end = there.beginning_offsets([filled])[filled], there.end_offsets([filled])[filled]
+            beginning, end = consumer.beginning_offsets([filled])[filled], consumer.end_offsets([filled])[filled]
         for start, below in windows_back(beginning, end, _FIRST_WINDOW):
             newest = -1
-            for record in read_range(connection, there, filled, start, below):
+            for record in read_range(connection, consumer, filled, start, below):
                 found = _parse_mark(dict(record.headers).get(H_RELAYED_FROM) or b"", site)
                 if found is not None and found[:2] == (source_topic, source_partition):
                     newest = found.offset
@@ -462,7 +462,7 @@ def last_relayed(
                 return newest
         return -1
     finally:
-        there.close()
+        consumer.close()
 
 
 def _parse_mark(mark: bytes, site: str) -> Source | None:

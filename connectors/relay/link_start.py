@@ -83,8 +83,8 @@ def link_start(state: SequencerState, site: str, carries: Carries) -> LinkStart:
 
 def is_ordered(here: SequencerState, there: SequencerState, site: str, carries: Carries) -> bool:
     """Whether a neighbour in the state `there` has all that DATA of `site` had in the state `here`, and its view."""
-    told = there.received.get(relay_of(site), NOTHING_ACCEPTED)
-    return told.local_seqno >= here.view and covers(there.origins, link_start(here, site, carries).origins)
+    relay_row = there.received.get(relay_of(site), NOTHING_ACCEPTED)
+    return relay_row.local_seqno >= here.view and covers(there.origins, link_start(here, site, carries).origins)
 
 
 def ledger_start(numbers: Iterable[tuple[str, int, int]], origins: Mapping[str, int], carries: Carries) -> LinkStart:

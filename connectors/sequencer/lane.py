@@ -109,8 +109,8 @@ class SequencerLane(StreamingJob):
         connection, site = self.options.connection, self.options.site
         check_topics(connection, topics, site)
         self._await_spark()
-        told = functools.partial(read_ledger_state, self.options.data / "ledger")
-        states = take_over_groups(connection, topics, site, told, self._epochs)
+        history = functools.partial(read_ledger_state, self.options.data / "ledger")
+        states = take_over_groups(connection, topics, site, history, self._epochs)
         self._consumer = connection.consumer()
         self._upkeep, self._claims_seen = Upkeep(connection, topics, site), {}
         self._forward, self._seen_batch = dict(topics), -1

@@ -12,7 +12,7 @@ from connectors.kafka.codec import decode_data, decode_forward, forward_headers,
 from connectors.kafka.sites import Direction, Sites
 from connectors.ledger.history import read_rows
 from connectors.ledger.state import state_from_ledger
-from connectors.relay.bootstrap import _orders, _write_session
+from connectors.relay.bootstrap import _hub_records, _write_session
 from connectors.relay.link_start import link_start
 from ordering.links import carry
 from ordering.names import Topic, relay_of
@@ -43,7 +43,8 @@ def test_a_hubs_copy_is_the_data_of_its_home(tmp_path: Path) -> None:
     assert {record.kind for record in log} >= {VIEW, JOIN, MESSAGE}
     ledger = write_ledger(tmp_path / "ledger", log)
     written = [
-        (key, decode_data(value, headers)) for key, value, headers in _orders("g", "nyc", read_rows(ledger, "g", 1))
+        (key, decode_data(value, headers))
+        for key, value, headers in _hub_records("g", "nyc", read_rows(ledger, "g", 1))
     ]
     assert [record for _, record in written] == log
     assert [key for key, _ in written] == [record.sender.encode() if record.source else None for record in log]
