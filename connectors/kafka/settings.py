@@ -27,9 +27,9 @@ _PAUSE_S = 0.05
 
 
 def change_settings(
-    connection: Connection, group: str, site: str, *, timeout: float = ORDERED_WITHIN_S, **changes: Any
+    connection: Connection, group: str, site: str, *, timeout_s: float = ORDERED_WITHIN_S, **changes: Any
 ) -> bool:
-    """Ask for some of `ordering.membership.Settings`; return whether they are in force: ordered within `timeout`.
+    """Ask for some of `ordering.membership.Settings`; return whether they are in force: ordered within `timeout_s`.
 
     If not, they will be in force once a sequencer of the group has read them, unless they are changed again meanwhile.
     In a group that never had a sequencer this does not wait. Raises UsageError, BrokerUnreachable, TopicMissing.
@@ -43,7 +43,7 @@ def change_settings(
         append(connection, str(Topic(group, "forward", site)), record, partition=None)
         if start is None or not (data.is_copy() or data.newest_epoch()):
             return False
-        return _is_ordered(data, start, sender, incarnation, timeout)
+        return _is_ordered(data, start, sender, incarnation, timeout_s)
 
 
 def _next_life(data: DataLog, sender: str) -> tuple[int, Start | None]:
@@ -62,9 +62,9 @@ def _next_life(data: DataLog, sender: str) -> tuple[int, Start | None]:
     return max(now_ms, latest + 1), start
 
 
-def _is_ordered(data: DataLog, start: Start, sender: str, incarnation: int, timeout: float) -> bool:
+def _is_ordered(data: DataLog, start: Start, sender: str, incarnation: int, timeout_s: float) -> bool:
     """Read DATA on until the change stands in it."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout_s
     offset, reader = start
     while True:
         end = data.end()

@@ -253,19 +253,19 @@ class StreamingJob(ABC):
                     progress.batchDuration,
                 )
 
-    def _works(self, query: StreamingQuery, seconds: float) -> bool:
+    def _works(self, query: StreamingQuery, running_s: float) -> bool:
         """Whether the first batch is through; in real time, whether it runs."""
         if query.lastProgress is not None:
             return True
-        if not self.in_real_time or seconds < _TASKS_RUN_S:
+        if not self.in_real_time or running_s < _TASKS_RUN_S:
             return False
         return bool(self.spark.sparkContext.statusTracker().getJobIdsForGroup(str(query.runId)))
 
-    def _tell_slow_start(self, query: StreamingQuery, seconds: float) -> None:
+    def _tell_slow_start(self, query: StreamingQuery, running_s: float) -> None:
         _logger.warning(
             "%s: the first batch is not through after %.0f s (Spark says: %s). Does Spark have a free core?",
             self.name,
-            seconds,
+            running_s,
             query.status["message"],
         )
 
@@ -341,8 +341,8 @@ class _FailureLog:
         self._text = ""
         self._told_at = 0.0
 
-    def tell(self, error: AbcastError, wait: float, *, is_first: bool) -> None:
+    def tell(self, error: AbcastError, wait_s: float, *, is_first: bool) -> None:
         text, now = str(error), time.monotonic()
         if is_first or text != self._text or now - self._told_at > STILL_FAILING_S:
             self._text, self._told_at = text, now
-            _logger.warning("%s: %s Starting again in %g s.", self._name, text, wait)
+            _logger.warning("%s: %s Starting again in %g s.", self._name, text, wait_s)

@@ -163,14 +163,14 @@ def _java_options(archive_to: Path | None) -> Iterator[str]:
     yield "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
-def end_jvm(session: SparkSession, timeout: float) -> None:
+def end_jvm(session: SparkSession, timeout_s: float) -> None:
     """Stop the session and wait until its JVM has ended, which otherwise outlives the process for a moment."""
     gateway = session.sparkContext._gateway  # noqa: SLF001 - there is no public way
     assert gateway is not None
     session.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(timeout)
+    gateway.proc.wait(timeout_s)
 
 
 class PythonWorker:
@@ -199,9 +199,9 @@ class PythonWorker:
         except Exception as error:  # noqa: BLE001 - handed to the caller of `works`
             self._failure = error
 
-    def works(self, timeout: float) -> bool:
+    def works(self, timeout_s: float) -> bool:
         """Whether it has started; waits at most so many seconds. Raises EnvironmentProblem if it can't start."""
-        self._thread.join(timeout)
+        self._thread.join(timeout_s)
         if self._failure is not None:
             reason = true_reason(full_text(self._failure))
             raise EnvironmentProblem(f"Spark can't run a task in Python: {reason}") from self._failure

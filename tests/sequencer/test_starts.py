@@ -245,7 +245,7 @@ class TestSettings:
         assert not change_settings(kafka, "g", "nyc", closed=True)
         assert time.monotonic() - started < 1
         take_over(kafka, "g", "nyc")
-        assert not change_settings(kafka, "g", "nyc", closed=True, timeout=0.2)
+        assert not change_settings(kafka, "g", "nyc", closed=True, timeout_s=0.2)
 
 
 def claims_of(hosts: str, seconds_apart: float = 12.0) -> list[Claim]:
