@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS as DEFAULT_BOOTSTRAP_SERVERS
 from ordering.errors import AbcastError, UsageError
 
 if sys.version_info >= (3, 11):
@@ -45,7 +46,6 @@ Parallelism = Annotated[
     int, typer.Option("--parallelism", min=1, max=64, help="Groups decided at the same time, in one job.")
 ]
 
-DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
 DEFAULT_DATA = Path("abcast-data")
 CONFIG_FILE = "abcast.toml"
 

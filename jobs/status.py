@@ -28,11 +28,12 @@ def status(
     data: Data = DEFAULT_DATA,
     as_json: AsJson = False,
 ) -> None:
-    """Print per group: last seqno, epoch, view, lag, rate, duplicates dropped, dead letters, the ledger's lag.
+    """Print per group: last seqno, epoch, view, members, senders, lag, rate, duplicates, dead letters, ledger lag.
 
+    `members`: those of the view. `senders`: addresses that have sent anything so far, operators and relays too.
     `lag`: FORWARD records not considered yet. `rate`: messages per second over the newest records of DATA.
-    `duplicates`: resends dropped, as of the newest snapshot. `ledger lag`: seqnos that the ledger below --data, if
-    there is one, does not have yet; it is read first, so less than none means that it is another group's.
+    `duplicates`: resends dropped, as of the newest snapshot. `ledger lag`: seqnos that the ledger below --data does not
+    have yet, if there is a ledger. It is read first, so a number below zero means that it is another group's.
     """
     from connectors.diagnosis.status import read_status
     from connectors.kafka.connection import Connection

@@ -118,7 +118,7 @@ class Verdict(Enum):
     DISCARD = "discard"
     """(5): a duplicate."""
     OVER = "over"
-    """It is of a life, or of a view, that is over: nobody will deliver it any more."""
+    """It is of a life, or of a view, that is over: no receiver will deliver it any more."""
     FULL = "full"
     """It would wait, but the hold-back queue is full. Nothing has changed: read it again when there is room."""
     MALFORMED = "malformed"
@@ -126,7 +126,7 @@ class Verdict(Enum):
 
 
 class Step(NamedTuple):
-    """What one record leads to: deliveries in their order, and what nobody delivers any more (over, malformed)."""
+    """What one record leads to: deliveries in their order, and what no receiver delivers any more (over, malformed)."""
 
     verdict: Verdict
     deliveries: tuple[Cast | Ordered, ...] = ()

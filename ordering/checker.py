@@ -1,4 +1,4 @@
-"""The checker: reads what everybody wrote down about one group, and names every broken promise.
+"""The checker: reads what all processes have written about one group, and names every broken promise.
 
 Source: docs/limits.md and the README, "What is promised".
 
@@ -369,7 +369,7 @@ class _Senders:
         self.skips = 0
 
     def skip(self) -> None:
-        """The source left something out (a gap has its own name): anybody's next message may have any number."""
+        """The source left something out (a gap has its own name): each sender's next message may have any number."""
         self.skips += 1
 
     def next(self, seqno: int, message: MessageId, *, has_gaps: bool = False) -> str:

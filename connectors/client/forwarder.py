@@ -583,8 +583,8 @@ class Observer(Protocol):
 def abandon(producer: KafkaProducer) -> None:
     """Close a producer at once, whatever it still holds: the forward table has it."""
     # kafka-python's close does not stop its thread when records are left, and does not wait for it with timeout 0.
-    producer._sender.force_close()
-    producer._sender.join(5)
+    producer._sender.force_close()  # noqa: SLF001 - there is no public way
+    producer._sender.join(5)  # noqa: SLF001 - there is no public way
     try:
         producer.close(timeout=0)
     except KafkaError:

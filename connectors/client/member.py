@@ -39,8 +39,9 @@ from connectors.client.session import Session
 from connectors.client.state_transfer import GetState, SetState, StateTransfer
 from connectors.client.stream import Stream
 from connectors.kafka.codec import check_application_headers
-from connectors.kafka.connection import DEFAULT_BOOTSTRAP_SERVERS, Connection
+from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS
 from ordering.errors import (
     AbcastError,
     BrokerUnreachable,

@@ -42,6 +42,7 @@ from kafka.errors import KafkaError
 from connectors.local.jars import Progress, broker_jars, say
 from connectors.local.java import require_java
 from ordering.errors import AbcastError, EnvironmentProblem, UsageError
+from ordering.records import MAX_RECORD_BYTES
 
 DEFAULT_PORT = 9092
 HOST = "127.0.0.1"
@@ -77,8 +78,8 @@ _SETTINGS = {
     "auto.create.topics.enable": "false",
     # abcast's timeouts count the broker's time, not the senders'.
     "log.message.timestamp.type": "LogAppendTime",
-    "message.max.bytes": str(8 * 1024 * 1024),
-    "replica.fetch.max.bytes": str(8 * 1024 * 1024),
+    "message.max.bytes": str(MAX_RECORD_BYTES),
+    "replica.fetch.max.bytes": str(MAX_RECORD_BYTES),
     # A member that was away for months goes on where it stopped.
     "offsets.retention.minutes": str(365 * 24 * 60),
     # The rest makes a small cluster start fast and stay small.
@@ -333,7 +334,7 @@ class EmbeddedBroker:
         if not brokers:
             brokers = [first + node for node in range(self.nodes)] if first else _free_ports(self.nodes, ())
         controllers = [ports.controller for ports in known.ports]
-        # Nobody outside remembers the controllers' ports, so a taken one is no reason to fail.
+        # Only this cluster uses the controllers' ports, so a taken one is no reason to fail.
         if not anything_runs and not (controllers and all(_is_free(port) for port in controllers)):
             controllers = _free_ports(self.nodes, brokers)
         cluster = _Cluster(known.cluster_id, tuple(map(_Ports, brokers, controllers)))

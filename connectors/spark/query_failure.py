@@ -1,4 +1,4 @@
-"""What ended a Spark query, in one sentence: the true cause, which Spark wraps in what was the matter with that."""
+"""What ended a Spark query, in one sentence: the innermost cause, which Spark wraps in several other errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from connectors.spark.data_directory import disk_full
 from ordering.errors import AbcastError, EnvironmentProblem, HistoryUnavailable
 
 REASON_CHARACTERS = 600
-"""Of a reason, as much is told."""
+"""A reason is cut off after so many characters."""
 
 
 class QueryFailed(AbcastError):

@@ -32,6 +32,7 @@ from ordering.records import (
     STOP_FLUSH,
     Data,
     Forward,
+    Partition,
     Source,
 )
 from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch, seal, snapshot
@@ -97,10 +98,10 @@ class Group:
         self.with_flush = self.random.random() < 0.7
         self.now = 1_000
         self.own_partitions = self.random.randint(1, 3)
-        self.places = [(TOPIC, partition) for partition in range(self.own_partitions)]
+        self.places = [Partition(TOPIC, partition) for partition in range(self.own_partitions)]
         self.neighbour = Neighbour(self.random, self._relay) if self.random.random() < 0.5 else None
         if self.neighbour is not None:
-            self.places.append((RELAYED, 0))
+            self.places.append(Partition(RELAYED, 0))
         self.forward: list[list[Forward]] = [[] for _ in self.places]
         self.data: list[Data] = []
         self.state: SequencerState | None = None
@@ -311,7 +312,7 @@ class Group:
     def _decide(self, state: SequencerState) -> tuple[SequencerState, list[Data]]:
         rows: list[Forward] = []
         for partition, log in enumerate(self.forward):
-            start = state.positions.get("-".join(map(str, self.places[partition])), 0)
+            start = state.positions.get(self.places[partition], 0)
             rows += log[start : start + (self.random.randint(1, 60) if not self.healing else len(log))]
         state, opening = begin_batch(state)
         written = list(opening)
@@ -337,7 +338,7 @@ class Group:
         self.data.append(snapshot(state))
         if self.epoch % 4 == 0:  # the ledger tells the state: FORWARD is read again from its beginning
             state = replace(state, positions={})
-        horizon = {"-".join(map(str, place)): len(log) for place, log in zip(self.places, self.forward, strict=True)}
+        horizon = {place: len(log) for place, log in zip(self.places, self.forward, strict=True)}
         self.state = replace(state, membership=replace(state.membership, horizon=horizon))
 
     # The members.
