@@ -50,8 +50,7 @@ class Installed:
     def variables(self) -> dict[str, str]:
         """The repository and its environment are not there; the jars, which both use, need not be fetched again."""
         path = f"{self.python.parent}{os.pathsep}{os.environ['PATH']}"
-        kept = {name: value for name, value in environment().items() if not name.startswith("PYTHON")}
-        return {**kept, "PATH": path, "ABCAST_JARS": str(jars_directory())}
+        return environment(PATH=path, PYTHONPATH="", ABCAST_JARS=str(jars_directory()))
 
 
 def install(wheel: Path, application: Path, directory: Path, extra: str) -> Installed:
