@@ -15,6 +15,7 @@ from jobs.options import (
     BootstrapServers,
     Data,
     Site,
+    missing_extra,
     run_script,
 )
 from ordering.errors import AbcastError, UsageError
@@ -68,12 +69,17 @@ def _in_ledger(data: Path) -> dict[str, int] | None:
     table = data / "ledger"
     if not table.exists():
         return None  # and Delta need not be loaded
-    from connectors.ledger.table_state import read_table_state
-
     try:
+        from connectors.ledger.table_state import read_table_state
+
         held = read_table_state(table)
     except AbcastError as error:  # what Kafka tells is worth as much without
         typer.echo(f"abcast: {error}", err=True)
+        return None
+    except ModuleNotFoundError as error:
+        if missing_extra(error) is None:
+            raise
+        typer.echo(f"abcast: the ledger {missing_extra(error)}", err=True)
         return None
     return None if held.newest is None else dict(held.last_seqno)
 

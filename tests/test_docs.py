@@ -287,13 +287,13 @@ def test_limits() -> None:
     from connectors.client.forwarder import MAX_RESEND_S
     from connectors.client.lives import SendingLimits
     from connectors.kafka.backlog import BATCH_BYTES
-    from connectors.kafka.connection import MAX_RECORD_BYTES, Connection
-    from connectors.ledger.job import TRIGGER_SECONDS
+    from connectors.kafka.connection import Connection
+    from connectors.ledger.job import TRIGGER_S
     from connectors.spark.job import JobOptions
 
     sending, mebibyte = SendingLimits(), 1024 * 1024
     job = {field.name: field.default for field in dataclasses.fields(JobOptions)}
-    assert TRIGGER_SECONDS == 1
+    assert TRIGGER_S == 1
     [table] = tables(section(doc("limits"), "## Limits"))
     shown = {row[0]: row[1] for row in table}
     assert shown == {
@@ -302,8 +302,8 @@ def test_limits() -> None:
         "payload": f"{records.MAX_PAYLOAD_BYTES:,} bytes",
         "application headers of a message": f"{records.MAX_HEADERS_BYTES:,} bytes",
         "incarnation, local seqno": f"{len(str(records.MAX_NUMBER))} digits",
-        "a FORWARD record": f"{MAX_RECORD_BYTES // 2 // mebibyte} MiB",
-        "a DATA record, a snapshot": f"{MAX_RECORD_BYTES // mebibyte} MiB",
+        "a FORWARD record": f"{records.MAX_RECORD_BYTES // 2 // mebibyte} MiB",
+        "a DATA record, a snapshot": f"{records.MAX_RECORD_BYTES // mebibyte} MiB",
         "forward table (`max_pending_records`, `max_pending_bytes`)": (
             f"{sending.max_pending_records:,} messages, {sending.max_pending_bytes // mebibyte} MiB"
         ),

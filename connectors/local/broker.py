@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import base64
 import fcntl
-import importlib.resources
 import json
 import logging
 import os
@@ -39,6 +38,7 @@ from types import TracebackType
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from connectors.local.configuration import configuration_file
 from connectors.local.jars import Progress, broker_jars, say
 from connectors.local.java import require_java
 from ordering.errors import AbcastError, EnvironmentProblem, UsageError
@@ -528,7 +528,7 @@ def failure_reason(log: str) -> str:
 
 
 def _logging_options(log: Path) -> list[str]:
-    configuration = importlib.resources.files("conf") / "broker-log4j2.properties"
+    configuration = configuration_file("broker-log4j2.properties")
     return [f"-Dlog4j2.configurationFile={configuration}", f"-Dabcast.broker.log={log}"]
 
 

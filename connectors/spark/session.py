@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
+from connectors.local.configuration import configuration_file
 from connectors.local.jars import jars_directory, spark_jars
 from connectors.spark.query_failure import full_text, true_reason
 from ordering.errors import EnvironmentProblem
@@ -47,7 +49,7 @@ SETTINGS = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     # Workers that begin with everything imported.
-    "spark.python.daemon.module": "connectors.sequencer.python_workers",
+    "spark.python.daemon.module": resolve_name("..sequencer.python_workers", __package__),
     # Over TCP each batch waits 40 ms: Spark sends it in two pieces, and the second is held back until the first is
     # acknowledged (Nagle's algorithm against delayed acknowledgements).
     "spark.python.unix.domain.socket.enabled": "true",
@@ -84,8 +86,6 @@ _WORKER_JOB = "abcast-python-worker"
 _TELL_S = 30.0
 
 _logger = logging.getLogger(__name__)
-
-LOG_SETTINGS = Path(__file__).resolve().parents[2] / "conf" / "log4j2.properties"
 
 
 def build_session(
@@ -149,7 +149,7 @@ def class_archive() -> Path:
 
 
 def _java_options(archive_to: Path | None) -> Iterator[str]:
-    yield f'"-Dlog4j2.configurationFile={LOG_SETTINGS}"'
+    yield f'"-Dlog4j2.configurationFile={configuration_file("log4j2.properties")}"'
     # Throughput counts here, not pauses, and there are few cores: the parallel collector.
     yield "-XX:+UseParallelGC"
     archive = class_archive()

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from tests.bench.plan import DEFAULT_RECORDS, Case, Plan
 from tests.bench.report import (
-    MAX_KILL_SECONDS,
+    MAX_KILL_S,
     MAX_LATENCY_RATIO,
-    MAX_LOST_CHECKPOINT_SECONDS,
+    MAX_LOST_CHECKPOINT_S,
     MAX_MEMORY_MIB,
     MAX_RELAY_MS,
     MIN_MEMBER_TO_BARE,
@@ -155,7 +155,7 @@ ROWS = (
         "recovery",
         "kill -9 of the sequencer to the next delivery, each kill; a bare Spark session's start",
         "s",
-        f"≤ {MAX_KILL_SECONDS}",
+        f"≤ {MAX_KILL_S}",
         lambda result: [
             *(f"{row['next_delivery_s']:.1f}" for row in result["kills"]["rounds"]),
             f"Spark {result['spark_start_s']:.1f}",
@@ -165,7 +165,7 @@ ROWS = (
         "recovery",
         "a lost checkpoint, by number of messages ordered before",
         "s",
-        f"≤ {MAX_LOST_CHECKPOINT_SECONDS}",
+        f"≤ {MAX_LOST_CHECKPOINT_S}",
         lambda result: [f"{row['history']:,}: {row['next_delivery_s']:.1f}" for row in result["lost_checkpoints"]],
     ),
 )
