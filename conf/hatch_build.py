@@ -34,7 +34,11 @@ class WheelLayout(BuildHookInterface):  # type: ignore[type-arg] # its parameter
         self._laid_out: Path | None = None
         if version != "editable":
             self._laid_out = Path(tempfile.mkdtemp(prefix="abcast-wheel-"))
-            lay_out(Path(self.root), self._laid_out)
+            try:
+                lay_out(Path(self.root), self._laid_out)
+            except BaseException:  # then hatchling does not finalize
+                shutil.rmtree(self._laid_out)
+                raise
             build_data["force_include"][str(self._laid_out)] = "abcast"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
