@@ -15,6 +15,22 @@ if TYPE_CHECKING:
 
 hypothesis.settings.register_profile("fast", max_examples=20)
 
+GROUPS = {"make_scenario": "crash", "pipeline": "pipeline", "second_broker": "sites", "spark": "spark"}
+"""A fixture, and the group of the tests that have it: they share what takes long to start, or, in the crash tests, need
+the machine's attention when they kill at an instant. A broker (5 s) is started in each process.
+"""
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes run the tests (`pytest -n 2 --dist loadgroup`), one of them runs all tests of a group."""
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        for fixture, group in GROUPS.items():
+            if fixture in names:
+                item.add_marker(pytest.mark.xdist_group(group))
+                break
+
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:

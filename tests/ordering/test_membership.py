@@ -100,7 +100,7 @@ def kinds(records: list[Data]) -> list[str]:
     return [record.kind for record in records]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 20))])
 def test_a_random_history_keeps_every_promise(seed: int) -> None:
     """Joins, leaves, flushes, silences, and crashes of whoever takes part."""
     assert Group(seed).run() == []
