@@ -432,9 +432,9 @@ def test_heartbeats_of_a_thousand_members_are_cheap() -> None:
     from tests.simulator.columns import to_columns
 
     columns = to_columns(rows)
-    started = time.perf_counter()
+    started = time.process_time()
     after, closing = end_batch(step_columns(state, columns).state)
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
     assert len(after.membership.heard) == 1_000
     assert closing == ()
 
