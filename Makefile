@@ -9,7 +9,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 LOG := $(VENV)/setup.log
-SIDE_BY_SIDE = --dist loadgroup -n $(or $(PROCESSES),$(1))
+SIDE_BY_SIDE = -n $(or $(PROCESSES),$(1))
 UV := $(BIN)/uv --no-progress
 LOCK_OPTIONS := --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet
 

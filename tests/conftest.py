@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -15,21 +15,23 @@ if TYPE_CHECKING:
 
 hypothesis.settings.register_profile("fast", max_examples=20)
 
-GROUPS = {"make_scenario": "crash", "pipeline": "pipeline", "second_broker": "sites", "spark": "spark"}
-"""A fixture, and the group of the tests that have it: they share what takes long to start, or, in the crash tests, need
-the machine's attention when they kill at an instant. A broker (5 s) is started in each process.
+TOGETHER = {"cli", "crash", "sites", "spark"}
+"""Packages whose tests share what takes long to start, or, in the crash tests, kill at an instant: with several
+processes (`pytest -n 2`), one of them runs all of a package. All other tests go wherever there is time.
 """
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several processes run the tests (`pytest -n 2 --dist loadgroup`), one of them runs all tests of a group."""
-    for item in items:
-        names = getattr(item, "fixturenames", ())
-        for fixture, group in GROUPS.items():
-            if fixture in names:
-                item.add_marker(pytest.mark.xdist_group(group))
-                break
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Which test runs where. (pytest-xdist 3.8 has `--dist loadgroup` for this, which has no effect in pytest 9.2.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            package = nodeid.split("/")[1]
+            return package if package in TOGETHER else nodeid
+
+    return Scheduler(config, log)
 
 
 @pytest.fixture(scope="session")
