@@ -141,12 +141,8 @@ def _survey(data: DataLog, claimed: Mapping[str, int], history: History | None, 
     group = data.topic.group
     if group in claimed:
         check_not_fenced(data, claimed[group])
+    check_is_home(data)
     move = data.move()
-    if move is not None and move.home != data.topic.site:
-        raise UsageError(
-            f"the home of group {group} is {move.home} now, not {data.topic.site}: give this site the new sites' file. "
-            f"It can be a copy once its topics of the group were deleted (`abcast site add {data.topic.site}` then)."
-        )
     if data.is_copy():
         raise UsageError(f"{data.topic} is the copy of another site's: run the sequencer of group {group} at its home.")
     end = data.end()
@@ -319,10 +315,24 @@ def _append(data: DataLog, producer: KafkaProducer, topic: str, record: Record) 
     return append(data.connection, topic, record, producer=producer)
 
 
+def check_is_home(data: DataLog) -> None:
+    """Raise UsageError if another site was made the home of the group."""
+    move, topic = data.move(), data.topic
+    if move is not None and move.home != topic.site:
+        raise UsageError(
+            f"the home of group {topic.group} is {move.home} now, not {topic.site}: give this site the new sites' "
+            f"file. It can be a copy once its topics of the group were deleted (`abcast site add {topic.site}` then)."
+        )
+
+
 def check_not_fenced(data: DataLog, epoch: int) -> None:
-    """Raise Fenced if a sequencer with an epoch newer than `epoch` has begun to take over."""
+    """Raise Fenced if a sequencer with an epoch newer than `epoch` has begun to take over.
+
+    Raises UsageError if that was to make another site the home.
+    """
     newest = data.newest_claim()
     if newest is not None and newest.epoch > epoch:
+        check_is_home(data)
         raise Fenced(
             f"group {data.topic.group}: a newer sequencer took over with epoch {newest.epoch} ({newest.who}); this one "
             f"(epoch {epoch}) stops. Run one sequencer for a site; to hand over on purpose, stop this one first."

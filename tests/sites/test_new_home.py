@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from connectors.kafka.topics import find_topics
 from tests.cli.process import abcast
 from tests.crash.processes import ABCAST, Process
 from tests.sites.conftest import MakeWorld
 from tests.sites.test_relay import messages
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -27,7 +29,7 @@ def processes(tmp_path: Path) -> Iterator[list[Process]]:
 
 
 def test_a_home_that_runs_is_replaced(make_world: MakeWorld, processes: list[Process]) -> None:
-    """Its sequencer ends and says why, what it had ordered stays, and both sites go on in the new home's order."""
+    """Its job ends and says why; as it says, the site becomes a copy; both sites go on in the new home's order."""
     world = make_world("hub", "nyc", "sfo")
     nyc, sfo = world.sites.connections
 
@@ -54,6 +56,12 @@ def test_a_home_that_runs_is_replaced(make_world: MakeWorld, processes: list[Pro
     assert f"the home of group {world.group} is {sfo} now" in old_home.stderr()
     old_home.assert_no_stack_trace()
 
+    with world.sites.connection(nyc).admin() as admin:
+        admin.delete_topics(
+            [str(topic) for topic in find_topics(world.sites.connection(nyc)) if topic.group == world.group]
+        )
+    add = ("site", "add", nyc, "--group", world.group, "--sites", world.file())
+    eventually(lambda: abcast(*add, cwd=world.directory).returncode == 0, 60, "the old home is a copy", 1.0)
     run(sfo).wait_ready()
     run(nyc).wait_ready()
     world.broadcast(nyc, "carol", messages("c", 50))
