@@ -236,6 +236,7 @@ TRANSITIONS: dict[tuple[Phase, Cause], Row] = {
 
 OUTSIDE = frozenset({P.STRANGER, P.JOINING, P.KEPT_OUT, P.AWAITING})
 IN_A_FLUSH = frozenset({P.BLOCKING, P.QUIET, P.BORN_QUIET, P.ASKED_AGAIN})
+ADMISSIONS = frozenset({C.ADMITTED, C.ADMITTED_IN_FLUSH, C.ADMITTED_QUIET})
 INSIDE = IN_A_FLUSH | {P.MEMBER}
 KEEPING_BACK = frozenset({P.KEPT_OUT, P.AWAITING, P.BORN_QUIET, P.ASKED_AGAIN})
 SILENT = frozenset({P.QUIET, P.BORN_QUIET, P.ASKED_AGAIN})
@@ -384,7 +385,7 @@ class Step(NamedTuple):
             if action is not UNBLOCK or now.owes_unblock
         )
         owes = (now.owes_unblock or BLOCK in actions) and UNBLOCK not in actions
-        joined_at = now.known.view if cause in (Cause.ADMITTED, Cause.ADMITTED_IN_FLUSH) else now.joined_at
+        joined_at = now.known.view if cause in ADMISSIONS else now.joined_at
         after = replace(now, phase=row.phase, joined_at=joined_at, owes_unblock=owes)
         return Step(after, self.actions + actions)
 

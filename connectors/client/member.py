@@ -16,46 +16,32 @@ import itertools
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
-from weakref import WeakSet
 
 from connectors.client.callbacks import Callback, Callbacks
-from connectors.client.deliveries import Deliveries, Position
-from connectors.client.delivery import Delivery
-from connectors.client.entrance import Choice, Entrance
-from connectors.client.inbox import Inbox
-from connectors.client.letter import Letter, LetterReceipt
+from connectors.client.entrance import Choice
+from connectors.client.letter import LetterReceipt
 from connectors.client.lives import Lives, SendingLimits
 from connectors.client.member_memory import MemberMemory
 from connectors.client.message import GivenHeaders, check_message
 from connectors.client.outbox import Outbox
+from connectors.client.quiet_points import QuietPoints
+from connectors.client.reading import ReadingHalf
 from connectors.client.receipt import Receipt
 from connectors.client.state_transfer import GetState, SetState, StateTransfer
-from connectors.client.stream import Stream
 from connectors.client.succession import Succession
 from connectors.kafka.connection import DEFAULT_BOOTSTRAP_SERVERS, Connection
-from ordering.errors import (
-    AbcastError,
-    Excluded,
-    FlushFailed,
-    NotOrderedInTime,
-    NotWrittenInTime,
-    Superseded,
-    UsageError,
-)
-from ordering.events import Event, ViewChange
+from ordering.errors import AbcastError, UsageError
+from ordering.events import ViewChange
 from ordering.names import DEFAULT_SITE, RESERVED_PREFIX, Address, check_group
-from ordering.records import STATE, Headers
 
 CLOSE_TIMEOUT_S = 10.0
-T = TypeVar("T")
 
 
-class Member:
+class Member(ReadingHalf):
     """One member of one group. Thread-safe, except that each `deliveries` and `inbox` is for one thread.
 
     Close it after use. A name belongs to one sending process at a time: a later one supersedes an earlier one.
@@ -116,31 +102,28 @@ class Member:
         for name, given in (("group", group), ("member", member)):
             if not isinstance(given, str):
                 raise UsageError(f"{name} is a text, not {type(given).__name__}.")
-        self.group = check_group(group)
-        self.address = Address.parse(member, default_site)
-        if self.address.name.startswith(RESERVED_PREFIX):
+        group = check_group(group)
+        address = Address.parse(member, default_site)
+        if address.name.startswith(RESERVED_PREFIX):
             raise UsageError(f"member {member!r} can't be used: a name that begins with {RESERVED_PREFIX} is reserved.")
         if connect_timeout <= 0:
             raise UsageError("connect_timeout must be greater than 0.")
         limits = SendingLimits(max_pending_records, max_pending_bytes, resend_after)
         limits.validate()
         self._default_site = default_site
-        self.connection = connection or Connection(bootstrap_servers, connect_timeout)
-        self.ledger = Path(ledger) if ledger is not None else None
-        self._callbacks = Callbacks(str(self.address), block, unblock)
-        self._lives = Lives(self.address, limits)
-        self._sending = Succession(self.connection, self.group, self._lives, self._callbacks)
+        connection = connection or Connection(bootstrap_servers, connect_timeout)
+        self._callbacks = Callbacks(str(address), block, unblock)
+        self._lives = Lives(address, limits)
+        sending = Succession(connection, group, self._lives, self._callbacks)
         self._transfer: StateTransfer | None = None
         if get_state is not None or set_state is not None:
-            self._transfer = StateTransfer(
-                self.connection, self.group, self.address, self._send_state_letter, get_state, set_state
-            )
-        self._entrance = Entrance(self.connection, self.group, self.address, self.ledger, self._transfer)
+            self._transfer = StateTransfer(connection, group, address, sending.send_state, get_state, set_state)
+        super().__init__(
+            connection, group, address, Path(ledger) if ledger is not None else None, self._transfer, sending
+        )
         self._connecting = threading.Lock()
         self._is_connected = False  # it is in the group, or was
-        self._flushing = threading.Lock()
-        self._flushing_thread: int | None = None
-        self._streams: WeakSet[Stream[Any]] = WeakSet()
+        self._quiet = QuietPoints(self.address, self._callbacks)
         if outbox is None:
             MemberMemory(self.connection, self.group, self.address).close()  # a wrong address shows now, not later
             return
@@ -163,8 +146,7 @@ class Member:
     @property
     def view(self) -> ViewChange | None:
         """The group's newest view, as far as this member's sending half knows; None before `connect`."""
-        forwarder = self._sending.forwarder
-        return forwarder.participant.known.view if forwarder is not None else None
+        return self._sending.known.view
 
     @property
     def remote_views(self) -> Mapping[str, tuple[str, ...]]:
@@ -172,9 +154,7 @@ class Member:
 
         None at a site that is unreachable, or has no members. Empty before `connect`, and for sites behind a neighbour.
         """
-        forwarder = self._sending.forwarder
-        remote = forwarder.participant.known.remote if forwarder is not None else {}
-        return {site: view.members for site, view in remote.items()}
+        return {site: view.members for site, view in self._sending.known.remote.items()}
 
     @property
     def global_view(self) -> tuple[str, ...]:
@@ -228,8 +208,7 @@ class Member:
             self._entrance.enter(view, choice, lambda: self.view, max(0.0, deadline - time.monotonic()))
             return view
 
-    @contextmanager
-    def flush(self, timeout: float = 30.0) -> Iterator[None]:
+    def flush(self, timeout: float = 30.0) -> AbstractContextManager[None]:
         """A quiet point: inside the `with`, every member has called its `block`, and none of them sends.
 
         Everything they have sent before is ordered. (In an open group, who is not a member may send all the same.) The
@@ -246,26 +225,7 @@ class Member:
             Excluded: this member was taken for dead meanwhile.
             NotOrderedInTime: the end was not ordered within `timeout`.
         """
-        session = self._sending.session
-        if session is None or not self._is_connected:
-            raise UsageError(f"{self.address} is not a member: call connect() first.")
-        if self._callbacks.is_calling:
-            raise UsageError("block() and unblock() can't call flush(): it would wait for them.")
-        if not self._flushing.acquire(blocking=False):
-            raise FlushFailed(f"a flush of {self.address} runs already.")
-        try:
-            session.start_flush(timeout)
-            self._flushing_thread = threading.get_ident()
-            try:
-                yield
-            except BaseException:
-                session.give_up_flush()
-                raise
-            finally:
-                self._flushing_thread = None
-            session.stop_flush(timeout)
-        finally:
-            self._flushing.release()
+        return self._quiet.point(self._sending.session if self._is_connected else None, timeout)
 
     def broadcast(self, payload: bytes, headers: GivenHeaders = (), timeout: float | None = 30.0) -> Receipt:
         """Send a message to the group; returns as soon as it is in the forward table (and the outbox).
@@ -285,7 +245,7 @@ class Member:
             EnvironmentProblem: the outbox can't be written.
         """
         checked = check_message(payload, headers)
-        if self._flushing_thread == threading.get_ident():
+        if self._quiet.is_mine:
             raise UsageError("nobody may send in a flush, its requester neither: leave the `with` first.")
         forwarder = self._sending.forwarder or self._sending.start()
         if not self._is_connected and forwarder.participant.settings.closed:
@@ -320,33 +280,6 @@ class Member:
         letters = self._sending.letters or self._sending.start_letters()
         return letters.send(receiver, payload, checked, timeout)
 
-    def inbox(self, timeout: float | None = None, *, from_beginning: bool = False) -> Stream[Letter]:
-        """The letters to this member, each sender's in order, as they come. An iterator, for one thread.
-
-        It goes on after the last letter that this member's name took; *taken* means what it does in `deliveries`, so
-        after kill -9 an application may see the last half second's letters again: their (sender, incarnation,
-        local_seqno) tell. One iterator at a time. A start reads the inbox's partition from its beginning.
-
-        Args:
-            timeout: end after so many seconds without a letter (None: never; `close` ends it). What stood there
-                before the start is given in any case.
-            from_beginning: give all letters again, and remember from there.
-
-        Raises (when iterated):
-            BrokerUnreachable: no broker answers at the start. Later, it waits until one does.
-            TopicMissing: the site has no inbox topic.
-            HistoryUnavailable: the beginning of the inbox topic was dropped.
-            PositionLost: Kafka has forgotten which letters this name has taken.
-        """
-        run = Inbox(self.connection, self.group, self.address, timeout, from_beginning=from_beginning)
-        return self._stream(Stream(run))
-
-    def _stream(self, stream: Stream[T]) -> Stream[T]:
-        with self._sending.lock:
-            self._sending.check_open()
-            self._streams.add(stream)
-        return stream
-
     def wait_ordered(self, timeout: float | None = None) -> int | None:
         """Wait until everything broadcast so far is ordered; the seqno of the last.
 
@@ -355,70 +288,6 @@ class Member:
         the group has taken this member for dead and some of it may be lost.
         """
         return self._sending.wait_ordered(timeout)
-
-    @overload
-    def deliveries(
-        self,
-        from_seqno: int | None = None,
-        timeout: float | None = None,
-        *,
-        events: Literal[False] = False,
-        remember: bool = False,
-    ) -> Stream[Delivery]: ...
-
-    @overload
-    def deliveries(
-        self,
-        from_seqno: int | None = None,
-        timeout: float | None = None,
-        *,
-        events: Literal[True],
-        remember: bool = False,
-    ) -> Stream[Delivery | Event]: ...
-
-    def deliveries(
-        self,
-        from_seqno: int | None = None,
-        timeout: float | None = None,
-        *,
-        events: bool = False,
-        remember: bool = False,
-    ) -> Stream[Any]:
-        """The group's messages in the total order, as they come. An iterator, for one thread.
-
-        A message counts as taken when the next one is asked for, or when the iterator's `taken()` is called. What is in
-        hand when the loop ends otherwise (an exception, a `break`, `close`) is given again by the next one.
-        What was taken is remembered in Kafka under the member's name twice a second and at the end. So after kill -9
-        an application may see the last half second's messages again: their seqnos tell. One iterator at a time
-        should go on from the remembered position; those with `from_seqno` may run beside it, and do not move it.
-
-        Args:
-            from_seqno: start at this seqno exactly (which may be still to come). Default: after the last message
-                that this member's name took, or at the group's first.
-            timeout: end after so many seconds without a message (None: never; `close` ends it). What stood there
-                before the start is given in any case.
-            events: among the messages, in their place in the order, also `ViewChange`, `Block` and `Unblock`, and
-                in a mesh `RemoteView`.
-            remember: with `from_seqno`, make this the member's position, which moves with it from here on.
-
-        Raises (when iterated):
-            BrokerUnreachable: no broker answers at the start. Later, it waits until one does.
-            HistoryUnavailable: Kafka's retention has dropped what comes next, and the ledger was not given or has
-                it not.
-            PositionLost: Kafka has forgotten how far this name was.
-        """
-        if from_seqno is None and remember:
-            raise UsageError("remember=True goes with from_seqno: without it, the position is remembered anyway.")
-        if from_seqno is not None:
-            position = Position.ANEW if remember else Position.BESIDE
-            run = Deliveries(
-                *(self.connection, self.group, self.address, from_seqno, timeout, self.ledger),
-                events=events,
-                position=position,
-            )
-        else:
-            run = self._entrance.deliveries(timeout, events=events)
-        return self._stream(Stream(run))
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Wait up to `timeout` seconds until all letters are written and all broadcasts ordered, end all deliveries and
@@ -429,52 +298,15 @@ class Member:
         its broadcasts. Superseded, unless that was raised before. May be called twice.
         """
         deadline = time.monotonic() + timeout
-        sending = self._sending
-        sending.settle(timeout)
-        with sending.lock:
-            if sending.is_closed:
-                return
-            sending.is_closed = True
-            streams = list(self._streams)
-        for stream in streams:
-            stream.stop()
+        if not self._sending.shut(timeout):
+            return
+        end_streams = self._stop_streams()
         if self._transfer is not None:
             self._transfer.close()
-        was_told = sending.was_told
-        not_written: NotWrittenInTime | None = None
-        not_ordered: NotOrderedInTime | None = None
         try:
-            try:
-                if sending.letters is not None:
-                    sending.letters.wait_written(max(0.0, deadline - time.monotonic()))
-            except NotWrittenInTime as error:
-                not_written = error
-            sending.wait_ordered(max(0.0, deadline - time.monotonic()))
-            sending.leave(max(0.0, deadline - time.monotonic()))
-        except NotOrderedInTime as error:
-            not_ordered = error
-        except Excluded as error:
-            not_ordered = NotOrderedInTime(str(error))
-        except Superseded:
-            if not was_told:
-                raise
+            self._sending.finish(max(0.0, deadline - time.monotonic()))
         finally:
-            self._disconnect(streams)
-        if not_written is not None:
-            raise not_written
-        if not_ordered is not None and self._lives.outbox is None:
-            raise not_ordered
-
-    def _send_state_letter(self, receiver: Address, payload: bytes, headers: Headers) -> LetterReceipt:
-        return (self._sending.letters or self._sending.start_letters()).send(receiver, payload, headers, 30.0, STATE)
-
-    def _disconnect(self, streams: Sequence[Stream[object]]) -> None:
-        self._sending.close()
-        self._callbacks.close()
-        if self._lives.outbox is not None:
-            self._lives.outbox.close()
-        for stream in streams:
-            stream.end(self.connection.timeout)
+            end_streams()
 
     def __enter__(self) -> Member:
         return self

@@ -15,7 +15,7 @@ A crash in between is a crash of the old life, or one of the new: the outbox cha
 
 The locks of a member, in the order in which they are taken; whoever holds one takes none that stands above it:
 
-* `Member._connecting`: one `connect` at a time. `Member._flushing`: one `flush` at a time. Both may be held as long as
+* `Member._connecting`: one `connect` at a time. `QuietPoints`: one `flush` at a time. Both may be held as long as
   the application has given them.
 * `Succession.lock`: which forwarder and which letter sender there is, and whether the member is closed. It is held
   while one begins, so as long as the broker may take for an answer.
@@ -38,6 +38,7 @@ from contextlib import closing
 
 from connectors.client.callbacks import Callbacks
 from connectors.client.forwarder import Forwarder
+from connectors.client.letter import LetterReceipt
 from connectors.client.letter_sender import LetterSender
 from connectors.client.lives import Carried, Lives
 from connectors.client.member_memory import MemberMemory
@@ -48,21 +49,27 @@ from ordering.errors import (
     BrokerUnreachable,
     Excluded,
     NotOrderedInTime,
+    NotWrittenInTime,
+    Superseded,
     TopicMissing,
     UsageError,
 )
-from ordering.participant import Phase
+from ordering.events import KnownGroup
+from ordering.names import Address
+from ordering.participant import NOTHING_KNOWN, Phase
+from ordering.records import STATE, Headers
 
 REJOIN_PATIENCE_S = 10.0
 """How long a member without an outbox that was taken for dead waits for what it has sent."""
 
 RETRY_S = 1.0
 JOIN_TIMEOUT_S = 60.0
+STATE_TIMEOUT_S = 30.0
 _logger = logging.getLogger(__name__)
 
 
 class Succession:
-    """A member's forwarders, of which the newest counts. Thread-safe. `close` it; the callbacks are its owner's."""
+    """A member's forwarders, of which the newest counts. Thread-safe. `shut` it, then `finish` it."""
 
     def __init__(self, connection: Connection, group: str, lives: Lives, callbacks: Callbacks) -> None:
         self.connection = connection
@@ -86,9 +93,9 @@ class Succession:
         return Session(forwarder) if forwarder is not None else None
 
     @property
-    def was_told(self) -> bool:
-        """Whether the application has heard why nothing more is sent."""
-        return self.forwarder is not None and self.forwarder.was_told
+    def known(self) -> KnownGroup:
+        """What the newest life knows of its group."""
+        return self.forwarder.participant.known if self.forwarder is not None else NOTHING_KNOWN
 
     def check_open(self) -> None:
         """Raises UsageError."""
@@ -117,6 +124,10 @@ class Succession:
                 self.letters = LetterSender(self.connection, self.group, self.address, incarnation, self._lives.limits)
             return self.letters
 
+    def send_state(self, receiver: Address, payload: bytes, headers: Headers) -> LetterReceipt:
+        """A letter of a state transfer."""
+        return (self.letters or self.start_letters()).send(receiver, payload, headers, STATE_TIMEOUT_S, STATE)
+
     def start_to_join(self) -> Session:
         """The same, in a life that can join. Raises what the newest one has failed with."""
         forwarder = self.forwarder or self.start()
@@ -137,17 +148,51 @@ class Succession:
             except Excluded:
                 # Its next life may have taken over what it had.
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self.settle(left) or self.forwarder is forwarder or not forwarder.has_handed_over:
+                if not self._settle(left) or self.forwarder is forwarder or not forwarder.has_handed_over:
                     raise
         return None
 
-    def settle(self, timeout: float | None) -> bool:
+    def _settle(self, timeout: float | None) -> bool:
         """Wait until it is not about to join again."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._rejoins, timeout)
 
-    def leave(self, timeout: float) -> None:
-        """Leave the group, unless it has left in the group's eyes. Raises NotOrderedInTime, Superseded."""
+    def shut(self, timeout: float) -> bool:
+        """Take nothing new, once a rejoin has come to its end or the time is over; False if it was shut before."""
+        self._settle(timeout)
+        with self.lock:
+            was_closed, self.is_closed = self.is_closed, True
+        return not was_closed
+
+    def finish(self, timeout: float) -> None:
+        """Wait for what was sent, leave the group, and end all of it; see `Member.close`."""
+        deadline = time.monotonic() + timeout
+        was_told = self.forwarder is not None and self.forwarder.was_told
+        not_written: NotWrittenInTime | None = None
+        not_ordered: NotOrderedInTime | None = None
+        try:
+            try:
+                if self.letters is not None:
+                    self.letters.wait_written(timeout)
+            except NotWrittenInTime as error:
+                not_written = error
+            self.wait_ordered(max(0.0, deadline - time.monotonic()))
+            self._leave(max(0.0, deadline - time.monotonic()))
+        except NotOrderedInTime as error:
+            not_ordered = error
+        except Excluded as error:
+            not_ordered = NotOrderedInTime(str(error))
+        except Superseded:
+            if not was_told:
+                raise
+        finally:
+            self._close()
+        if not_written is not None:
+            raise not_written
+        if not_ordered is not None and self._lives.outbox is None:
+            raise not_ordered
+
+    def _leave(self, timeout: float) -> None:
         session = self.session
         if session is None:
             return
@@ -156,12 +201,14 @@ class Succession:
         except Excluded:
             _logger.debug("%s was taken for dead before it could leave", self.address)
 
-    def close(self) -> None:
-        """End the newest life, and the letters, at once."""
+    def _close(self) -> None:
         if self.letters is not None:
             self.letters.close()
         if self.forwarder is not None:
             self.forwarder.close()
+        self._callbacks.close()
+        if self._lives.outbox is not None:
+            self._lives.outbox.close()
 
     # --- from one life to the next ---
 

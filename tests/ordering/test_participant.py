@@ -293,9 +293,12 @@ class TestRestarts:
         pending = [Pending(1, b"x", ()), Pending(2, b"7", control_headers(FLUSH_OK))]
         bench = Bench(replace(NO_MEMBERS, members=(ALICE, BOB), flush=flush), answered=newest_answer(pending))
         bench.expect(Phase.QUIET)
+        assert bench.now.joined_at is not None
         assert bench.now.sends_messages  # x has to come before it
         bench.stop(7)
         bench.expect(Phase.MEMBER)
+        bench.view(BOB)
+        bench.expect(Phase.EXCLUDED, "begin anew")
 
     def test_asked_if_its_answer_was_to_another_flush(self) -> None:
         flush = NO_FLUSH.start(7, BOB.address, requested=True)

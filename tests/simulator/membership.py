@@ -239,8 +239,8 @@ class Group:
 
     def _go_on_in_view(self, process: Process) -> None:
         """It is in a view whose beginning it has not seen, so it does not know all that was delivered in it."""
-        stay = Stay(process.life)
-        if process.is_in:
+        stay, view = Stay(process.life), process.participant.known.view
+        if view is not None and process.life in view.lives:
             stay.seen = "VB" if process.participant.known.flush_id else "V"
         process.stays.append(stay)
 
