@@ -16,12 +16,14 @@ from dataclasses import dataclass, field, replace
 
 from ordering import participant, sequencer
 from ordering.checker import DUPLICATE, LOST, Checker
+from ordering.errors import ProtocolViolation
 from ordering.events import EventReader
 from ordering.flush import Flush, Phase
 from ordering.forward_table import ForwardTable, Pending, control_headers, is_control, kind_of
 from ordering.membership import Life, Membership, RemoteSite, Settings
 from ordering.participant import (
     INSIDE,
+    OUTSIDE,
     Action,
     Answered,
     Asked,
@@ -39,7 +41,7 @@ from ordering.participant import (
 )
 from ordering.participant import Phase as Part
 from ordering.reader import Reader, Seal, Verdict
-from ordering.records import HEARTBEAT, MESSAGE, SETTINGS, Data, Forward, Source
+from ordering.records import HEARTBEAT, MESSAGE, SETTINGS, START_FLUSH, STOP_FLUSH, Data, Forward, Source
 from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch, seal, snapshot
 from tests.simulator.columns import step_by_columns
 from tests.simulator.neighbour import SITE, Neighbour
@@ -66,6 +68,13 @@ UNWANTED = "unwanted flush"
 """A flush that is not wanted any more goes on until its time is over."""
 RETURNED = "returned"
 """A member that has left is back."""
+LATE = "late"
+"""What was kept back waits, although it may be sent."""
+SPOKE = "spoke while quiet"
+FROM_OUTSIDE = "sent from outside"
+"""A closed group's stranger has sent a message."""
+ILLEGAL = "illegal step"
+"""The participant was told what its phase does not allow."""
 
 
 @dataclass
@@ -99,6 +108,9 @@ class Process:
     calls: str = ""
     sent_in: dict[tuple[int, int], int] = field(default_factory=dict)
     """In which view it has sent a message, by incarnation and local seqno. What it sent as a stranger is in none."""
+    sent_outside: set[tuple[int, int]] = field(default_factory=set)
+    stopped: set[int] = field(default_factory=set)
+    """The flushes that it has ended, or given up."""
     said: list[bytes] = field(default_factory=list)
     """What it has broadcast, in all its lives, and may expect to be ordered."""
 
@@ -145,8 +157,6 @@ class Group:
         self.crashes: Counter[tuple[str, Phase]] = Counter()
         """Who died in which phase of a flush."""
         self.settings = Settings(self.random.random() < 0.3, self.with_flush, 3_000, 8_000)
-        self.given_up_by: dict[Life, set[int]] = {}
-        """The local seqnos of START_FLUSHes that their requesters do not want any more."""
         self._append(Life("s/abcast.admin", 1), 0, 1, SETTINGS, self.settings.to_json())
 
     def run(self) -> list[str]:
@@ -157,9 +167,13 @@ class Group:
         }  # fmt: skip
         if self.neighbour is not None:
             weights |= {"relay": 8, "neighbour": 3}
-        for _ in range(ACTIONS):
-            getattr(self, f"_do_{self.random.choices(list(weights), list(weights.values()))[0]}")()
-        self._heal()
+        try:
+            for _ in range(ACTIONS):
+                getattr(self, f"_do_{self.random.choices(list(weights), list(weights.values()))[0]}")()
+            self._heal()
+        except ProtocolViolation as error:
+            self._found(ILLEGAL, str(error))
+            return self.problems
         self._check()
         return self.problems
 
@@ -198,9 +212,16 @@ class Group:
 
     def _send_one(self, process: Process, entry: Pending, luck: float) -> None:
         """The first time counts: what is lost on its way is sent again."""
-        if process.is_in and process.participant.known.view is not None:
-            key = process.life.incarnation, entry.local_seqno
-            process.sent_in.setdefault(key, process.participant.known.view.view_id)
+        key, now = (process.life.incarnation, entry.local_seqno), process.participant
+        if kind_of(entry) == MESSAGE and key not in process.sent_in:
+            if now.is_silent and key not in process.sent_outside:
+                self._found(SPOKE, f"{process.life} has sent {entry.payload!r}")
+            if now.phase in (Part.KEPT_OUT, Part.AWAITING):
+                self._found(FROM_OUTSIDE, f"{process.life} has sent {entry.payload!r}")
+            if process.is_in and now.known.view is not None:
+                process.sent_in[key] = now.known.view.view_id
+            else:
+                process.sent_outside.add(key)
         if self.random.random() < luck:
             self._append(process.life, process.partition, entry.local_seqno, kind_of(entry), entry.payload)
 
@@ -250,14 +271,27 @@ class Group:
 
     def _tell(self, process: Process, event: Event) -> None:
         """An event, and what follows from it."""
-        process.participant, actions = participant.step(process.participant, event)
+        before = process.participant
+        process.participant, actions = participant.step(before, event)
         for action in actions:
             self._perform(process, action)
+        self._check_kept_back(process, before, actions)
         if process.participant.phase is Part.GONE:
             process.is_alive = False
 
+    def _check_kept_back(self, process: Process, before: Participant, actions: tuple[Action, ...]) -> None:
+        """What may be sent at last is sent at once."""
+        now = process.participant
+        is_kept = now.phase in (Part.KEPT_OUT, Part.AWAITING) and not now.settings.closed
+        may_send = (process.is_in or now.phase in OUTSIDE) and now.sends_messages and not before.sends_messages
+        is_sent = Do.SEND_TABLE in [action.do for action in actions]
+        if is_kept or (may_send and before.phase is not Part.BETWEEN and not is_sent):
+            self._found(LATE, f"{now.life} keeps back {list(process.table.pending())}, {now.phase.value}")
+
     def _perform(self, process: Process, action: Action) -> None:
         if action.do is Do.SEND:
+            if action.kind == STOP_FLUSH:
+                process.stopped.add(action.flush_id)
             entry = process.table.append(action.payload, control_headers(action.kind))
             self._send_one(process, entry, 0.9)
         elif action.do is Do.SEND_TABLE:
@@ -295,11 +329,13 @@ class Group:
         self._hand_over(process)
 
     def _hand_over(self, process: Process) -> None:
+        before = process.participant.phase
         process.participant, actions = participant.step(process.participant, Asked(Cause.HAND_OVER))
         pending = list(process.table.pending())
         if [action.do for action in actions] != [Do.CARRY]:
-            lost = {entry.payload for entry in pending}
-            process.said = [payload for payload in process.said if payload not in lost]
+            if before is Part.EXCLUDED:  # else there is no reason to lose anything
+                lost = {entry.payload for entry in pending}
+                process.said = [payload for payload in process.said if payload not in lost]
             pending = []
         self._fill(process, pending, joins=True)
         self._begin(process, joins=True)
@@ -313,8 +349,10 @@ class Group:
     def _do_catch_up(self) -> None:
         """Retention has dropped what it had not read."""
         process = self._one()
-        if process is None or process.participant.phase is Part.BETWEEN:
-            return
+        if process is not None and process.participant.phase is not Part.BETWEEN:
+            self._skip(process)
+
+    def _skip(self, process: Process) -> None:
         known = self._known()
         self._go_to_the_end(process)
         ordered = known.ordered(process.address)
@@ -326,15 +364,17 @@ class Group:
     def _do_restart(self) -> None:
         """Somebody with an outbox is killed and starts again at once, in the same life if that can go on."""
         process = self._one()
-        if process is None or process.has_left or process.participant.is_dead:
-            return
+        if process is not None and not process.has_left and not process.participant.is_dead:
+            self._restart(process)
+
+    def _restart(self, process: Process) -> None:
         known, before = self._known(), process.participant
         self._kill(process, known.membership.flush)
         ordered = known.ordered(process.address)
         if ordered.incarnation == before.life.incarnation:
             process.table.acknowledge(ordered.local_seqno)
         again = Process(process.partition, Participant(before.life), process.table, said=process.said)
-        again.sent_in = dict(process.sent_in)
+        again.sent_in, again.sent_outside = dict(process.sent_in), set(process.sent_outside)
         process.said = []
         self.processes.append(again)
         is_stranded = (
@@ -423,9 +463,14 @@ class Group:
         request = process.participant.request
         if request is not None and request.is_wanted and process.is_in and process.ended != request.id:
             self._tell(process, FlushUnwanted())
-            if process.life not in self.given_up_by:
-                self.given_up_by[process.life] = set()
-            self.given_up_by[process.life].add(request.local_seqno)
+            self._check_stopped(process, request.id if not request.outcome else 0)
+
+    def _check_stopped(self, process: Process, flush_id: int) -> None:
+        """A flush of its own is wanted by its application, or it has ended it."""
+        request = process.participant.request
+        is_wanted = request is not None and request.is_wanted and request.id == flush_id
+        if flush_id and process.is_in and not is_wanted and flush_id not in process.stopped:
+            self._found(UNWANTED, f"{process.life} has not stopped the flush {flush_id}")
 
     def _do_wait(self) -> None:
         """Time passes; who is alive says so, and the job ticks."""
@@ -555,6 +600,8 @@ class Group:
         before = process.participant.known
         self._tell(process, record)
         self._look(process, before.view, before.flush_id)
+        if record.kind == START_FLUSH and Life(record.sender, record.incarnation) == process.life:
+            self._check_stopped(process, record.seqno)
 
     def _look(self, process: Process, view: object, flush_id: int) -> None:
         """Write down what its application sees."""
