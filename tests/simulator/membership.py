@@ -41,7 +41,7 @@ from ordering.participant import (
 )
 from ordering.participant import Phase as Part
 from ordering.reader import Reader, Seal, Verdict
-from ordering.records import HEARTBEAT, MESSAGE, SETTINGS, START_FLUSH, STOP_FLUSH, Data, Forward, Source
+from ordering.records import FLUSH_OK, HEARTBEAT, MESSAGE, SETTINGS, START_FLUSH, STOP_FLUSH, Data, Forward, Source
 from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch, seal, snapshot
 from tests.simulator.columns import step_by_columns
 from tests.simulator.neighbour import SITE, Neighbour
@@ -56,6 +56,8 @@ CALLS = re.compile("(BU)*B?")
 WRONG_VIEW = "wrong view"
 """The group takes somebody for a member who is not, or the other way round."""
 HANGING = "hanging flush"
+DEAF = "deaf"
+"""A member does not answer a flush, although its block() has returned."""
 BLOCKED = "blocked"
 """The flush is over, and a member does not know it."""
 STUCK = "stuck"
@@ -139,7 +141,7 @@ class Group:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.with_flush = self.random.random() < 0.7
+        self.with_flush = self.random.random() < 0.6
         self.now = 1_000
         self.own_partitions = self.random.randint(1, 3)
         self.places = [(TOPIC, partition) for partition in range(self.own_partitions)]
@@ -161,9 +163,9 @@ class Group:
 
     def run(self) -> list[str]:
         weights = {
-            "work": 30, "sequence": 30, "join": 5, "leave": 2, "crash": 2, "broadcast": 10, "flush": 5, "stop": 2,
-            "sequencer_crash": 3, "wait": 6, "pause": 1, "crash_in_a_flush": 3, "backlog": 1, "standstill": 1,
-            "catch_up": 1, "restart": 1, "open": 0.1,
+            "work": 40, "sequence": 30, "join": 5, "leave": 2, "crash": 2, "broadcast": 10, "flush": 5, "stop": 2,
+            "sequencer_crash": 3, "wait": 4, "pause": 4, "crash_in_a_flush": 3, "backlog": 1, "standstill": 1,
+            "catch_up": 2, "restart": 2, "open": 0.3,
         }  # fmt: skip
         if self.neighbour is not None:
             weights |= {"relay": 8, "neighbour": 3}
@@ -199,6 +201,8 @@ class Group:
         self._tend_request(process)
         if process.begins_anew:
             self._begin_anew(process)
+        if process.participant.phase is Part.LEAVING and process.participant.joined_at is None and not process.table:
+            self._tell(process, Asked(Cause.CLOSE))  # its LEAVE is ordered, and no view will say so
         if process.wants_to_join and process.is_alive and (self.healing or self.random.random() < 0.3):
             self._join(process)
         self._send(process, luck)
@@ -301,8 +305,7 @@ class Group:
             for _ in range(self.random.randint(0, 2)):
                 self._broadcast(process)  # block() may
         elif action.do is Do.ASK:
-            if self.healing or self.random.random() < 0.97:  # else its block() hangs
-                process.asked.append(action.flush_id)
+            process.asked.append(action.flush_id)
         elif action.do is Do.UNBLOCK:
             process.calls += "U"
         elif action.do is Do.BEGIN_ANEW:
@@ -312,7 +315,12 @@ class Group:
         """Its block() returns."""
         asked, process.asked = process.asked, []
         for flush_id in asked:
+            if not self.healing and self.random.random() < 0.03:
+                continue  # it hangs
             self._tell(process, Answered(flush_id))
+            said = [entry.payload for entry in process.table.pending() if kind_of(entry) == FLUSH_OK]
+            if process.participant.phase is Part.QUIET and b"%d" % process.participant.known.flush_id not in said:
+                self._found(DEAF, f"{process.life} is quiet without a FLUSH_OK")
 
     def _tend_request(self, process: Process) -> None:
         """Its application hears what became of its quiet point."""
@@ -323,7 +331,7 @@ class Group:
     def _begin_anew(self, process: Process) -> None:
         """It was taken for dead. A stranger's messages may be ordered yet; at last it gives them up."""
         is_over = process.participant.phase is Part.OVER
-        if not is_over and len(process.table) and (self.healing or self.random.random() < 0.9):
+        if not is_over and len(process.table) and (self.healing or self.random.random() < 0.7):
             return
         process.begins_anew = False
         self._hand_over(process)
@@ -397,7 +405,7 @@ class Group:
 
     def _do_leave(self) -> None:
         process = self._one()
-        if process is not None and process.is_in and not process.has_left:
+        if process is not None and process.participant.is_heard and not process.has_left:
             process.has_left = True
             self._tell(process, Asked(Cause.LEAVE))
 
@@ -492,6 +500,8 @@ class Group:
                     self._append(process.life, process.partition, 1, HEARTBEAT, b"")
             self._tick()
             self._do_sequence()
+        if paused is not None and paused.is_alive:
+            self._broadcast(paused)  # it knows of nothing yet
 
     def _do_backlog(self) -> None:
         """The sequencer falls behind by more than a flush may take."""
@@ -553,7 +563,7 @@ class Group:
         rows: list[Forward] = []
         for partition, log in enumerate(self.forward):
             start = state.positions.get("-".join(map(str, self.places[partition])), 0)
-            rows += log[start : start + (self.random.randint(1, 60) if not self.healing else len(log))]
+            rows += log[start : start + (self.random.randint(1, 100) if not self.healing else len(log))]
         state, opening = begin_batch(state)
         written = list(opening)
         cut = self.random.randint(0, len(rows))
@@ -600,8 +610,12 @@ class Group:
         before = process.participant.known
         self._tell(process, record)
         self._look(process, before.view, before.flush_id)
-        if record.kind == START_FLUSH and Life(record.sender, record.incarnation) == process.life:
+        if record.kind != START_FLUSH:
+            return
+        if Life(record.sender, record.incarnation) == process.life:
             self._check_stopped(process, record.seqno)
+        if process.is_in and record.seqno not in process.asked:
+            self._found(DEAF, f"{process.life} does not answer the flush {record.seqno}")
 
     def _look(self, process: Process, view: object, flush_id: int) -> None:
         """Write down what its application sees."""
@@ -614,6 +628,8 @@ class Group:
                 stay.seen += "V"
         elif known.flush_id and not flush_id:
             stay.seen += "B"
+            if process.participant.phase is Part.BLOCKING and not process.calls.endswith("B"):
+                self._found(UNPAIRED, f"{process.life} is in a flush without block()")
         elif flush_id and not known.flush_id:
             stay.seen += "U"
 
