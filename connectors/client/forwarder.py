@@ -183,6 +183,7 @@ class Forwarder:
             beginning = lives.begin(memory, state, carried, history)
             opened = Opened(memory, producer, DataCursor(memory.consumer, memory.data, start), beginning)
             forwarder = cls(connection, group, lives, callbacks, successor, opened)
+            to_close.callback(forwarder._stopping.set)
             forwarder._start(state)
             to_close.pop_all()
         return forwarder

@@ -25,7 +25,8 @@ The locks of a member, in the order in which they are taken; whoever holds one t
 * Leaves, under which nothing else is taken: the queue of `Callbacks` and its thread's start; `LetterSender`'s own
   table; `StateTransfer`'s requests.
 
-The application's block(), unblock(), get_state() and set_state() are called without any of them.
+The application's block(), unblock() and get_state() are called without any of them; set_state(), which is called by
+`connect`, under its lock only.
 """
 
 from __future__ import annotations
