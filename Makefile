@@ -48,8 +48,8 @@ simulate: setup ## run SEEDS=1000 simulated histories with crashes through the c
 	@$(BIN)/python -m tests.simulator --isis --seeds $$(($(SEEDS) / 2)) $(ARGS)
 
 lock: setup ## write conf/*.lock anew from pyproject.toml
-	@$(UV) pip compile pyproject.toml --upgrade $(LOCK_OPTIONS) --output-file conf/requirements.lock
-	@$(UV) pip compile pyproject.toml --group dev --constraint conf/requirements.lock --upgrade $(LOCK_OPTIONS) \
+	@$(UV) pip compile pyproject.toml --extra jobs --upgrade $(LOCK_OPTIONS) --output-file conf/requirements.lock
+	@$(UV) pip compile pyproject.toml --extra jobs --group dev --constraint conf/requirements.lock --upgrade $(LOCK_OPTIONS) \
 		--output-file conf/requirements-dev.lock
 	@echo "Wrote conf/requirements.lock and conf/requirements-dev.lock."
 
@@ -85,7 +85,7 @@ $(VENV)/.project: $(VENV)/.packages pyproject.toml
 	@$(BIN)/pip install --no-deps --no-build-isolation --no-index --editable . >$(LOG) 2>&1 || { \
 		echo "abcast itself could not be installed: see $(LOG)." >&2; exit 1; }
 	@# For environments with PYTHONDONTWRITEBYTECODE, in which every start would compile it.
-	@$(BIN)/python -m compileall -q ordering connectors jobs
+	@$(BIN)/python -m compileall -q ordering connectors jobs conf
 	@touch $@
 
 $(VENV)/.jars: $(VENV)/.project conf/ivy.xml

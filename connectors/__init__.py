@@ -21,5 +21,5 @@ __all__ = ["Delivery", "Letter", "Member", "Receipt"]
 def __getattr__(name: str) -> object:
     """Load the names of `__all__` on first use."""
     if name in __all__:
-        return getattr(import_module(f"connectors.client.{name.lower()}"), name)
+        return getattr(import_module(f"{__name__}.client.{name.lower()}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

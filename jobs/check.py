@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,8 +19,9 @@ from jobs.options import (
     run_script,
 )
 from jobs.sites import SitesFile, optional_sites
-from ordering.errors import UsageError
-from ordering.names import DEFAULT_SITE
+
+if TYPE_CHECKING:
+    from connectors.diagnosis.report import Report
 
 
 def check(
@@ -48,44 +49,31 @@ def check(
     --deliveries of one site only, together with its --site. If a site of a mesh lacks messages of another, the check
     waits 15 s: they are lost if it gets no further although the relay is there.
     """
-    from connectors.diagnosis.check import check_deliveries, check_ledger, check_sites, stalled
+    from connectors.diagnosis.report import check_group
     from connectors.kafka.connection import Connection
 
-    known = optional_sites(sites)
-    chosen = site or (list(known.connections) if known else [DEFAULT_SITE])
-    one_order = known is None or known.home is not None or len(chosen) == 1
-    connections = {name: known.connection(name) if known else Connection(bootstrap_servers) for name in chosen}
-    verdict = check_sites(group, connections, one_order=one_order)
-    checker, read = verdict.checkers[chosen[0]], verdict.read
-    if one_order and (data / "ledger" / "_delta_log").is_dir():
-        read["ledger"] = check_ledger(checker, data / "ledger", group)
-    if deliveries and not one_order:
-        raise UsageError("in a mesh each site has its own order: check delivery logs with --site of their site.")
-    for file in deliveries or []:
-        try:
-            with file.open(encoding="utf-8") as lines:
-                read[f"deliveries of {file.name}"] = check_deliveries(checker, file.name, lines)
-        except OSError as error:
-            raise UsageError(f"{file} can't be read: {error.strerror}.") from error
-    anomalies, lacks = verdict.anomalies(settled=settled), verdict.lacking()
-    if known is not None and not one_order and not settled:
-        anomalies += stalled(known, group, lacks)
-    if as_json:
-        found = [{"anomaly": a.name, "detail": a.detail, "seqnos": list(a.seqnos)} for a in anomalies]
-        behind = [lack._asdict() for lack in lacks]
-        typer.echo(
-            json.dumps({"group": group, "ok": not anomalies, "read": read, "anomalies": found, "lacking": behind})
-        )
-    else:
-        for what, count in read.items():
-            typer.echo(f"{what}: {count} messages")
-        for lack in () if settled else lacks:
-            typer.echo(f"under way: {lack}")
-        for anomaly in anomalies:
-            typer.echo(f"{anomaly.name}: {anomaly.detail}; seqnos {', '.join(map(str, anomaly.seqnos)) or '-'}")
-        typer.echo("every promise holds" if not anomalies else f"{len(anomalies)} anomalies")
-    if anomalies:
+    where = optional_sites(sites) or Connection(bootstrap_servers)
+    report = check_group(
+        group, where, names=site or (), ledger=data / "ledger", deliveries=deliveries or (), settled=settled
+    )
+    typer.echo(_as_json(group, report) if as_json else _as_text(report))
+    if report.anomalies:
         raise typer.Exit(EXIT_ANOMALY)
+
+
+def _as_json(group: str, report: Report) -> str:
+    found = [{"anomaly": a.name, "detail": a.detail, "seqnos": list(a.seqnos)} for a in report.anomalies]
+    behind = [lack._asdict() for lack in report.lacks]
+    return json.dumps({"group": group, "ok": not found, "read": report.read, "anomalies": found, "lacking": behind})
+
+
+def _as_text(report: Report) -> str:
+    lines = [f"{what}: {count} messages" for what, count in report.read.items()]
+    lines += [f"under way: {lack}" for lack in report.under_way]
+    for anomaly in report.anomalies:
+        lines.append(f"{anomaly.name}: {anomaly.detail}; seqnos {', '.join(map(str, anomaly.seqnos)) or '-'}")
+    lines.append(f"{len(report.anomalies)} anomalies" if report.anomalies else "every promise holds")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

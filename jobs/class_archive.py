@@ -42,7 +42,7 @@ def record() -> None:
                 with running(job_classes(["sequence", "ledger"]), spark, options):
                     _exercise(connection, directory / "ledger")
             finally:
-                end_jvm(spark, timeout=_PATIENCE_S)
+                end_jvm(spark, timeout_s=_PATIENCE_S)
             partial.replace(archive)
 
 

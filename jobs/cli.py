@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 from typer.core import TyperGroup
 
@@ -33,6 +35,33 @@ app = typer.Typer(
     "Options can also stand in ABCAST_* variables or in ./abcast.toml (another file: ABCAST_CONFIG).\n\n"
     "Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 anomaly found.",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"abcast {version('abcast')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            # ABCAST_VERSION may be a deployment's own variable.
+            allow_from_autoenv=False,
+            help="Show the version.",
+        ),
+    ] = False,
+) -> None:
+    """What stands before a command."""
+
+
 app.command()(run)
 app.command()(demo)
 app.add_typer(broker, name="broker")

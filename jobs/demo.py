@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import shutil
 import threading
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.demo_sites import parse_names, show_sites
+from jobs.demo_verdict import say, show_order, show_verdict
 from jobs.options import DEFAULT_DATA, EXIT_ANOMALY, Data, run_script
 from ordering.errors import AbcastError, NotOrderedInTime, UsageError
 
@@ -65,7 +65,9 @@ def demo(
     from connectors.kafka.connection import Connection
     from connectors.kafka.topics import create_topics
     from connectors.local.broker import EmbeddedBroker
-    from jobs.streaming import job_classes, running
+    from connectors.spark.job import JobOptions
+    from connectors.spark.session import build_session
+    from jobs.streaming import await_ready, job_classes, running
 
     directory = (data / "demo").absolute()
     if directory.exists():
@@ -77,28 +79,23 @@ def demo(
     started = time.monotonic()
     if site_names is not None:
         directory.mkdir(parents=True)
-        anomalies = show_sites(list(lines.values()), parse_names(site_names), mode.value, directory, _say)
+        anomalies = show_sites(list(lines.values()), parse_names(site_names), mode.value, directory)
         typer.echo(f"the sites: {directory / 'sites.toml'}; broker data and logs: {directory}/SITE/broker")
-        _say(f"done in {time.monotonic() - started:.0f} s; everything is stopped")
+        say(f"done in {time.monotonic() - started:.0f} s; everything is stopped")
         if anomalies:
             raise typer.Exit(EXIT_ANOMALY)
         return
     with EmbeddedBroker(directory / "broker", port) as broker:
         connection = Connection(broker.bootstrap_servers)
         create_topics(connection, GROUP, [SITE])
-        _say(f"broker at {broker.bootstrap_servers}; topics of group {GROUP!r} created")
-        _say("starting Spark: sequencer and ledger (about 10 s) …")
-        from connectors.spark.job import JobOptions
-        from connectors.spark.session import build_session
-
+        say(f"broker at {broker.bootstrap_servers}; topics of group {GROUP!r} created")
+        say("starting Spark: sequencer and ledger (about 10 s) …")
         spark = build_session("abcast demo")
         try:
             with running(job_classes(["sequence", "ledger"]), spark, JobOptions(connection, SITE, directory)) as jobs:
-                while not all(job.ready.wait(0.2) for job in jobs):
-                    for job in jobs:
-                        job.raise_failure()
+                await_ready(jobs)
                 total = sum(map(len, lines.values()))
-                _say(f"{len(lines)} members broadcast {total} messages, {len(OBSERVERS)} observers deliver")
+                say(f"{len(lines)} members broadcast {total} messages, {len(OBSERVERS)} observers deliver")
                 observed = _broadcast_and_observe(connection, lines, total)
                 _await_ledger(directory / "ledger", total)
             anomalies = _verdict(connection, directory, observed, lines)
@@ -108,13 +105,9 @@ def demo(
     typer.echo()
     typer.echo(f"Delta tables: {directory / 'ledger'}; broker data and logs: {directory / 'broker'}")
     typer.echo(f'  abcast query --data {directory} "SELECT seqno, sender FROM ledger ORDER BY seqno LIMIT 5"')
-    _say(f"done in {time.monotonic() - started:.0f} s; everything is stopped")
+    say(f"done in {time.monotonic() - started:.0f} s; everything is stopped")
     if anomalies:
         raise typer.Exit(EXIT_ANOMALY)
-
-
-def _say(text: str) -> None:
-    typer.echo(f"● {text}")
 
 
 def _read_earthquakes() -> Lines:
@@ -212,19 +205,13 @@ def _verdict(connection: Connection, directory: Path, observed: dict[str, list[D
     for member, messages in lines.items():
         for number in range(1, len(messages) + 1):
             checker.sent(MessageId(member, incarnations.get(member, 1), number))
-    _say("the first deliveries:")
+    say("the first deliveries:")
     for d in observed[OBSERVERS[0]][:SHOWN_DELIVERIES]:
         typer.echo(f"    seqno {d.seqno}  {d.sender:<18} {d.payload[:72].decode('utf-8', 'replace')}")
-    _say("the order, as each observer saw it:")
-    for name, deliveries in observed.items():
-        order = hashlib.sha256()
-        for d in deliveries:
-            order.update(f"{d.seqno} {d.sender} {d.incarnation} {d.local_seqno}\n".encode() + d.payload)
-        typer.echo(f"    {name}: {len(deliveries)} deliveries, digest {order.hexdigest()[:32]}")
+    say("the order, as each observer saw it:")
+    show_order(observed)
     anomalies = checker.finish()
-    for anomaly in anomalies:
-        typer.echo(f"    {anomaly.name}: {anomaly.detail}; seqnos {anomaly.seqnos}")
-    _say(f"verdict: {'every promise holds' if not anomalies else f'{len(anomalies)} anomalies'}")
+    show_verdict(anomalies)
     return bool(anomalies)
 
 
@@ -244,7 +231,7 @@ def _query(spark: SparkSession, directory: Path, *, earthquakes: bool) -> None:
         }
     spark.read.format("delta").load(str(directory / "ledger")).createOrReplaceTempView("ledger")
     for title, sql in queries.items():
-        _say(f"Delta: {title}")
+        say(f"Delta: {title}")
         spark.sql(sql).show(20, truncate=60)
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
+from jobs.demo_verdict import say, show_order, show_verdict
 from ordering.errors import NotOrderedInTime, UsageError
 from ordering.names import check_site
 
@@ -21,14 +19,11 @@ if TYPE_CHECKING:
 
     from connectors import Delivery, Member
     from connectors.kafka.sites import Sites
-    from jobs.streaming import JobThread
 
 GROUP = "demo"
 PATIENCE_SECONDS = 180.0
 CUT_SECONDS = 8.0
 """How long the bridge stays cut."""
-
-Say = Callable[[str], None]
 
 
 def parse_names(text: str) -> list[str]:
@@ -39,9 +34,9 @@ def parse_names(text: str) -> list[str]:
     return names
 
 
-def show_sites(messages: Sequence[Sequence[bytes]], names: Sequence[str], mode: str, directory: Path, say: Say) -> bool:
+def show_sites(messages: Sequence[Sequence[bytes]], names: Sequence[str], mode: str, directory: Path) -> bool:
     """Run it all: a list of messages for each member; return whether there are anomalies."""
-    with _sites(names, mode, directory, say) as sites:
+    with _sites(names, mode, directory) as sites:
         from connectors.spark.session import build_session
 
         say("starting Spark: the sequencers and the relays (about 15 s) …")
@@ -49,14 +44,14 @@ def show_sites(messages: Sequence[Sequence[bytes]], names: Sequence[str], mode: 
         try:
             dealt = {f"{names[n % len(names)]}/m{n + 1}": list(part) for n, part in enumerate(messages)}
             with _sequencers(spark, sites, directory):
-                observed = _cut_and_heal(spark, sites, dealt, directory, say)
+                observed = _cut_and_heal(spark, sites, dealt, directory)
         finally:
             spark.stop()
-        return _verdict(sites, observed, say)
+        return _verdict(sites, observed)
 
 
 @contextlib.contextmanager
-def _sites(names: Sequence[str], mode: str, directory: Path, say: Say) -> Iterator[Sites]:
+def _sites(names: Sequence[str], mode: str, directory: Path) -> Iterator[Sites]:
     """A running cluster with the group's topics for each site, described in `directory/sites.toml`."""
     from connectors.kafka.sites import read_sites
     from connectors.kafka.topics import create_topics
@@ -81,7 +76,7 @@ def _sequencers(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[
     from connectors.kafka.connection import Connection
     from connectors.sequencer.job import SequencerJob
     from connectors.spark.job import JobOptions
-    from jobs.streaming import running
+    from jobs.streaming import await_ready, running
 
     def at(site: str, connection: Connection, spark: SparkSession, _: JobOptions) -> SequencerJob:
         return SequencerJob(spark, JobOptions(connection, site, directory / site))
@@ -92,7 +87,7 @@ def _sequencers(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[
         if sites.sequences(site)
     ]
     with running(makers, spark, JobOptions(Connection(), "-", directory)) as jobs:
-        _await_ready(jobs)
+        await_ready(jobs)
         yield
 
 
@@ -100,22 +95,16 @@ def _sequencers(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[
 def _bridge(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[None]:
     from connectors.kafka.connection import Connection
     from connectors.spark.job import JobOptions
-    from jobs.streaming import Relays, relay_makers, running
+    from jobs.streaming import Relays, await_ready, relay_makers, running
 
     makers = relay_makers(Relays(sites, sites.directions()))
     with running(makers, spark, JobOptions(Connection(), "-", directory)) as jobs:
-        _await_ready(jobs)
+        await_ready(jobs)
         yield
 
 
-def _await_ready(jobs: Sequence[JobThread]) -> None:
-    while not all(job.ready.wait(0.2) for job in jobs):
-        for job in jobs:
-            job.raise_failure()
-
-
 def _cut_and_heal(
-    spark: SparkSession, sites: Sites, dealt: Mapping[str, list[bytes]], directory: Path, say: Say
+    spark: SparkSession, sites: Sites, dealt: Mapping[str, list[bytes]], directory: Path
 ) -> dict[str, list[Delivery]]:
     """A third of the messages with the bridge, a third while it is cut, the rest when it is healed."""
     from connectors import Member
@@ -130,17 +119,17 @@ def _cut_and_heal(
         say(f"{len(members)} members broadcast {total} messages, one observer delivers at each site")
         with _bridge(spark, sites, directory):
             _broadcast(members, dealt, 0, 3)
-            _show(observers, total, say, "the bridge is up", until=sum(len(part) // 3 for part in dealt.values()))
+            _show(observers, total, "the bridge is up", until=sum(len(part) // 3 for part in dealt.values()))
         say("the bridge is cut")
         _broadcast(members, dealt, 1, 3)
         time.sleep(CUT_SECONDS)
-        _show(observers, total, say, "while it is cut")
+        _show(observers, total, "while it is cut")
         with _bridge(spark, sites, directory):
             say("the bridge is healed")
             _broadcast(members, dealt, 2, 3)
             for member in members.values():
                 member.wait_ordered(PATIENCE_SECONDS)
-            _show(observers, total, say, "in the end", until=total)
+            _show(observers, total, "in the end", until=total)
         return {site: observer.taken for site, observer in observers.items()}
 
 
@@ -174,7 +163,7 @@ class _Observer:
             self.failure = error
 
 
-def _show(observers: Mapping[str, _Observer], total: int, say: Say, when: str, until: int = 0) -> None:
+def _show(observers: Mapping[str, _Observer], total: int, when: str, until: int = 0) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while any(len(observer.taken) < until for observer in observers.values()):
         for site, observer in observers.items():
@@ -187,7 +176,7 @@ def _show(observers: Mapping[str, _Observer], total: int, say: Say, when: str, u
     say(f"{when}: of {total} messages, {counts} are delivered")
 
 
-def _verdict(sites: Sites, observed: Mapping[str, Sequence[Delivery]], say: Say) -> bool:
+def _verdict(sites: Sites, observed: Mapping[str, Sequence[Delivery]]) -> bool:
     from connectors.diagnosis.check import check_sites
     from ordering.records import MessageId
 
@@ -199,13 +188,7 @@ def _verdict(sites: Sites, observed: Mapping[str, Sequence[Delivery]], say: Say)
             message = MessageId(d.sender, d.incarnation, d.local_seqno)
             verdict.checkers[site].delivery(f"{site}/observer", d.seqno, message, d.payload)
     say("the order, as the observer at each site saw it" + (":" if sites.home else " (each site has its own):"))
-    for site, deliveries in observed.items():
-        order = hashlib.sha256()
-        for d in deliveries:
-            order.update(f"{d.seqno} {d.sender} {d.incarnation} {d.local_seqno}\n".encode() + d.payload)
-        typer.echo(f"    {site}: {len(deliveries)} deliveries, digest {order.hexdigest()[:32]}")
+    show_order(observed)
     anomalies = verdict.anomalies(settled=True)
-    for anomaly in anomalies:
-        typer.echo(f"    {anomaly.name}: {anomaly.detail}; seqnos {anomaly.seqnos}")
-    say(f"verdict: {'every promise holds' if not anomalies else f'{len(anomalies)} anomalies'}")
+    show_verdict(anomalies)
     return bool(anomalies)

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS as DEFAULT_BOOTSTRAP_SERVERS
 from ordering.errors import AbcastError, UsageError
 
 if sys.version_info >= (3, 11):
@@ -45,19 +46,28 @@ Parallelism = Annotated[
     int, typer.Option("--parallelism", min=1, max=64, help="Groups decided at the same time, in one job.")
 ]
 
-DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
 DEFAULT_DATA = Path("abcast-data")
 CONFIG_FILE = "abcast.toml"
+_OF_JOBS = {
+    "pyspark": "Spark",
+    "py4j": "Spark",
+    "delta": "Delta",
+    "deltalake": "Delta",
+    "pandas": "pandas",
+    "pyarrow": "pyarrow",
+}
+"""The modules that the extra `jobs` brings, and what they are called."""
 
 
 Command = TyperCommand | TyperGroup
 
 
-def load_config(command: TyperGroup, path: Path | None = None) -> dict[str, Any]:
+def load_config(command: TyperGroup, path: Path | None = None, *, is_script: bool = False) -> dict[str, Any]:
     """The configuration file as typer's default map. Raises UsageError for an unreadable file or an unknown key.
 
     A key at the top (`bootstrap_servers = "…"`) is a default for every command that has the option; one in a table
-    (`[publish]`, `[topics.create]`) for that command only.
+    (`[publish]`, `[topics.create]`) for that command only. A script knows its own options only, so it leaves to
+    `abcast` what stands outside its table.
     """
     if path is None:
         named = os.environ.get("ABCAST_CONFIG")
@@ -72,15 +82,18 @@ def load_config(command: TyperGroup, path: Path | None = None) -> dict[str, Any]
     tables = {key: value for key, value in values.items() if isinstance(value, dict)}
     unknown = [key for key in shared if key not in _option_names(command)]
     defaults = _defaults(command, shared, tables, "", unknown)
+    if is_script:
+        unknown = [key for key in unknown if key.split(".")[0] in command.commands]
     if unknown:
         raise UsageError(f"the configuration file {path} has unknown keys: {', '.join(sorted(unknown))}.")
     return defaults
 
 
 def _option_names(command: Command) -> set[str]:
-    """The names of all options of a command and of those below it."""
-    below = command.commands.values() if isinstance(command, TyperGroup) else ()
-    return {option.name for option in command.params if option.name}.union(*map(_option_names, below))  # type: ignore[arg-type]
+    """The names of all options of a command, or of those below a group: what only the group has is no default's."""
+    if isinstance(command, TyperGroup):
+        return set[str]().union(*map(_option_names, command.commands.values()))  # type: ignore[arg-type]
+    return {option.name for option in command.params if option.name}
 
 
 def _defaults(
@@ -99,7 +112,7 @@ def _defaults(
     }
 
 
-def run_command(command: TyperGroup, arguments: list[str] | None = None) -> None:
+def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_script: bool = False) -> None:
     """Run a command line to its end and exit the process with the right code; no stack trace for a user's mistake."""
     logging.basicConfig(
         level=os.environ.get("ABCAST_LOG_LEVEL", "INFO").upper(),
@@ -114,14 +127,30 @@ def run_command(command: TyperGroup, arguments: list[str] | None = None) -> None
     try:
         # Typer itself ends the process: 0, what typer.Exit says, 2 for wrong usage, 130 after Ctrl-C, 1 when the
         # reader of our output (say, `head`) has gone.
-        command.main(args=arguments, default_map=load_config(command), auto_envvar_prefix="ABCAST")
+        config = load_config(command, is_script=is_script)
+        command.main(args=arguments, default_map=config, auto_envvar_prefix="ABCAST")
     except AbcastError as error:
         typer.echo(f"abcast: {error}", err=True)
         sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED)
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        typer.echo(f"abcast: this command {missing}", err=True)
+        sys.exit(EXIT_USAGE)
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """What is to be installed, if the error is that one of abcast's extras was not."""
+    needed = _OF_JOBS.get((error.name or "").split(".")[0])
+    return f"needs {needed}: pip install 'abcast[jobs]'." if needed else None
 
 
 def run_script(function: Callable[..., Any]) -> None:
     """Run one command's module as a script of its own (`spark-submit jobs/sequence.py`): the same options."""
-    from jobs.cli import command
-
-    run_command(command(), [function.__name__, *sys.argv[1:]])
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(function)
+    app.callback()(lambda: None)  # else typer would make the only command the whole of it, with other variables
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    run_command(group, [function.__name__, *sys.argv[1:]], is_script=True)

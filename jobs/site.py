@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,6 @@ import typer
 from jobs.options import AsJson, Group
 from jobs.progress import Progress
 from jobs.sites import SitesFile, required_sites
-from ordering.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="List the sites of a deployment, and let a new one join.")
 
@@ -49,27 +49,23 @@ def add(
     rows are written first, and the relay goes on after them without a seam. A member at the new site can then
     deliver from seqno 1. Cut off and run again, it goes on where it was. Start the relay afterwards, not before.
     """
-    from connectors.kafka.sites import Direction
     from connectors.kafka.topics import create_topics
-    from connectors.relay.bootstrap import bootstrap
+    from connectors.relay.joining import way_of_history
 
     known = required_sites(sites)
-    connection = known.connection(name)
-    source = source or known.home
-    if source == name:
-        raise UsageError(f"{name} is the home: its order is decided there, not copied.")
-    if source is not None and source not in known.neighbours(name):
-        raise UsageError(f"{name} has no link to {source}: its neighbours are {', '.join(known.neighbours(name))}.")
-    if ledger is not None and source is None:
-        raise UsageError("say with --from whose ledger it is.")
+    connection, way = known.connection(name), way_of_history(known, name, source, from_ledger=ledger is not None)
+    write_history = None
+    if ledger is not None and way is not None:
+        from connectors.relay.bootstrap import bootstrap  # it needs an extra, so before anything is created
+
+        write_history = functools.partial(bootstrap, known, group, ledger, way)
     for topic in create_topics(connection, group, [name], partitions, replication_factor):
         typer.echo(f"created {topic}")
-    if ledger is None or source is None:
-        typer.echo(f"{name} has joined {group}; the relay brings the rest")
-        return
-    with Progress("written") as progress:
-        last = bootstrap(known, group, ledger, Direction(source, name), progress.advance)
-    typer.echo(f"{name} has joined {group} with the history up to seqno {last} of {source}; the relay brings the rest")
+    what = ""
+    if write_history is not None and way is not None:
+        with Progress("written") as progress:
+            what = f" with the history up to seqno {write_history(progress.advance)} of {way.source}"
+    typer.echo(f"{name} has joined {group}{what}; the relay brings the rest")
 
 
 @app.command()

@@ -15,6 +15,7 @@ from jobs.options import (
     BootstrapServers,
     Data,
     Site,
+    missing_extra,
     run_script,
 )
 from ordering.errors import AbcastError, UsageError
@@ -28,11 +29,12 @@ def status(
     data: Data = DEFAULT_DATA,
     as_json: AsJson = False,
 ) -> None:
-    """Print per group: last seqno, epoch, view, lag, rate, duplicates dropped, dead letters, the ledger's lag.
+    """Print per group: last seqno, epoch, view, members, senders, lag, rate, duplicates, dead letters, ledger lag.
 
+    `members`: those of the view. `senders`: addresses that have sent anything so far, operators and relays too.
     `lag`: FORWARD records not considered yet. `rate`: messages per second over the newest records of DATA.
-    `duplicates`: resends dropped, as of the newest snapshot. `ledger lag`: seqnos that the ledger below --data, if
-    there is one, does not have yet; it is read first, so less than none means that it is another group's.
+    `duplicates`: resends dropped, as of the newest snapshot. `ledger lag`: seqnos that the ledger below --data does not
+    have yet, if there is a ledger. It is read first, so a number below zero means that it is another group's.
     """
     from connectors.diagnosis.status import read_status
     from connectors.kafka.connection import Connection
@@ -67,12 +69,17 @@ def _in_ledger(data: Path) -> dict[str, int] | None:
     table = data / "ledger"
     if not table.exists():
         return None  # and Delta need not be loaded
-    from connectors.ledger.table_state import read_table_state
-
     try:
+        from connectors.ledger.table_state import read_table_state
+
         held = read_table_state(table)
     except AbcastError as error:  # what Kafka tells is worth as much without
         typer.echo(f"abcast: {error}", err=True)
+        return None
+    except ModuleNotFoundError as error:
+        if missing_extra(error) is None:
+            raise
+        typer.echo(f"abcast: the ledger {missing_extra(error)}", err=True)
         return None
     return None if held.newest is None else dict(held.last_seqno)
 

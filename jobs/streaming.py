@@ -83,10 +83,7 @@ def run_jobs(names: Sequence[str], options: JobOptions, relays: Relays | None = 
         if session.asked_to_stop.is_set():
             stop_all(jobs)
         hand_on_signals(spark, lambda: stop_all(jobs))
-        for job in jobs:
-            while not (job.ready.wait(0.2) or job.done.is_set()):
-                raise_failures(jobs)
-        raise_failures(jobs)
+        await_ready(jobs)
         if not any(job.stopping for job in jobs):
             typer.echo("ready; Ctrl-C or SIGTERM stops after the batch in hand", err=True)
         while not all(job.done.wait(0.2) for job in jobs):
@@ -217,6 +214,14 @@ def raise_failures(jobs: Sequence[JobThread]) -> None:
             job.tell_failure()
         else:
             job.raise_failure()
+
+
+def await_ready(jobs: Sequence[JobThread]) -> None:
+    """Wait until all jobs are ready, or have ended. Raises what ended one, as `raise_failures` does."""
+    for job in jobs:
+        while not (job.ready.wait(0.2) or job.done.is_set()):
+            raise_failures(jobs)
+    raise_failures(jobs)
 
 
 @contextmanager

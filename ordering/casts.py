@@ -1,7 +1,9 @@
 """Casts: messages that go straight from a member to the members, in FIFO or causal order, with no seqno.
 
-Source: seeds/002 ("Group Communication": FIFO, causal, total, synchronous). A total message goes through the sequencer;
-a cast goes from the sender's partition to every member. The three orders meet in each member, in `ordering.causal`.
+Source: Group Communication (docs/sources.md): FIFO, causal, total, synchronous.
+
+A total message goes through the sequencer; a cast goes from the sender's partition to every member. The three orders
+meet in each member, in `ordering.causal`.
 
 What holds between two messages m1 and m2, if the sender of m2 had *sent or delivered* m1 before it sent m2: does
 every member deliver m1 first?
@@ -116,7 +118,7 @@ class Verdict(Enum):
     DISCARD = "discard"
     """(5): a duplicate."""
     OVER = "over"
-    """It is of a life, or of a view, that is over: nobody will deliver it any more."""
+    """It is of a life, or of a view, that is over: no receiver will deliver it any more."""
     FULL = "full"
     """It would wait, but the hold-back queue is full. Nothing has changed: read it again when there is room."""
     MALFORMED = "malformed"
@@ -124,7 +126,7 @@ class Verdict(Enum):
 
 
 class Step(NamedTuple):
-    """What one record leads to: deliveries in their order, and what nobody delivers any more (over, malformed)."""
+    """What one record leads to: deliveries in their order, and what no receiver delivers any more (over, malformed)."""
 
     verdict: Verdict
     deliveries: tuple[Cast | Ordered, ...] = ()

@@ -1,7 +1,9 @@
 """CBCAST: casts in causal order, and the total order beside it, as one member of a view takes them.
 
-Source: seeds/002, "CBCAST Algorithm (ISIS - Birman + Joseph)". Each member keeps a vector [S1 … Sn]: Sj casts of member
-j were delivered. A cast of member i with the clock [T1 … Tn] (Ti is its local seqno) is
+Source: Group Communication (docs/sources.md), "CBCAST Algorithm".
+
+Each member keeps a vector [S1 … Sn]: Sj casts of member j were delivered. A cast of member i with the clock [T1 … Tn]
+(Ti is its local seqno) is
 
 1. accepted, if (1) Ti = Si + 1, and (2) Tk <= Sk for all other k;
 2. held, if (3) Ti > Si + 1, or (4) Ti = Si + 1 and Tk > Sk for some k;
@@ -23,26 +25,26 @@ begins at 0, and one that is gone takes its entry along. A cast belongs to the v
 * of a *later* view than this member has installed: held until then;
 * of an *earlier* one: OVER, if it is no duplicate. Held casts of it are dropped with the view.
 
-That is right because a view separates casts as it separates total messages. It comes inside a flush (without one,
-nobody would agree on which casts of a dead member are still to come, so causal order is refused):
+That is right because a view separates casts as it separates total messages. The view comes inside a flush. (Without a
+flush the members would not agree on which casts of a dead member are still to come, so causal order is refused.)
 
 * Each member that goes on has said FLUSH_OK, with its vector as `depends`, and its own casts in it; after that it sends
-  nothing. Who delivers FLUSH_OK has delivered all that it depends on. So whoever comes to the view has all casts that
-  any of those members had sent or delivered. They are `agreed`: the greatest clocks of the view's DATA.
-* It has no others. From START_FLUSH on, a cast waits unless it is agreed. So what a dead member sent, and no other one
-  delivered, is delivered by none of those who go on. Agreed casts have all that they depend on among the agreed, since
-  vectors of deliveries are closed under it.
+  nothing. A member that delivers FLUSH_OK has delivered all that it depends on. So at the view each of them has all
+  casts that any of them had sent or delivered. These are `agreed`: the greatest clocks of the view's DATA.
+* No member has any others. From START_FLUSH on, a cast waits unless it is agreed. So if only a dead member had a cast,
+  the members that go on do not deliver it. Agreed casts have all that they depend on among the agreed, since vectors of
+  deliveries are closed under it.
 
-What members deliver of which none goes on goes with them: so one that was wrongly taken for dead takes a state as any
-joiner does. `settled` tells it how many casts of its last life were delivered; it sends the others again in its new
-one. An observer (who reads, but says no FLUSH_OK) may have delivered more of a dead member, and agrees on all else: so
-nobody takes the state of an observer.
+What only members have delivered that do not go on is lost with them. So a member that was wrongly taken for dead takes
+a state, as any joiner does. `settled` tells it how many casts of its last life were delivered; it sends the others
+again in its new one. An observer (which reads, but says no FLUSH_OK) may have delivered more of a dead member, and
+agrees on all else. So a joiner does not take the state of an observer.
 
 Late joiners. A `CausalState`, taken between two steps, is a consistent cut of all orders: by invariant 1 it is closed
 under "delivered before". A joiner takes the one of some member, and reads DATA from `seqno` + 1 and each partition of
 casts from where the oldest cast stood that the other one still held (or from further back): what it reads again is
-discarded, by (5). Of a flush that began before, it says FLUSH_OK to `flush`: its START_FLUSH is in the
-state. All who go on have equal states when they deliver a view.
+discarded, by (5). If a flush began before, the joiner says FLUSH_OK to `flush`: its START_FLUSH is in the state. All
+members that go on have equal states when they deliver a view.
 
 Bounded. `max_held` casts and `max_waiting` DATA records wait. A cast that would be one more is FULL, and nothing
 changes: read on, and read its partition *again from there* when there is room, or when nothing else is left to read
@@ -66,6 +68,7 @@ from operator import le
 from typing import NamedTuple
 
 from ordering import clocks
+from ordering.canonical import canonical_json
 from ordering.casts import FIFO, NO_VIEW, Cast, Ordered, Settled, Step, Verdict
 from ordering.clocks import Clock, ClockMalformed
 from ordering.errors import ProtocolViolation
@@ -128,9 +131,7 @@ class CausalState:
             "broadcast_clocks": sorted(self.broadcast_clocks.items()),
             "settled": [(*life, local_seqno) for life, local_seqno in self.settled],
         }
-        return gzip.compress(
-            json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii"), compresslevel=1, mtime=0
-        )
+        return gzip.compress(canonical_json(body), compresslevel=1, mtime=0)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> CausalState:
@@ -235,7 +236,7 @@ class CausalReceiver:
         return dict(self._settled).get(life)
 
     def held(self) -> Iterator[Cast]:
-        """The casts that wait: whoever starts from `state` has to read these again."""
+        """The casts that wait: a receiver that starts from `state` has to read these again."""
         for casts in self._held:
             yield from casts.values()
         yield from self._later.values()
@@ -308,7 +309,7 @@ class CausalReceiver:
         return None
 
     def _go_past(self, index: int, cast: Cast, verdict: Verdict) -> None:
-        """Deliver a cast; or, if it is malformed, pass it over, as everybody does, or all would wait for it."""
+        """Deliver a cast. If it is malformed, pass it over, as all receivers do; else all would wait for it."""
         (self._deliveries if verdict is Verdict.ACCEPT else self._dropped).append(cast)
         self._vector[index] += 1
         clock = self._head_clocks.pop(index, None)
@@ -391,7 +392,8 @@ class CausalReceiver:
     def _clock_of(self, record: Ordered) -> Clock:
         """What it depends on; () if on nothing.
 
-        Of an earlier view, everything is delivered. What no correct member writes counts as nothing, for everybody.
+        Everything of an earlier view is delivered. A clock that no correct member writes counts as none, for all
+        receivers.
         """
         index = self._index.get(record.life)
         if record.depends is None or record.depends.view != self.view or index is None:

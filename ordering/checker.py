@@ -1,6 +1,8 @@
-"""The checker: reads what everybody wrote down about one group, and names every broken promise.
+"""The checker: reads what all processes have written about one group, and names every broken promise.
 
-Source: DESIGN.md "What is promised". Pure and streaming. It is fed from several named sources, in any interleaving:
+Source: docs/limits.md and the README, "What is promised".
+
+Pure and streaming. It is fed from several named sources, in any interleaving:
 
 * DATA logs, one a site: every record in offset order, as it stands there. Repeats and what a fenced sequencer left
   behind are normal; `ordering.reader.Reader` judges them, the same rule by which members read.
@@ -367,7 +369,7 @@ class _Senders:
         self.skips = 0
 
     def skip(self) -> None:
-        """The source left something out (a gap has its own name): anybody's next message may have any number."""
+        """The source left something out (a gap has its own name): each sender's next message may have any number."""
         self.skips += 1
 
     def next(self, seqno: int, message: MessageId, *, has_gaps: bool = False) -> str:

@@ -21,9 +21,9 @@ from ordering.errors import ProtocolViolation
 from ordering.flush import Phase
 from ordering.links import LinkColumns, LinkTable, neighbour_of, origin_of
 from ordering.log_time import STANDSTILL_MS, stood_still
-from ordering.membership import NOT_A_MEMBER, Accepted, Heard, Membership
+from ordering.membership import NOT_A_MEMBER, NOTHING_ACCEPTED, Accepted, LastHeard, Membership
 from ordering.names import is_address
-from ordering.records import HEARTBEAT, MESSAGE, SKIP, DeadLetter, Forward, Link, Malformed, Source
+from ordering.records import HEARTBEAT, MESSAGE, SKIP, DeadLetter, Forward, Link, Malformed, Partition, Source
 from ordering.sequencer import BAD_ADDRESS, FORGOTTEN, SequencerState, next_accepted, step
 
 Ints = NDArray[np.int64]
@@ -34,14 +34,14 @@ Mask = NDArray[np.bool_]
 class ForwardColumns:
     """A batch of FORWARD records of one group, one array element a record, in log order.
 
-    `places` are the distinct `topic-partition` in sorted order and `place` indexes it; `senders` are the distinct
+    `partitions` are the distinct ones in sorted order and `partition` indexes it; `senders` are the distinct
     sender addresses and `sender` indexes it; `well_formed` is False where the codec found a reason for a dead
     letter (the other columns are then meaningless). `timestamp_ms` is the broker's. `controls` has the kind and the
     payload of the rows that are neither messages nor heartbeats, by row.
     """
 
-    places: Sequence[str]
-    place: Ints
+    partitions: Sequence[Partition]
+    partition: Ints
     offset: Ints
     senders: Sequence[str]
     sender: Ints
@@ -97,7 +97,7 @@ def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
     mask |= _take_linked(links, state.positions, rows, heard & linked)
     seqno = np.where(mask, state.seqno + np.cumsum(mask), 0)
     count = int(mask.sum())
-    own = seqno[mask & ~linked]
+    own_messages = seqno[mask & ~linked]
     dropped = (messages & ~mask) | (_at(candidates, len(mask)) & ~mask)
     after = replace(
         state,
@@ -108,7 +108,7 @@ def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
         unsnapped=state.unsnapped + len(rows.offset),
         latest_ms=int(rows.timestamp_ms[rows.well_formed].max(initial=state.latest_ms)),
         membership=_hear(membership, rows, heard) if membership.is_watched else membership.without_time(),
-        own_seqno=int(own[-1]) if len(own) else state.own_seqno,
+        own_seqno=int(own_messages[-1]) if len(own_messages) else state.own_seqno,
         links=links.rows,
         origins=links.origins,
     )
@@ -121,18 +121,18 @@ def _at(indices: NDArray[np.intp], length: int) -> Mask:
     return mask
 
 
-def _take_linked(links: LinkTable, positions: Mapping[str, int], rows: ForwardColumns, linked: Mask) -> Mask:
+def _take_linked(links: LinkTable, positions: Mapping[Partition, int], rows: ForwardColumns, linked: Mask) -> Mask:
     """The messages that links have brought and that are new here: link by link, as the rows are sorted."""
     taken = np.zeros(len(linked), np.bool_)
-    places = [(code, name, name.rpartition("-")[0]) for code, name in enumerate(rows.places)]
     origins: list[str] = []
-    for code, name, topic in places:
+    for code, partition in enumerate(rows.partitions):
+        topic = partition.topic
         if not neighbour_of(topic):
             continue
-        at_place = np.flatnonzero(rows.place == code)
-        offset = rows.offset[at_place]
-        holes = np.flatnonzero(offset > np.append(positions.get(name, 0), offset[:-1] + 1))
-        whole = at_place[: holes[0]] if len(holes) else at_place
+        in_partition = np.flatnonzero(rows.partition == code)
+        offset = rows.offset[in_partition]
+        holes = np.flatnonzero(offset > np.append(positions.get(partition, 0), offset[:-1] + 1))
+        whole = in_partition[: holes[0]] if len(holes) else in_partition
         at = whole[linked[whole]]
         if rows.link is not None and len(at):
             if not origins:
@@ -150,30 +150,35 @@ def _take_linked(links: LinkTable, positions: Mapping[str, int], rows: ForwardCo
 
 def _is_repeat(state: SequencerState, rows: ForwardColumns) -> Mask:
     """Which rows stand before what DATA came from, so that a predecessor has considered them, too."""
-    decided = np.array([state.decided.get(place, 0) for place in rows.places], dtype=np.int64)
-    return rows.offset < decided[rows.place] if len(rows.places) else np.zeros(len(rows.offset), np.bool_)
+    decided = np.array([state.decided.get(partition, 0) for partition in rows.partitions], dtype=np.int64)
+    return rows.offset < decided[rows.partition] if len(rows.partitions) else np.zeros(len(rows.offset), np.bool_)
 
 
 class _SenderTable:
-    """The received table of the senders in a batch: `known` by sender, and the same as arrays."""
+    """The received table of the senders in a batch: `known` by sender, and the same as arrays.
+
+    `last_life_over`: the highest incarnation of each sender of which nothing more is ordered.
+    """
 
     def __init__(self, state: SequencerState, senders: Sequence[str]) -> None:
-        unknown = state.membership.unknown()
         self.senders = senders
-        self.known = [state.received.get(address, unknown) for address in senders]
+        self.known = [state.received.get(address, NOTHING_ACCEPTED) for address in senders]
         self.base = np.array(self.known, dtype=np.int64).reshape(len(senders), 2)
-
         self.has_row = np.fromiter((sender in state.received for sender in senders), np.bool_, len(senders))
+        last_over = state.membership.last_life_over
+        over = [last_over(sender, has_row=has_row) for sender, has_row in zip(senders, self.has_row, strict=True)]
+        self.last_life_over = np.array(over, dtype=np.int64)
 
     def is_new(self, rows: ForwardColumns, index: NDArray[np.intp]) -> Mask:
-        """Whether rows are above their senders' in the table. Those that are not are duplicates whatever else the batch
-        brings: a sender's row only grows.
+        """Whether rows are above their senders' in the table, and of a life that is not over.
+
+        Those that are not are duplicates whatever else the batch brings: a sender's row only grows.
         """
         sender, incarnation = rows.sender[index], rows.incarnation[index]
         known_incarnation, known_local = self.base[sender, 0], self.base[sender, 1]
         new: Mask = (incarnation == known_incarnation) & (rows.local_seqno[index] > known_local)
         new |= incarnation > known_incarnation
-        return new
+        return new & (incarnation > self.last_life_over[sender])
 
     def not_member(self, state: SequencerState, rows: ForwardColumns) -> Mask:
         """Which rows a closed group does not take, if they are messages that no link has brought."""
@@ -194,15 +199,14 @@ class _SenderTable:
 
 def _by_rows(state: SequencerState, rows: ForwardColumns) -> Decisions:
     """By `step` itself: what every row means may depend on the one before."""
-    places = [place.rpartition("-") for place in rows.places]
     records: list[Forward | Malformed] = []
-    columns = (rows.place, rows.offset, rows.sender, rows.incarnation, rows.local_seqno, rows.timestamp_ms)
+    columns = (rows.partition, rows.offset, rows.sender, rows.incarnation, rows.local_seqno, rows.timestamp_ms)
     linked = rows.linked
-    for row, (place, offset, sender, incarnation, local_seqno, at_ms) in enumerate(
+    for row, (partition, offset, sender, incarnation, local_seqno, at_ms) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
-        topic, _, partition = places[place]
-        source = Source(topic, int(partition), offset)
+        topic, number = rows.partitions[partition]
+        source = Source(topic, number, offset)
         if not rows.well_formed[row]:
             records.append(Malformed(source, ""))
             continue
@@ -232,11 +236,11 @@ def _by_rows(state: SequencerState, rows: ForwardColumns) -> Decisions:
 def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membership:
     """The clock of each partition, and where and when each member and each relay was last heard."""
     timed = np.flatnonzero(heard)
-    place, at_ms = rows.place[timed], rows.timestamp_ms[timed]
+    partition, at_ms = rows.partition[timed], rows.timestamp_ms[timed]
     clock, latest = dict(membership.clock), dict(membership.heard)
-    since = np.zeros(len(timed), np.int64)  # how long its place stood still after each row
-    for code in np.unique(place).tolist():
-        name, span = rows.places[code], slice(*np.searchsorted(place, (code, code + 1)).tolist())
+    since = np.zeros(len(timed), np.int64)  # how long its partition stood still after each row
+    for code in np.unique(partition).tolist():
+        name, span = rows.partitions[code], slice(*np.searchsorted(partition, (code, code + 1)).tolist())
         before = clock.get(name, max(0, int(at_ms[span][0])))
         times = at_ms[span] = np.maximum.accumulate(np.maximum(at_ms[span], before))
         steps = np.diff(times, prepend=before)
@@ -256,23 +260,23 @@ def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membersh
     last[sender[of_member]] = of_member  # the last one wins
     for code in np.flatnonzero(last >= 0).tolist():
         row = int(last[code])
-        latest[rows.senders[code]] = Heard(rows.places[int(place[row])], int(at_ms[row] + since[row]))
-    return replace(membership, heard=latest, clock=clock, told_flush=0, told_ms={})
+        latest[rows.senders[code]] = LastHeard(rows.partitions[int(partition[row])], int(at_ms[row] + since[row]))
+    return replace(membership, heard=latest, clock=clock, announced_flush=0, announced_ms={})
 
 
 def _assert_log_order(rows: ForwardColumns) -> None:
-    step_place, step_offset = np.diff(rows.place), np.diff(rows.offset)
-    if not bool(np.all((step_place > 0) | ((step_place == 0) & (step_offset > 0)))):
+    step_partition, step_offset = np.diff(rows.partition), np.diff(rows.offset)
+    if not bool(np.all((step_partition > 0) | ((step_partition == 0) & (step_offset > 0)))):
         raise ProtocolViolation("rows are not in log order (topic, partition, offset).")
 
 
-def _positions(state: SequencerState, rows: ForwardColumns) -> dict[str, int]:
+def _positions(state: SequencerState, rows: ForwardColumns) -> dict[Partition, int]:
     """The first offset not yet considered, of each partition in the batch (rows are sorted: its last row tells)."""
-    if not len(rows.place):
+    if not len(rows.partition):
         return {}
-    last_rows = np.flatnonzero(np.append(np.diff(rows.place) > 0, True))
-    ends = ((rows.places[int(rows.place[row])], int(rows.offset[row]) + 1) for row in last_rows)
-    return {place: max(state.positions.get(place, 0), end) for place, end in ends}
+    last_rows = np.flatnonzero(np.append(np.diff(rows.partition) > 0, True))
+    ends = ((rows.partitions[int(rows.partition[row])], int(rows.offset[row]) + 1) for row in last_rows)
+    return {partition: max(state.positions.get(partition, 0), end) for partition, end in ends}
 
 
 def _go_back_n(

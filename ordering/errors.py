@@ -1,6 +1,6 @@
 """Every error abcast raises on purpose, in one tree.
 
-Two questions matter to whoever catches one: was it the caller's mistake, and does trying again help?
+Two questions matter to the code that catches one: was it the caller's mistake, and does trying again help?
 `retriable` answers the second; the class answers the first. The message always says what to do next.
 """
 
@@ -60,13 +60,13 @@ class NotWrittenInTime(AbcastError):
 
 
 class Blocked(AbcastError):
-    """A flush is going on, and did not end within the timeout: nobody may send."""
+    """A flush is in hand, and did not end within the timeout: no member may send."""
 
     retriable = True
 
 
 class FlushFailed(AbcastError):
-    """A flush was refused, or ended before everybody was quiet, or before whoever had asked for it ended it."""
+    """A flush was refused, or ended before all members were quiet, or before its requester ended it."""
 
     retriable = True
 
@@ -100,7 +100,7 @@ class PositionLost(AbcastError):
 
 
 class StateUnavailable(AbcastError):
-    """Nobody has the application's state, although the group has a history: a state made of nothing would be wrong.
+    """No member has the application's state, although the group has a history: a state made of nothing would be wrong.
 
     `connect(state=True, or_history=True)` makes it from the history, `connect(from_seqno=n)` goes on from one's own.
     """

@@ -1,8 +1,9 @@
 """What a member sees of the membership, in the order of the log: `ViewChange`, `Block`, `Unblock`, `RemoteView`.
 
-Source: FLUSH.txt: BLOCK and UNBLOCK are events that go up the stack. Who reads the DATA records of a group from any
-view on sees `(block view* unblock)+`; a flush that is run from scratch is no second block. A member that joins within
-a flush is blocked from its first view on.
+Source: FLUSH (docs/sources.md): BLOCK and UNBLOCK are events that go up the stack.
+
+Whoever reads the DATA records of a group from any view on sees `(block view* unblock)+`. A flush that is run from
+scratch is no second block. A member that joins within a flush is blocked from its first view on.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""FIFO per sender, without a view: the receiver of casts in a group that nobody needs to join.
+"""FIFO per sender, without a view: the receiver of casts in a group that need not be joined.
 
-Source: seeds/002, the receiver's rule: a message is *delayed* if its number is greater than 1 plus the local one,
-*accepted* if it is equal to it, *discarded* if it is less. The source has one local number for the sequencer's
-messages; here there is one for each sender.
+Source: Group Communication (docs/sources.md), the receiver's rule: a message is *delayed* if its number is greater
+than 1 plus the local one, *accepted* if it is equal to it, *discarded* if it is less. The source has one local number
+for the sequencer's messages; here there is one for each sender.
 
 Invariant. Of each life, the receiver has delivered exactly the local seqnos 1 … n, in this order and each once. A
-member that starts again begins at 1 in a higher incarnation; from then on its earlier lives are over, and what is held
-of them is dropped: the one that could have filled the gap is dead, and what it had written stood before.
+member that starts again begins at 1 in a higher incarnation. From then on its earlier lives are over, and what is held
+of them is dropped: the life that could have filled the gap is over, and all that it had written stands before.
 
 Bounded: `max_held` casts wait, of all senders together. When that many do, one that would wait is FULL, and nothing
 changes. One that need not wait is always taken. A gap stands in a sender's partition only until the sender has written
 the missing cast again, and then it writes all behind it again, too: what was FULL comes back by itself (go-back-N).
 
 A crash keeps the invariant: the state is O(senders) numbers, and reading anything again finds it discarded. What was
-held is not in it: whoever starts from a state reads on from where the oldest held cast stood.
+held is not in it: a receiver that starts from a state reads on from where the oldest held cast stood.
 
 `FifoReceiver` is a mutable cursor, as `ordering.reader.Reader` is: a state copied for each cast would cost O(senders).
 """
@@ -24,6 +24,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ordering.canonical import canonical_json
 from ordering.casts import Cast, Step, Verdict
 from ordering.errors import ProtocolViolation
 from ordering.membership import NOTHING_ACCEPTED, Accepted, Life
@@ -44,7 +45,7 @@ class FifoState:
     def to_bytes(self) -> bytes:
         """As JSON, equal states as equal bytes."""
         body = {"format": FORMAT, "received": self.received}
-        return json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii")
+        return canonical_json(body)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> FifoState:
@@ -78,7 +79,7 @@ class FifoReceiver:
         return FifoState(dict(self._received))
 
     def held(self) -> Iterator[Cast]:
-        """What waits: whoever starts from `state` has to read these again."""
+        """The casts that wait: a receiver that starts from `state` has to read these again."""
         for lives in self._held.values():
             for casts in lives.values():
                 yield from casts.values()

@@ -1,11 +1,13 @@
-"""The flush: everybody finishes what they have to say, is quiet, and then goes on. A state machine as a table.
+"""The flush: all members finish what they have to say, are quiet, and then go on. A state machine as a table.
 
-Source: FLUSH.txt, "Design change: flushing and block() / unblock() callbacks" and "Crash handling during FLUSH". The
-sequencer takes the part of all the members that count each other's FLUSH_OK: it sees them all, in one order.
+Source: FLUSH (docs/sources.md), "Design change: flushing and block() / unblock() callbacks" and "Crash handling during
+FLUSH".
+
+The sequencer takes the part of all the members that count each other's FLUSH_OK: it sees them all, in one order.
 
     START_FLUSH       every member calls block(), which may still broadcast
     FLUSH_OK          a member's last message: it stands behind all its others (FIFO)
-    FLUSH_COMPLETED   all have answered; nobody sends. The requester has its quiet point (SUSPEND_OK)
+    FLUSH_COMPLETED   all have answered, and no member sends. The requester has its quiet point (SUSPEND_OK)
     STOP_FLUSH        unblock(): everybody sends again
 
 The events are DATA records, so every reader of the log goes through the same phases at the same seqnos, and a

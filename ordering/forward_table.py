@@ -1,7 +1,7 @@
 """The forward table: what a sender has sent and not yet seen back as DATA, sorted by local seqno.
 
-Source: SEQUENCER.txt, "Design" (forward-table) and "Reliability on failover": on a failover, everything left in the
-table is sent again *in increasing order of local seqnos*.
+Source: SEQUENCER (docs/sources.md), "Design" (forward-table) and "Reliability on failover": on a failover, everything
+left in the table is sent again *in increasing order of local seqnos*.
 
 Invariant: the table holds exactly the local seqnos `acknowledged + 1 … last`, without a hole. Since the sequencer
 accepts a sender's messages in order only, seeing DATA of local seqno n means that all up to n are ordered.

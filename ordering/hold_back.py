@@ -1,7 +1,9 @@
 """The hold-back queue: runs that a process has received and may not deliver yet, in the order of their numbers.
 
-Source: Total Order Multicast, "HoldBackQueue" and "HoldBackQueue Data Structures": an unordered map beside an ordered
-set. Here the ordered set is a heap with lazy deletion. A run has at most two keys in its life, its proposal and its
+Source: Total Order Multicast (docs/sources.md), "HoldBackQueue" and "HoldBackQueue Data Structures": an unordered
+map beside an ordered set.
+
+Here the ordered set is a heap with lazy deletion. A run has at most two keys in its life, its proposal and its
 final number, so the heap never holds more than twice the runs: lookup is O(1), insertion and update are O(log n).
 
 Invariant. Every run of the queue has exactly one entry in force, whose key is the process's own proposal until the run

@@ -1,7 +1,8 @@
 """ISIS: agreement on one order without a sequencer, inside one view. `step(state, events) -> Step(state', outputs)`.
 
-Source: Total Order Multicast ("Process", "Total Order Server", "Sequence Counter"), an implementation of the ISIS
-algorithm. All processes are alike. A sender casts a *run* (`Send`); each process holds it back and answers with a
+Source: Total Order Multicast (docs/sources.md), "Process", "Total Order Server" and "Sequence Counter".
+
+All processes are alike. A sender casts a *run* (`Send`); each process holds it back and answers with a
 proposal, its counter, which is above all that it has seen; the sender takes the maximum, ties broken by the proposer,
 and casts it (`Finals`); each process delivers what stands at the head of its queue while that is final. What fails, and
 who takes part, is `ordering.isis_views`'.

@@ -1,13 +1,15 @@
 """Links between the sites of a mesh: how a site takes over what its neighbours have ordered, and can't lose any of it.
 
+Source: RELAY (docs/sources.md). A relay that starts asks the other side what that has.
+
 Each site orders by itself. The messages of its own members are its *own* ones; it is their *origin*, and their seqnos
 there number them. A relay carries the DATA of one site into a topic of its neighbour. It decides nothing and keeps
 nothing: it says of each record where it stands, and the neighbour's sequencer judges.
 
 A relay carries in *sessions*. A session begins with a `link-start`, whose offset in the neighbour's topic is the
-session's name, so no two have the same. It says where in the DATA of its site it begins, and how far each origin was
-known there. Then come all the records from that place on, in their order, none left out: messages that the neighbour
-is to have, views, and for everything else a `skip`, which has no payload.
+session's name, so no two have the same. It says where in the DATA of its site the session begins, and how far each
+origin was known there. Then come all the records from there on, in their order: messages that the neighbour is to have,
+views, and a `skip` without a payload for everything else.
 
 The neighbour keeps two tables:
 
@@ -18,21 +20,21 @@ Invariant. If the row of origin O is t, the site has ordered exactly the own mes
 there, each once and in their order. By induction over the site's log:
 
 * A `link-start` is accepted only if every origin that the session carries was known at its beginning no further than
-  the origin's row. What follows it is an unbroken run of the neighbour's DATA, and `Reader` takes the effective records
-  of it: not one that a fenced sequencer left behind its seal, not one behind a hole that an interrupted write left.
-  Where retention has made a hole in the topic, the session is over: a seal may be in it.
+  the origin's row. What follows it is an unbroken run of the neighbour's DATA, and `Reader` takes its effective
+  records. It takes no record that a fenced sequencer left behind a seal, and no record behind a hole that an
+  interrupted write left. Where retention has made a hole in the topic, the session is over: a seal may be in the hole.
 * So a message (O, t) that `Reader` takes comes after all the messages of O that the neighbour had ordered before: those
   before the session's beginning, which the row counts, and those in the run, which were judged before it. If t is above
   the row it is the next one of O. If not, it has been ordered, and is dropped.
 
-Nothing is dropped that nobody sends again: a relay that starts begins where the rows of the neighbour say
-(`connectors.relay.link_start`), by whichever way they came to be what they are. So links may be added and removed,
-relays may be killed and doubled (the later session replaces the earlier one), and what one link fails to bring another
+What is dropped before it is ordered is sent again: a relay that starts begins where the rows of the neighbour say
+(`connectors.relay.link_start`), whichever links have brought these rows so far. So links may be added and removed, and
+relays may be killed and doubled (the later session replaces the earlier one). What one link fails to bring, another
 may.
 
 A crash keeps it. Each DATA record that came by a link carries what the link said of it, so `absorb` knows both rows as
-of that record; what came after it in the topic is read again. Records read again repeat a run from some place on: a
-`link-start` among them moves the link row back to its beginning, and the run that follows is known and dropped.
+of that record, and what came after it in the topic is read again. Records read again repeat a run. A `link-start` among
+them moves the link row back to its beginning, and the run that follows is recognised and dropped.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ordering.canonical import canonical_json
 from ordering.names import Topic, relay_of
 from ordering.reader import Reader, Verdict
 from ordering.records import (
@@ -85,7 +88,7 @@ class LinkStart(NamedTuple):
 
     def to_json(self) -> bytes:
         """As the payload of a `link-start`."""
-        return json.dumps(self._asdict(), separators=(",", ":"), sort_keys=True).encode("ascii")
+        return canonical_json(self._asdict())
 
     @classmethod
     def from_json(cls, raw: bytes) -> LinkStart | None:

@@ -1,52 +1,53 @@
 """Membership: who is in the group, as a function of the log. Views, and what leads from one to the next.
 
-Source: FLUSH.txt, "FLUSH on view change" (view bundling) and "Crash handling during FLUSH".
+Source: FLUSH (docs/sources.md), "FLUSH on view change" (view bundling) and "Crash handling during FLUSH".
 
-A FORWARD of a control kind (`join`, `leave`, `start-flush` …) is accepted as a message is, by its local seqno, and
-becomes DATA in its place: with its own kind if it changes something, as `refused` (with the reason) if not. At the end
-of a batch `ordering.view_change` decides what follows from all that: a view, a step of a flush. These are DATA, too.
+A FORWARD of a control kind (`join`, `leave`, `start-flush` …) is accepted by its local seqno, as a message is, and
+becomes DATA. It keeps its kind if it changes something; else it becomes `refused`, with the reason. At the end of a
+batch `ordering.view_change` decides what follows from all that: a view, a step of a flush. These are DATA, too.
 
 Invariant. `fold(membership, DATA record)` is the only way in which members, settings and the flush change, both when
-the sequencer decides the record and when somebody reads it. So a crash after any record loses nothing: whoever takes
-over folds the same records, finds who waits to join and who has answered, and decides at the end of its next batch
-what the other did not.
+the sequencer decides the record and when somebody reads it. So a crash after any record loses nothing. A sequencer that
+takes over folds the same records, finds who waits to join and who has answered, and decides at the end of its next
+batch what its predecessor did not.
 
 *Time is data.* A member is silent if its partition went on for `suspect_after_ms` without it, by the broker's
-timestamps: a partition that is read late has a late clock, and so accuses nobody. What is known of the time
-(`ordering.log_time`) is no part of DATA: after a takeover everybody has a fresh grace period, which begins when all is
-considered that stood in FORWARD then (the horizon). Any record lets a partition's clock advance; the job writes a
-heartbeat of nobody (a tick) into each.
+timestamps. A partition that is read late has a late clock, so reading late makes no member silent. The time
+(`ordering.log_time`) is not part of DATA. After a takeover every member has a whole grace period, which begins when
+everything is considered that stood in FORWARD then (the horizon). Any record advances the clock of its partition; the
+job writes a tick, a heartbeat of its own, into each.
 
-*Lives that are over.* In a group that is closed or has flush on, nothing is ordered of a life after the view that
-suspects it: what it sent in a view must not be delivered in a later one. Its received row says so (MAX_NUMBER has been
-accepted), so go-back-N drops all else. If it was alive, it sends what was not ordered before that view again, in a new
-life: no message is lost, and none comes twice.
+*Lives that are over.* In a group that is closed or has flush on, nothing of a life is ordered after the view that
+suspects it: what it sent in a view must not be delivered in a later one. `lives_over` has such lives, and the sequencer
+drops their records as duplicates. If the member is alive, it starts a new life, and sends there what was not ordered
+before that view. So no message is lost, and none comes twice.
 
 *Received rows of members that left.* A sender's row must outlive it, or its old records would be taken for new ones.
-The rows of the last `MAX_LEFT` members that left are kept, as they were at that time. An older one is dropped, and its
-incarnation raises `incarnation_floor`: a sender without a row has to come with a higher one. Nothing of a dropped life
-is above the floor, so none comes back; a member that starts again takes the time in ms as its incarnation, which is.
+The rows of the last `MAX_LEFT` members that left are kept. An older row is dropped, unless its sender has sent since.
+Its incarnation then raises `incarnation_floor`: a sender without a row must have a higher one. So a dropped life can't
+come back. A member that starts again takes the time as its incarnation, which is above the floor.
 
-*Remote views.* In a mesh, a relay tells the views of the site it comes from, as `remote-view` records of its own: the
-incarnation is the epoch of the view, the local seqno its id. One that is higher than the received row is accepted in
-its place (not the next one only: retention may have dropped some), all others are repeats, or come from a sequencer
-that was fenced there. `remote` changes by `fold` alone, as `members` does, and the two never mix: who is remote takes
-no part in flushes. `closed` does not concern it: who may send is decided where a message is first ordered.
+*Remote views.* In a mesh, a relay tells the views of the site it comes from, as `remote-view` records of its own. Their
+incarnation is the epoch of the view, and their local seqno is its id. A record that is higher than the relay's received
+row is accepted, and need not be the next one, as retention may have dropped some. All others are repeats, or come from
+a sequencer that was fenced there. `remote` changes by `fold` alone, as `members` does. Remote members take no part in
+flushes. `closed` does not concern them: who may send is decided where a message is first ordered.
 
-A relay is heard as members are, by the clock of its partition. When it falls silent, or takes its leave, the sequencer
-decides an empty remote view for its site, and when it is heard after that, one with the last known members. A leave
-only makes the relay count as not heard for long: if a crash loses that, the clock finds its silence. There is no floor
-for a relay's incarnations, and its row is never dropped: there are as few as neighbours.
+A relay is heard as members are, by the clock of its partition. When it falls silent, or leaves, the sequencer decides
+an empty remote view for its site. When it is heard after that, the sequencer decides one with the last known members. A
+`leave` only makes the relay count as not heard for long. If a crash loses that, the clock finds the silence. A relay's
+incarnations have no floor, and its row is never dropped: there are as many relays as neighbours.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from ordering.canonical import canonical_json
 from ordering.errors import ProtocolViolation, UsageError
 from ordering.flush import NO_FLUSH, Flush, Phase
 from ordering.names import is_address, is_relay, relay_of
@@ -64,6 +65,9 @@ from ordering.records import (
     VIEW,
     Data,
     Forward,
+    Partition,
+    named_partitions,
+    parsed_partitions,
 )
 
 MAX_LEFT = 1_000
@@ -92,7 +96,7 @@ class Life(NamedTuple):
     incarnation: int
 
 
-class Left(NamedTuple):
+class FormerMember(NamedTuple):
     """A member that left, and its received row as it was then."""
 
     address: str
@@ -107,10 +111,10 @@ class RemoteSite(NamedTuple):
     is_silent: bool = False
 
 
-class Heard(NamedTuple):
-    """A member's newest record: in which partition (`topic-partition`; "": nowhere yet), and when (ms)."""
+class LastHeard(NamedTuple):
+    """A member's newest record: in which partition (None: nowhere yet), and when (ms)."""
 
-    place: str
+    partition: Partition | None
     at_ms: int
 
 
@@ -131,7 +135,7 @@ class Settings:
 
     def to_json(self) -> bytes:
         """As the payload of a `settings` record."""
-        return _encode(asdict(self))
+        return canonical_json(asdict(self))
 
     def updated(self, raw: bytes) -> Settings:
         """These settings with those of the JSON object `raw` in their place. Raises UsageError."""
@@ -155,8 +159,9 @@ class Settings:
 class Membership:
     """All that a sequencer knows of a group's members; see the module. `members` stand oldest first.
 
-    `told_flush` is the flush of which ticks know, `told_ms` when the first of them did, in each partition. `horizon` is
-    where each forward partition ended when the sequencer took over, as long as it has not considered all of that.
+    `announced_flush` is the newest flush of which a tick knows, and `announced_ms` has the time of the first such tick
+    in each partition. `horizon` is where each forward partition ended when the sequencer took over; it is empty once
+    all of that is considered. `lives_over` has the incarnation of each sender whose newest life is over.
     """
 
     settings: Settings = Settings()
@@ -164,18 +169,19 @@ class Membership:
     joining: tuple[Life, ...] = ()
     leaving: tuple[str, ...] = ()
     flush: Flush = NO_FLUSH
-    left: tuple[Left, ...] = ()
+    left: tuple[FormerMember, ...] = ()
+    lives_over: Mapping[str, int] = field(default_factory=dict)
     incarnation_floor: int = 0
     remote: Mapping[str, RemoteSite] = field(default_factory=dict)
-    heard: Mapping[str, Heard] = field(default_factory=dict)
-    clock: Mapping[str, int] = field(default_factory=dict)
-    told_flush: int = 0
-    told_ms: Mapping[str, int] = field(default_factory=dict)
-    horizon: Mapping[str, int] = field(default_factory=dict)
+    heard: Mapping[str, LastHeard] = field(default_factory=dict)
+    clock: Mapping[Partition, int] = field(default_factory=dict)
+    announced_flush: int = 0
+    announced_ms: Mapping[Partition, int] = field(default_factory=dict)
+    horizon: Mapping[Partition, int] = field(default_factory=dict)
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody is there, or was at a neighbouring site, or in a flush, so that the time matters."""
+        """Whether there are members here or at a neighbouring site, or a flush is in hand, so that the time matters."""
         return bool(self.members or self.joining or self.flush.id or any(site.members for site in self.remote.values()))
 
     @property
@@ -196,10 +202,12 @@ class Membership:
     @property
     def is_late(self) -> bool:
         """Whether the flush in hand has taken longer than it may."""
-        if self.told_flush != self.flush.id:
+        if self.announced_flush != self.flush.id:
             return False
         limit = self.settings.flush_timeout_ms
-        return all(now_ms - self.told_ms.get(place, now_ms) > limit for place, now_ms in self.clock.items())
+        return all(
+            now_ms - self.announced_ms.get(partition, now_ms) > limit for partition, now_ms in self.clock.items()
+        )
 
     @cached_property
     def _addresses(self) -> frozenset[str]:
@@ -207,7 +215,7 @@ class Membership:
 
     @cached_property
     def _silenced(self) -> frozenset[str]:
-        """Who has said FLUSH_OK, or need not any more."""
+        """The members that have said FLUSH_OK, or need not any more."""
         answered = frozenset(self.flush.answered)
         return answered | self._addresses if self.flush.phase is Phase.BLOCKED else answered
 
@@ -222,36 +230,39 @@ class Membership:
         return kind == LEAVE and any(life.address == address for life in self.joining)
 
     def is_silenced(self, address: str, kind: str) -> bool:
-        """Whether it has said FLUSH_OK, its last message: what comes all the same must come again after the flush."""
+        """Whether the sender has said FLUSH_OK. What it sends after that is dropped; it must come again later."""
         return kind == MESSAGE and address in self._silenced
 
-    def unknown(self) -> Accepted:
-        """The row of a sender that has none: all incarnations up to the floor are over."""
-        return Accepted(self.incarnation_floor, MAX_NUMBER) if self.incarnation_floor else NOTHING_ACCEPTED
+    def last_life_over(self, address: str, *, has_row: bool) -> int:
+        """The highest incarnation of a sender of which nothing more is ordered; 0 if there is none.
+
+        `has_row`: whether the sender stands in the received table.
+        """
+        return self.lives_over.get(address, 0) if has_row else self.incarnation_floor
 
     def without_time(self) -> Membership:
-        """What DATA tells: everybody has a fresh grace period."""
-        if not (self.heard or self.clock or self.told_flush):
+        """What DATA tells: no member was heard yet, so each has a whole grace period."""
+        if not (self.heard or self.clock or self.announced_flush):
             return self
-        return replace(self, heard={}, clock={}, told_flush=0, told_ms={})
+        return replace(self, heard={}, clock={}, announced_flush=0, announced_ms={})
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values. What earlier versions do not know stands there only where it matters."""
-        told = {"told_flush": self.told_flush, "told_ms": self.told_ms} if self.told_flush else {}
-        horizon = {"horizon": self.horizon} if self.horizon else {}
+        """As JSON values."""
         return {
-            **told,
-            **horizon,
             "settings": asdict(self.settings),
             "members": self.members,
             "joining": self.joining,
             "leaving": self.leaving,
             "flush": {**asdict(self.flush), "phase": self.flush.phase.value},
             "left": self.left,
+            "lives_over": self.lives_over,
             "incarnation_floor": self.incarnation_floor,
             "remote": self.remote,
-            "heard": self.heard,
-            "clock": self.clock,
+            "heard": {address: (str(where or ""), at_ms) for address, (where, at_ms) in self.heard.items()},
+            "clock": named_partitions(self.clock),
+            "announced_flush": self.announced_flush,
+            "announced_ms": named_partitions(self.announced_ms),
+            "horizon": named_partitions(self.horizon),
         }
 
     @classmethod
@@ -259,19 +270,24 @@ class Membership:
         """Inverse of `to_json`."""
         flush = body.pop("flush")
         flush["phase"], flush["answered"] = Phase(flush["phase"]), tuple(flush["answered"])
-        flush.pop("started_ms", None)  # of earlier versions
         return cls(
             settings=Settings(**body.pop("settings")),
             members=tuple(Life(*row) for row in body.pop("members")),
             joining=tuple(Life(*row) for row in body.pop("joining")),
             leaving=tuple(body.pop("leaving")),
             flush=Flush(**flush),
-            left=tuple(Left(*row) for row in body.pop("left")),
+            left=tuple(FormerMember(*row) for row in body.pop("left")),
             remote={
                 name: RemoteSite(tuple(Life(*row) for row in members), is_silent)
-                for name, (members, is_silent) in body.pop("remote", {}).items()
+                for name, (members, is_silent) in body.pop("remote").items()
             },
-            heard={address: Heard(*row) for address, row in body.pop("heard").items()},
+            heard={
+                address: LastHeard(Partition.parse(where) if where else None, at_ms)
+                for address, (where, at_ms) in body.pop("heard").items()
+            },
+            clock=parsed_partitions(body.pop("clock")),
+            announced_ms=parsed_partitions(body.pop("announced_ms")),
+            horizon=parsed_partitions(body.pop("horizon")),
             **body,
         )
 
@@ -284,7 +300,7 @@ def refusal(membership: Membership, record: Forward) -> str:
     life, flush = Life(record.sender, record.incarnation), membership.flush
     is_member = life in membership.members and record.sender not in membership.leaving
     if record.kind == JOIN:
-        return "it is a member already" if is_member or life in membership.joining else ""
+        return "the sender is a member already" if is_member or life in membership.joining else ""
     if record.kind == SETTINGS:
         try:
             membership.settings.updated(record.payload)
@@ -292,25 +308,40 @@ def refusal(membership: Membership, record: Forward) -> str:
             return str(error)
         return ""
     if record.kind == REMOTE_VIEW:
-        return "" if remote_members(record.sender, record.payload) is not None else "it is not a view of its site"
+        return (
+            ""
+            if remote_members(record.sender, record.payload) is not None
+            else "the payload is not a view of the sender's site"
+        )
     if not is_member and not (record.kind == LEAVE and life in membership.joining):
-        return "it is not a member"
+        return "the sender is not a member"
     if record.kind == START_FLUSH and flush.phase is not Phase.RUNNING:
         return f"a flush runs already, for {flush.requester}"
     if record.kind in (FLUSH_OK, STOP_FLUSH) and (record.payload != b"%d" % flush.id or not flush.allows(record.kind)):
-        return "there is no such flush"
+        return "this flush is not in hand"
     if record.kind == FLUSH_OK and record.sender in flush.answered:
-        return "it has answered already"
+        return "the sender has answered already"
     if record.kind == STOP_FLUSH and (not flush.requested or flush.requester != record.sender):
-        return "the flush is another's"
+        return "another member asked for this flush"
     return ""
 
 
-def fold(membership: Membership, record: Data, received: MutableMapping[str, Accepted]) -> Membership:
-    """The membership after an effective DATA record. Drops the rows of `received` that are dropped (see the module).
+class Fold(NamedTuple):
+    """What `fold` returns: the membership, and the senders whose received rows are dropped (see the module)."""
 
-    Raises ProtocolViolation for what no sequencer writes.
-    """
+    membership: Membership
+    dropped_rows: tuple[str, ...] = ()
+
+
+def fold(membership: Membership, record: Data, received: Mapping[str, Accepted]) -> Fold:
+    """The membership after an effective DATA record. Raises ProtocolViolation for what no sequencer writes."""
+    if record.kind == VIEW:
+        return _install(membership, payload_of(record), received)
+    return Fold(_changed(membership, record))
+
+
+def _changed(membership: Membership, record: Data) -> Membership:
+    """The membership after a record that is no view."""
     life = Life(record.sender, record.incarnation)
     kind, flush = record.kind, membership.flush
     if kind == JOIN:
@@ -325,10 +356,8 @@ def fold(membership: Membership, record: Data, received: MutableMapping[str, Acc
         )
     if kind == SETTINGS:
         return replace(membership, settings=membership.settings.updated(record.payload))
-    if kind == VIEW:
-        return _install(membership, payload_of(record), received)
     if kind == REMOTE_VIEW:
-        return _look_over(membership, record)
+        return _apply_remote_view(membership, record)
     if kind == START_FLUSH:
         requester = record.sender or payload_of(record)["requester"]
         flush = flush.start(record.seqno, requester, requested=bool(record.sender))
@@ -341,27 +370,26 @@ def fold(membership: Membership, record: Data, received: MutableMapping[str, Acc
     return membership if flush is membership.flush else replace(membership, flush=flush)
 
 
-def _install(membership: Membership, view: dict[str, Any], received: MutableMapping[str, Accepted]) -> Membership:
+def _install(membership: Membership, view: dict[str, Any], received: Mapping[str, Accepted]) -> Fold:
     members = tuple(Life(*row) for row in view["members"])
     present = {life.address for life in members}
     gone = [life.address for life in membership.members if life.address not in present]
     left = [row for row in membership.left if row.address not in present and row.address not in gone]
-    left += [Left(address, *received.get(address, NOTHING_ACCEPTED)) for address in gone]
+    left += [FormerMember(address, *received.get(address, NOTHING_ACCEPTED)) for address in gone]
+    lives_over = {address: number for address, number in membership.lives_over.items() if address not in present}
     if membership.settings.flush or membership.settings.closed:
         for address, incarnation in membership.members:
             if address in view["suspected"] and received.get(address, NOTHING_ACCEPTED).incarnation == incarnation:
-                received[address] = Accepted(incarnation, MAX_NUMBER)
-    floor = membership.incarnation_floor
-    for row in left[: max(0, len(left) - MAX_LEFT)]:
-        # One that has sent since, as a stranger, is none of the members that left any more.
-        if received.get(row.address) in (row[1:], (row.incarnation, MAX_NUMBER)):
-            del received[row.address]
-            floor = max(floor, row.incarnation)
+                lives_over[address] = incarnation
+    # A former member that has sent since then is a stranger: its row stays.
+    dropped = [row for row in left[: max(0, len(left) - MAX_LEFT)] if received.get(row.address) == row[1:]]
+    for row in dropped:
+        lives_over.pop(row.address, None)
     flush = membership.flush
-    if flush.phase is not Phase.RUNNING:  # who joins within a flush has sent nothing yet: blocked from the start
+    if flush.phase is not Phase.RUNNING:  # a member that joins within a flush has sent nothing yet, and is blocked
         answered = [*flush.answered, *(life.address for life in membership.joining)]
         flush = replace(flush, answered=tuple(address for address in dict.fromkeys(answered) if address in present))
-    # A new life of a name has been heard of by nobody: its grace is not what is left of the last one's.
+    # A new life starts with a whole grace period.
     stay = {life.address for life in set(members).intersection(membership.members)}
     heard = membership.heard.items()
     after = replace(
@@ -371,13 +399,14 @@ def _install(membership: Membership, view: dict[str, Any], received: MutableMapp
         leaving=(),
         flush=flush,
         left=tuple(left[-MAX_LEFT:]),
-        incarnation_floor=floor,
+        lives_over=lives_over,
+        incarnation_floor=max(membership.incarnation_floor, *(row.incarnation for row in dropped), 0),
         heard={address: when for address, when in heard if address in stay or is_relay(address)},
     )
-    return after if after.is_watched else after.without_time()
+    return Fold(after if after.is_watched else after.without_time(), tuple(row.address for row in dropped))
 
 
-def _look_over(membership: Membership, record: Data) -> Membership:
+def _apply_remote_view(membership: Membership, record: Data) -> Membership:
     """Take a `remote-view`: a relay's, or the sequencer's word on a relay's silence."""
     if record.sender:
         members = remote_members(record.sender, record.payload)
@@ -388,7 +417,7 @@ def _look_over(membership: Membership, record: Data) -> Membership:
     name, is_silent = body["site"], body["silent"]
     site = membership.remote.get(name, RemoteSite())._replace(is_silent=is_silent)
     heard = dict(membership.heard)
-    if is_silent:  # it is back when it is heard from now on, whatever `suspect_after_ms` becomes
+    if is_silent:  # it is back as soon as it is heard, even if `suspect_after_ms` changes
         heard.pop(relay_of(name), None)
     return replace(membership, remote={**membership.remote, name: site}, heard=heard)
 
@@ -417,7 +446,3 @@ def payload_of(record: Data) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise ProtocolViolation(f"the {record.kind} of seqno {record.seqno} is not a JSON object.")
     return body
-
-
-def _encode(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii")

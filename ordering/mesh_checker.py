@@ -1,8 +1,8 @@
 """The checker of a mesh: whether every site has the messages of all others, each once and in their origin's order.
 
-Pure and streaming, as `ordering.checker`, which looks at each site by itself. It is fed the DATA of all sites, in any
-interleaving. What a site has ordered of its own members is the reference for all others; of an origin that was not
-read, the site that has most of it is. It costs 16 bytes a message and site.
+Pure and streaming, as `ordering.checker`, which checks each site by itself. It is fed the DATA of all sites, in any
+interleaving. What a site has ordered of its own members is the reference for all other sites. If an origin was not
+read, the site that has most of its messages is the reference. It costs 16 bytes a message and site.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ordering.reader import Reader, Verdict
 from ordering.records import MESSAGE, Data
 
 
-class Lack(NamedTuple):
-    """What a site has not got (yet): `missing` messages of an origin, after `after_seqno` there."""
+class Shortfall(NamedTuple):
+    """What a site does not have (yet): `missing` messages of an origin, after `after_seqno` there."""
 
     site: str
     origin: str
@@ -71,14 +71,14 @@ class MeshChecker:
         """Every message of another origin that a site has twice, in the wrong place, with another text, or has lost."""
         return [anomaly for site, origin, row in self._copies() for anomaly in self._compare(site, origin, row)]
 
-    def lacking(self) -> list[Lack]:
+    def lacking(self) -> list[Shortfall]:
         """By what each site is behind; normal as long as messages are under way."""
         found = []
         for site, origin, row in self._copies():
             last = max(row.seqnos, default=0)
             missing = int((self._reference(origin).numbers() > last).sum())
             if missing:
-                found.append(Lack(site, origin, last, missing))
+                found.append(Shortfall(site, origin, last, missing))
         return found
 
     def _copies(self) -> list[tuple[str, str, _Row]]:
@@ -129,5 +129,5 @@ def _listed(seqnos: NDArray[np.int64]) -> str:
 
 
 def _digest(record: Data) -> int:
-    told = str(record.id).encode("utf-8") + b"\0" + record.payload
-    return int.from_bytes(blake2b(told, digest_size=8).digest(), "big")
+    text = str(record.id).encode("utf-8") + b"\0" + record.payload
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")

@@ -1,15 +1,15 @@
 """What one member sends, in all orders: nothing is written before all that it depends on is durable.
 
-Source: seeds/002 ("When node Mi sends a message, it will time stamp it with the vector"). Invariant: whatever is
-released depends only on what stands in a log already, so every member can deliver it, whoever dies next:
+Source: Group Communication (docs/sources.md): a sender stamps each message with its vector. Invariant: whatever is
+released depends only on what stands in a log already, so every member can deliver it, even if the sender dies next:
 
 * what its sender had *delivered* was read from a log;
 * a *total* message depends on its sender's own casts: it waits until Kafka has acknowledged them. (Otherwise the total
-  order would wait for a cast that died with its sender, and with it everybody.)
+  order, and all members, would wait for a cast that died with its sender.)
 * a *causal* cast depends on its sender's own broadcasts, which have no seqno yet: it waits until its sender has
-  delivered them. Nobody could deliver it before, so nobody has it later.
+  delivered them. No member could deliver it before, so this delays no delivery.
 * a cast depends on its sender's earlier casts. They go to one partition in their order. If one of them never gets
-  there, nobody delivers those behind it, and nothing depends on them.
+  there, no member delivers those behind it, and nothing depends on them.
 
 What waits keeps its place: messages leave in the order in which the application gave them, and a message is stamped
 with the clock when it leaves: that is when it is *sent*. FLUSH_OK is one of them, so it says what was sent before it,
@@ -165,7 +165,7 @@ class Outgoing:
         if index is None:
             return Broadcast(kind, payload, None, headers)
         clock = _with(self._receiver.vector, index, self.sent)
-        if kind != MESSAGE:  # may be refused, and then nobody would know the clock to which the next is a difference
+        if kind != MESSAGE:  # it may be refused, and then the next clock would be a difference to an unknown one
             return Broadcast(kind, payload, Depends(self._view, clocks.write(clock, None)), headers)
         text = clocks.write(clock, self._last_broadcast_clock)
         self._last_broadcast_clock = clock

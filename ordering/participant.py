@@ -1,7 +1,8 @@
 """A sender's part in its group, through all its lives: joins, flushes, leaves, exclusions. A state machine as a table.
 
-Source: FLUSH.txt, "FLUSH on view change", "Design change: flushing and block() / unblock() callbacks" and "Crash
-handling during FLUSH", as the members' side of it; SEQUENCER.txt, "Reliability on failover", for what is sent again.
+Source: FLUSH (docs/sources.md), "FLUSH on view change", "Design change: flushing and block() / unblock() callbacks"
+and "Crash handling during FLUSH", as the members' side of it; SEQUENCER, "Reliability on failover", for what is sent
+again.
 
 `step(participant, event)` gives the next participant and the actions that follow. Events are the control records of
 DATA, in their order, and what the application asks for. Whoever drives it keeps the forward table: it performs the

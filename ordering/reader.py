@@ -1,4 +1,4 @@
-"""The one rule by which everybody reads a DATA topic: members, ledger, relay, checker, and a sequencer taking over.
+"""The one rule by which DATA is read: by members, ledger, relay and checker, and by a sequencer that takes over.
 
 Invariant. After any prefix of the log, `Reader` has taken exactly the *effective* records of that prefix:
 seqnos 1, 2, 3 … without a gap, each once. Two readers of the same log therefore take the same records, whatever
@@ -10,7 +10,7 @@ else stands in it, because the rule looks at nothing but the log:
 * a seqno beyond the next one is *ahead*: an interrupted write lost a middle part, which the retry (or the next
   epoch) writes again in full. It is dropped, not held back: go-back-N, as at the sequencer.
 
-A crash keeps it: the rule has no memory but (epoch, last seqno). A reader that starts again after `last_seqno`
+A crash keeps it: the rule remembers (epoch, last seqno) only. A reader that starts again after `last_seqno`
 needs the epoch that decided the following number; `epoch_of` finds it in the table of seals, which every snapshot
 carries (the shape of Kafka's leader-epoch checkpoint, KIP-101).
 """

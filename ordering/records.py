@@ -1,10 +1,12 @@
 """The records of the protocol: FORWARD, DATA, dead letters. Plain values; how they look on Kafka is the codec's.
 
-Source: DESIGN.md "Records on Kafka"; the headers FORWARD and DATA of SEQUENCER.txt, "Design".
+Source: SEQUENCER (docs/sources.md), "Design": its headers FORWARD and DATA.
+docs/records.md has all that stands on Kafka.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,8 +40,39 @@ MAX_PAYLOAD_BYTES = 1_000_000
 MAX_HEADERS_BYTES = 65_536
 """Most that the names and values of a message's application headers may have together, in bytes."""
 
+MAX_RECORD_BYTES = 8 * 1024 * 1024
+"""Largest record that abcast writes, in bytes: a snapshot of a very large group. Topics and brokers must allow it."""
+
 MAX_NUMBER = 10**18 - 1
 """Largest incarnation or local seqno: 18 digits, so that every language's 64-bit integers hold it."""
+
+
+class Partition(NamedTuple):
+    """A partition of a topic, equal to kafka-python's `TopicPartition`. Its text is `topic-number`."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> Partition:
+        """Inverse of `str`. Raises ValueError."""
+        topic, _, number = text.rpartition("-")
+        if not topic:
+            raise ValueError(f"not a partition: {text!r}")
+        return cls(topic, int(number))
+
+
+def named_partitions(numbers: Mapping[Partition, int]) -> dict[str, int]:
+    """A number for each partition, as a JSON object."""
+    return {str(partition): number for partition, number in numbers.items()}
+
+
+def parsed_partitions(body: Mapping[str, int]) -> dict[Partition, int]:
+    """Inverse of `named_partitions`. Raises ValueError."""
+    return {Partition.parse(name): number for name, number in body.items()}
 
 
 class Source(NamedTuple):
@@ -50,21 +83,18 @@ class Source(NamedTuple):
     offset: int
 
     @property
-    def place(self) -> str:
-        """Its partition, as the sequencer's state names it."""
-        return f"{self.topic}-{self.partition}"
+    def topic_partition(self) -> Partition:
+        """The partition that it stands in."""
+        return Partition(self.topic, self.partition)
 
     def __str__(self) -> str:
-        return f"{self.place}:{self.offset}"
+        return f"{self.topic}-{self.partition}:{self.offset}"
 
     @classmethod
     def parse(cls, text: str) -> Source:
         """Inverse of `str`. Raises ValueError."""
-        place, _, offset = text.rpartition(":")
-        topic, _, partition = place.rpartition("-")
-        if not topic:
-            raise ValueError(f"not a source: {text!r}")
-        return cls(topic, int(partition), int(offset))
+        partition, _, offset = text.rpartition(":")
+        return cls(*Partition.parse(partition), int(offset))
 
 
 class Link(NamedTuple):

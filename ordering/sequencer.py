@@ -1,6 +1,6 @@
 """The sequencer: `step(state, records) -> Step(state', outputs)`. Pure: no clock, no randomness, no I/O.
 
-Source: SEQUENCER.txt ("Design", "Reliability on failover of coordinator"), with go-back-N in the place of its
+Source: SEQUENCER (docs/sources.md), "Design" and "Reliability on failover", with go-back-N in the place of its
 "discard if not higher" (which loses message 1 if 2 overtakes it, JGRP-1461), and a durable log in the place of
 the coordinator's multicast.
 
@@ -33,6 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from ordering.canonical import canonical_json
 from ordering.errors import ProtocolViolation
 from ordering.links import LinkRow, LinkTable
 from ordering.log_time import Watch, before_horizon
@@ -52,7 +53,6 @@ from ordering.records import (
     HEARTBEAT,
     LEAVE,
     LINK_START,
-    MAX_NUMBER,
     MESSAGE,
     REFUSED,
     REMOTE_VIEW,
@@ -61,9 +61,12 @@ from ordering.records import (
     DeadLetter,
     Forward,
     Malformed,
+    Partition,
     Source,
+    named_partitions,
+    parsed_partitions,
 )
-from ordering.view_change import freshen, next_decision
+from ordering.view_change import next_decision, start_grace_periods
 
 __all__ = ["NOTHING_ACCEPTED", "Accepted"]
 
@@ -78,9 +81,9 @@ SNAPSHOT_RECORDS_PER_SENDER = 8
 """With many senders snapshots are rarer, so that their cost stays a small, constant share of the work."""
 
 BAD_ADDRESS = "sender is not SITE/NAME"
-FORGOTTEN = "the sender is unknown, and its incarnation not above those of members that left long ago"
+FORGOTTEN = "the sender is unknown, and its incarnation is not higher than those of members that left long ago"
 
-FORMAT = 3
+FORMAT = 4
 """Of snapshots."""
 
 
@@ -88,8 +91,8 @@ FORMAT = 3
 class SequencerState:
     """All that a sequencer knows of one group; O(senders + takeovers), no payloads.
 
-    `positions` maps `topic-partition` to the first offset not yet considered; as DATA tells it, to the one from which a
-    successor reads. `decided` has the first offset behind all that DATA came from, which may be further: what stands
+    `positions` has the first offset of each partition that is not yet considered; as DATA tells it, the one from which
+    a successor reads. `decided` has the first offset behind all that DATA came from, which may be further: what stands
     before it is read a second time. `seals` is (epoch, first seqno) of every takeover; `unsnapped` counts the FORWARD
     records considered since the last snapshot. In a mesh, `links` has the link rows by neighbour, `origins` the origin
     rows by site, and `own_seqno` is that of the last message of the site's own (`ordering.links`).
@@ -102,12 +105,12 @@ class SequencerState:
     seqno: int = 0
     view: int = 0
     received: Mapping[str, Accepted] = field(default_factory=dict)
-    positions: Mapping[str, int] = field(default_factory=dict)
+    positions: Mapping[Partition, int] = field(default_factory=dict)
     seals: tuple[Seal, ...] = ()
     duplicates: int = 0
     unsnapped: int = 0
     membership: Membership = NO_MEMBERS
-    decided: Mapping[str, int] = field(default_factory=dict)
+    decided: Mapping[Partition, int] = field(default_factory=dict)
     own_seqno: int = 0
     links: Mapping[str, LinkRow] = field(default_factory=dict)
     origins: Mapping[str, int] = field(default_factory=dict)
@@ -123,11 +126,11 @@ class SequencerState:
             "seqno": self.seqno,
             "view": self.view,
             "received": self.received,
-            "positions": self.positions,
+            "positions": named_partitions(self.positions),
             "seals": self.seals,
             "duplicates": self.duplicates,
             "unsnapped": self.unsnapped,
-            "decided": self.decided,
+            "decided": named_partitions(self.decided),
             "own_seqno": self.own_seqno,
             "links": self.links,
             "origins": self.origins,
@@ -136,9 +139,7 @@ class SequencerState:
             body |= {"latest_ms": self.latest_ms, "snapshot_ms": self.snapshot_ms}
         if self.membership != NO_MEMBERS:
             body["membership"] = self.membership.to_json()
-        return gzip.compress(
-            json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii"), compresslevel=1, mtime=0
-        )
+        return gzip.compress(canonical_json(body), compresslevel=1, mtime=0)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> SequencerState:
@@ -149,6 +150,8 @@ class SequencerState:
                 raise ValueError("unknown format")
             if "membership" in body:
                 body["membership"] = Membership.from_json(body["membership"])
+            body["positions"] = parsed_partitions(body["positions"])
+            body["decided"] = parsed_partitions(body["decided"])
             body["received"] = {sender: Accepted(*row) for sender, row in body["received"].items()}
             body["seals"] = tuple(Seal(*row) for row in body["seals"])
             body["links"] = {neighbour: LinkRow(*row) for neighbour, row in body["links"].items()}
@@ -158,14 +161,12 @@ class SequencerState:
 
     def ordered(self, sender: str) -> Accepted:
         """A sender's newest incarnation and its highest local seqno that was ordered."""
-        row = self.received.get(sender, NOTHING_ACCEPTED)
-        if row.local_seqno < MAX_NUMBER:
-            return row
-        return next(Accepted(*left[1:]) for left in self.membership.left if left.address == sender)
+        return self.received.get(sender, NOTHING_ACCEPTED)
 
     def is_over(self, sender: str, incarnation: int) -> bool:
         """Whether nothing more of that life will be ordered, although no later one has begun."""
-        return self.received.get(sender) == (incarnation, MAX_NUMBER)
+        is_newest = self.ordered(sender).incarnation == incarnation
+        return is_newest and self.membership.lives_over.get(sender) == incarnation
 
     def due_for_snapshot(self) -> bool:
         """Whether a successor would have to read back more than it should."""
@@ -195,7 +196,8 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
         if previous is not None and record.source <= previous:
             raise ProtocolViolation(f"rows are not in log order: {record.source} after {previous}.")
         previous = record.source
-        links.follow(record.source, positions.get(record.source.place, 0))
+        partition = record.source.topic_partition
+        links.follow(record.source, positions.get(partition, 0))
         advance(positions, record.source)
         if isinstance(record, Malformed):
             outputs.append(DeadLetter(record.source, record.reason))
@@ -208,7 +210,7 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
         if record.kind == HEARTBEAT or (record.kind == LEAVE and is_relay(record.sender)):
             continue
         is_linked = record.link is not None or record.kind == LINK_START
-        is_repeat = record.source.offset < state.decided.get(record.source.place, 0)
+        is_repeat = record.source.offset < state.decided.get(partition, 0)
         if is_linked and not links.take(record):
             duplicates += record.kind == MESSAGE and not is_repeat
             continue
@@ -226,8 +228,8 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
         data = _decided(state, seqno, record, refusal(membership, record) if record.kind != MESSAGE else "")
         outputs.append(data)
         if data.kind != MESSAGE:
-            membership = fold(membership, data, received)
-            watch.look(membership)
+            membership = _fold(membership, data, received)
+            watch.follow(membership)
         elif not is_linked:
             own_seqno = seqno
     after = replace(
@@ -249,8 +251,10 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
 def _never(membership: Membership, received: Mapping[str, Accepted], record: Forward, *, is_repeat: bool) -> str:
     """Why a record will never be ordered; "" if it may be, or has been."""
     row = received.get(record.sender)
-    if row is not None and (record.incarnation, record.local_seqno) <= row:
-        return ""
+    if row is not None:
+        is_over = record.incarnation <= membership.last_life_over(record.sender, has_row=True)
+        if is_over or (record.incarnation, record.local_seqno) <= row:
+            return ""
     if not membership.may_send(record.sender, record.kind):
         return NOT_A_MEMBER
     is_forgotten = row is None and record.kind != REMOTE_VIEW and record.incarnation <= membership.incarnation_floor
@@ -263,8 +267,18 @@ def _accepted(membership: Membership, received: Mapping[str, Accepted], record: 
     if record.kind == REMOTE_VIEW:
         row = Accepted(record.incarnation, record.local_seqno)
         return row if row > received.get(record.sender, NOTHING_ACCEPTED) else None
-    known = received.get(record.sender) or membership.unknown()
-    return next_accepted(known, record.incarnation, record.local_seqno)
+    known = received.get(record.sender)
+    if record.incarnation <= membership.last_life_over(record.sender, has_row=known is not None):
+        return None
+    return next_accepted(known or NOTHING_ACCEPTED, record.incarnation, record.local_seqno)
+
+
+def _fold(membership: Membership, record: Data, received: dict[str, Accepted]) -> Membership:
+    """The membership after a record; takes the dropped rows out of `received`."""
+    membership, dropped_rows = fold(membership, record, received)
+    for sender in dropped_rows:
+        del received[sender]
+    return membership
 
 
 def _decided(state: SequencerState, seqno: int, record: Forward, refused: str) -> Data:
@@ -277,7 +291,7 @@ def _decided(state: SequencerState, seqno: int, record: Forward, refused: str) -
         sender=record.sender,
         incarnation=record.incarnation,
         local_seqno=record.local_seqno,
-        payload=_json({"kind": record.kind, "reason": refused}) if refused else record.payload,
+        payload=canonical_json({"kind": record.kind, "reason": refused}) if refused else record.payload,
         source=record.source,
         headers=record.headers,
         forwarded_at_ms=record.timestamp_ms,
@@ -297,9 +311,10 @@ def next_accepted(accepted: Accepted, incarnation: int, local_seqno: int) -> Acc
     return None
 
 
-def advance(positions: dict[str, int], source: Source) -> None:
+def advance(positions: dict[Partition, int], source: Source) -> None:
     """Note that everything of the source's partition up to and including it has been considered."""
-    positions[source.place] = max(positions.get(source.place, 0), source.offset + 1)
+    partition = source.topic_partition
+    positions[partition] = max(positions.get(partition, 0), source.offset + 1)
 
 
 def begin_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
@@ -315,27 +330,23 @@ def begin_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]
 def end_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
     """What follows from a batch after the last `step`: a view, a step of a flush; nothing in a group without members.
 
-    A batch that is cut off before it is done again by nobody: the records it has accepted are in DATA, so the end of
-    the next one, or of a successor's first, decides the same from them.
+    If a batch is cut off before this runs, nothing repeats it. The records that the batch has accepted are in DATA, so
+    the end of the next batch, or of a successor's first one, decides the same from them.
     """
     if state.membership.horizon:
         state = replace(state, membership=before_horizon(state.membership, state.positions))
     if not state.membership.is_watched:
         return state, ()
     received = dict(state.received)
-    seqno, view, membership = state.seqno, state.view, freshen(state.membership)
+    seqno, view, membership = state.seqno, state.view, start_grace_periods(state.membership)
     outputs: list[Data] = []
     while (decision := next_decision(membership, received)) is not None:
         seqno += 1
         view += decision.kind == VIEW
-        data = Data(decision.kind, state.epoch, seqno, view, payload=_json(decision.payload))
-        membership = fold(membership, data, received)
+        data = Data(decision.kind, state.epoch, seqno, view, payload=canonical_json(decision.payload))
+        membership = _fold(membership, data, received)
         outputs.append(data)
     return replace(state, seqno=seqno, view=view, received=received, membership=membership), tuple(outputs)
-
-
-def _json(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, separators=(",", ":"), sort_keys=True).encode("ascii")
 
 
 def snapshot(state: SequencerState) -> Data:
@@ -389,7 +400,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
             if record.source is not None:
                 advance(decided, record.source)
             if record.kind != MESSAGE:
-                membership = fold(membership, record, received)
+                membership = _fold(membership, record, received)
         base_expected = False
     return replace(
         state,

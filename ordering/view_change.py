@@ -1,11 +1,11 @@
-"""What the sequencer decides by itself at the end of a batch: views, and the steps of a flush that are nobody's.
+"""What the sequencer decides by itself at the end of a batch: views, and those steps of a flush that no member makes.
 
-Source: FLUSH.txt, "FLUSH on view change": the joins J, leaves L and suspects S of a batch give one view
+Source: FLUSH (docs/sources.md), "FLUSH on view change": the joins J, leaves L and suspects S of a batch give one view
 V2 = M − S − L + J; "Crash handling during FLUSH": a suspect is not waited for, and if the requester is gone, the flush
 is run from scratch in the name of the next member.
 
-`next_decision` looks at the membership alone and names one record; `ordering.sequencer.end_batch` folds it and asks
-again until there is nothing to do. So a crash between two of them is none: the next one is still to be decided.
+`next_decision` looks at the membership alone and names one record. `ordering.sequencer.end_batch` folds it and asks
+again until there is nothing to do. So a crash between two records loses nothing: the next one is still to be decided.
 
 The same holds for what a relay's silence means for the remote view of its site (`ordering.membership`).
 """
@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ordering.flush import Phase
-from ordering.membership import NOTHING_ACCEPTED, Accepted, Heard, Membership
+from ordering.membership import NOTHING_ACCEPTED, Accepted, LastHeard, Membership
 from ordering.names import relay_of
 from ordering.records import FLUSH_COMPLETED, REMOTE_VIEW, START_FLUSH, STOP_FLUSH, VIEW
 
@@ -32,10 +32,10 @@ class Decision(NamedTuple):
     payload: dict[str, Any]
 
 
-def freshen(membership: Membership) -> Membership:
-    """Whoever was not heard yet since it joined, or since the takeover, is taken to be heard now.
+def start_grace_periods(membership: Membership) -> Membership:
+    """Members and relays that were not heard since they joined, or since the takeover, count as heard now.
 
-    Not the relay of a site that is silent: that is heard when it speaks.
+    The relay of a site that is silent does not: it is heard when it sends something.
     """
     remote = membership.remote.items()
     watched = [life.address for life in membership.members]
@@ -43,7 +43,7 @@ def freshen(membership: Membership) -> Membership:
     missing = [address for address in watched if address not in membership.heard]
     if not membership.clock or not missing:
         return membership
-    now = Heard("", membership.latest_ms)
+    now = LastHeard(None, membership.latest_ms)
     return replace(membership, heard={**membership.heard, **dict.fromkeys(missing, now)})
 
 
@@ -51,12 +51,12 @@ def next_decision(membership: Membership, received: Mapping[str, Accepted]) -> D
     """The next record, or None."""
     flush = membership.flush
     if not membership.clock and membership.members and not membership.horizon:
-        return None  # nothing that has a time was read since the horizon, or the takeover
+        return None  # since the horizon, or the takeover, no record with a time was read
     changed = _remote_view(membership)
     if changed is not None:
         return changed
     suspects = _suspects(membership, received)
-    # A leaver's LEAVE is its last message, and an old incarnation of a joiner has none to come.
+    # A LEAVE is the last message of its sender, and the old incarnation of a joiner sends no more.
     gone = {*suspects, *membership.leaving, *(life.address for life in membership.joining)}
     waiting = [
         life.address for life in membership.members if life.address not in flush.answered and life.address not in gone
@@ -76,13 +76,13 @@ def next_decision(membership: Membership, received: Mapping[str, Accepted]) -> D
         return _stop(membership, TIMED_OUT) if membership.is_late else None
     if waiting and not membership.is_late:
         return None
-    if changes or waiting:  # who has not answered in time may still send in the old view: it has to leave
+    if changes or waiting:  # a member that has not answered in time may still send in the old view: it has to leave
         return _view(membership, {*suspects, *waiting})
     return _stop(membership, VIEW_INSTALLED)
 
 
 def _suspects(membership: Membership, received: Mapping[str, Accepted]) -> set[str]:
-    """Who was silent for too long, and whose name goes on in another incarnation."""
+    """The members that were silent for too long, and those whose name goes on in another incarnation."""
     return {
         address
         for address, incarnation in membership.members
@@ -91,11 +91,11 @@ def _suspects(membership: Membership, received: Mapping[str, Accepted]) -> set[s
 
 
 def _is_overdue(membership: Membership, address: str) -> bool:
-    """Whether it was heard, and then not for too long, by the clock of the place where it was."""
+    """Whether it was heard, and then not for too long, by the clock of the partition where it was."""
     heard = membership.heard.get(address)
     if heard is None:
         return False
-    now = membership.clock.get(heard.place, 0) if heard.place else membership.now_ms or 0
+    now = membership.clock.get(heard.partition, 0) if heard.partition else membership.now_ms or 0
     return now - heard.at_ms > membership.settings.suspect_after_ms
 
 

@@ -1,10 +1,15 @@
-"""The checker's eye for views: virtual synchrony, as far as the log and the deliveries show it.
+"""How the checker judges views: virtual synchrony, as far as the log and the deliveries show it.
 
 A message belongs to the view in force at its seqno. With flush on, that is the view in which it was sent, if five
-things hold in the log: a record is stamped with the view that stands before it; a view with a member that stays stands
-in a flush; all who stay have said FLUSH_OK in it; a member says nothing between its FLUSH_OK and the end of the flush;
-and nothing after a view that suspects it. Survivors have the same set in each view if every source gives a seqno the
-same view.
+things hold in the log:
+
+* a record is stamped with the view that stands before it;
+* a view with a member that stays stands in a flush;
+* all members that stay have said FLUSH_OK in that flush;
+* a member sends nothing between its FLUSH_OK and the end of the flush;
+* a member sends nothing after a view that suspects it.
+
+Survivors have the same set in each view if every source gives a seqno the same view.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from connectors.kafka.connection import Connection
 from connectors.sequencer.takeover import take_over
 from connectors.sequencer.ticks import tick
 from ordering.names import Topic
-from ordering.records import Data, Forward, Malformed, Source
+from ordering.records import Data, Forward, Malformed, Partition, Source
 from ordering.sequencer import SequencerState, begin_batch, end_batch, step
 
 Seen = Callable[[Forward], bool]
@@ -71,7 +71,7 @@ class TinySequencer:
             partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
             consumer.assign(partitions)
             for partition in partitions:
-                consumer.seek(partition, self.state.positions.get(f"{topic}-{partition.partition}", 0))
+                consumer.seek(partition, self.state.positions.get(Partition(*partition), 0))
             ticked = 0.0
             while not self._stop.is_set():
                 if self.state.membership.is_watched and time.monotonic() - ticked > 0.2:

@@ -1,9 +1,9 @@
 """The sending half of a member: its forward table, the producer, and the thread that sees its own DATA come back.
 
-Source: SEQUENCER.txt, "Design" and "Reliability on failover": keep a message until its own DATA is seen; when in
-doubt, send everything in the table again in increasing order of local seqnos. The sequencer drops duplicates, and
-messages that follow a gap, so a resend never does harm and always repairs. A message counts as seen when its DATA is
-what was sent, not when its id has come (`connectors.client.lives`).
+Source: SEQUENCER (docs/sources.md), "Design" and "Reliability on failover": keep a message until its own DATA is
+seen; when in doubt, send everything in the table again in increasing order of local seqnos. The sequencer drops
+duplicates, and messages that follow a gap, so a resend never does harm and always repairs. A message counts as seen
+when its DATA is what was sent, not when its id has come (`connectors.client.lives`).
 
 It drives the member's participant (`ordering.participant`), which says when messages are taken and sent: the thread
 tells it the control records of DATA, the application's threads what they ask for, and the actions are performed under
@@ -668,8 +668,8 @@ def _as_data(record: Effective) -> Data:
 def abandon(producer: KafkaProducer) -> None:
     """Close a producer at once, whatever it still holds: the forward table has it."""
     # kafka-python's close does not stop its thread when records are left, and does not wait for it with timeout 0.
-    producer._sender.force_close()
-    producer._sender.join(5)
+    producer._sender.force_close()  # noqa: SLF001 - there is no public way
+    producer._sender.join(5)  # noqa: SLF001 - there is no public way
     try:
         producer.close(timeout=0)
     except KafkaError:

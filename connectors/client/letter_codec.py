@@ -30,10 +30,10 @@ from connectors.kafka.codec import (
     WRONG_KIND,
     WRONG_LOCAL_SEQNO,
     WRONG_VERSION,
-    _number,
-    _size,
-    _split,
     forward_headers,
+    parse_number,
+    size_of,
+    split_headers,
 )
 from ordering.names import is_address
 from ordering.records import LETTER, MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, STATE, Headers
@@ -70,14 +70,14 @@ def decode_letter(
 ) -> Letter | str:
     """One record of an inbox topic that names `receiver`, or the reason why it is not a letter to that member."""
     kept = [header for header in headers if not header[0].startswith(RELAY_PREFIXES)]
-    own, application = _split(kept)
-    incarnation = _number(own.get(H_INCARNATION))
-    local_seqno = _number(own.get(H_LOCAL_SEQNO))
+    own, application = split_headers(kept)
+    incarnation = parse_number(own.get(H_INCARNATION))
+    local_seqno = parse_number(own.get(H_LOCAL_SEQNO))
     sender = own.get(H_SENDER, b"").decode("latin-1")
     checks = (
         (len(own) + len(application) != len(kept), REPEATED_HEADER),
         (any(name not in LETTER_HEADERS for name in own), RESERVED_HEADER),
-        (_size(application) > MAX_HEADERS_BYTES, HEADERS_TOO_LARGE),
+        (size_of(application) > MAX_HEADERS_BYTES, HEADERS_TOO_LARGE),
         (own.get(H_VERSION) != VERSION.encode(), WRONG_VERSION),
         (own.get(H_KIND) not in (LETTER.encode(), STATE.encode()), WRONG_KIND),
         (not is_address(sender), BAD_SENDER),

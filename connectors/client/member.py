@@ -33,7 +33,8 @@ from connectors.client.reading import ReadingHalf
 from connectors.client.receipt import Receipt
 from connectors.client.state_transfer import GetState, SetState, StateTransfer
 from connectors.client.succession import Succession
-from connectors.kafka.connection import DEFAULT_BOOTSTRAP_SERVERS, Connection
+from connectors.kafka.connection import Connection
+from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS
 from ordering.errors import AbcastError, UsageError
 from ordering.events import ViewChange
 from ordering.names import DEFAULT_SITE, RESERVED_PREFIX, Address, check_group

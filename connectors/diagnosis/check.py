@@ -15,7 +15,7 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.sites import Sites
 from ordering.checker import LOST, Anomaly, Checker
 from ordering.errors import UsageError
-from ordering.mesh_checker import Lack, MeshChecker
+from ordering.mesh_checker import MeshChecker, Shortfall
 from ordering.names import Topic
 from ordering.reader import Reader, epoch_of
 from ordering.records import EPOCH, MessageId
@@ -51,13 +51,15 @@ class SitesVerdict:
         self.mesh = None if one_order else MeshChecker(self.checkers)
         self.read: dict[str, int] = {}
 
-    def lacking(self) -> list[Lack]:
+    def lacking(self) -> list[Shortfall]:
         """By what each site is behind the others; normal as long as messages are under way."""
         if self.mesh is not None:
             return self.mesh.lacking()
         ends = {name: checker.last_seqno(name) for name, checker in self.checkers.items()}
         furthest = max(ends, key=lambda name: ends[name], default="")
-        return [Lack(name, furthest, end, ends[furthest] - end) for name, end in ends.items() if end < ends[furthest]]
+        return [
+            Shortfall(name, furthest, end, ends[furthest] - end) for name, end in ends.items() if end < ends[furthest]
+        ]
 
     def anomalies(self, *, settled: bool) -> list[Anomaly]:
         """Everything that was found. `settled`: nothing is under way, so that what a site lacks is lost."""
@@ -75,7 +77,7 @@ def check_sites(group: str, connections: Mapping[str, Connection], *, one_order:
     return verdict
 
 
-def stalled(sites: Sites, group: str, lacks: Iterable[Lack], wait_s: float = STALLED_AFTER_S) -> list[Anomaly]:
+def stalled(sites: Sites, group: str, lacks: Iterable[Shortfall], wait_s: float = STALLED_AFTER_S) -> list[Anomaly]:
     """Of what sites of a mesh lack, what does not get less within `wait_s` while the relay that brings it is there.
 
     A relay writes at least a heartbeat in that time. Returns at once if nothing is lacking.
@@ -93,7 +95,7 @@ def stalled(sites: Sites, group: str, lacks: Iterable[Lack], wait_s: float = STA
     ]
 
 
-def _reached(sites: Sites, group: str, lack: Lack) -> int:
+def _reached(sites: Sites, group: str, lack: Shortfall) -> int:
     """How far a site has ordered the messages of an origin now."""
     with DataLog(sites.connection(lack.site), group, lack.site) as data:
         return data.state().origins.get(lack.origin, 0)
@@ -102,12 +104,12 @@ def _reached(sites: Sites, group: str, lack: Lack) -> int:
 def _relayed_end(sites: Sites, group: str, site: str, neighbour: str | None) -> int:
     """Where the topic ends that the relay from a neighbour fills; 0 if there is none."""
     connection = sites.connection(site)
-    place = TopicPartition(str(Topic(group, "relayed", site, neighbour or site)), 0)
+    partition = TopicPartition(str(Topic(group, "relayed", site, neighbour or site)), 0)
     consumer = connection.consumer()
     try:
         with connection.reachable():
-            is_there = bool(consumer.partitions_for_topic(place.topic))
-            return int(consumer.end_offsets([place])[place]) if is_there else 0
+            is_there = bool(consumer.partitions_for_topic(partition.topic))
+            return int(consumer.end_offsets([partition])[partition]) if is_there else 0
     finally:
         consumer.close()
 

@@ -10,15 +10,17 @@ from kafka.structs import TopicPartition
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.topics import find_topics
-from ordering.records import EPOCH
+from ordering.records import EPOCH, Partition
 
 _RATE_RECORDS = 1000
 
 
 class GroupStatus(NamedTuple):
-    """`lag` in FORWARD records; `rate` in messages per second over the newest records; the rest are counts.
+    """Counts, but for `rate`: messages per second over the newest records.
 
-    `ledger_lag`: the seqnos that the ledger does not have yet; None where there is no ledger.
+    `members`: how many the view has. `senders`: how many addresses have sent anything so far, and are remembered;
+    operators and relays are among them. `lag`: FORWARD records that are not considered yet. `ledger_lag`: seqnos that
+    the ledger does not have yet; None where there is no ledger.
     """
 
     group: str
@@ -26,6 +28,7 @@ class GroupStatus(NamedTuple):
     epoch: int
     view: int
     members: int
+    senders: int
     lag: int
     rate: float
     duplicates: int
@@ -64,18 +67,18 @@ def read_status(
     finally:
         consumer.close()
     lag = sum(
-        ends[place] - max(begins[place], state.positions.get(f"{place.topic}-{place.partition}", 0))
-        for place in forward
+        ends[partition] - max(begins[partition], state.positions.get(Partition(*partition), 0)) for partition in forward
     )
     return GroupStatus(
         group=group,
         last_seqno=state.seqno,
         epoch=state.epoch,
         view=state.view,
-        members=len(state.received),
+        members=len(state.membership.members),
+        senders=len(state.received),
         lag=max(0, lag),
         rate=rate,
         duplicates=state.duplicates,
-        dead_letters=sum(ends[place] - begins[place] for place in dead),
+        dead_letters=sum(ends[partition] - begins[partition] for partition in dead),
         ledger_lag=None if in_ledger is None else state.seqno - in_ledger.get(group, 0),
     )

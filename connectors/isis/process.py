@@ -1,9 +1,10 @@
 """A plain process of the ISIS agreement: UDP around `ordering.isis_views`. No Kafka, no JVM.
 
-Source: Total Order Multicast, "Process" and "UDP Client and Server". One thread and one socket: what has arrived is
-taken as one batch, and all that follows from it for a receiver is packed into as few datagrams as it needs. Nothing is
-acknowledged here: a question of the core is repeated until its answer has come, so a datagram may be lost at any point,
-and that is what happens to one that the socket does not take.
+Source: Total Order Multicast (docs/sources.md), "Process" and "UDP Client and Server".
+
+One thread and one socket: what has arrived is taken as one batch, and all that follows from it for a receiver is packed
+into as few datagrams as it needs. Nothing is acknowledged here: a question of the core is repeated until its answer has
+come, so a datagram may be lost at any point, and that is what happens to one that the socket does not take.
 
 A process stores nothing. Killed and started again it is another life: it joins the view that the others have gone on
 in, and asks them for what was delivered before (`ordering.isis_history`).

@@ -34,49 +34,49 @@ def find_backlog(
     consumer: KafkaConsumer, topics: Iterable[str], positions: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Backlog]:
     """Every partition of the topics, to be read on from its position, or from its beginning."""
-    places = [TopicPartition(topic, p) for topic in topics for p in consumer.partitions_for_topic(topic) or ()]
-    beginnings, ends = consumer.beginning_offsets(places), consumer.end_offsets(places)
-    found = {}
-    for place in places:
-        beginning, end = beginnings[place], ends[place]
-        position = positions.get(place, beginning)
-        # If not: dropped by retention, or the topic was made anew. What was read before is recognised anyway.
-        found[place] = Backlog(beginning, position if beginning <= position <= end else beginning, end)
-    return found
+    partitions = [TopicPartition(topic, n) for topic in topics for n in consumer.partitions_for_topic(topic) or ()]
+    beginnings, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
+    backlogs = {}
+    for partition in partitions:
+        beginning, end = beginnings[partition], ends[partition]
+        position = positions.get(partition, beginning)
+        # If not: retention has dropped it, or the topic was made anew. What was read before is recognised anyway.
+        backlogs[partition] = Backlog(beginning, position if beginning <= position <= end else beginning, end)
+    return backlogs
 
 
 def records_that_fit(connection: Connection, backlog: Mapping[TopicPartition, Backlog]) -> int | None:
-    """How many records a batch may take, at least 1; None if there is no reason for a bound, or nobody tells.
+    """How many records a batch may take, at least 1; None if no bound is needed, or if the sizes are not known.
 
     Raises BrokerUnreachable.
     """
-    waiting = {place: of.end - of.start for place, of in backlog.items() if of.end > of.start}
+    waiting = {partition: each.end - each.start for partition, each in backlog.items() if each.end > each.start}
     if sum(waiting.values()) * MAX_PAYLOAD_BYTES <= BATCH_BYTES:
         return None
     with connection.admin() as admin:
         sizes = _partition_bytes(admin, waiting)
     # Spark takes from each partition in proportion to what waits there.
     waiting_bytes = sum(
-        sizes.get(place, 0) * records / (backlog[place].end - backlog[place].beginning)
-        for place, records in waiting.items()
+        sizes.get(partition, 0) * records / (backlog[partition].end - backlog[partition].beginning)
+        for partition, records in waiting.items()
     )
     return max(1, int(BATCH_BYTES * sum(waiting.values()) / waiting_bytes)) if waiting_bytes else None
 
 
-def _partition_bytes(admin: KafkaAdminClient, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The size of each partition's log; empty for a user who may not know (that takes DESCRIBE on the cluster)."""
-    asked: dict[str, list[int]] = {}
-    for place in places:
-        asked.setdefault(place.topic, []).append(place.partition)
+def _partition_bytes(admin: KafkaAdminClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """The size of each partition's log; empty for a user without the right DESCRIBE on the cluster."""
+    numbers: dict[str, list[int]] = {}
+    for partition in partitions:
+        numbers.setdefault(partition.topic, []).append(partition.partition)
     try:
-        answers = admin.describe_log_dirs(asked)
-    except KafkaError:  # of a broker that is down; whoever reads next will tell
+        answers = admin.describe_log_dirs(numbers)
+    except KafkaError:  # of a broker that is down; the next read will tell
         return {}
     sizes: dict[TopicPartition, int] = {}
     for answer in answers:
         for topic in (topic for directory in answer["log_dirs"] for topic in directory["topics"]):
-            for partition in topic["partitions"]:
-                place = TopicPartition(topic["name"], partition["partition_index"])
+            for replica in topic["partitions"]:
+                partition = TopicPartition(topic["name"], replica["partition_index"])
                 # The largest replica is the whole log; another may still be catching up.
-                sizes[place] = max(sizes.get(place, 0), partition["partition_size"])
+                sizes[partition] = max(sizes.get(partition, 0), replica["partition_size"])
     return sizes

@@ -1,4 +1,4 @@
-"""Records as they look on Kafka (DESIGN.md, "Records on Kafka"): the row form.
+"""Records as they look on Kafka (docs/records.md): the row form.
 
 Value = the payload, untouched. Key = the sender's address. All else in headers, ASCII. `connectors.spark.codec` has
 what nearly all records need of it as Spark columns; a test runs one corpus of good and bad records through both.
@@ -73,19 +73,19 @@ DECIDED_KINDS = (VIEW, START_FLUSH, FLUSH_COMPLETED, STOP_FLUSH, REMOTE_VIEW)
 
 # Reasons for a dead letter, in the order in which they are looked for.
 REPEATED_HEADER = "a header of abcast is given twice"
-RESERVED_HEADER = "a header starts with abcast- but is none of abcast's"
-NOT_RELAYED = "a header of relays on a record that no relay brought"
+RESERVED_HEADER = "a header has a name that begins with abcast-, which is reserved"
+NOT_RELAYED = "a header that only relays write stands on a record that no relay has brought"
 HEADERS_TOO_LARGE = f"the application's headers are over {MAX_HEADERS_BYTES} bytes"
 WRONG_VERSION = "abcast-version is missing or not 1"
 WRONG_KIND = "abcast-kind is missing or unknown"
 NO_SENDER = "abcast-sender is missing or not ASCII"
 KEY_IS_NOT_SENDER = "the key differs from abcast-sender"
 WRONG_INCARNATION = "abcast-incarnation is missing or not a number from 1"
-FUTURE_INCARNATION = "abcast-incarnation is the time of more than a day ahead: the sender's clock is wrong"
+FUTURE_INCARNATION = "abcast-incarnation is a time more than a day ahead: the clock of the sender is wrong"
 WRONG_LOCAL_SEQNO = "abcast-local-seqno is missing or not a number from 1"
-WRONG_LINK = "abcast-link is not four numbers, is missing on a skip, or stands on what no link brings"
-WRONG_SITE = "the sender is of another site than the record comes from"
-NOT_THE_RELAY = f"a kind of relays, or the name {RELAY_NAME}, on a record that is not the neighbouring relay's own"
+WRONG_LINK = "abcast-link is not four numbers, is missing on a skip, or stands on a record that no link brings"
+WRONG_SITE = "the sender belongs to another site than the one the record comes from"
+NOT_THE_RELAY = f"only the neighbouring relay may write records of this kind, or under the name {RELAY_NAME}"
 NO_PAYLOAD = "the payload is null"
 PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
 
@@ -121,7 +121,7 @@ def check_application_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
             raise UsageError(f"header {key!r}: a header is a (str, bytes) pair.")
         if key.startswith(PREFIX):
             raise UsageError(f"header {key!r}: names that start with {PREFIX!r} are abcast's own; take another.")
-    size = _size(checked)
+    size = size_of(checked)
     if size > MAX_HEADERS_BYTES:
         raise UsageError(
             f"the headers have {size} bytes, over the limit of {MAX_HEADERS_BYTES}: put it in the payload."
@@ -137,20 +137,20 @@ def decode_forward(
     timestamp_ms: int = 0,
 ) -> Forward | Malformed:
     """One record of a forward topic, or of one that a relay fills."""
-    own, application = _split(headers)
+    own, application = split_headers(headers)
     topic = Topic.parse(source.topic)
     if topic is None:
         raise ProtocolViolation(f"{source.topic} is not one of abcast's topics.")
     by_relay = topic.role == "relayed"
     link = decode_link(own[H_LINK]) if H_LINK in own else None
-    incarnation = _number(own.get(H_INCARNATION))
-    local_seqno = _number(own.get(H_LOCAL_SEQNO))
+    incarnation = parse_number(own.get(H_INCARNATION))
+    local_seqno = parse_number(own.get(H_LOCAL_SEQNO))
     sender = own.get(H_SENDER) or b""
     checks = (
         (len(own) + len(application) != len(headers), REPEATED_HEADER),
         (any(name not in (*FORWARD_HEADERS, *RELAYED_HEADERS) for name in own), RESERVED_HEADER),
         (not by_relay and any(name in own for name in RELAYED_HEADERS), NOT_RELAYED),
-        (_size(application) > MAX_HEADERS_BYTES, HEADERS_TOO_LARGE),
+        (size_of(application) > MAX_HEADERS_BYTES, HEADERS_TOO_LARGE),
         (own.get(H_VERSION) != VERSION.encode(), WRONG_VERSION),
         (own.get(H_KIND) not in [kind.encode() for kind in FORWARD_KINDS], WRONG_KIND),
         (not sender or not sender.isascii(), NO_SENDER),
@@ -198,7 +198,7 @@ def encode_data(data: Data) -> tuple[bytes | None, bytes, list[tuple[str, bytes]
 
 def decode_data(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Data:
     """One record of a data topic. Raises ProtocolViolation if no sequencer wrote it."""
-    own, application = _split(headers)
+    own, application = split_headers(headers)
     try:
         if own[H_VERSION] != b"1":
             raise ValueError(f"version {own[H_VERSION]!r}")
@@ -230,12 +230,13 @@ def dead_letter_headers(letter: DeadLetter, original: Sequence[tuple[str, bytes]
     return [*original, (H_REASON, letter.reason.encode("ascii")), (H_SOURCE, str(letter.source).encode("ascii"))]
 
 
-def _size(headers: Headers) -> int:
+def size_of(headers: Headers) -> int:
     """Bytes of the names and values; Kafka allows a null value."""
     return sum(len(name) + len(value or b"") for name, value in headers)
 
 
-def _split(headers: Sequence[tuple[str, bytes]]) -> tuple[dict[str, bytes], Headers]:
+def split_headers(headers: Sequence[tuple[str, bytes]]) -> tuple[dict[str, bytes], Headers]:
+    """The headers of abcast by name, the first of each, and those of the application."""
     own: dict[str, bytes] = {}
     application: list[tuple[str, bytes]] = []
     for name, value in headers:
@@ -298,7 +299,7 @@ def _is_its_relay(topic: Topic, sender: bytes, kind: bytes | None) -> bool:
     return topic.role == "relayed" and sender == relay_of(topic.neighbour).encode() and is_own
 
 
-def _number(raw: bytes | None) -> int | None:
+def parse_number(raw: bytes | None) -> int | None:
     """A canonical decimal from 1 to MAX_NUMBER, or None."""
     if raw is None or not raw.isdigit() or raw.startswith(b"0") or len(raw) > len(str(MAX_NUMBER)):
         return None

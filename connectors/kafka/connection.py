@@ -11,12 +11,10 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS
 from connectors.kafka.security import Security
 from ordering.errors import BrokerUnreachable
-
-DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
-MAX_RECORD_BYTES = 8 * 1024 * 1024
-"""Largest record abcast writes, in bytes: a snapshot of a very large group. Topics allow it."""
+from ordering.records import MAX_RECORD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class Connection:
             return str(admin.describe_cluster()["cluster_id"])
 
     def unreachable(self) -> BrokerUnreachable:
-        """The error that says that nobody answers, and what to do."""
+        """The error that says that no broker answers, and what to do."""
         return BrokerUnreachable(
             f"no Kafka broker answers at {self.bootstrap_servers} (waited {self.timeout:g} s). "
             "Is it running? `abcast broker start` starts one here; --bootstrap-servers names another."

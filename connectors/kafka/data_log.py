@@ -6,7 +6,7 @@ Two topics of one partition each belong together:
 * EPOCH: one record a takeover, a *claim*. Its offset plus one is the epoch, so no two claims have the same. Its value
   begins with the *floor*: where DATA ended before the claim. A seal is written after its claim, so every record below
   the floor stands before that seal. And *notes*: up to which seqno DATA went below some offset. A note is a fact about
-  a log that only grows, so it stays true whoever wrote it; retention never takes it, as it may take DATA.
+  a log that only grows, so it stays true. Retention never takes a note, as it may take DATA.
 
 That is how a snapshot is known to be in force without reading the log from its beginning: a snapshot of epoch e at
 offset o is in force if the floor of every claim of a higher epoch is above o. A snapshot in force is the state where
@@ -17,10 +17,10 @@ Offsets and seqnos meet in one place, `DataLog.where`. It goes by explicit marks
 from k on stand at offset o or later: the floor of the claim of the epoch that decided k, for the first one it decided
 (the seal is at the floor or later, and what an epoch decides stands behind its seal); a note; the beginning.
 
-Where the topic is the copy of another site's, which a relay fills, nobody claims, and no snapshot is in force. There
-EPOCH has *bases*: states of the copied log, each posted after everything that it counts was in the copy. A base says
-something of a log that only grows, so it stays true whoever posted it, and however often the relay repeats records:
-reading on from where the next seqno stands at the earliest finds everything that the base does not count.
+A copy of another site's DATA, which a relay fills, has no claims, and no snapshot in it is in force. Its EPOCH topic
+has *bases*: states of the copied log, each posted after everything that it counts was in the copy. A base is a fact
+about a log that only grows, so it stays true, however often the relay repeats records. A reader that goes on from where
+the next seqno stands at the earliest finds everything that the base does not count.
 
 A copy can be made the home (`connectors.relay.promotion`): a *move* says so, and from then on it is claimed as any
 other log.
@@ -29,15 +29,15 @@ other log.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kafka import KafkaConsumer
-from kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import decode_data
 from connectors.kafka.connection import Connection
 from connectors.kafka.epochs import Claim, Move, Note, decode
+from connectors.kafka.ranges import read_range, windows_back
 from ordering.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, TopicMissing, UsageError
 from ordering.names import Topic
 from ordering.reader import Reader, Seal, epoch_of
@@ -46,9 +46,6 @@ from ordering.sequencer import SequencerState, absorb
 
 _FIRST_WINDOW = 2_048
 """Records that are read back first when looking for a snapshot."""
-
-_LARGEST_STEP = 32_768
-"""By so much a window grows at most: what is read beyond what is looked for is read in vain."""
 
 
 class Stored(NamedTuple):
@@ -67,7 +64,10 @@ class Start(NamedTuple):
 
 
 class StateAt(NamedTuple):
-    """A state that counts all effective records below offset `below` of DATA, and maybe more; None: nobody knows."""
+    """A state that counts all effective records below offset `below` of DATA, and maybe more.
+
+    `below` is None if the offset is not known.
+    """
 
     state: SequencerState
     below: int | None
@@ -100,15 +100,12 @@ class DataLog:
         group, site = self.topic.group, self.topic.site
         with self.connection.reachable():
             counts = {
-                place: len(self._consumer.partitions_for_topic(place.topic) or ())
-                for place in (self.partition, self._claims)
+                partition: len(self._consumer.partitions_for_topic(partition.topic) or ())
+                for partition in (self.partition, self._claims)
             }
-        for place, count in counts.items():
+        for partition, count in counts.items():
             if not count:
-                raise TopicMissing(
-                    f"topic {place.topic} does not exist: create the group's topics with "
-                    f"`abcast topics create --group {group} --site {site}`."
-                )
+                raise topic_missing(partition.topic, group, site)
         if (count := counts[self.partition]) > 1:
             raise UsageError(too_many_partitions(self.topic, count))
 
@@ -134,28 +131,8 @@ class DataLog:
 
     def records(self, start: int, end: int) -> Iterator[Stored]:
         """The records of DATA with `start` <= offset < `end`, in order."""
-        for record in self._read(self.partition, start, end):
+        for record in read_range(self.connection, self._consumer, self.partition, start, end):
             yield Stored(record.offset, record.timestamp, decode_data(record.value, record.headers))
-
-    def _read(self, place: TopicPartition, start: int, end: int) -> Iterator[Any]:
-        if start >= end:
-            return
-        self._consumer.assign([place])
-        self._consumer.seek(place, start)
-        position = start
-        while position < end:
-            try:
-                with self.connection.reachable():
-                    polled = self._consumer.poll(timeout_ms=1000)
-            except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
-                raise HistoryUnavailable(
-                    f"retention has dropped offset {position} of {place.topic} before it was read: try again."
-                ) from error
-            for record in polled.get(place, ()):
-                if record.offset >= end:
-                    return
-                position = record.offset + 1
-                yield record
 
     def claims(self) -> list[Claim]:
         """Every claim so far, in the order of epochs."""
@@ -188,10 +165,10 @@ class DataLog:
                 beginning = int(self._consumer.beginning_offsets([self._claims])[self._claims])
             if beginning > 0:
                 raise HistoryUnavailable(
-                    f"retention has dropped the first {beginning} records of {self.claims_topic}, so nobody can tell "
+                    f"retention has dropped the first {beginning} records of {self.claims_topic}, which say "
                     "which sequencers took over: go on in a new group, and never set a retention on an epoch topic."
                 )
-        for record in self._read(self._claims, self._known_below, end):
+        for record in read_range(self.connection, self._consumer, self._claims, self._known_below, end):
             at = (record.offset, record.value, record.headers, record.timestamp)
             found = decode(self.claims_topic, *at, above=self._above)
             if isinstance(found, Claim):
@@ -226,7 +203,7 @@ class DataLog:
         self._learn()
         if self._known_base < 0:
             return None
-        found = self._read(self._claims, self._known_base, self._known_base + 1)
+        found = read_range(self.connection, self._consumer, self._claims, self._known_base, self._known_base + 1)
         return next((SequencerState.from_bytes(record.value) for record in found), None)
 
     def is_promoted(self) -> bool:
@@ -235,7 +212,7 @@ class DataLog:
         return move is not None and move.home == self.topic.site
 
     def is_copy(self) -> bool:
-        """Whether a relay fills the topic: then nobody has claimed it, and it was not made the home."""
+        """Whether a relay fills the topic: then it has no claim, and it was not made the home."""
         return self.end() > 0 and not self.claims() and not self.is_promoted()
 
     def state(self, end: int | None = None) -> SequencerState:
@@ -309,6 +286,14 @@ class DataLog:
         return first is not None and first.seqno <= seqno
 
 
+def topic_missing(topic: str, group: str, site: str) -> TopicMissing:
+    """The error that says that one of a group's topics is not there, and what to do."""
+    return TopicMissing(
+        f"topic {topic} does not exist: create the group's topics with `abcast topics create --group {group} "
+        f"--site {site}`."
+    )
+
+
 def too_many_partitions(topic: Topic, count: int) -> str:
     """What to say of a DATA topic that has more than one partition."""
     return (
@@ -316,15 +301,6 @@ def too_many_partitions(topic: Topic, count: int) -> str:
         f"new group (`abcast topics create --group NAME --site {topic.site}`); partition 0 and the ledger keep what "
         "was ordered."
     )
-
-
-def windows_back(beginning: int, end: int, first: int) -> Iterator[tuple[int, int]]:
-    """Ranges of offsets (from, below) that lead from `end` back to `beginning`: `first` records, then more and more."""
-    window, below = first, end
-    while below > beginning:
-        start = max(beginning, end - window)
-        yield start, below
-        window, below = min(window * 4, window + _LARGEST_STEP), start
 
 
 def _is_snapshot_in_force(stored: Stored, claims: Sequence[Claim]) -> bool:

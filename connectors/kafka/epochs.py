@@ -30,8 +30,8 @@ FEUD_CHANGES = 3
 """Of hosts, from one claim to the next. Two are a handover and its way back; from the third on it is a feud."""
 FEUD_GAP_MS = 15 * 60_000
 """Two claims further apart than this are no feud."""
-FIRST_YIELD_SECONDS = 10.0
-LONGEST_YIELD_SECONDS = 300.0
+FIRST_YIELD_S = 10.0
+LONGEST_YIELD_S = 300.0
 
 
 class Claim(NamedTuple):
@@ -63,7 +63,7 @@ class Note(NamedTuple):
 class Move(NamedTuple):
     """The home of the group is `home` from here on. At that site it was promoted; at any other it is no sequencer's.
 
-    Claims behind it are of epochs higher than `above`: no home before had one, whatever it has claimed meanwhile.
+    Claims behind it have epochs higher than `above`, and so higher than those of any home before.
     """
 
     home: str
@@ -93,7 +93,7 @@ def encode_move(move: Move) -> tuple[bytes, list[tuple[str, bytes]]]:
 def decode(
     topic: str, offset: int, value: bytes | None, headers: Sequence[tuple[str, bytes]], at_ms: int, above: int = 0
 ) -> Claim | Note | Move | None:
-    """One record of an EPOCH topic; None for a base. Raises ProtocolViolation for what nobody of ours writes."""
+    """One record of an EPOCH topic; None for a base. Raises ProtocolViolation for anything else."""
     try:
         if not headers:
             floor, host, pid, *_ = [*(value or b"").decode("ascii").split(), "", "0"]
@@ -116,8 +116,9 @@ def seconds_to_yield(claims: Sequence[Claim], host: str, now_ms: int) -> tuple[f
     """How long a sequencer that starts on `host` leaves the group to whom it would fence; None: it need not.
 
     Two sequencers under supervisors fence each other for ever: each is started again and takes over. That shows as
-    claims of two hosts in turn, one soon after the other. Whoever starts then waits, each time twice as long, so that
-    the other can work meanwhile. A sequencer that crashes and is started again finds its own host's claim: no feud.
+    claims of two hosts in turn, one soon after the other. The one that starts then waits, each time twice as long, so
+    that the other can work meanwhile. A sequencer that is started again after a crash finds its own host's claim, which
+    is no feud.
     """
     if not claims or claims[-1].host in ("", host):
         return None
@@ -128,6 +129,6 @@ def seconds_to_yield(claims: Sequence[Claim], host: str, now_ms: int) -> tuple[f
         changes += later.host != earlier.host
     if changes < FEUD_CHANGES:
         return None
-    whole = min(LONGEST_YIELD_SECONDS, FIRST_YIELD_SECONDS * 2.0 ** min(changes - FEUD_CHANGES, 10))
+    whole = min(LONGEST_YIELD_S, FIRST_YIELD_S * 2.0 ** min(changes - FEUD_CHANGES, 10))
     left = whole - max(0, now_ms - rival.at_ms) / 1000
     return (left, rival) if left > 0 else None

@@ -13,6 +13,7 @@ from typing import Any
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Start
+from connectors.kafka.sending import append
 from ordering.errors import HistoryUnavailable, UsageError
 from ordering.membership import Settings
 from ordering.names import RESERVED_PREFIX, Address, Topic
@@ -20,28 +21,29 @@ from ordering.reader import Verdict
 from ordering.records import MAX_NUMBER, SETTINGS
 
 ADMIN_NAME = f"{RESERVED_PREFIX}admin"
-ORDERED_WITHIN = 5.0
+ORDERED_WITHIN_S = 5.0
 """Seconds in which a sequencer that works has ordered a change, unless it is busy."""
-_PAUSE = 0.05
+_PAUSE_S = 0.05
 
 
 def change_settings(
-    connection: Connection, group: str, site: str, *, timeout: float = ORDERED_WITHIN, **changes: Any
+    connection: Connection, group: str, site: str, *, timeout_s: float = ORDERED_WITHIN_S, **changes: Any
 ) -> bool:
-    """Ask for some of `ordering.membership.Settings`; return whether they are in force: ordered within `timeout`.
+    """Ask for some of `ordering.membership.Settings`; return whether they are in force: ordered within `timeout_s`.
 
-    If not, they will be once a sequencer of the group has read them, unless somebody changes settings meanwhile. Where
-    none has ever taken over, nobody is waited for. Raises UsageError, BrokerUnreachable, TopicMissing.
+    If not, they will be in force once a sequencer of the group has read them, unless they are changed again meanwhile.
+    In a group that never had a sequencer this does not wait. Raises UsageError, BrokerUnreachable, TopicMissing.
     """
     payload = json.dumps(changes).encode("ascii")
     Settings().updated(payload)
     sender = str(Address(site, ADMIN_NAME))
     with DataLog(connection, group, site) as data:
         incarnation, start = _next_life(data, sender)
-        _send(connection, str(Topic(group, "forward", site)), sender, incarnation, payload)
+        record = sender.encode("ascii"), payload, forward_headers(sender, incarnation, 1, kind=SETTINGS)
+        append(connection, str(Topic(group, "forward", site)), record, partition=None)
         if start is None or not (data.is_copy() or data.newest_epoch()):
             return False
-        return _is_ordered(data, start, sender, incarnation, timeout)
+        return _is_ordered(data, start, sender, incarnation, timeout_s)
 
 
 def _next_life(data: DataLog, sender: str) -> tuple[int, Start | None]:
@@ -52,26 +54,17 @@ def _next_life(data: DataLog, sender: str) -> tuple[int, Start | None]:
         start = data.after(state.seqno)
     except HistoryUnavailable:  # until a sequencer starts
         return now_ms, None
-    row = state.received.get(sender) or state.membership.unknown()
-    if row.incarnation >= MAX_NUMBER:
-        raise UsageError(f"{sender} has used up its incarnations: somebody sends under that name. Use another site's.")
-    return max(now_ms, row.incarnation + 1), start
+    latest = max(state.ordered(sender).incarnation, state.membership.incarnation_floor)
+    if latest >= MAX_NUMBER:
+        raise UsageError(
+            f"{sender} has used up its incarnations: another program sends under that name. Use another site's."
+        )
+    return max(now_ms, latest + 1), start
 
 
-def _send(connection: Connection, topic: str, sender: str, incarnation: int, payload: bytes) -> None:
-    headers = forward_headers(sender, incarnation, 1, kind=SETTINGS)
-    producer = connection.producer()
-    try:
-        with connection.reachable():
-            sent = producer.send(topic, key=sender.encode("ascii"), value=payload, headers=headers)
-            sent.get(timeout=connection.timeout)
-    finally:
-        producer.close(timeout=5)
-
-
-def _is_ordered(data: DataLog, start: Start, sender: str, incarnation: int, timeout: float) -> bool:
+def _is_ordered(data: DataLog, start: Start, sender: str, incarnation: int, timeout_s: float) -> bool:
     """Read DATA on until the change stands in it."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout_s
     offset, reader = start
     while True:
         end = data.end()
@@ -81,8 +74,10 @@ def _is_ordered(data: DataLog, start: Start, sender: str, incarnation: int, time
                 if record.incarnation == incarnation:
                     return True
                 if record.incarnation > incarnation:
-                    raise UsageError("somebody else has changed the settings at the same time: look, and ask again.")
+                    raise UsageError(
+                        "the settings were changed elsewhere at the same time: look at them, and ask again."
+                    )
         offset = max(offset, end)
         if time.monotonic() >= deadline:
             return False
-        time.sleep(_PAUSE)
+        time.sleep(_PAUSE_S)

@@ -75,7 +75,7 @@ class Sites:
         return self.home in (None, site)
 
     def next_hop(self, source: str, target: str) -> str | None:
-        """The neighbour of `source` on a shortest way to `target`; None if there is no way (or none is needed)."""
+        """The neighbour of `source` on a shortest way to `target`; None if there is no way, or none is needed."""
         hops = {source: ""}
         ends = [source]
         while ends and target not in hops:
@@ -119,7 +119,7 @@ def _sites(found: dict[str, Any], directory: Path) -> Sites:
     if (mode == "hub") != (home is not None):
         raise UsageError('mode "hub" needs home = "SITE", and mode "mesh" has none.')
     if home is not None and home not in connections:
-        raise UsageError(f"home is {home!r}, which is none of the sites {', '.join(connections)}.")
+        raise UsageError(f"home is {home!r}, which is not one of the sites {', '.join(connections)}.")
     if home is not None and "links" in found:
         raise UsageError("with a home, every other site is linked to it: leave links out.")
     pairs = found.get("links", [list(pair) for pair in itertools.combinations(connections, 2)])

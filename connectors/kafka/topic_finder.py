@@ -1,7 +1,7 @@
 """Looks for abcast's topics in one Kafka, again and again, by one connection that it keeps.
 
 A running job asks every second or so. Each look is a full list of the cluster's topics, so it is made at most every
-LOOK_SECONDS, whoever asks; and connecting anew each time (TLS, SASL) would cost the brokers more than the list.
+LOOK_S, however often it is asked for. Connecting anew each time (TLS, SASL) would cost the brokers more than the list.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kafka.admin import KafkaAdminClient
 from connectors.kafka.connection import Connection
 from ordering.names import Topic
 
-LOOK_SECONDS = 2.0
+LOOK_S = 2.0
 """How old the list may be that `find` returns."""
 
 
@@ -36,7 +36,7 @@ class TopicFinder:
         Raises BrokerUnreachable.
         """
         with self._lock:
-            if fresh or time.monotonic() - self._found_at >= LOOK_SECONDS:
+            if fresh or time.monotonic() - self._found_at >= LOOK_S:
                 self._found = self._look()
                 self._found_at = time.monotonic()
             return self._found

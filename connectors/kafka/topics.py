@@ -11,14 +11,14 @@ from kafka.admin import ACLOperation, ConfigResource, ConfigResourceType, KafkaA
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.connection import MAX_RECORD_BYTES, Connection
-from connectors.kafka.data_log import too_many_partitions
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import too_many_partitions, topic_missing
 from ordering.errors import TopicMissing, UsageError
 from ordering.names import Role, Topic, check_group, check_site
-from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES
+from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
 from ordering.sequencer import SNAPSHOT_EVERY_MS
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 _MAX_FORWARD_RECORD_BYTES = MAX_RECORD_BYTES // 2
 """A forward topic takes less, so that a dead letter, with its reason, always fits in the dead-letter topic."""
@@ -125,10 +125,7 @@ def check_topics(connection: Connection, groups: Iterable[str], site: str) -> No
     for group in sorted(wanted):
         for role in ("data", "epoch", "forward", "dead-letter"):
             if Topic(group, role, site) not in of_site:
-                raise TopicMissing(
-                    f"topic {Topic(group, role, site)} does not exist: create the group's topics with "
-                    f"`abcast topics create --group {group} --site {site}`."
-                )
+                raise topic_missing(str(Topic(group, role, site)), group, site)
     problems: list[str] = []
     for topic in sorted(of_site, key=str):
         if topic.role == "data" and (count := len(of_site[topic]["partitions"])) > 1:
@@ -151,9 +148,8 @@ def _read_settings(admin: KafkaAdminClient, topics: Iterable[Topic]) -> dict[str
         answers = {}
     unknown = sorted(str(topic) for topic in topics if not answers.get(str(topic)))
     if unknown:
-        log.warning(
-            "the settings of %s are unknown, so nobody has checked them: this Kafka user lacks the right "
-            "DESCRIBE_CONFIGS.",
+        _logger.warning(
+            "the settings of %s were not checked: this Kafka user lacks the right DESCRIBE_CONFIGS.",
             ", ".join(unknown),
         )
     return {name: {key: str(each["value"]) for key, each in found.items()} for name, found in answers.items() if found}
@@ -209,7 +205,7 @@ def _rules(topic: Topic) -> dict[str, Callable[[str], bool]]:
 
 
 def data_retention(connection: Connection, groups: Iterable[str], site: str) -> dict[str, float | None]:
-    """For each group whose DATA is not kept for ever, after how many seconds it is dropped; None: nobody knows.
+    """For each group whose DATA is not kept for ever, after how many seconds it is dropped; None: not known.
 
     Raises BrokerUnreachable.
     """

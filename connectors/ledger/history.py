@@ -1,4 +1,4 @@
-"""Reads old messages from the ledger (DESIGN.md, "Delta") without a JVM, for members that come back after retention."""
+"""Reads old messages from the ledger without a JVM, for members that come back after retention."""
 
 from __future__ import annotations
 

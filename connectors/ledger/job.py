@@ -15,7 +15,7 @@ from connectors.spark.job import JobOptions, StreamingJob
 from ordering.errors import HistoryUnavailable, NoSnapshot
 from ordering.names import Topic
 
-TRIGGER_SECONDS = 1
+TRIGGER_S = 1
 """A Delta commit at most this often: each makes a file."""
 
 
@@ -44,8 +44,8 @@ class LedgerJob(StreamingJob):
             self._writer.check_tables()  # else they would be made anew while the job runs
         path = self.options.data / "ledger"
         create_tables(self.spark, self.options.data, self._stop.is_set)
-        held = read_table_state(path).last_seqno
-        starts = {group: start_after(held.get(group, 0), self.options, group) for group in topics}
+        last_seqno = read_table_state(path).last_seqno
+        starts = {group: start_after(last_seqno.get(group, 0), self.options, group) for group in topics}
         positions = {TopicPartition(name, 0): starts[group].offset for group, names in topics.items() for name in names}
         source = self.kafka_source([name for group in topics.values() for name in group], positions)
         self._writer = LedgerWriter(path, starts, self._beginning, self._query_ends.is_set)
@@ -55,7 +55,7 @@ class LedgerJob(StreamingJob):
             .load()
             .writeStream.queryName(f"{self.name}-{self.options.site}")
             .foreachBatch(self._writer.write)
-            .trigger(processingTime=f"{TRIGGER_SECONDS} seconds")
+            .trigger(processingTime=f"{TRIGGER_S} seconds")
             .option("checkpointLocation", str(checkpoint))
             .start()
         )
@@ -73,18 +73,18 @@ class LedgerJob(StreamingJob):
 def start_after(seqno: int, options: JobOptions, group: str) -> Start:
     """Where in DATA a ledger goes on that holds the group up to `seqno`.
 
-    Raises HistoryUnavailable if retention has dropped what follows: nobody else has it; NoSnapshot if DATA does not
+    Raises HistoryUnavailable if retention has dropped what follows, so that it is nowhere; NoSnapshot if DATA does not
     tell before a sequencer has started.
     """
     with DataLog(options.connection, group, options.site) as data:
         try:
             return data.after(seqno)
         except NoSnapshot:
-            raise  # nobody knows whether anything is missing before the sequencer has started
+            raise  # whether anything is missing is known once a sequencer has started
         except HistoryUnavailable as gone:
-            held = f"ends at seqno {seqno} of group {group}" if seqno else f"has nothing of group {group}"
+            content = f"ends at seqno {seqno} of group {group}" if seqno else f"has nothing of group {group}"
             raise HistoryUnavailable(
-                f"the ledger {options.data / 'ledger'} {held}, and can't go on without a gap: "
+                f"the ledger {options.data / 'ledger'} {content}, and can't go on without a gap: "
                 f"{str(gone).partition('. ')[0]}. Put a copy of the ledger and the views in its place that reaches "
                 "further, or go on without a ledger (`abcast sequence` instead of `abcast run`); and give "
                 f"{data.topic} a longer retention.ms."

@@ -16,19 +16,19 @@ from pyarrow import dataset as ds
 from connectors.kafka.data_log import StateAt
 from connectors.ledger.delta_files import dataset_of
 from connectors.ledger.row import decode_row
-from ordering.membership import NO_MEMBERS, Left, Membership, fold
+from ordering.membership import NO_MEMBERS, Membership, fold
 from ordering.reader import Seal
-from ordering.records import MAX_NUMBER, MESSAGE
+from ordering.records import MESSAGE
 from ordering.sequencer import Accepted, SequencerState
 
 
 def state_from_ledger(path: Path, group: str) -> SequencerState | None:
     """The state after the group's last row, or None without a table or rows."""
-    told = told_by_ledger(path, group)
-    return told.state if told is not None else None
+    last = read_ledger_state(path, group)
+    return last.state if last is not None else None
 
 
-def told_by_ledger(path: Path, group: str) -> StateAt | None:
+def read_ledger_state(path: Path, group: str) -> StateAt | None:
     """The same, and where in DATA the last row stood, if the table tells. Reads no payloads of messages.
 
     The state has no `positions`: FORWARD is read again from where retention has left it, and what was ordered is
@@ -66,14 +66,13 @@ def told_by_ledger(path: Path, group: str) -> StateAt | None:
         below = below if offset is None else max(below or 0, offset + 1)
     if not last_seqno:
         return None
-    membership, over = _membership(dataset, group, received)
     state = SequencerState(
         group,
         epoch=max(first_seqno),
         seqno=last_seqno,
         view=view,
-        received=received | over,
-        membership=membership,
+        received=received,
+        membership=_membership(dataset, group, received),
         seals=tuple(Seal(epoch, first) for epoch, first in sorted(first_seqno.items())),
         own_seqno=own_seqno,
         origins=origins,
@@ -93,25 +92,18 @@ def _with_nulls(rows: Table, columns: Iterable[str]) -> Table:
     return rows
 
 
-class _KeptRows(dict[str, Accepted]):
-    """The last rows of all senders, as the fold of the history sees them: none is dropped."""
+def _membership(dataset: ds.Dataset, group: str, received: Mapping[str, Accepted]) -> Membership:
+    """The control records, folded in their order. `received` has the last row of every sender.
 
-    def __delitem__(self, _: str) -> None:
-        pass
-
-
-def _membership(
-    dataset: ds.Dataset, group: str, received: Mapping[str, Accepted]
-) -> tuple[Membership, dict[str, Accepted]]:
-    """The control records, folded in their order; and the rows of lives that are over.
-
-    Of the members that left, only those whose life is over have to be known as such: all the others' rows are as they
-    were.
+    The rows that a fold drops are kept: they are the last ones, and their senders may have come again. So a life that
+    is over must be known as such as long as it is its sender's last.
     """
     columns = ["seqno", "epoch", "view_id", "sender", "incarnation", "local_seqno", "kind", "payload", "forwarded_at"]
     rows = dataset.to_table(columns=columns, filter=(ds.field("group") == group) & (ds.field("kind") != MESSAGE))
-    membership, rows_of = NO_MEMBERS, _KeptRows(received)
+    membership = NO_MEMBERS
+    lives_over: dict[str, int] = {}
     for row in rows.sort_by("seqno").to_pylist():
-        membership = fold(membership, decode_row(row), rows_of)
-    over = {sender: row for sender, row in rows_of.items() if row.local_seqno == MAX_NUMBER}
-    return replace(membership, left=tuple(Left(sender, *received[sender]) for sender in over)), over
+        membership = fold(membership, decode_row(row), received).membership
+        lives_over |= membership.lives_over
+    lives_over = {sender: last for sender, last in lives_over.items() if received[sender].incarnation == last}
+    return replace(membership, left=(), lives_over=lives_over)

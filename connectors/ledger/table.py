@@ -1,7 +1,7 @@
 """The ledger: the Delta table of DATA, each seqno in it once.
 
-Invariant. Whatever crashes, is deleted or runs twice, the table's rows are the effective DATA records, seqnos 1 … n
-without a gap, each once. It rests on four things only:
+Invariant. The table's rows are the effective DATA records, seqnos 1 … n without a gap, each once, whatever crashes, is
+deleted or runs twice. It rests on four things only:
 
 * where to go on is the table's own last seqno (`DataLog.after` turns it into an offset and an epoch), so no
   checkpoint is needed, and a lost one changes nothing;
@@ -15,17 +15,17 @@ without a gap, each once. It rests on four things only:
   because retention has dropped it, the batch is not written, and the query starts anew from the table's last seqno.
   If DATA no longer has what follows that, the start says so.
 
-A crash at any point keeps it. Before the rename that makes the commit, the table is as it was, and what was written of
-it are files that no version names. After it, the table says what it holds, and nobody else has to be told. kill -9 of
-the JVM frees the lock at the same moment. kill -9 of Python alone leaves a JVM that finishes its commit under the lock,
-or does not begin it. Making a table, adding a column and setting a property are one commit each; the next start looks
-which of them are still to be done.
+A crash at any point keeps it. Before the rename that makes the commit, the table is as it was, and the files written so
+far belong to no version. After the rename, the table itself says what it holds. kill -9 of the JVM frees the lock at
+the same moment. kill -9 of Python alone leaves a JVM that finishes its commit under the lock, or does not begin it.
+Making a table, adding a column and setting a property are one commit each; the next start looks which of them are still
+to be done.
 
 The table of views is written first, in the same way. So a crash between the two leaves views that the ledger lacks;
 the next start reads from the ledger's last seqno and finds them in the table already.
 
-A table that is deleted or replaced under a writer lacks the last commit that the writer knows. It is looked for before
-each append (Delta would make a new table, of these rows alone), and the writer stops if it is not there.
+A table that is deleted or replaced under a writer lacks the last commit that the writer knows. The writer looks for
+that commit before each append, and stops if it is not there. Else Delta would make a new table, of these rows alone.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def create_tables(spark: SparkSession, data: Path, is_ending: Callable[[], bool]
 
 
 def _lock(spark: SparkSession, data: Path) -> TableLock:
-    jvm = spark._jvm
+    jvm = spark._jvm  # noqa: SLF001 - there is no public way
     assert isinstance(jvm, JVMView)
     return TableLock(jvm, data / "ledger.lock")
 
@@ -393,7 +393,7 @@ class _Table:
         return self._state.newest.version
 
     def _append_once(self, rows: DataFrame) -> bool:
-        """Append if nobody else has since the table was read; return whether it was done."""
+        """Append if no other writer has since the table was read; return whether it was done."""
         tag = uuid.uuid4().hex
         try:
             (

@@ -17,11 +17,11 @@ version has one winner. It rests on four facts:
 * The file that was locked is the one that others find at the path: the holder writes a word into it, and reads it
   there. Else somebody has deleted the file, and another may hold its successor.
 
-A crash at any point leaves an unlocked file with the words of the last holder, which nobody trusts.
+A crash at any point leaves an unlocked file with the words of the last holder, which have no effect.
 
 It holds on local disks and wherever record locks (POSIX, fcntl) reach all writers; on NFSv4, too, but only if the
 clients do not remember directories (`lookupcache=none,actimeo=0`): Delta would not see the other's N.json else. Object
-stores have no such lock. Who commits without it (OPTIMIZE by another Spark, say) needs the ledger's job to be stopped.
+stores have no such lock. Stop the ledger's job before anything commits without it (OPTIMIZE by another Spark, say).
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from ordering.errors import AbcastError, EnvironmentProblem
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.05
 """Between two tries, growing: another's commit takes some hundred milliseconds."""
 TELL_AFTER_S, TELL_EVERY_S = 5.0, 60.0
-"""Who waits says so after this long, and then now and again."""
+"""A writer that waits says so after this long, and then now and again."""
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _this_process = threading.Lock()
 
 
 class StoppedWaiting(AbcastError):
-    """The lock was not taken: whoever waited for it was asked to stop."""
+    """The lock was not taken: the writer that waited for it was asked to stop."""
 
     retriable = True
 
@@ -78,7 +78,7 @@ class TableLock:
                 raise StoppedWaiting(f"asked to stop while {self._holder()} held {self._path}.")
             waited = time.monotonic() - began
             if waited > tell_after:
-                _log.warning("%s is held by %s: waiting for %.0f s now", self._path, self._holder(), waited)
+                _logger.warning("%s is held by %s: waiting for %.0f s now", self._path, self._holder(), waited)
                 tell_after = waited + TELL_EVERY_S
             time.sleep(pause)
             pause = min(1.5 * pause, LONGEST_PAUSE_S)

@@ -1,8 +1,8 @@
 """What the ledger's Delta tables hold, as their logs tell it: without a JVM, and without reading messages.
 
-Invariant. A `Commit` names one file of a table's log by what stands in it, and such a file is never written twice. So
-whoever finds the commit again at its place has the same table before him, at that version or a later one. A table
-that was deleted, replaced, or set back to an earlier copy does not have it.
+Invariant. A `Commit` names one file of a table's log by what stands in it, and such a file is never written twice. So a
+table that still has the commit at its version is the same table, at that version or a later one. A table that was
+deleted, replaced, or set back to an earlier copy does not have it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LOG_FILE = re.compile(r"(\d{20})\.(json|checkpoint.*)")
 
 
 class LedgerDamaged(AbcastError):
-    """What stands in the place of a table is none, or a part of one."""
+    """What stands where a table should be is not a table, or only a part of one."""
 
 
 class LedgerReplaced(AbcastError):
-    """A table is gone, or another one, since it was last read."""
+    """A table is gone, or another one stands there, since it was last read."""
 
 
 class Commit(NamedTuple):

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import base64
 import fcntl
-import importlib.resources
 import json
 import logging
 import os
@@ -39,9 +38,11 @@ from types import TracebackType
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from connectors.local.configuration import configuration_file
 from connectors.local.jars import Progress, broker_jars, say
 from connectors.local.java import require_java
 from ordering.errors import AbcastError, EnvironmentProblem, UsageError
+from ordering.records import MAX_RECORD_BYTES
 
 DEFAULT_PORT = 9092
 HOST = "127.0.0.1"
@@ -77,8 +78,8 @@ _SETTINGS = {
     "auto.create.topics.enable": "false",
     # abcast's timeouts count the broker's time, not the senders'.
     "log.message.timestamp.type": "LogAppendTime",
-    "message.max.bytes": str(8 * 1024 * 1024),
-    "replica.fetch.max.bytes": str(8 * 1024 * 1024),
+    "message.max.bytes": str(MAX_RECORD_BYTES),
+    "replica.fetch.max.bytes": str(MAX_RECORD_BYTES),
     # A member that was away for months goes on where it stopped.
     "offsets.retention.minutes": str(365 * 24 * 60),
     # The rest makes a small cluster start fast and stay small.
@@ -333,7 +334,7 @@ class EmbeddedBroker:
         if not brokers:
             brokers = [first + node for node in range(self.nodes)] if first else _free_ports(self.nodes, ())
         controllers = [ports.controller for ports in known.ports]
-        # Nobody outside remembers the controllers' ports, so a taken one is no reason to fail.
+        # Only this cluster uses the controllers' ports, so a taken one is no reason to fail.
         if not anything_runs and not (controllers and all(_is_free(port) for port in controllers)):
             controllers = _free_ports(self.nodes, brokers)
         cluster = _Cluster(known.cluster_id, tuple(map(_Ports, brokers, controllers)))
@@ -527,7 +528,7 @@ def failure_reason(log: str) -> str:
 
 
 def _logging_options(log: Path) -> list[str]:
-    configuration = importlib.resources.files("conf") / "broker-log4j2.properties"
+    configuration = configuration_file("broker-log4j2.properties")
     return [f"-Dlog4j2.configurationFile={configuration}", f"-Dabcast.broker.log={log}"]
 
 

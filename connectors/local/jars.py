@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.resources
 import importlib.util
 import os
 import re
@@ -31,6 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from connectors.local.configuration import configuration_file
 from connectors.local.java import require_java
 from ordering.errors import AbcastError, EnvironmentProblem, UsageError
 
@@ -63,6 +63,7 @@ def spark_jars(progress: Progress = say) -> list[Path]:
 
     Raises:
         EnvironmentProblem: they are not there and can't be fetched.
+        UsageError: the extra that fetches them is not installed.
     """
     return _jars("spark", progress)
 
@@ -72,6 +73,7 @@ def broker_jars(progress: Progress = say) -> list[Path]:
 
     Raises:
         EnvironmentProblem: they are not there and can't be fetched.
+        UsageError: the extra that fetches them is not installed.
     """
     return _jars("broker", progress)
 
@@ -80,7 +82,7 @@ def resolve(configurations: Sequence[str] = tuple(CONFIGURATIONS), progress: Pro
     """Fetch what is missing of several configurations at once.
 
     Raises:
-        UsageError: conf/ivy.xml has no configuration of that name.
+        UsageError: conf/ivy.xml has no configuration of that name; the extra that fetches them is not installed.
         EnvironmentProblem: no Java, no network, or the place for the jars can't be written.
     """
     unknown = [name for name in configurations if name not in CONFIGURATIONS]
@@ -99,7 +101,7 @@ def _jars(configuration: str, progress: Progress) -> list[Path]:
 
 
 def _ivy_file() -> Path:
-    return Path(str(importlib.resources.files("conf") / "ivy.xml"))
+    return configuration_file("ivy.xml")
 
 
 def _wanted_stamp() -> str:
@@ -147,7 +149,7 @@ def _ivy_jar() -> Path:
     for place in (spec.submodule_search_locations or []) if spec else []:
         for jar in sorted(Path(place).glob("jars/ivy-*.jar")):
             return jar
-    raise EnvironmentProblem("pyspark is not installed in this Python environment: run make setup.")
+    raise UsageError("pyspark, which fetches the jars, is not installed: pip install 'abcast[jobs]'.")
 
 
 def _run_ivy(java: Path, ivy: Path, configuration: str, target: Path) -> None:

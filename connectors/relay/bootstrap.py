@@ -1,8 +1,9 @@
 """Giving a new site the history from another site's ledger, for what Kafka's retention there has dropped.
 
-A hub's new site gets DATA itself; a mesh's gets a session of a link, as a relay would have brought it. Both are written
-in the order of seqnos, and go on where the new site's own rows say. So it may be cut off and started again. In a mesh
-the relay begins its own session once the site has ordered enough of this one (`connectors.relay.link_start`).
+A hub's new site gets DATA itself. A mesh's new site gets a session of a link, as a relay would have brought it. Both
+are written in the order of seqnos, and go on where the new site's own rows say. So a bootstrap may be cut off and
+started again. In a mesh the relay begins its own session once the site has ordered enough of this one
+(`connectors.relay.link_start`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from kafka.future import Future
 from connectors.kafka.codec import encode_data, forward_headers, link_header
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.sending import Record, append, producing
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topics import ensure_topic
 from connectors.ledger.history import message_numbers, read_rows
@@ -32,10 +34,11 @@ from ordering.records import LINK_START, MESSAGE, Data, Source
 
 UNACKNOWLEDGED = 10_000
 """Records written ahead of Kafka's acknowledgement, at most."""
+ACKNOWLEDGED_S = 120.0
+"""How long to wait for the acknowledgement of a record."""
 
-Record = tuple[bytes | None, bytes, list[tuple[str, bytes]]]
 Written = Callable[[], None]
-"""Told of each record that was written."""
+"""Called for each record that was written."""
 
 
 def bootstrap(sites: Sites, group: str, ledger: Path, way: Direction, written: Written = lambda: None) -> int:
@@ -46,31 +49,31 @@ def bootstrap(sites: Sites, group: str, ledger: Path, way: Direction, written: W
     known = state_from_ledger(ledger, group)
     if known is None:
         raise UsageError(f"there is no ledger of group {group} in {ledger}: name the home's DIR/ledger.")
-    there = sites.connection(way.target)
+    target = sites.connection(way.target)
     if sites.home is None:
         relayed = Topic(group, "relayed", way.target, way.source)
-        ensure_topic(there, relayed, 1)
-        with DataLog(there, group, way.target) as log:
+        ensure_topic(target, relayed, 1)
+        with DataLog(target, group, way.target) as log:
             reached = log.state().origins
         _write_session(sites, way, ledger, group, reached, written)
         return known.seqno
-    with DataLog(there, group, way.target) as copy:
+    with DataLog(target, group, way.target) as copy:
         if copy.claims():
             raise UsageError(f"{copy.topic} has a sequencer of its own, so it can't follow {way.source}.")
         done = copy.state().seqno
-        _write(there, str(copy.topic), _orders(group, way.source, read_rows(ledger, group, done + 1)), written)
-        post_base(there, copy.claims_topic, known)
+        _write(target, str(copy.topic), _hub_records(group, way.source, read_rows(ledger, group, done + 1)), written)
+        post_base(target, copy.claims_topic, known)
     return known.seqno
 
 
-def _orders(group: str, home: str, rows: Iterator[list[dict[str, Any]]]) -> Iterator[Record]:
+def _hub_records(group: str, home: str, rows: Iterator[list[dict[str, Any]]]) -> Iterator[Record]:
     """DATA as the sequencer wrote it, as far as the ledger tells."""
     for chunk in rows:
         for row in chunk:
-            yield encode_data(_order(group, home, row))
+            yield encode_data(_hub_record(group, home, row))
 
 
-def _order(group: str, home: str, row: dict[str, Any]) -> Data:
+def _hub_record(group: str, home: str, row: dict[str, Any]) -> Data:
     """The DATA of a row of a hub's ledger. What the sequencer decides by itself (a view, say) has no source."""
     data = decode_row(row)
     if not data.sender:
@@ -88,20 +91,14 @@ def _write_session(
     def carries(origin: str) -> bool:
         return sites.carries(way, origin)
 
-    there = sites.connection(way.target)
+    target = sites.connection(way.target)
     start = _link_start(ledger, group, reached, carries)
     topic, relay = str(Topic(group, "relayed", way.target, way.source)), relay_of(way.source)
-    producer = there.producer()
-    try:
-        headers = forward_headers(relay, 1, 1, kind=LINK_START)
-        key = relay.encode("ascii")
-        sent = producer.send(topic, key=key, value=start.to_json(), headers=headers, partition=0)
-        with there.reachable():
-            session = int(sent.get(timeout=120).offset)
-    finally:
-        producer.close(timeout=10)
+    session = append(
+        target, topic, (relay.encode("ascii"), start.to_json(), forward_headers(relay, 1, 1, kind=LINK_START))
+    )
     rows = read_rows(ledger, group, start.seqno + 1)
-    _write(there, topic, _session(way.source, session, carries, rows), written)
+    _write(target, topic, _session(way.source, session, carries, rows), written)
 
 
 def _link_start(ledger: Path, group: str, reached: Mapping[str, int], carries: Callable[[str], bool]) -> LinkStart:
@@ -127,15 +124,12 @@ def _session(
 
 def _write(connection: Connection, topic: str, records: Iterator[Record], written: Written) -> None:
     """Append in order; the producer never gives up on a record, so nothing is left out in the middle."""
-    producer = connection.producer(delivery_timeout_ms=2**31 - 1)
     waiting: deque[Future] = deque()
-    try:
+    with producing(connection, delivery_timeout_ms=2**31 - 1) as producer:
         for key, value, headers in records:
             waiting.append(producer.send(topic, key=key, value=value, headers=headers, partition=0))
             if len(waiting) >= UNACKNOWLEDGED:
-                waiting.popleft().get(timeout=120)
+                waiting.popleft().get(timeout=ACKNOWLEDGED_S)
             written()
         while waiting:
-            waiting.popleft().get(timeout=120)
-    finally:
-        producer.close(timeout=10)
+            waiting.popleft().get(timeout=ACKNOWLEDGED_S)

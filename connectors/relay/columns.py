@@ -1,17 +1,17 @@
 """What a relay carries, as Spark columns: rows of one site's topics in, rows for the neighbour's topics out.
 
-Stateless, record by record. Nothing here needs to be exactly-once: whatever arrives twice is known there.
+Stateless, record by record. Nothing here needs to be exactly-once: the neighbour recognises what arrives twice.
 
-* *Orders* (a hub's home to another site): DATA as it stands, epoch records and leftovers of fenced sequencers
-  included. The copy is the home's log with runs of it repeated, and the reading rule takes the same records from it.
-* *Requests* (a hub's other site to its home): FORWARD, partition by partition, into the home's relayed topic.
-* *News* (between the sites of a mesh): DATA, record by record, into the neighbour's relayed topic, as `ordering.links`
-  has it: messages as FORWARD of their original senders, views as `remote-view`, and a `skip` for all else. So a
-  message of a new member comes after the view that has it, and where the links make a tree, what a sender had delivered
-  before it sent is there first.
-* *Letters*: the inbox topics, partition by partition.
+* `HomeData` (a hub's home to another site): DATA as it stands, with its epoch records and with what fenced sequencers
+  have left. The copy is the home's log with runs of it repeated, and the reading rule takes the same records from it.
+* `SiteForward` (a hub's other site to its home): FORWARD, partition by partition, into the home's relayed topic.
+* `MeshData` (between the sites of a mesh): DATA, record by record, into the neighbour's relayed topic, as
+  `ordering.links` has it. Messages become FORWARD of their original senders, views become `remote-view`, and all else
+  a `skip`. So a message of a new member comes after the view that has it. Where the links make a tree, what a sender
+  had delivered before it sent is there first.
+* `Letters`: the inbox topics, partition by partition.
 
-`abcast-relayed-from` says which record a request or a letter was made from; a relay that starts goes on after the last
+`abcast-relayed-from` says which record a FORWARD or a letter was made from. A relay that starts goes on after the last
 one.
 """
 
@@ -28,29 +28,31 @@ from connectors.spark import codec as spark_codec
 from ordering.names import relay_of
 from ordering.records import MESSAGE, REMOTE_VIEW, SKIP, VIEW
 
-_OWN = len(codec.FORWARD_HEADERS)
-_DATA_OWN = len(codec.DATA_HEADERS)
+_FORWARD_COUNT = len(codec.FORWARD_HEADERS)
+_DATA_COUNT = len(codec.DATA_HEADERS)
 
 
-def relay_orders(rows: DataFrame, way: Direction) -> DataFrame:
+def relay_home_data(rows: DataFrame, way: Direction) -> DataFrame:
     """DATA of the home → the same DATA at another site."""
     return rows.select(_renamed(f".data.{way.source}", f".data.{way.target}"), "partition", "key", "value", "headers")
 
 
-def relay_requests(rows: DataFrame, way: Direction) -> DataFrame:
+def relay_forward(rows: DataFrame, way: Direction) -> DataFrame:
     """FORWARD of another site → FORWARD at the home."""
     headers = F.coalesce("headers", F.array().cast(spark_codec.HEADERS_TYPE))
     mark = F.array(_mark(way))
-    # Behind abcast's own, as in news: where the sequencer at the home finds it without a search.
-    others = spark_codec.behind(headers, F.lit(_OWN))
-    marked = F.when(F.size(headers) <= _OWN, F.concat(headers, mark)).otherwise(
-        F.concat(F.slice(headers, 1, _OWN), mark, others)
+    # Behind abcast's own, as between the sites of a mesh: where the sequencer at the home finds it without a search.
+    others = spark_codec.behind(headers, F.lit(_FORWARD_COUNT))
+    marked = F.when(F.size(headers) <= _FORWARD_COUNT, F.concat(headers, mark)).otherwise(
+        F.concat(F.slice(headers, 1, _FORWARD_COUNT), mark, others)
     )
     topic = _renamed(f".forward.{way.source}", _relayed(way))
     return rows.select(topic, "partition", "key", "value", marked.alias("headers"))
 
 
-def relay_news(rows: DataFrame, way: Direction, sessions: Mapping[str, int], not_carried: Collection[str]) -> DataFrame:
+def relay_mesh_data(
+    rows: DataFrame, way: Direction, sessions: Mapping[str, int], not_carried: Collection[str]
+) -> DataFrame:
     """DATA of one mesh site → FORWARD at its neighbour: `ordering.links.carry`, as columns.
 
     `sessions`: by DATA topic. `not_carried`: the origins whose messages this link does not carry.
@@ -61,7 +63,9 @@ def relay_news(rows: DataFrame, way: Direction, sessions: Mapping[str, int], not
             "kind": spark_codec.header(codec.H_KIND, 1).cast("string"),
             "epoch": spark_codec.header(codec.H_EPOCH, 6).cast("string"),
             "seqno": F.coalesce(spark_codec.header(codec.H_SEQNO, 5).cast("string"), F.lit("0")),
-            "linked": F.when(F.size(headers) > _DATA_OWN, spark_codec.header(codec.H_LINK, _DATA_OWN)).cast("string"),
+            "linked": F.when(F.size(headers) > _DATA_COUNT, spark_codec.header(codec.H_LINK, _DATA_COUNT)).cast(
+                "string"
+            ),
             "origin": F.substring_index(F.col("key").cast("string"), "/", 1),
         }
     )
@@ -78,9 +82,9 @@ def relay_news(rows: DataFrame, way: Direction, sessions: Mapping[str, int], not
         F.col("seqno"),
         origin_seqno.otherwise(F.substring_index(linked, " ", -1)),
     )
-    said = F.array(_header(codec.H_LINK, link))
-    has_more = F.size(headers) > _DATA_OWN
-    message = F.concat(F.slice(headers, 1, _OWN), said)
+    said = F.array(spark_codec.header_struct(codec.H_LINK, link))
+    has_more = F.size(headers) > _DATA_COUNT
+    message = F.concat(F.slice(headers, 1, _FORWARD_COUNT), said)
     view = _own_headers(REMOTE_VIEW, relay, F.col("epoch"), spark_codec.header(codec.H_VIEW, 4))
     return named.select(
         _renamed(f".data.{way.source}", _relayed(way)),
@@ -103,11 +107,11 @@ def _session(sessions: Mapping[str, int]) -> Column:
 def _own_headers(kind: str, relay: str, incarnation: Column, local_seqno: Column) -> Column:
     """The headers of a record of the relay's own."""
     return F.array(
-        _header(codec.H_VERSION, F.lit(codec.VERSION)),
-        _header(codec.H_KIND, F.lit(kind)),
-        _header(codec.H_SENDER, F.lit(relay)),
-        _header(codec.H_INCARNATION, incarnation),
-        _header(codec.H_LOCAL_SEQNO, local_seqno),
+        spark_codec.header_struct(codec.H_VERSION, F.lit(codec.VERSION)),
+        spark_codec.header_struct(codec.H_KIND, F.lit(kind)),
+        spark_codec.header_struct(codec.H_SENDER, F.lit(relay)),
+        spark_codec.header_struct(codec.H_INCARNATION, incarnation),
+        spark_codec.header_struct(codec.H_LOCAL_SEQNO, local_seqno),
     )
 
 
@@ -132,9 +136,5 @@ def _renamed(suffix: str, other: str) -> Column:
 
 def _mark(way: Direction) -> Column:
     """The header that says which record of the source a copy was made from."""
-    place = F.concat(F.lit(f"{way.source}/"), "topic", F.lit("-"), "partition", F.lit(":"), "offset")
-    return _header(codec.H_RELAYED_FROM, place)
-
-
-def _header(name: str, value: Column) -> Column:
-    return F.struct(F.lit(name).alias("key"), value.cast("binary").alias("value"))
+    source = F.concat(F.lit(f"{way.source}/"), "topic", F.lit("-"), "partition", F.lit(":"), "offset")
+    return spark_codec.header_struct(codec.H_RELAYED_FROM, source)

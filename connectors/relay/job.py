@@ -1,18 +1,18 @@
 """The relay jobs: from one site's Kafka to its neighbour's, a query for each kind of records
 (`connectors.relay.columns`).
 
-The links of a mesh need no more than that what a session brings is judged (`ordering.links`).
+The links of a mesh need no invariant here: the neighbour judges what a session brings (`ordering.links`).
 
-Invariant of all else. In every topic partition that a relay fills, what was copied from one source partition is a
-beginning of it, as a set: if a record is there, so is every earlier one, in the order of their first copies. For a
-query copies a partition in order, by one producer that never gives up on a record and has one request under way, and
-starts at or before the first record that the neighbour lacks, which it asks of the neighbour alone:
+Invariant of all others. In each topic partition that a relay fills, the copies from one source partition are a
+beginning of it, as a set: if a record is there, so is every earlier one, in the order of their first copies. A query
+copies a partition in order. It has one producer, which never gives up on a record and has one request under way. It
+starts at or before the first record that the neighbour lacks, and only the neighbour is asked for that:
 
-* orders: the seqno that the copy has reached;
-* requests and letters: what `abcast-relayed-from` of the last record says.
+* of a hub's DATA, the seqno that the copy has reached tells;
+* of FORWARD and letters, `abcast-relayed-from` of the last record tells.
 
-So a crash at any point, a lost checkpoint (there is none to lose), or two relays at once repeat runs of records and
-leave no hole; repeats are dropped by the reading rule, and by the sequencer's received table.
+So a crash at any point, a lost checkpoint, or two relays at once repeat runs of records and leave no hole. The reading
+rule and the sequencer's received table drop the repeats.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from __future__ import annotations
 import json
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
@@ -33,20 +33,22 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.codec import H_RELAYED_FROM, encode_data
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog, windows_back
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.ranges import read_range, windows_back
+from connectors.kafka.sending import append
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import count_partitions, ensure_topic
-from connectors.relay.columns import relay_letters, relay_news, relay_orders, relay_requests
-from connectors.relay.herald import Herald
-from connectors.relay.link_start import find_beginning, is_ordered
-from connectors.relay.promotion import append, fence_former_home
+from connectors.relay.columns import relay_forward, relay_home_data, relay_letters, relay_mesh_data
+from connectors.relay.link_start import find_session_start, is_ordered
+from connectors.relay.presence import Presence
+from connectors.relay.promotion import fence_former_home
 from connectors.spark.job import JobOptions, StreamingJob
 from connectors.spark.sink import COPY_SINK_OPTIONS
 from ordering.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, UsageError
 from ordering.names import Topic
 from ordering.reader import epoch_of
-from ordering.records import Source
+from ordering.records import Partition, Source
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, seal, snapshot
 
 REAL_TIME_BATCH = "5 seconds"
@@ -95,12 +97,12 @@ class Relay(StreamingJob):
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """The source's topics of every group that is at both ends."""
-        there = {
+        groups = {
             topic.group for topic in self.target_finder.find() if topic.role == "data" and topic.site == self.way.target
         }
         selected: dict[str, list[str]] = {}
         for topic in filter(self.is_read, topics):
-            if topic.group in there:
+            if topic.group in groups:
                 selected.setdefault(topic.group, []).append(str(topic))
         return selected
 
@@ -135,29 +137,29 @@ class Relay(StreamingJob):
                     partitions = here.partitions_for_topic(str(topic)) or set()
                 filled = self.filled(topic)
                 ensure_topic(self.target, filled, len(partitions))
-                for partition in partitions:
-                    place = TopicPartition(str(topic), partition)
-                    position = 1 + last_relayed(self.target, str(filled), partition, self.way.source, *place)
-                    self._check_held(here, place, position)
-                    positions[place] = position
+                for number in partitions:
+                    partition = TopicPartition(str(topic), number)
+                    position = 1 + last_relayed(self.target, str(filled), number, self.way.source, *partition)
+                    self._check_held(here, partition, position)
+                    positions[partition] = position
             return positions
         finally:
             here.close()
 
-    def _check_held(self, here: KafkaConsumer, place: TopicPartition, position: int) -> None:
+    def _check_held(self, here: KafkaConsumer, partition: TopicPartition, position: int) -> None:
         with self.source.reachable():
-            beginning = here.beginning_offsets([place])[place]
+            beginning = here.beginning_offsets([partition])[partition]
         if position < beginning:
             raise HistoryUnavailable(
-                f"{self.way.target} lacks offsets {position} to {beginning - 1} of {place.topic}-{place.partition}, "
+                f"{self.way.target} lacks offsets {position} to {beginning - 1} of {Partition(*partition)}, "
                 f"which retention has dropped at {self.way.source}. {_from_ledger(self.way.target, self.way.source)}"
             )
 
 
-class Orders(Relay):
+class HomeData(Relay):
     """DATA of a hub's home to another site."""
 
-    carries = "orders"
+    carries = "home-data"
 
     def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, way: Direction) -> None:
         super().__init__(spark, options, sites, way)
@@ -178,7 +180,7 @@ class Orders(Relay):
 
     def carry(self, rows: DataFrame) -> DataFrame:
         """As it stands."""
-        return relay_orders(rows, self.way)
+        return relay_home_data(rows, self.way)
 
     def check(self) -> None:
         """Post what readers of the copies may start from."""
@@ -192,10 +194,10 @@ class Orders(Relay):
         self._copies = []
 
 
-class Requests(Relay):
+class SiteForward(Relay):
     """FORWARD of a hub's other site to its home."""
 
-    carries = "requests"
+    carries = "site-forward"
 
     def is_read(self, topic: Topic) -> bool:
         """FORWARD of the site."""
@@ -207,7 +209,7 @@ class Requests(Relay):
 
     def carry(self, rows: DataFrame) -> DataFrame:
         """Marked with where it came from."""
-        return relay_requests(rows, self.way)
+        return relay_forward(rows, self.way)
 
 
 class LinkStalled(AbcastError):
@@ -216,14 +218,14 @@ class LinkStalled(AbcastError):
     retriable = True
 
 
-class News(Requests):
-    """A link of a mesh: the DATA of a site to its neighbour (`ordering.links`), and what `Herald` says."""
+class MeshData(SiteForward):
+    """A link of a mesh: the DATA of a site to its neighbour (`ordering.links`), and what `Presence` says."""
 
-    carries = "news"
+    carries = "mesh-data"
 
     def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, way: Direction) -> None:
         super().__init__(spark, options, sites, way)
-        self._herald: Herald | None = None
+        self._presence: Presence | None = None
         self._query: StreamingQuery | None = None
         self._sessions: dict[str, int] = {}
         self._carried: dict[str, int] = {}  # by DATA topic, at the last look
@@ -233,7 +235,7 @@ class News(Requests):
 
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """As every relay."""
-        self._herald = Herald(self.source, self.target, self.way)
+        self._presence = Presence(self.source, self.target, self.way)
         self._query = super().start_query(topics, checkpoint)
         self._carried, self._ends_there = {}, {}
         self._began_at = self._looked_at = time.monotonic()
@@ -241,7 +243,7 @@ class News(Requests):
 
     def positions(self, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
         """Begin a session in each group, where the neighbour's own rows say."""
-        assert self._herald is not None
+        assert self._presence is not None
         self._sessions = {}
         positions = {}
         for topic in topics:
@@ -249,11 +251,11 @@ class News(Requests):
             with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
                 reached = there.state().origins
                 try:
-                    beginning = find_beginning(here, reached, self._is_carried)
+                    beginning = find_session_start(here, reached, self._is_carried)
                 except HistoryUnavailable as error:
                     raise HistoryUnavailable(f"{error} {_from_ledger(self.way.target, self.way.source)}") from error
                 positions[here.partition] = beginning.offset
-            self._sessions[str(topic)] = self._herald.begin(topic.group, beginning, self._is_carried)
+            self._sessions[str(topic)] = self._presence.begin(topic.group, beginning, self._is_carried)
         return positions
 
     def check(self) -> None:
@@ -261,21 +263,21 @@ class News(Requests):
 
         Raises BrokerUnreachable, LinkStalled.
         """
-        if self._herald is None:
+        if self._presence is None:
             return
-        self._herald.tell()
+        self._presence.tell()
         now = time.monotonic()
         if now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at = now
             self._look(now)
 
     def _look(self, now: float) -> None:
-        """What was carried at the last look must have been ordered since: nobody else sends it again.
+        """What was carried at the last look must have been ordered since: only this relay would send it again.
 
-        It is not if the neighbour has lost rows, or if it keeps to the session of another relay that has ended. Then
-        another session begins: at once if the neighbour has written anything since it was last looked at, which tells
-        that its sequencer runs; else after a time that doubles, so that a neighbour that is away for long is sent its
-        backlog twice in all, about.
+        It is not ordered if the neighbour has lost rows, or if it keeps to the session of another relay that has ended.
+        Then another session begins. It begins at once if the neighbour has written anything since the last look, as its
+        sequencer runs then. Else it begins after a time that doubles, so that a neighbour that is away for long is sent
+        its backlog about twice in all.
         """
         for name, offset in self._carried.items():
             topic = Topic.parse(name)
@@ -312,11 +314,11 @@ class News(Requests):
 
     def close_query(self) -> None:
         """Take leave if the relay is stopped, rather than its query started anew."""
-        if self._herald is not None:
+        if self._presence is not None:
             if self._stop.is_set():
-                self._herald.farewell()
-            self._herald.close()
-            self._herald = None
+                self._presence.farewell()
+            self._presence.close()
+            self._presence = None
 
     def is_read(self, topic: Topic) -> bool:
         """DATA of the site."""
@@ -325,7 +327,7 @@ class News(Requests):
     def carry(self, rows: DataFrame) -> DataFrame:
         """Every record, as the link says it."""
         not_carried = {site for site in self.sites.connections if not self._is_carried(site)}
-        return relay_news(rows, self.way, self._sessions, not_carried)
+        return relay_mesh_data(rows, self.way, self._sessions, not_carried)
 
 
 class Letters(Relay):
@@ -347,7 +349,7 @@ class Letters(Relay):
         return self.source.cluster_id() != self.target.cluster_id()
 
     def carry(self, rows: DataFrame) -> DataFrame:
-        """As they stand, with this relay's mark in the place of the last one's."""
+        """As they stand, with the mark of this relay instead of the last one's."""
         return relay_letters(rows, self.way)
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
@@ -362,7 +364,7 @@ class Letters(Relay):
             try:
                 partitions = count_partitions(self.sites.connection(topic.site), topic)
             except BrokerUnreachable:
-                continue  # nobody knows yet; this is asked again
+                continue  # not known yet; this is asked again
             if partitions:
                 ensure_topic(self.source, topic, partitions)
                 topics = [*topics, topic]
@@ -376,8 +378,8 @@ def _from_ledger(target: str, source: str) -> str:
 def relays_of(sites: Sites, way: Direction) -> list[type[Relay]]:
     """What is carried in a direction."""
     if sites.home is None:
-        return [News, Letters]
-    return [Orders if way.source == sites.home else Requests, Letters]
+        return [MeshData, Letters]
+    return [HomeData if way.source == sites.home else SiteForward, Letters]
 
 
 class _Copy:
@@ -415,7 +417,7 @@ class _Copy:
         except HistoryUnavailable as error:
             raise HistoryUnavailable(f"{error} {_from_ledger(self.copy.topic.site, self.home.topic.site)}") from error
         if start.reader.epoch > known.epoch:
-            append(self.copy, str(self.copy.topic), *encode_data(seal(start.reader.epoch)))
+            append(self.copy.connection, str(self.copy.topic), encode_data(seal(start.reader.epoch)))
         return start.offset
 
     def post_base(self) -> None:
@@ -436,30 +438,23 @@ class _Copy:
 
 def post_base(connection: Connection, epoch_topic: str, base: SequencerState) -> None:
     """Say that the copy has all that `base` counts (see `connectors.kafka.data_log`). Raises BrokerUnreachable."""
-    _, value, headers = encode_data(snapshot(base))
-    producer = connection.producer()
-    try:
-        with connection.reachable():
-            producer.send(epoch_topic, value=value, headers=headers, partition=0).get(timeout=30)
-    finally:
-        producer.close(timeout=10)
+    append(connection, epoch_topic, encode_data(snapshot(base)))
 
 
 def last_relayed(
     connection: Connection, topic: str, partition: int, site: str, source_topic: str, source_partition: int
 ) -> int:
     """The offset, at `site`, of the newest record in `topic` that was made from one of the source; -1 if none was."""
-    there = connection.consumer()
-    place = TopicPartition(topic, partition)
+    consumer = connection.consumer()
+    filled = TopicPartition(topic, partition)
     try:
         with connection.reachable():
-            if partition not in (there.partitions_for_topic(topic) or ()):
+            if partition not in (consumer.partitions_for_topic(topic) or ()):
                 return -1
-            beginning, end = there.beginning_offsets([place])[place], there.end_offsets([place])[place]
-        there.assign([place])
+            beginning, end = consumer.beginning_offsets([filled])[filled], consumer.end_offsets([filled])[filled]
         for start, below in windows_back(beginning, end, _FIRST_WINDOW):
             newest = -1
-            for record in _read(connection, there, place, start, below):
+            for record in read_range(connection, consumer, filled, start, below):
                 found = _parse_mark(dict(record.headers).get(H_RELAYED_FROM) or b"", site)
                 if found is not None and found[:2] == (source_topic, source_partition):
                     newest = found.offset
@@ -467,19 +462,7 @@ def last_relayed(
                 return newest
         return -1
     finally:
-        there.close()
-
-
-def _read(connection: Connection, there: KafkaConsumer, place: TopicPartition, start: int, end: int) -> Iterator[Any]:
-    there.seek(place, start)
-    position = start
-    while position < end:
-        with connection.reachable():
-            polled = there.poll(timeout_ms=1000)
-        for record in polled.get(place, ()):
-            position = record.offset + 1
-            if record.offset < end:
-                yield record
+        consumer.close()
 
 
 def _parse_mark(mark: bytes, site: str) -> Source | None:

@@ -1,9 +1,9 @@
-"""Where a session of a link begins: at a place in the site's DATA that the neighbour has reached, by its own rows.
+"""Where a session of a link begins: at an offset of the site's DATA that the neighbour has reached, by its own rows.
 
-Invariant. All that the session carries and that stands before its beginning has been ordered at the neighbour: the
-state of the site's DATA at that place says how far each origin was known there, and the neighbour's rows are as far.
-Rows only grow, so it is still true when the neighbour judges the session's `link-start` (`ordering.links`), whatever
-other relays have brought it meanwhile. A beginning that is earlier than it need be costs repeats, which are dropped.
+Invariant. What stands before the beginning of a session, and would be carried, has been ordered at the neighbour. The
+state of the site's DATA at that offset says how far each origin was known there, and the neighbour's rows are as far.
+Rows only grow, so this is still true when the neighbour judges the session's `link-start` (`ordering.links`), even if
+other relays have brought it more meanwhile. A beginning that is too early costs repeats, which are dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Carries = Callable[[str], bool]
 """Whether messages of an origin are carried."""
 
 
-class Beginning(NamedTuple):
+class SessionStart(NamedTuple):
     """The offset in DATA of the first record to carry, and the state of the log there."""
 
     offset: int
@@ -34,11 +34,11 @@ def known_origins(state: SequencerState, site: str) -> dict[str, int]:
     return {**state.origins, site: state.own_seqno}
 
 
-def find_beginning(here: DataLog, origins: Mapping[str, int], carries: Carries) -> Beginning:
-    """The newest place in DATA from which a neighbour with these origin rows lacks nothing, about.
+def find_session_start(here: DataLog, origins: Mapping[str, int], carries: Carries) -> SessionStart:
+    """About the newest offset of DATA before which a neighbour with these origin rows lacks nothing.
 
-    Looks back from the end, in steps that grow, to the oldest place of which the state is known at last. Raises
-    HistoryUnavailable if the neighbour lacks more than what stands behind that.
+    Looks back from the end, in steps that grow, down to the oldest offset of which the state is known. Raises
+    HistoryUnavailable if the neighbour lacks records before that one.
     """
     end = here.end()
     back = 0
@@ -54,25 +54,25 @@ def find_beginning(here: DataLog, origins: Mapping[str, int], carries: Carries) 
         back = max(SNAPSHOT_EVERY_RECORDS, 4 * back)
 
 
-def _at(here: DataLog, offset: int) -> Beginning | None:
-    """A place in DATA, or None if nobody knows the state there."""
+def _at(here: DataLog, offset: int) -> SessionStart | None:
+    """The start at an offset of DATA, or None if the state there is not known."""
     try:
-        return Beginning(offset, here.state(offset))
+        return SessionStart(offset, here.state(offset))
     except HistoryUnavailable:
         return None
 
 
-def _oldest(here: DataLog, end: int) -> Beginning | None:
+def _oldest(here: DataLog, end: int) -> SessionStart | None:
     """The beginning of DATA, or right behind the oldest snapshot in force if retention has dropped that."""
     beginning = here.beginning()
     if beginning == 0:
         return _at(here, 0)
-    places = (
+    offsets = (
         stored.offset + 1
         for stored in here.records(beginning, end)
         if stored.data.kind == EPOCH and stored.data.payload
     )
-    return next(filter(None, (_at(here, place) for place in list(places))), None)
+    return next(filter(None, (_at(here, offset) for offset in list(offsets))), None)
 
 
 def link_start(state: SequencerState, site: str, carries: Carries) -> LinkStart:
@@ -83,8 +83,8 @@ def link_start(state: SequencerState, site: str, carries: Carries) -> LinkStart:
 
 def is_ordered(here: SequencerState, there: SequencerState, site: str, carries: Carries) -> bool:
     """Whether a neighbour in the state `there` has all that DATA of `site` had in the state `here`, and its view."""
-    told = there.received.get(relay_of(site), NOTHING_ACCEPTED)
-    return told.local_seqno >= here.view and covers(there.origins, link_start(here, site, carries).origins)
+    relay_row = there.received.get(relay_of(site), NOTHING_ACCEPTED)
+    return relay_row.local_seqno >= here.view and covers(there.origins, link_start(here, site, carries).origins)
 
 
 def ledger_start(numbers: Iterable[tuple[str, int, int]], origins: Mapping[str, int], carries: Carries) -> LinkStart:

@@ -11,32 +11,30 @@ Invariant. The new home goes on after everything that any reachable site has, in
 will have: each move begins a new thousand million of them. Its sequencer starts only where the move stands, so a crash
 before that leaves a copy, and the same again makes it the home.
 
-What only the old home had, while it did not answer, is not in the order any more; `Promotion.not_copied` says so. Its
+If the old home does not answer, what only it had is not in the order any more; `Promotion.not_copied` says so. Its
 members may have delivered it. So when the old home answers again, the first relay that is to bring it the order fences
-it (1), and refuses to fill its topics, as any copy's that has another message under a number: they must be made anew.
+it (1). The relay refuses to fill its topics, as with any copy that has another message under a seqno: they must be made
+anew.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import NamedTuple
 
 from connectors.kafka.codec import encode_data
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.epochs import Move, encode_claim, encode_move
+from connectors.kafka.sending import append, producing
 from connectors.kafka.sites import Sites
 from ordering.errors import BrokerUnreachable, TopicMissing, UsageError
 from ordering.reader import epoch_of
 from ordering.sequencer import seal
 
-WRITTEN_S = 30.0
 EPOCHS_OF_A_HOME = 10**9
 
-Record = tuple[bytes | None, bytes, list[tuple[str, bytes]]]
-
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class Promotion(NamedTuple):
@@ -68,7 +66,7 @@ def promote(sites: Sites, group: str, site: str) -> Promotion:
                 try:
                     others.append(open_logs.enter_context(DataLog(sites.connection(name), group, name)))
                 except (BrokerUnreachable, TopicMissing) as error:
-                    log.warning("%s does not answer: %s", name, error)
+                    _logger.warning("%s does not answer: %s", name, error)
                     silent.append(name)
         for other in others:
             if other.claims():
@@ -78,7 +76,7 @@ def promote(sites: Sites, group: str, site: str) -> Promotion:
             copy_rest(other, copy)
         state = copy.state()
         above = (state.epoch // EPOCHS_OF_A_HOME + 1) * EPOCHS_OF_A_HOME
-        append(copy, copy.claims_topic, None, *encode_move(Move(site, above)))
+        append(copy.connection, copy.claims_topic, (None, *encode_move(Move(site, above))))
         return Promotion(state.seqno, state.seqno - before, tuple(silent))
 
 
@@ -88,11 +86,11 @@ def fence(old_home: DataLog, new_home: str) -> None:
     if move is not None and move.home == new_home:
         return
     above = move.above if move is not None else 0
-    append(old_home, old_home.claims_topic, None, *encode_move(Move(new_home, above)))
-    floor = old_home.end()
-    epoch = old_home.epoch_of_claim(append(old_home, old_home.claims_topic, None, encode_claim(floor), []))
-    append(old_home, str(old_home.topic), *encode_data(seal(epoch)))
-    log.warning("group %s: %s is not the home any more, %s is", old_home.topic.group, old_home.topic.site, new_home)
+    connection = old_home.connection
+    append(connection, old_home.claims_topic, (None, *encode_move(Move(new_home, above))))
+    claimed_at = append(connection, old_home.claims_topic, (None, encode_claim(old_home.end()), []))
+    append(connection, str(old_home.topic), encode_data(seal(old_home.epoch_of_claim(claimed_at))))
+    _logger.warning("group %s: %s is not the home any more, %s is", old_home.topic.group, old_home.topic.site, new_home)
 
 
 def fence_former_home(home: DataLog, other: DataLog) -> bool:
@@ -115,27 +113,7 @@ def copy_rest(other: DataLog, copy: DataLog) -> None:
         )
     start = other.after(known.seqno)
     if start.reader.epoch > known.epoch:
-        append(copy, str(copy.topic), *encode_data(seal(start.reader.epoch)))
-    _write(copy, str(copy.topic), (encode_data(s.data) for s in other.records(start.offset, other.end())))
-
-
-def _write(data: DataLog, topic: str, records: Iterable[Record]) -> None:
-    """Append in order, each after the one before was taken: it is little, and done once."""
-    producer = data.connection.producer()
-    try:
-        with data.connection.reachable():
-            for key, value, headers in records:
-                producer.send(topic, key=key, value=value, headers=headers, partition=0).get(timeout=WRITTEN_S)
-    finally:
-        producer.close(timeout=10)
-
-
-def append(data: DataLog, topic: str, key: bytes | None, value: bytes, headers: list[tuple[str, bytes]]) -> int:
-    """Write one record beside a log, or into it, and wait for it; return its offset. Raises BrokerUnreachable."""
-    producer = data.connection.producer()
-    try:
-        with data.connection.reachable():
-            sent = producer.send(topic, key=key, value=value, headers=headers, partition=0)
-            return int(sent.get(timeout=WRITTEN_S).offset)
-    finally:
-        producer.close(timeout=10)
+        append(copy.connection, str(copy.topic), encode_data(seal(start.reader.epoch)))
+    with producing(copy.connection) as producer:
+        for stored in other.records(start.offset, other.end()):  # they are few, and this is done once
+            append(copy.connection, str(copy.topic), encode_data(stored.data), producer=producer)

@@ -1,7 +1,7 @@
 """The sequencer job: finds the groups of a site, and runs their lanes side by side (`connectors.sequencer.lanes`).
 
-All that it knows is in the lanes. A lane that is closed while another opens with its groups costs these a takeover,
-as any restart would; the lane that closes has ended by then, and if it had not, readers would ignore what it writes.
+All its state is in the lanes. When a lane is closed and another opens with its groups, these are taken over, as after
+any restart. The closed lane has ended by then. If it had not, readers would ignore what it writes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from pyspark.sql import SparkSession
 
-from connectors.kafka.topic_finder import LOOK_SECONDS, TopicFinder
+from connectors.kafka.topic_finder import LOOK_S, TopicFinder
 from connectors.sequencer.lane import SequencerLane, groups_at
 from connectors.sequencer.lanes import open_lane
 from connectors.sequencer.takeover import yield_to_rival
@@ -22,12 +22,12 @@ from connectors.spark.job import JobOptions
 from connectors.spark.session import PythonWorker
 from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, Fenced
 
-RETRY_SECONDS = 30.0
+RETRY_S = 30.0
 """After so long, a lane of groups that came later, which has given up, is tried again."""
-_POLL_SECONDS = 0.1
-_JOIN_SECONDS = 60.0
+_POLL_S = 0.1
+_JOIN_S = 60.0
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class SequencerJob:
@@ -43,7 +43,7 @@ class SequencerJob:
         self.finder = TopicFinder(options.connection)
         self._stop = threading.Event()
         self._epochs: dict[str, int] = {}
-        self._lanes: list[_Running] = []
+        self._lanes: list[_LaneThread] = []
         self._lanes_made = 0
         self._is_broker_away = False
 
@@ -61,9 +61,9 @@ class SequencerJob:
                 while not self._stop.is_set():
                     if time.monotonic() >= next_look:
                         self._look(worker)
-                        next_look = time.monotonic() + LOOK_SECONDS
+                        next_look = time.monotonic() + LOOK_S
                     self._attend()
-                    self._stop.wait(_POLL_SECONDS)
+                    self._stop.wait(_POLL_S)
             finally:
                 for lane in self._lanes:
                     lane.job.stop()
@@ -79,7 +79,7 @@ class SequencerJob:
             self._is_broker_away = False
         except BrokerUnreachable as error:
             if not self._is_broker_away:
-                log.warning("%s: %s", self.name, error)
+                _logger.warning("%s: %s", self.name, error)
             self._is_broker_away = True
             return
         for lane in self._lanes:
@@ -97,7 +97,7 @@ class SequencerJob:
         self._close([lanes[index] for index in opening.closed])
         self._lanes_made += 1
         if self._lanes_made > 1:
-            log.info("%s: new groups: %s", self.name, ", ".join(sorted(new)))
+            _logger.info("%s: new groups: %s", self.name, ", ".join(sorted(new)))
         lane = SequencerLane(
             self.spark,
             self.options,
@@ -107,9 +107,9 @@ class SequencerJob:
             worker=worker,
             number=self._lanes_made,
         )
-        self._lanes.append(_Running(lane))
+        self._lanes.append(_LaneThread(lane))
 
-    def _close(self, lanes: Collection[_Running]) -> None:
+    def _close(self, lanes: Collection[_LaneThread]) -> None:
         for lane in lanes:
             lane.job.retire()
         for lane in lanes:
@@ -117,7 +117,7 @@ class SequencerJob:
             self._lanes.remove(lane)
 
     def _attend(self) -> None:
-        """See how the lanes do. A later lane that fails by itself disturbs nobody else."""
+        """See how the lanes do. If a later lane fails by itself, the others go on."""
         for lane in self._lanes:
             error = lane.failure
             if error is None:
@@ -126,14 +126,14 @@ class SequencerJob:
             if lane is self._lanes[0] or not is_own:
                 raise error
             if lane.failed_for() == 0:
-                log.error("%s: %s It is tried again every %g s.", lane.job.name, error, RETRY_SECONDS)
-            if lane.failed_for() >= RETRY_SECONDS:
+                _logger.error("%s: %s It is tried again every %g s.", lane.job.name, error, RETRY_S)
+            if lane.failed_for() >= RETRY_S:
                 lane.start()
         if self._lanes and self._lanes[0].job.ready.is_set():
             self.ready.set()
 
 
-class _Running:
+class _LaneThread:
     """A lane in a thread of its own."""
 
     def __init__(self, job: SequencerLane) -> None:
@@ -164,4 +164,4 @@ class _Running:
         return time.monotonic() - self._first_seen
 
     def join(self) -> None:
-        self._thread.join(_JOIN_SECONDS)
+        self._thread.join(_JOIN_S)

@@ -1,7 +1,7 @@
 """One lane of the sequencer: take over its groups, then let Spark run the query of `connectors.sequencer.query`.
 
-What can be wrong with a start is found before the first claim: a claim stops whoever sequences the group now, so one
-who can't work must not make it. That Spark can run a task, what is to be read, and the rights to it, all come first.
+A claim stops the sequencer that has the group now, so a lane that can't work must not make one. Everything that can be
+wrong with a start is found before the first claim: whether Spark can run a task, what is to be read, the rights to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
-from connectors.ledger.state import told_by_ledger
+from connectors.ledger.state import read_ledger_state
 from connectors.sequencer.query import decode_forward, encode_decided, sequence
 from connectors.sequencer.takeover import check_not_fenced, take_over_groups
 from connectors.sequencer.ticks import tick
@@ -36,17 +36,17 @@ from ordering.names import Topic
 from ordering.records import EPOCH, JOIN, REMOTE_VIEW, START_FLUSH, VIEW
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
 
-_POLL_SECONDS = 0.2
+_POLL_S = 0.2
 _ASK_MS = 3000
 """How long a check asks for the newest claims. It has other groups to look after than one whose topics are gone."""
 _OBSERVED = "batch"
 _GROUPS = "groups"
 _SEQNOS = "seqnos"
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
-class _News(NamedTuple):
+class _BatchReport(NamedTuple):
     """What finished batches tell.
 
     `changed`: groups whose membership has changed. `is_snapshot_late`: the newest batch has left a snapshot for the
@@ -109,8 +109,8 @@ class SequencerLane(StreamingJob):
         connection, site = self.options.connection, self.options.site
         check_topics(connection, topics, site)
         self._await_spark()
-        told = functools.partial(told_by_ledger, self.options.data / "ledger")
-        states = take_over_groups(connection, topics, site, told, self._epochs)
+        history = functools.partial(read_ledger_state, self.options.data / "ledger")
+        states = take_over_groups(connection, topics, site, history, self._epochs)
         self._consumer = connection.consumer()
         self._upkeep, self._claims_seen = Upkeep(connection, topics, site), {}
         self._forward, self._seen_batch = dict(topics), -1
@@ -136,7 +136,7 @@ class SequencerLane(StreamingJob):
         return self._query
 
     def _await_spark(self) -> None:
-        while self._worker is not None and not self._worker.works(_POLL_SECONDS):
+        while self._worker is not None and not self._worker.works(_POLL_S):
             if self._ends.is_set():
                 raise QueryFailed("stopped before Spark had run a task.")
 
@@ -148,18 +148,18 @@ class SequencerLane(StreamingJob):
         if self._query is None:
             return
         self._check_not_fenced()
-        news = self._news()
-        self._stale |= news.changed
+        report = self._finished_batches()
+        self._stale |= report.changed
         for group in sorted(self._stale):  # also those that the broker did not tell the last time
             self._watched.pop(group, None)
             self._watched |= _watched({group: self._log(group).state()})
             self._stale.discard(group)
-        ticked = {**dict.fromkeys(self._forward, 0), **self._watched} if news.is_snapshot_late else self._watched
+        ticked = {**dict.fromkeys(self._forward, 0), **self._watched} if report.is_snapshot_late else self._watched
         if self._upkeep is not None:
             ticked = {**self._upkeep.due(self._log, time.monotonic()), **ticked}
         if ticked:
             self._tick(ticked)
-        self._watchdog.decided(news.decided, news.seqnos)
+        self._watchdog.decided(report.decided, report.seqnos)
         self._watchdog.look(time.monotonic())
 
     def _check_not_fenced(self) -> None:
@@ -168,17 +168,17 @@ class SequencerLane(StreamingJob):
         claims = {self._partition(group, "epoch"): group for group in self._forward}
         with self.options.connection.reachable():
             ends = self._consumer.end_offsets(list(claims), timeout_ms=_ASK_MS)
-        for place, group in claims.items():
-            if ends[place] != self._claims_seen.get(group):
+        for partition, group in claims.items():
+            if ends[partition] != self._claims_seen.get(group):
                 check_not_fenced(self._log(group), self._epochs[group])
-                self._claims_seen[group] = ends[place]
+                self._claims_seen[group] = ends[partition]
 
     def _ends_of_data(self, groups: Iterable[str]) -> dict[str, int]:
         assert self._consumer is not None
-        places = {group: self._partition(group, "data") for group in groups}
+        partitions = {group: self._partition(group, "data") for group in groups}
         with self.options.connection.reachable():
-            ends = self._consumer.end_offsets(list(places.values()))
-        return {group: ends[place] for group, place in places.items()}
+            ends = self._consumer.end_offsets(list(partitions.values()))
+        return {group: ends[partition] for group, partition in partitions.items()}
 
     def _partition(self, group: str, role: Literal["data", "epoch"]) -> TopicPartition:
         return TopicPartition(str(Topic(group, role, self.options.site)), 0)
@@ -188,14 +188,14 @@ class SequencerLane(StreamingJob):
             self._logs[group] = DataLog(self.options.connection, group, self.options.site)
         return self._logs[group]
 
-    def _news(self) -> _News:
+    def _finished_batches(self) -> _BatchReport:
         """What the batches tell that Spark has reported since the last call."""
         assert self._query is not None
         reports = self._query.recentProgress
         # While it is idle, Spark reports the batch that comes next, too.
         fresh = [report for report in reports if report.numInputRows and report.batchId > self._seen_batch]
         if not fresh:
-            return _News()
+            return _BatchReport()
         known = {report.batchId for report in reports}
         missed = not known.issuperset(range(self._seen_batch + 1, fresh[0].batchId))
         self._seen_batch = fresh[-1].batchId
@@ -209,7 +209,7 @@ class SequencerLane(StreamingJob):
                 decided.update(found["group"] for found in seen[_GROUPS])
                 seqnos += seen[_SEQNOS] or 0
         is_late = fresh[-1].numInputRows >= SNAPSHOT_EVERY_RECORDS
-        return _News(frozenset(changed), is_late, frozenset(decided), seqnos)
+        return _BatchReport(frozenset(changed), is_late, frozenset(decided), seqnos)
 
     def _tick(self, groups: Mapping[str, int]) -> None:
         """A tick into each partition; one that fails is made up for by the next."""
@@ -220,7 +220,7 @@ class SequencerLane(StreamingJob):
                 for topic in self._forward[group]:
                     tick(self._ticker, topic, self._ticker.partitions_for(topic), seqno)
         except KafkaError as error:
-            log.warning("%s: a tick could not be written: %r", self.name, error)
+            _logger.warning("%s: a tick could not be written: %r", self.name, error)
 
     def close_query(self) -> None:
         """Close what `check` reads."""
@@ -244,9 +244,8 @@ def groups_at(topics: Iterable[Topic], site: str) -> list[str]:
 def _positions(states: Iterable[SequencerState]) -> dict[TopicPartition, int]:
     positions = {}
     for state in states:
-        for place, offset in state.positions.items():
-            topic, _, partition = place.rpartition("-")
-            positions[TopicPartition(topic, int(partition))] = offset
+        for partition, offset in state.positions.items():
+            positions[TopicPartition(*partition)] = offset
     return positions
 
 

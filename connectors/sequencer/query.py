@@ -36,7 +36,7 @@ from connectors.spark import codec as spark_codec
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
 from ordering.links import LinkColumns
-from ordering.records import JOIN, MESSAGE, Data, DeadLetter, Headers, Link, Malformed, Source
+from ordering.records import JOIN, MESSAGE, Data, DeadLetter, Headers, Link, Malformed, Partition, Source
 from ordering.sequencer import SequencerState, begin_batch, end_batch
 
 _RUN = (
@@ -142,7 +142,7 @@ def unpack_runs(runs: DataFrame, *kept: str, linked: bool = False) -> DataFrame:
     # What is the same for all rows of a run, or for all of a sender's, is put into words before the rows are made.
     worded = runs.withColumns(
         {
-            "place": F.concat(F.concat_ws("-", "topic", "partition"), F.lit(":")),
+            "partition_text": F.concat(F.concat_ws("-", "topic", "partition"), F.lit(":")),
             "epoch": F.col("epoch").cast("string"),
             "view": F.col("view").cast("string"),
             "incarnations": F.col("incarnations").cast("array<string>"),
@@ -154,7 +154,7 @@ def unpack_runs(runs: DataFrame, *kept: str, linked: bool = False) -> DataFrame:
     return records.select(
         *kept,
         "kind",
-        F.concat("place", F.col("first_offset") + row).alias("source"),
+        F.concat("partition_text", F.col("first_offset") + row).alias("source"),
         (F.col("first_seqno") + row).alias("seqno"),
         "epoch",
         "view",
@@ -175,7 +175,7 @@ def encode_decided(runs: DataFrame, site: str, *, relayed: bool = False) -> Data
         own_headers = F.concat(own_headers, spark_codec.link_header(*map(F.col, _LINK)))
     return records.withColumn("own", own_headers).select(
         F.col("written_to").alias("topic"),
-        F.lit(0).alias("partition"),  # DATA and dead letters have one: what is behind it would be read by nobody
+        F.lit(0).alias("partition"),  # readers of DATA and of dead letters read this one only
         F.coalesce("key", F.col("sender").cast("binary")).alias("key"),
         "value",
         F.when(F.col("names").isNull(), own)
@@ -195,13 +195,13 @@ def decider(initial: Mapping[str, bytes]) -> Decide:
         assert_first_attempt()
         state, opening = begin_batch(SequencerState.from_bytes(stored.get[0] if stored.exists else initial[key[0]]))
         for record in opening:
-            yield _own_run(state.group, record)
+            yield _run_of(state.group, record)
         for chunk in chunks:
             state, decided = decide_chunk(state, chunk)
             yield from decided
         state, closing = end_batch(state)
         for record in closing:
-            yield _own_run(state.group, record)
+            yield _run_of(state.group, record)
         stored.update((state.to_bytes(),))
 
     return decide
@@ -209,8 +209,8 @@ def decider(initial: Mapping[str, bytes]) -> Decide:
 
 def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerState, list[pd.DataFrame]]:
     """Decide one piece of a group's rows; return the state after it and the runs to write, in order."""
-    places, place = _places(chunk)
-    rows, error = _read_odd(chunk, places, place)
+    partitions, partition = _partitions(chunk)
+    rows, error = _read_odd(chunk, partitions, partition)
     well_formed = error == None  # noqa: E711 - element by element
     sender, senders = pd.factorize(rows["sender"])
     kind, incarnation, offset = rows["kind"], rows["incarnation"], chunk["offset"].to_numpy()
@@ -222,8 +222,8 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
     decisions = step_columns(
         state,
         ForwardColumns(
-            places=[f"{topic}-{partition}" for topic, partition in places],
-            place=place,
+            partitions=partitions,
+            partition=partition,
             offset=offset,
             senders=senders.tolist(),
             sender=sender,
@@ -241,8 +241,7 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
         error[mask] = reason
         dead |= mask
     runs: list[dict[str, Any]] = []
-    for first, end in _runs(place, offset, sender, incarnation, decisions.seqno, dead, controls):
-        topic, partition = places[int(place[first])]
+    for first, end in _runs(partition, offset, sender, incarnation, decisions.seqno, dead, controls):
         run = slice(first, end)
         if dead[first]:
             letters = _dead_letters(chunk.iloc[run], error[run])
@@ -258,8 +257,8 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
                 "group": state.group,
                 "role": "data",
                 "kind": of_kind,
-                "topic": topic,
-                "partition": partition,
+                "topic": partitions[partition[first]].topic,
+                "partition": partitions[partition[first]].number,
                 "first_offset": int(offset[first]),
                 "first_seqno": int(decisions.seqno[first]),
                 "epoch": state.epoch,
@@ -288,7 +287,7 @@ def _link_of_run(link: LinkColumns | None, run: slice) -> dict[str, list[int]]:
 
 
 def _read_odd(
-    chunk: pd.DataFrame, places: Sequence[tuple[str, int]], place: Ints
+    chunk: pd.DataFrame, partitions: Sequence[Partition], partition: Ints
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.object_]]:
     """The columns that come from headers, with the rows that are not plain read by the codec; and each row's error."""
     columns = {name: chunk[name].to_numpy() for name in (*_FROM_HEADERS, *_LINK) if name in chunk}
@@ -303,7 +302,7 @@ def _read_odd(
     for row, offset, key, value, at_ms in zip(
         odd, *(chunk[name].iloc[odd] for name in ("offset", "key", "value", "forwarded_at_ms")), strict=True
     ):
-        source = Source(*places[int(place[row])], int(offset))
+        source = Source(*partitions[int(partition[row])], int(offset))
         record = codec.decode_forward(source, key, value, headers[row] or (), int(at_ms))
         if isinstance(record, Malformed):
             error[row] = record.reason
@@ -374,7 +373,7 @@ def assert_first_attempt() -> None:
         raise ProtocolViolation("a task of the sequencer runs a second time: set spark.task.maxFailures to 1.")
 
 
-def _own_run(group: str, record: Data) -> pd.DataFrame:
+def _run_of(group: str, record: Data) -> pd.DataFrame:
     """The run of one record of the sequencer's own (a snapshot, a view)."""
     given = _given([codec.encode_data(record)])
     return _frame([{"group": group, "role": "data", "kind": record.kind, "size": 1, **given}])
@@ -390,7 +389,7 @@ def _objects(cells: Iterable[Any]) -> pd.Series[Any]:
 
 
 def _runs(
-    place: Ints,
+    partition: Ints,
     offset: Ints,
     sender: Ints,
     incarnation: Ints,
@@ -398,11 +397,11 @@ def _runs(
     dead: NDArray[np.bool_],
     controls: Iterable[int],
 ) -> Iterator[tuple[int, int]]:
-    """The (first, end) of every run: rows to be written, of one place, with consecutive offsets, all accepted (so
+    """The (first, end) of every run: rows to be written, of one partition, with consecutive offsets, all accepted (so
     with consecutive seqnos) or all dead, and with one incarnation a sender. A control row is a run of its own.
     """
     kind = np.where(dead, 2, np.where(seqno > 0, 1, 0))
-    breaks = (np.diff(place) != 0) | (np.diff(offset) != 1) | (np.diff(kind) != 0)
+    breaks = (np.diff(partition) != 0) | (np.diff(offset) != 1) | (np.diff(kind) != 0)
     for row in controls:
         breaks[max(0, row - 1) : row + 1] = True
     # An incarnation that changes in a chunk is rare: then every change of it between two rows breaks a run.
@@ -410,15 +409,15 @@ def _runs(
     of_sender[sender] = incarnation
     if not bool(np.all(of_sender[sender] == incarnation)):
         breaks |= np.diff(incarnation) != 0
-    edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(place)]
+    edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(partition)]
     for first, end in itertools.pairwise(edges):
         if kind[first]:
             yield first, end
 
 
-def _places(chunk: pd.DataFrame) -> tuple[list[tuple[str, int]], np.ndarray[Any, np.dtype[np.int64]]]:
-    """The (topic, partition) of the rows in their order, and the index of each row's."""
-    topic, partition = chunk["topic"].to_numpy(), chunk["partition"].to_numpy()
-    starts = np.append(True, (topic[1:] != topic[:-1]) | (partition[1:] != partition[:-1]))
-    places = [(topic[row], int(partition[row])) for row in np.flatnonzero(starts).tolist()]
-    return places, np.cumsum(starts) - 1
+def _partitions(chunk: pd.DataFrame) -> tuple[list[Partition], Ints]:
+    """The partitions of the rows in their order, and the index of each row's."""
+    topic, number = chunk["topic"].to_numpy(), chunk["partition"].to_numpy()
+    starts = np.append(True, (topic[1:] != topic[:-1]) | (number[1:] != number[:-1]))
+    partitions = [Partition(topic[row], int(number[row])) for row in np.flatnonzero(starts).tolist()]
+    return partitions, np.cumsum(starts) - 1

@@ -1,24 +1,26 @@
-"""Seal, then take over: how every start of a sequencer begins, whatever ended the one before.
+"""Seal, then take over: how every start of a sequencer begins, however the one before ended.
 
 There is one way to start, and it trusts no lock and no checkpoint, only DATA:
 
 1. read DATA up to where it ends now, from the newest snapshot in force (`connectors.kafka.data_log`), and rebuild the
-   state. Whatever is wrong with the group is found here, before anything is written: who can't go on fences nobody;
+   state. What is wrong with the group is found here, before anything is written: a start that can't go on must not
+   fence another sequencer;
 2. note where DATA ends (the *floor*) and append it to the EPOCH topic: the claim. Its offset plus one is our epoch,
-   so nobody else has it;
+   so no other sequencer has it;
 3. append the seal to DATA: an empty epoch record. From here on every reader ignores what lower epochs still write;
 4. read DATA on from where 1 ended up to the seal, and with it the state;
 5. append the state as the epoch's opening snapshot, and a note of how far DATA went to EPOCH, and go on.
 
 Invariant: the state that a sequencer goes on from holds everything effective before its seal, and nothing effective
-of a lower epoch can follow. So numbers are never reassigned, whoever still runs, and whatever crashed before: a
-crash after any step leaves an epoch number without a seal, a seal without decisions, or an opening snapshot that is
-true where it stands. The next start does the same.
+of a lower epoch can follow. So numbers are never reassigned, even if another sequencer still runs. A crash after any
+step leaves an epoch number without a seal, a seal without decisions, or an opening snapshot that is true where it
+stands. The next start does the same again.
 
-*When retention has emptied DATA* the ledger tells the state, and that may be too old. It is gone on from only if
-nothing that it does not count can have been dropped. Kafka's offsets survive retention, so that can be known: its last
-row's offset in DATA, or that of a note with the same last seqno, is where it ends, and DATA must begin there or before.
-Or DATA begins with a record that the ledger has, or that follows its last, and no seal can hide before it.
+*When retention has emptied DATA* the ledger tells the state, which may be too old. The sequencer goes on from it only
+if nothing that it does not count can have been dropped. Kafka's offsets survive retention, so that can be known. The
+ledger ends at its last row's offset in DATA, or at that of a note with the same last seqno, and DATA must begin there
+or before. Or DATA begins with a record that the ledger has, or that follows its last row, and no seal can stand before
+it.
 
 A sequencer sees a newer one by its claim, and stops. That is a courtesy, not what keeps the order: if it sleeps
 through the claim, what it writes is stale for every reader.
@@ -35,21 +37,21 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaError
 
 from connectors.kafka.backlog import find_backlog
 from connectors.kafka.codec import encode_data
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, StateAt
 from connectors.kafka.epochs import Claim, Note, encode_claim, encode_note, seconds_to_yield, this_host
+from connectors.kafka.sending import Record, append
 from connectors.kafka.topics import find_groups
 from ordering.errors import AbcastError, Fenced, HistoryUnavailable, ProtocolViolation, UsageError
 from ordering.names import Topic
 from ordering.reader import Reader, Seal, Verdict
-from ordering.records import EPOCH, Data
+from ordering.records import EPOCH, Data, Partition
 from ordering.sequencer import SequencerState, absorb, seal, snapshot
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 History = Callable[[str], StateAt | None]
 """A group's state as its ledger tells it."""
@@ -58,10 +60,10 @@ History = Callable[[str], StateAt | None]
 GROUPS_AT_ONCE = 8
 """So many are looked at, and taken over, at the same time."""
 
-_Of = TypeVar("_Of")
+_Answer = TypeVar("_Answer")
 
 
-class _Found(NamedTuple):
+class _Survey(NamedTuple):
     """What a group's DATA tells below offset `end`."""
 
     state: SequencerState
@@ -73,14 +75,14 @@ def take_over(
     group: str,
     site: str,
     history: Callable[[], StateAt | None] | None = None,
-    own: dict[str, int] | None = None,
+    claimed: dict[str, int] | None = None,
     *,
     trust_ledger: bool = False,
 ) -> SequencerState:
     """`take_over_groups` of one group, which reads the site's own forward topic."""
     forward = str(Topic(group, "forward", site))
-    told = None if history is None else lambda _: history()
-    return take_over_groups(connection, {group: [forward]}, site, told, own, trust_ledger=trust_ledger)[group]
+    ledger = None if history is None else lambda _: history()
+    return take_over_groups(connection, {group: [forward]}, site, ledger, claimed, trust_ledger=trust_ledger)[group]
 
 
 def take_over_groups(
@@ -88,40 +90,40 @@ def take_over_groups(
     groups: Mapping[str, Iterable[str]],
     site: str,
     history: History | None = None,
-    own: dict[str, int] | None = None,
+    claimed: dict[str, int] | None = None,
     *,
     trust_ledger: bool = False,
 ) -> dict[str, SequencerState]:
     """Become the sequencer of the groups (each with the forward topics it reads); return the states to go on from.
 
-    None is claimed before all have been looked at. `history` is for a DATA topic that retention has emptied;
-    `trust_ledger`: the operator knows that nothing was decided after it. `own` is what this process has claimed so
-    far, by group, and is kept up to date: it takes no group back from a newer sequencer.
+    All groups are looked at before the first is claimed. `history` is for a DATA topic that retention has emptied;
+    `trust_ledger`: the operator knows that nothing was decided after it. `claimed` has the epochs that this process
+    has claimed so far, by group, and is kept up to date: it takes no group back from a newer sequencer.
 
     Raises BrokerUnreachable, TopicMissing, HistoryUnavailable, Fenced, UsageError.
     """
-    own = {} if own is None else own
+    claimed = {} if claimed is None else claimed
     with contextlib.ExitStack() as open_until_then:
         producer = connection.producer()
         open_until_then.callback(producer.close, timeout=10)
-        logs = dict(_of_each(groups, lambda group: (group, DataLog(connection, group, site))))
+        logs = dict(_ask_each(groups, lambda group: (group, DataLog(connection, group, site))))
         for data in logs.values():
             open_until_then.callback(data.close)
         found = dict(
-            _of_each(groups, lambda group: (group, _look(logs[group], own, history, trust_ledger=trust_ledger)))
+            _ask_each(groups, lambda group: (group, _survey(logs[group], claimed, history, trust_ledger=trust_ledger)))
         )
         horizons = _horizons(connection, groups, [found[group].state for group in groups])
-        states = _of_each(groups, lambda group: _claim(logs[group], producer, found[group], own))
+        states = _ask_each(groups, lambda group: _claim(logs[group], producer, found[group], claimed))
         return {
             state.group: replace(state, membership=replace(state.membership, horizon=horizon))
             for state, horizon in zip(states, horizons, strict=True)
         }
 
 
-def _of_each(groups: Iterable[str], ask: Callable[[str], _Of]) -> list[_Of]:
-    """Ask of every group, some at a time. The error of one group is told with its name."""
+def _ask_each(groups: Iterable[str], ask: Callable[[str], _Answer]) -> list[_Answer]:
+    """Ask of every group, some at a time. The error of one group has its name."""
 
-    def of_one(group: str) -> _Of:
+    def of_one(group: str) -> _Answer:
         try:
             return ask(group)
         except AbcastError as error:
@@ -134,11 +136,11 @@ def _of_each(groups: Iterable[str], ask: Callable[[str], _Of]) -> list[_Of]:
         return list(pool.map(of_one, asked))
 
 
-def _look(data: DataLog, own: Mapping[str, int], history: History | None, *, trust_ledger: bool) -> _Found:
+def _survey(data: DataLog, claimed: Mapping[str, int], history: History | None, *, trust_ledger: bool) -> _Survey:
     """Read what there is, and find what is wrong with it. Writes nothing."""
     group = data.topic.group
-    if group in own:
-        check_not_fenced(data, own[group])
+    if group in claimed:
+        check_not_fenced(data, claimed[group])
     move = data.move()
     if move is not None and move.home != data.topic.site:
         raise UsageError(
@@ -148,26 +150,26 @@ def _look(data: DataLog, own: Mapping[str, int], history: History | None, *, tru
     if data.is_copy():
         raise UsageError(f"{data.topic} is the copy of another site's: run the sequencer of group {group} at its home.")
     end = data.end()
-    state = known(data, end, history, trust_ledger=trust_ledger)
-    highest = max((claim.floor for claim in data.claims()), default=0)
+    state = find_state(data, end, history, trust_ledger=trust_ledger)
+    highest_floor = max((claim.floor for claim in data.claims()), default=0)
     now = data.end()
-    if highest > now:
+    if highest_floor > now:
         raise ProtocolViolation(
-            f"{data.topic} ended at offset {highest} once, and ends at {now} now: was it deleted? Then delete "
+            f"{data.topic} ended at offset {highest_floor} once, and ends at {now} now: was it deleted? Then delete "
             f"{data.claims_topic}, too, and the group begins anew at seqno 1."
         )
-    claimed = max(data.newest_epoch(), move.above if move is not None else 0)
-    if state.epoch > claimed:
+    newest = max(data.newest_epoch(), move.above if move is not None else 0)
+    if state.epoch > newest:
         raise ProtocolViolation(
-            f"{data.topic} knows epoch {state.epoch}, but {data.claims_topic} is only at {claimed}: "
+            f"{data.topic} knows epoch {state.epoch}, but {data.claims_topic} is only at {newest}: "
             "was it deleted? The two must be kept together."
         )
-    return _Found(state, end)
+    return _Survey(state, end)
 
 
 def _horizons(
     connection: Connection, groups: Mapping[str, Iterable[str]], states: Iterable[SequencerState]
-) -> list[dict[str, int]]:
+) -> list[dict[Partition, int]]:
     """For each group, the ends of the forward partitions of which something is to be read (see `ordering.log_time`)."""
     consumer = connection.consumer()
     try:
@@ -177,24 +179,23 @@ def _horizons(
         consumer.close()
     horizons = []
     for state, backlog in zip(states, backlogs, strict=True):
-        ends = {f"{place.topic}-{place.partition}": of for place, of in backlog.items()}
         horizons.append(
             {
-                place: of.end
-                for place, of in sorted(ends.items())
-                if max(state.positions.get(place, 0), of.beginning) < of.end
+                Partition(*partition): offsets.end
+                for partition, offsets in sorted(backlog.items())
+                if max(state.positions.get(Partition(*partition), 0), offsets.beginning) < offsets.end
             }
         )
     return horizons
 
 
-def _claim(data: DataLog, producer: KafkaProducer, found: _Found, own: dict[str, int]) -> SequencerState:
+def _claim(data: DataLog, producer: KafkaProducer, found: _Survey, claimed: dict[str, int]) -> SequencerState:
     """Claim, seal, read the rest, open the epoch."""
     group = data.topic.group
-    if group in own:
-        check_not_fenced(data, own[group])
-    epoch = data.epoch_of_claim(_append(data, producer, data.claims_topic, None, encode_claim(data.end()), []))
-    own[group] = epoch
+    if group in claimed:
+        check_not_fenced(data, claimed[group])
+    epoch = data.epoch_of_claim(_append(data, producer, data.claims_topic, (None, encode_claim(data.end()), [])))
+    claimed[group] = epoch
     sealed_at = _append_data(data, producer, seal(epoch))
     before = absorb(found.state, (stored.data for stored in data.records(found.end, sealed_at)))
     if before.epoch >= epoch:
@@ -205,7 +206,7 @@ def _claim(data: DataLog, producer: KafkaProducer, found: _Found, own: dict[str,
     state = replace(before, epoch=epoch, seals=(*before.seals, Seal(epoch, before.seqno + 1)), unsnapped=0)
     opened_at = _append_data(data, producer, snapshot(state))
     _append_note(data, producer, Note(reach(data, state, sealed_at, opened_at), epoch, state.seqno))
-    log.info("group %s: epoch %d begins after seqno %d", group, epoch, state.seqno)
+    _logger.info("group %s: epoch %d begins after seqno %d", group, epoch, state.seqno)
     return state
 
 
@@ -218,7 +219,7 @@ def reach(data: DataLog, state: SequencerState, sealed_at: int, opened_at: int) 
 
 
 def note_end(data: DataLog, producer: KafkaProducer) -> None:
-    """Note how far DATA goes now, unless that is known without."""
+    """Note how far DATA goes now, unless a reader knows that without a note."""
     note = missing_note(data)
     if note is not None:
         _append_note(data, producer, note)
@@ -236,49 +237,48 @@ def missing_note(data: DataLog) -> Note | None:
 
 
 def _append_data(data: DataLog, producer: KafkaProducer, record: Data) -> int:
-    key, value, headers = encode_data(record)
-    return _append(data, producer, str(data.topic), key, value, headers)
+    return _append(data, producer, str(data.topic), encode_data(record))
 
 
 def _append_note(data: DataLog, producer: KafkaProducer, note: Note) -> None:
-    _append(data, producer, data.claims_topic, None, *encode_note(note))
+    _append(data, producer, data.claims_topic, (None, *encode_note(note)))
 
 
-def known(data: DataLog, end: int, history: History | None, *, trust_ledger: bool = False) -> SequencerState:
+def find_state(data: DataLog, end: int, history: History | None, *, trust_ledger: bool = False) -> SequencerState:
     """What DATA tells; where retention has left too little of it, what the ledger tells and then DATA."""
     try:
         return data.state(end)
     except HistoryUnavailable as gone:
-        told = history(data.topic.group) if history is not None else None
-        if told is None:
+        ledger = history(data.topic.group) if history is not None else None
+        if ledger is None:
             raise HistoryUnavailable(str(gone)) from gone  # waiting does not help: this is who is waited for
     beginning, claims = data.beginning(), data.claims()
     notes = [note for note in data.notes() if note.offset <= end]
-    at = _reached(told, notes)
+    at = _reached(ledger, notes)
     if at.below is not None and at.below >= beginning:
         return absorb(at.state, (stored.data for stored in data.records(at.below, end)))
     rest = [stored.data for stored in data.records(beginning, end)]
     hidden = _hidden_epoch(rest, claims, beginning)
-    state = absorb(told.state, rest)
+    state = absorb(ledger.state, rest)
     given = max([*(record.seqno for record in rest), *(note.seqno for note in notes)], default=0)
     if (
         given > state.seqno
-        or _may_be_stale(told.state, rest, hidden)
-        or not (trust_ledger or _follows(told.state, rest, hidden))
+        or _may_be_stale(ledger.state, rest, hidden)
+        or not (trust_ledger or _follows(ledger.state, rest, hidden))
     ):
         raise HistoryUnavailable(
-            f"the ledger ends at seqno {told.state.seqno}, and {data.topic} no longer tells what follows: start with "
+            f"the ledger ends at seqno {ledger.state.seqno}, and {data.topic} no longer tells what follows: start with "
             "--data of a ledger that reaches further. Going on could give numbers a second time."
         )
     return state
 
 
-def _reached(told: StateAt, notes: Iterable[Note]) -> StateAt:
+def _reached(ledger: StateAt, notes: Iterable[Note]) -> StateAt:
     """The same state, with the highest offset that is known for it: behind its last seqno DATA may go on without one.
 
     A note that has its last seqno also tells the epoch that was in force there, which has decided nothing yet.
     """
-    state, below = told
+    state, below = ledger
     for note in notes:
         if note.seqno == state.seqno and (below is None or note.offset > below):
             below = note.offset
@@ -294,43 +294,29 @@ def _hidden_epoch(rest: Iterable[Data], claims: Iterable[Claim], beginning: int)
     return max((claim.epoch for claim in claims if claim.floor < beginning and claim.epoch not in seals), default=0)
 
 
-def _may_be_stale(told: SequencerState, rest: Sequence[Data], hidden: int) -> bool:
+def _may_be_stale(ledger: SequencerState, rest: Sequence[Data], hidden: int) -> bool:
     """Whether a record of `rest` that counts may be a fenced sequencer's, its seal among what retention has dropped."""
-    reader = Reader(told.epoch, told.seqno)
+    reader = Reader(ledger.epoch, ledger.seqno)
     return any(
         reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE and record.epoch < hidden
         for record in rest
     )
 
 
-def _follows(told: SequencerState, rest: Iterable[Data], hidden: int) -> bool:
+def _follows(ledger: SequencerState, rest: Iterable[Data], hidden: int) -> bool:
     """Whether `rest` has a record, no fenced sequencer's, that the ledger has or that comes next.
 
     What an epoch decides stands in DATA in the order of seqnos, and behind what lower epochs decided. So everything
     effective that was dropped before that record has a lower seqno, and the ledger has it.
     """
-    reader = Reader(hidden, told.seqno)
+    reader = Reader(hidden, ledger.seqno)
     return any(
         reader.accept(record.kind, record.epoch, record.seqno) in (Verdict.TAKE, Verdict.DUPLICATE) for record in rest
     )
 
 
-def _append(
-    data: DataLog,
-    producer: KafkaProducer,
-    topic: str,
-    key: bytes | None,
-    value: bytes,
-    headers: list[tuple[str, bytes]],
-) -> int:
-    """Write one record and wait for it; return its offset."""
-    try:
-        sent = producer.send(topic, key=key, value=value, headers=headers, partition=0)
-        return int(sent.get(timeout=data.connection.timeout * 3).offset)
-    except KafkaError as error:
-        if error.retriable:
-            raise data.connection.unreachable() from error
-        raise
+def _append(data: DataLog, producer: KafkaProducer, topic: str, record: Record) -> int:
+    return append(data.connection, topic, record, producer=producer)
 
 
 def check_not_fenced(data: DataLog, epoch: int) -> None:
@@ -351,14 +337,14 @@ def yield_to_rival(connection: Connection, site: str, wait: Callable[[float], ob
     try:
         claims = _claims_of_groups(connection, site)
     except AbcastError:
-        return False  # whatever it is, the takeover meets it, too
+        return False  # the takeover meets the same error, and tells it
     now_ms = time.time_ns() // 1_000_000
     found = {group: seconds_to_yield(of_group, this_host(), now_ms) for group, of_group in claims.items()}
     group, longest = max(found.items(), key=lambda item: item[1][0] if item[1] else 0.0, default=("", None))
     if longest is None:
         return False
     seconds, rival = longest
-    log.warning(
+    _logger.warning(
         "group %s: this sequencer and %s take it over from each other again and again. Run one for a site. This one "
         "waits for %.0f s.",
         group,

@@ -1,7 +1,7 @@
-"""Ticks: heartbeats of nobody, which the sequencer's job writes into the forward partitions of groups with members.
+"""Ticks: heartbeats of the sequencer's job, which it writes into the forward partitions of groups with members.
 
 The log's clock is what its records say (`ordering.membership`). When all the members of a partition die, nothing is
-written there any more, and its clock would stand still: nobody would be missed. A tick lost, late or doubled does no
+written there any more. Its clock would stand still, and no member would be missed. A tick lost, late or doubled does no
 harm; it only says that the broker was there at that time, and that DATA was written up to a seqno, which it has in the
 place of its local seqno.
 

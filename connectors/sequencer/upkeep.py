@@ -1,14 +1,13 @@
-"""Upkeep: what the sequencer's driver does for groups whose DATA has a retention, so that anybody can always start.
+"""Upkeep: what the sequencer's driver does for groups whose DATA has a retention, so that a start is always possible.
 
-Who starts needs a snapshot in what DATA still holds. Snapshots are written at the beginning of a batch, one at least
-for each hour of the log's time (`ordering.sequencer`); but in an idle group there is no batch and no time. So it gets a
-tick here, a heartbeat of nobody, well before retention can have dropped the last one.
+A sequencer that starts needs a snapshot in what DATA still holds. Snapshots are written at the beginning of a batch, at
+least one for each hour of the log's time (`ordering.sequencer`). An idle group has no batches and no time. So it gets a
+tick (`connectors.sequencer.ticks`) here, well before retention can have dropped the last snapshot.
 
-Behind the last row of the ledger DATA then holds snapshots only. If it is dropped one day, when nobody runs, a start
-from the ledger must know that nothing else was there: a note says so (`connectors.sequencer.takeover`).
+Behind the last row of the ledger DATA then holds snapshots only. Retention may drop them while no sequencer runs. A
+start from the ledger must then know that nothing else was there: a note says so (`connectors.sequencer.takeover`).
 
-Nothing rests on when this happens, or whether: a tick lost delays a snapshot, and without a note a start is refused
-that could have been made.
+No promise rests on this. A lost tick delays a snapshot. Without the note a start is refused that could have been made.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ordering.sequencer import SNAPSHOT_EVERY_MS
 
 TICKS_IN_A_RETENTION = 8
 """A snapshot is written with the second tick or third, so it is never older than half of what is kept."""
-_PERIOD_WHERE_UNKNOWN = SNAPSHOT_EVERY_MS / 1000 / 4
+_PERIOD_WHERE_UNKNOWN_S = SNAPSHOT_EVERY_MS / 1000 / 4
 
 
 class Upkeep:
@@ -46,7 +45,7 @@ class Upkeep:
         if self._periods is None:
             retention = data_retention(self._connection, self._groups, self._site)
             self._periods = {
-                group: _PERIOD_WHERE_UNKNOWN if seconds is None else seconds / TICKS_IN_A_RETENTION
+                group: _PERIOD_WHERE_UNKNOWN_S if seconds is None else seconds / TICKS_IN_A_RETENTION
                 for group, seconds in retention.items()
             }
             self._last = dict.fromkeys(self._periods, now)

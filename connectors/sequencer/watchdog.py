@@ -1,11 +1,11 @@
 """The watchdog: does what a sequencer decides come to count?
 
-A sequencer writes DATA and never reads it. If its records did not count for readers (a hole before them, a higher
-epoch in force, a topic made anew under its feet), nobody would tell it: it would go on, and its group would stand
-still. So the number of seqnos that finished batches have given is held against how far readers of DATA have come.
+A sequencer writes DATA and never reads it. Its records may not count for readers: a hole stands before them, a higher
+epoch is in force, or the topic was made anew. The sequencer would not notice, and its group would stand still. So the
+watchdog compares how many seqnos finished batches have given with how far readers of DATA have come.
 
-Cheap, since it looks only where something was decided, only now and then, and only at the end of DATA. That may pass
-over a hole further up. It never barks without cause: before it does, the whole state that DATA tells is read.
+It is cheap: it looks only where something was decided, only now and then, and only at the end of DATA. So it may miss a
+hole further up. It never raises a false alarm: before it raises one, it reads the whole state that DATA tells.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from connectors.kafka.data_log import DataLog
 from ordering.errors import AbcastError, HistoryUnavailable
 from ordering.reader import Reader
 
-LOOK_SECONDS = 5.0
-BEHIND_SECONDS = 10.0
+LOOK_S = 5.0
+BEHIND_S = 10.0
 """Batches are written before they are reported, so a reader should have them at once."""
 LOOK_RECORDS = 64
 """Of more than that, only so many at the end are read."""
@@ -54,7 +54,7 @@ class Watchdog:
         """Read the ends of DATA, if it is time and there is a reason. Raises NotCounting, BrokerUnreachable."""
         if not self._fresh or now < self._next_look:
             return
-        self._next_look = now + LOOK_SECONDS
+        self._next_look = now + LOOK_S
         for group in self._fresh:
             self._watched[group].read_on(self._log(group))
         if self._missing() <= 0:
@@ -62,7 +62,7 @@ class Watchdog:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = now
-        elif now - self._behind_since >= BEHIND_SECONDS:
+        elif now - self._behind_since >= BEHIND_S:
             self._confirm()
 
     def _missing(self) -> int:

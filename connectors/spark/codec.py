@@ -13,8 +13,8 @@ from ordering.names import MAX_SITE_LENGTH, SITE_PATTERN, relay_of
 from ordering.records import LINK_START, MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW, SKIP
 
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
-_OWN = len(codec.FORWARD_HEADERS)
-_RELAYED_OWN = _OWN + 1  # of the two that relays add, a record has one
+_FORWARD_COUNT = len(codec.FORWARD_HEADERS)
+_RELAYED_COUNT = _FORWARD_COUNT + 1  # of the two that relays add, a record has one
 
 
 def group_of_forward(site: str) -> Column:
@@ -90,7 +90,7 @@ def is_plain_forward(site: str, *, relayed: bool) -> Column:
     others = others_of_plain(site, relayed=relayed)
     names, values = others["key"], others["value"]
     size = F.octet_length(F.array_join(names, "")) + F.octet_length(F.array_join(values.cast("array<string>"), ""))
-    others_are_the_applications = (F.size(headers) == _OWN) | (
+    others_are_the_applications = (F.size(headers) == _FORWARD_COUNT) | (
         ~F.array_join(names, ",").contains(codec.PREFIX) & (size <= MAX_HEADERS_BYTES)
     )
     plain = (
@@ -121,7 +121,7 @@ def behind(headers: Column, count: Column) -> Column:
 
 def others_of_plain(site: str, *, relayed: bool) -> Column:
     """The headers of a plain FORWARD row behind abcast's own, of which there are more if a relay brought it."""
-    own = F.when(_is_local(site), _OWN).otherwise(_RELAYED_OWN) if relayed else F.lit(_OWN)
+    own = F.when(_is_local(site), _FORWARD_COUNT).otherwise(_RELAYED_COUNT) if relayed else F.lit(_FORWARD_COUNT)
     return behind(F.col("headers"), own)
 
 
@@ -132,7 +132,7 @@ def _is_local(site: str) -> Column:
 
 def _relayed_header() -> Column:
     """The header that a relay adds to a FORWARD row, where our own relays put it."""
-    return F.get(F.col("headers"), F.lit(_OWN))
+    return F.get(F.col("headers"), F.lit(_FORWARD_COUNT))
 
 
 def _relayed_text() -> Column:
@@ -170,29 +170,30 @@ def _is_ascii(text: Column) -> Column:
     return F.is_valid_utf8(text) & (F.octet_length(text) == F.length(text))
 
 
-def _ascii(name: str, value: Column) -> Column:
+def header_struct(name: str, value: Column) -> Column:
+    """A header of abcast's with this value, in ASCII."""
     return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
 
 
 def link_header(*numbers: Column) -> Column:
     """The header that says what a link says of a row, as an array; empty where the numbers are null."""
-    one = F.array(_ascii(codec.H_LINK, F.concat_ws(" ", *numbers)))
+    one = F.array(header_struct(codec.H_LINK, F.concat_ws(" ", *numbers)))
     return F.when(numbers[0].isNotNull(), one).otherwise(F.array().cast(HEADERS_TYPE))
 
 
 def own_data_headers() -> Column:
     """The own headers of a DATA row, from the sequencer's output columns."""
     return F.array(
-        _ascii(codec.H_VERSION, F.lit(codec.VERSION)),
-        _ascii(codec.H_KIND, F.col("kind")),
-        _ascii(codec.H_SENDER, F.col("sender")),
-        _ascii(codec.H_INCARNATION, F.col("incarnation")),
-        _ascii(codec.H_LOCAL_SEQNO, F.col("local_seqno")),
-        _ascii(codec.H_SEQNO, F.col("seqno")),
-        _ascii(codec.H_EPOCH, F.col("epoch")),
-        _ascii(codec.H_VIEW, F.col("view")),
-        _ascii(codec.H_SOURCE, F.col("source")),
-        _ascii(codec.H_FORWARDED_AT, F.col("forwarded_at_ms")),
+        header_struct(codec.H_VERSION, F.lit(codec.VERSION)),
+        header_struct(codec.H_KIND, F.col("kind")),
+        header_struct(codec.H_SENDER, F.col("sender")),
+        header_struct(codec.H_INCARNATION, F.col("incarnation")),
+        header_struct(codec.H_LOCAL_SEQNO, F.col("local_seqno")),
+        header_struct(codec.H_SEQNO, F.col("seqno")),
+        header_struct(codec.H_EPOCH, F.col("epoch")),
+        header_struct(codec.H_VIEW, F.col("view")),
+        header_struct(codec.H_SOURCE, F.col("source")),
+        header_struct(codec.H_FORWARDED_AT, F.col("forwarded_at_ms")),
     )
 
 

@@ -1,4 +1,4 @@
-"""The directory of --data: whether a job can work in it, before it disturbs anybody, and whether it is still there."""
+"""The directory of --data: whether a job can work in it, which is asked first, and whether it is still there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def disk_full() -> EnvironmentProblem:
 
 
 class HeldDirectory:
-    """A directory of a running query. As it is held open, no other can pass for it: its inode is not given again."""
+    """A directory of a running query. It is held open, so no other directory can get its inode meanwhile."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path

@@ -30,7 +30,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.backlog import find_backlog, records_that_fit
 from connectors.kafka.connection import Connection
-from connectors.kafka.topic_finder import LOOK_SECONDS, TopicFinder
+from connectors.kafka.topic_finder import LOOK_S, TopicFinder
 from connectors.spark.data_directory import CHECKPOINTS, HeldDirectory, held
 from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain
 from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, NoSnapshot, UsageError
@@ -38,25 +38,25 @@ from ordering.names import Topic
 
 __all__ = ["BatchTooLarge", "JobOptions", "QueryFailed", "SparkJob", "StreamingJob"]
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
-WATCH_SECONDS = 1
+WATCH_S = 1
 """How often a running job looks whether all is well, and a sequencer for a newer epoch."""
-RESTART_BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
+RESTART_BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 """Waits between restarts of a query that failed for a reason that may pass (a broker that restarts)."""
-HEALTHY_SECONDS = 60.0
+HEALTHY_S = 60.0
 """A query that ran this long starts with a clean record."""
-REPORT_SECONDS = 10.0
+REPORT_S = 10.0
 """A line of the log about the newest batch, at most this often."""
-STOP_SECONDS = 10.0
+STOP_S = 10.0
 """How long a stop waits for the batch in hand."""
-STILL_FAILING_SECONDS = 300.0
+STILL_FAILING_S = 300.0
 """A failure that goes on is told again this often; one that changes, at once."""
 
-_READY_POLL_SECONDS = 0.1
-_SLOW_START_SECONDS = 30.0
+_READY_POLL_S = 0.1
+_SLOW_START_S = 30.0
 """The first batch is said to be late this often."""
-_TASKS_RUN_SECONDS = 1.0
+_TASKS_RUN_S = 1.0
 """In real time, the first batch ends after seconds: one whose tasks have run for so long is taken to work."""
 
 _stopping = threading.Lock()
@@ -65,7 +65,7 @@ _stopping = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """What every streaming job is told.
+    """The options that all streaming jobs have.
 
     `site`: the site whose groups it serves. `data`: the directory for `checkpoints/` and the Delta tables.
     `max_batch_records`: records a micro-batch takes at most, for all groups of a query; fewer where they are large.
@@ -86,8 +86,8 @@ class KafkaRefused(AbcastError):
 class SparkJob(Protocol):
     """What can be run beside others in one Spark application.
 
-    `ready` is set when it works. With `keeps_trying` it goes on whatever fails, short of a wrong configuration, and
-    counts as ready meanwhile: it depends on another site.
+    `ready` is set when it works. A job with `keeps_trying` depends on another site. It goes on after any failure but a
+    wrong configuration, and counts as ready meanwhile.
     """
 
     name: str
@@ -136,7 +136,7 @@ class StreamingJob(ABC):
             self._run()
 
     def _run(self) -> None:
-        failures, told = 0, _Told(self.name)
+        failures, failure_log = 0, _FailureLog(self.name)
         while not self._ends.is_set():
             started = time.monotonic()
             try:
@@ -152,17 +152,19 @@ class StreamingJob(ABC):
                         f"{self.name}: a single record did not fit into memory: free some, and start again."
                     ) from error
                 self._max_batch_records = self._batch_records // 2
-                log.warning("%s: %s Starting again with %d records at most.", self.name, error, self._max_batch_records)
+                _logger.warning(
+                    "%s: %s Starting again with %d records at most.", self.name, error, self._max_batch_records
+                )
             except AbcastError as error:
-                failures = failures + 1 if time.monotonic() - started < HEALTHY_SECONDS else 1
+                failures = failures + 1 if time.monotonic() - started < HEALTHY_S else 1
                 if not self._may_pass(error, failures):
                     raise
                 if self._ends.is_set():
                     return
                 if self.keeps_trying:
                     self.ready.set()
-                wait = RESTART_BACKOFF_SECONDS[min(failures, len(RESTART_BACKOFF_SECONDS)) - 1]
-                told.tell(error, wait, is_first=failures == 1)
+                wait = RESTART_BACKOFF_S[min(failures, len(RESTART_BACKOFF_S)) - 1]
+                failure_log.tell(error, wait, is_first=failures == 1)
                 self._ends.wait(wait)
 
     def _may_pass(self, error: AbcastError, failures: int) -> bool:
@@ -170,7 +172,7 @@ class StreamingJob(ABC):
             return not isinstance(error, UsageError | EnvironmentProblem)
         # For a broker, or for the sequencer, a job waits as long as it takes: there is nothing else to do.
         waits = isinstance(error, BrokerUnreachable | NoSnapshot)
-        return error.retriable and (failures <= len(RESTART_BACKOFF_SECONDS) or waits)
+        return error.retriable and (failures <= len(RESTART_BACKOFF_S) or waits)
 
     @abstractmethod
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
@@ -181,7 +183,7 @@ class StreamingJob(ABC):
         """Start the query over these topics."""
 
     def check(self) -> None:
-        """Called every WATCH_SECONDS and after a failure; raises if the query must not go on."""
+        """Called every WATCH_S and after a failure; raises if the query must not go on."""
 
     def close_query(self) -> None:
         """Release what `start_query` opened."""
@@ -192,7 +194,7 @@ class StreamingJob(ABC):
             topics = self._find_topics(fresh=True)
             if not topics:
                 self.ready.set()
-                self._ends.wait(LOOK_SECONDS)
+                self._ends.wait(LOOK_S)
                 return
             with contextlib.ExitStack() as cleanup:
                 directory = cleanup.enter_context(held(self.checkpoints / uuid.uuid4().hex))
@@ -217,32 +219,32 @@ class StreamingJob(ABC):
         started = reported = checked = time.monotonic()
         while not self._ends.is_set():
             # pyspark's type stubs know no fractions of a second.
-            if query.awaitTermination(WATCH_SECONDS if self.ready.is_set() else _READY_POLL_SECONDS):  # type: ignore[arg-type]
+            if query.awaitTermination(WATCH_S if self.ready.is_set() else _READY_POLL_S):  # type: ignore[arg-type]
                 return
             now = time.monotonic()
             if not self.ready.is_set():
                 if self._works(query, now - started):
                     self.ready.set()
-                elif now - reported > _SLOW_START_SECONDS:
+                elif now - reported > _SLOW_START_S:
                     reported = now
                     self._tell_slow_start(query, now - started)
-                elif now - checked < WATCH_SECONDS:
+                elif now - checked < WATCH_S:
                     continue
             checked = now
             directory.check()
             try:
                 # First of all: what is asked of a topic that is gone is asked for seconds.
                 if self._find_topics() != topics:
-                    log.info("%s: the topics have changed, starting the query anew", self.name)
+                    _logger.info("%s: the topics have changed, starting the query anew", self.name)
                     return
                 self.check()
             except BrokerUnreachable:
                 # The query has its own patience with a broker that restarts; if that ends, so does the query.
-                log.warning("%s: the broker does not answer", self.name)
+                _logger.warning("%s: the broker does not answer", self.name)
             progress = query.lastProgress
-            if progress and progress.numInputRows and now - reported > REPORT_SECONDS:
+            if progress and progress.numInputRows and now - reported > REPORT_S:
                 reported = now
-                log.info(
+                _logger.info(
                     "%s: batch=%d groups=%s records=%d ms=%d",
                     self.name,
                     progress.batchId,
@@ -251,28 +253,28 @@ class StreamingJob(ABC):
                     progress.batchDuration,
                 )
 
-    def _works(self, query: StreamingQuery, seconds: float) -> bool:
+    def _works(self, query: StreamingQuery, running_s: float) -> bool:
         """Whether the first batch is through; in real time, whether it runs."""
         if query.lastProgress is not None:
             return True
-        if not self.in_real_time or seconds < _TASKS_RUN_SECONDS:
+        if not self.in_real_time or running_s < _TASKS_RUN_S:
             return False
         return bool(self.spark.sparkContext.statusTracker().getJobIdsForGroup(str(query.runId)))
 
-    def _tell_slow_start(self, query: StreamingQuery, seconds: float) -> None:
-        log.warning(
+    def _tell_slow_start(self, query: StreamingQuery, running_s: float) -> None:
+        _logger.warning(
             "%s: the first batch is not through after %.0f s (Spark says: %s). Does Spark have a free core?",
             self.name,
-            seconds,
+            running_s,
             query.status["message"],
         )
 
     def _stop_query(self, query: StreamingQuery) -> None:
-        """Stop after the batch in hand; the one that begins meanwhile is cut off, and done by the next start."""
+        """Stop after the batch in hand. A batch that begins meanwhile is cut off, and the next start repeats it."""
         self._query_ends.set()
         _await_batch_in_hand(query)
         with _stopping:
-            # Spark reports the cut as an error, with stack traces; it is none.
+            # Spark reports the cut as an error, with stack traces, although nothing is wrong.
             self.spark.sparkContext.setLogLevel("OFF")
             query.stop()
             if not self._stop.is_set():  # else the application ends, and what was cut off may still say so
@@ -296,8 +298,8 @@ class StreamingJob(ABC):
         fitting = records_that_fit(connection, backlog)
         self._batch_records = min(self._max_batch_records, fitting or self._max_batch_records)
         starts: dict[str, dict[str, int]] = {}
-        for place, of in backlog.items():
-            starts.setdefault(place.topic, {})[str(place.partition)] = of.start
+        for partition, offsets in backlog.items():
+            starts.setdefault(partition.topic, {})[str(partition.partition)] = offsets.start
         return {
             **connection.spark_options(),
             "subscribe": ",".join(sorted(topics)),
@@ -315,7 +317,7 @@ class StreamingJob(ABC):
 
 
 def _await_batch_in_hand(query: StreamingQuery) -> None:
-    deadline = time.monotonic() + STOP_SECONDS
+    deadline = time.monotonic() + STOP_S
     batch = _last_done(query)
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
         if _last_done(query) > batch:
@@ -331,16 +333,16 @@ def _last_done(query: StreamingQuery) -> int:
     return progress.batchId if progress.numInputRows else progress.batchId - 1
 
 
-class _Told:
-    """Tells why a query is started again: each reason once, and now and then that it is still the same."""
+class _FailureLog:
+    """Logs why a query is started again: each reason once, and now and then that it is still the same."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._text = ""
         self._told_at = 0.0
 
-    def tell(self, error: AbcastError, wait: float, *, is_first: bool) -> None:
+    def tell(self, error: AbcastError, wait_s: float, *, is_first: bool) -> None:
         text, now = str(error), time.monotonic()
-        if is_first or text != self._text or now - self._told_at > STILL_FAILING_SECONDS:
+        if is_first or text != self._text or now - self._told_at > STILL_FAILING_S:
             self._text, self._told_at = text, now
-            log.warning("%s: %s Starting again in %g s.", self._name, text, wait)
+            _logger.warning("%s: %s Starting again in %g s.", self._name, text, wait_s)

@@ -1,4 +1,4 @@
-"""What ended a Spark query, in one sentence: the true cause, which Spark wraps in what was the matter with that."""
+"""What ended a Spark query, in one sentence: the innermost cause, which Spark wraps in several other errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from connectors.spark.data_directory import disk_full
 from ordering.errors import AbcastError, EnvironmentProblem, HistoryUnavailable
 
 REASON_CHARACTERS = 600
-"""Of a reason, as much is told."""
+"""A reason is cut off after so many characters."""
 
 
 class QueryFailed(AbcastError):
@@ -33,6 +33,7 @@ _NO_MEMORY = (
 )
 _TOO_LITTLE_SPACE = 1024 * 1024
 """Bytes. With less free, a query that failed is taken to have failed for that reason: Spark does not always tell."""
+_OF_OURS = re.compile(rf"{re.escape(AbcastError.__module__)}\.(\w+): (.*)")
 _OWN = {error.__name__: error for error in (EnvironmentProblem, HistoryUnavailable)}
 """What code of ours raises inside a query to end the job. Anything else is worth another query."""
 
@@ -45,7 +46,7 @@ def explain(error: Exception, data: Path) -> AbcastError:
     if any(words in text for words in _NO_MEMORY):
         return BatchTooLarge("a batch did not fit into memory.")
     reason = true_reason(text)
-    own = re.match(r"ordering\.errors\.(\w+): (.*)", reason)
+    own = _OF_OURS.match(reason)
     if own is not None and own[1] in _OWN:
         return _OWN[own[1]](own[2])
     return QueryFailed(f"the query failed ({reason}).")

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
+from connectors.local.configuration import configuration_file
 from connectors.local.jars import jars_directory, spark_jars
 from connectors.spark.query_failure import full_text, true_reason
 from ordering.errors import EnvironmentProblem
@@ -47,7 +49,7 @@ SETTINGS = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     # Workers that begin with everything imported.
-    "spark.python.daemon.module": "connectors.sequencer.python_workers",
+    "spark.python.daemon.module": resolve_name("..sequencer.python_workers", __package__),
     # Over TCP each batch waits 40 ms: Spark sends it in two pieces, and the second is held back until the first is
     # acknowledged (Nagle's algorithm against delayed acknowledgements).
     "spark.python.unix.domain.socket.enabled": "true",
@@ -81,11 +83,9 @@ _SUBMITTED = "PYSPARK_GATEWAY_PORT" in os.environ
 _COMPILER_NICENESS = 10
 
 _WORKER_JOB = "abcast-python-worker"
-_TELL_SECONDS = 30.0
+_TELL_S = 30.0
 
-log = logging.getLogger(__name__)
-
-LOG_SETTINGS = Path(__file__).resolve().parents[2] / "conf" / "log4j2.properties"
+_logger = logging.getLogger(__name__)
 
 
 def build_session(
@@ -131,10 +131,11 @@ def build_session(
 
 
 def _let_compiler_give_way(session: SparkSession) -> None:
-    """Java's second compiler takes a third of the CPU time of a start, for code that may run once: let it take what is
-    left over. Where there is no /proc, it goes on as before.
+    """Give Java's second compiler a lower priority. Without a /proc this does nothing.
+
+    It takes a third of the CPU time of a start, for code that may run once.
     """
-    gateway = session.sparkContext._gateway
+    gateway = session.sparkContext._gateway  # noqa: SLF001 - there is no public way
     assert gateway is not None
     for thread in Path(f"/proc/{gateway.proc.pid}/task").glob("*"):
         with contextlib.suppress(OSError):
@@ -148,7 +149,7 @@ def class_archive() -> Path:
 
 
 def _java_options(archive_to: Path | None) -> Iterator[str]:
-    yield f'"-Dlog4j2.configurationFile={LOG_SETTINGS}"'
+    yield f'"-Dlog4j2.configurationFile={configuration_file("log4j2.properties")}"'
     # Throughput counts here, not pauses, and there are few cores: the parallel collector.
     yield "-XX:+UseParallelGC"
     archive = class_archive()
@@ -162,18 +163,18 @@ def _java_options(archive_to: Path | None) -> Iterator[str]:
     yield "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
-def end_jvm(session: SparkSession, timeout: float) -> None:
+def end_jvm(session: SparkSession, timeout_s: float) -> None:
     """Stop the session and wait until its JVM has ended, which otherwise outlives the process for a moment."""
-    gateway = session.sparkContext._gateway
+    gateway = session.sparkContext._gateway  # noqa: SLF001 - there is no public way
     assert gateway is not None
     session.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait(timeout)
+    gateway.proc.wait(timeout_s)
 
 
 class PythonWorker:
-    """A Python worker that Spark starts while others go on. It waits in Spark's pool for the first batch, which it
+    """A Python worker that Spark starts in the background. It waits in Spark's pool for the first batch, which it
     makes some seconds faster; and where it can't start, no batch could be decided.
     """
 
@@ -184,7 +185,7 @@ class PythonWorker:
         self._thread = threading.Thread(target=self._start, name="abcast-python-worker", daemon=True)
         # A Python job has the JVM connect to pyspark's server for accumulators; if it is killed, that prints a stack
         # trace.
-        self._spark._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
+        self._spark._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]  # noqa: SLF001
         self._thread.start()
 
     def _start(self) -> None:
@@ -195,23 +196,23 @@ class PythonWorker:
                 self._spark.parallelize([0], 1).foreach(_do_nothing)
             finally:
                 self._spark.setLogLevel("ERROR")
-        except Exception as error:  # noqa: BLE001 - handed to whoever asks
+        except Exception as error:  # noqa: BLE001 - handed to the caller of `works`
             self._failure = error
 
-    def works(self, timeout: float) -> bool:
-        """Whether it has started; waits so many seconds for it. Raises EnvironmentProblem if it can't start."""
-        self._thread.join(timeout)
+    def works(self, timeout_s: float) -> bool:
+        """Whether it has started; waits at most so many seconds. Raises EnvironmentProblem if it can't start."""
+        self._thread.join(timeout_s)
         if self._failure is not None:
             reason = true_reason(full_text(self._failure))
             raise EnvironmentProblem(f"Spark can't run a task in Python: {reason}") from self._failure
         now = time.monotonic()
-        if self._thread.is_alive() and now - self._told_at > _TELL_SECONDS:
+        if self._thread.is_alive() and now - self._told_at > _TELL_S:
             self._told_at = now
-            log.warning("Spark has run no task for %.0f s: does it have a free core?", now - self._started_at)
+            _logger.warning("Spark has run no task for %.0f s: does it have a free core?", now - self._started_at)
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Give up what has not started, and wait for the end of that."""
+        """Give up a worker that has not started, and wait until it is gone."""
         if self._thread.is_alive():
             self._spark.cancelJobGroup(_WORKER_JOB)
         self._thread.join()
@@ -225,7 +226,7 @@ def hand_on_signals(session: SparkSession, stop: Callable[[], None]) -> None:
     """Under spark-submit it is the JVM that a SIGTERM or Ctrl-C ends: let it call `stop` instead, in another thread."""
     if not _SUBMITTED:
         return
-    gateway = session.sparkContext._gateway
+    gateway = session.sparkContext._gateway  # noqa: SLF001 - there is no public way
     assert gateway is not None
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
     signals = _jvm().sun.misc.Signal
@@ -250,7 +251,7 @@ class _SignalHandler:
 
 def _add_to_class_path(jars: Iterable[Path]) -> None:
     """Let the JVM that spark-submit has started see the jars."""
-    SparkContext._ensure_initialized()
+    SparkContext._ensure_initialized()  # noqa: SLF001 - there is no public way
     jvm = _jvm()
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     for jar in jars:
@@ -258,6 +259,6 @@ def _add_to_class_path(jars: Iterable[Path]) -> None:
 
 
 def _jvm() -> JVMView:
-    jvm = SparkContext._jvm
+    jvm = SparkContext._jvm  # noqa: SLF001 - there is no public way
     assert jvm is not None
     return jvm

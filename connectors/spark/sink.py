@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from connectors.kafka.connection import MAX_RECORD_BYTES
+from ordering.records import MAX_RECORD_BYTES
 
 SINK_OPTIONS = {
     "includeHeaders": "true",

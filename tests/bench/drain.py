@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -49,10 +50,10 @@ class Drained:
         return self.steady or self.whole
 
 
-def read(lab: Lab, topic: str) -> DataFrame:
-    """A stream over a topic from its beginning, with the jobs' own options of the source."""
+def read(lab: Lab, topic: str, offset: int = 0) -> DataFrame:
+    """A stream over a topic from an offset of partition 0 on, with the jobs' own options of the source."""
     options = JobOptions(lab.connection, "unused", lab.directory, lab.plan.batch_records)
-    source = SequencerLane(lab.spark, options).kafka_source([topic], {})
+    source = SequencerLane(lab.spark, options).kafka_source([topic], {TopicPartition(topic, 0): offset})
     return lab.spark.readStream.format("kafka").options(**source).load()
 
 
@@ -86,7 +87,7 @@ def drain_ledger(lab: Lab, output: Place) -> Drained:
         with DataLog(lab.connection, output.group, output.site) as log:
             start = log.after(0)
         writer = LedgerWriter(tables / "ledger", {output.group: start}, lambda _: start.offset)
-        drained = measure_drain(lab, read(lab, output.data).writeStream.foreachBatch(writer.write))
+        drained = measure_drain(lab, read(lab, output.data, start.offset).writeStream.foreachBatch(writer.write))
         writer.check()
         return drained
     finally:

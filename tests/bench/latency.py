@@ -18,7 +18,7 @@ from tests.bench.lab import Lab, Place
 from tests.bench.load import Arrivals, BareSender, Pace, stamped_payload
 
 KINDS = {"copy": "the copy", "sequencer": "the sequencer"}
-_SETTLE_SECONDS = 3.0
+_SETTLE_S = 3.0
 
 
 def measure(lab: Lab) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def measure_latency(lab: Lab, place: Place, topic: str) -> tuple[list[float], fl
         measured_to = time.monotonic_ns()
         pace.stop()
         behind = pace.behind
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(_SETTLE_S)
     # What was sent within the window counts, also what arrived after it.
     return [(end - begin) / 1e6 for begin, end in arrivals.seen if measured_from <= begin < measured_to], behind
 

@@ -16,8 +16,8 @@ from tests.bench.latency import sequencing
 from tests.bench.load import PAYLOAD_BYTES, BareSender
 
 _PAYLOAD = b"x" * PAYLOAD_BYTES
-_NEVER_SECONDS = 3600.0
-_PATIENCE_SECONDS = 300.0
+_NEVER_S = 3600.0
+_PATIENCE_S = 300.0
 
 Work = Callable[[Lab, Place, str, int], float]
 
@@ -70,7 +70,7 @@ def _alternate(lab: Lab, place: Place, works: dict[str, Work], *, fenced: bool) 
 def _fence(lab: Lab, place: Place) -> None:
     """Return when everything sent before is ordered: a message behind it in the log is."""
     with Member(place.group, f"{place.site}/fence", connection=lab.connection) as fence:
-        fence.broadcast(b"").result(timeout=_PATIENCE_SECONDS)
+        fence.broadcast(b"").result(timeout=_PATIENCE_S)
 
 
 def _send_bare(lab: Lab, place: Place, name: str, count: int) -> float:
@@ -94,7 +94,7 @@ def _send(lab: Lab, place: Place, name: str, count: int, outbox: Path | None = N
         outbox=outbox,
         max_pending_records=count + 1,
         max_pending_bytes=1 << 40,
-        resend_after=_NEVER_SECONDS,
+        resend_after=_NEVER_S,
     )
     try:
         goal = lab.end_of(place.forward) + 1 + count
@@ -129,11 +129,11 @@ def _broadcast(lab: Lab, place: Place, name: str, count: int, room: int = 10_000
         outbox=outbox,
         max_pending_records=room,
     ) as member:
-        member.broadcast(_PAYLOAD).result(timeout=_PATIENCE_SECONDS)
+        member.broadcast(_PAYLOAD).result(timeout=_PATIENCE_S)
         started = time.monotonic()
-        receipts = [member.broadcast(_PAYLOAD, timeout=_PATIENCE_SECONDS) for _ in range(count)]
+        receipts = [member.broadcast(_PAYLOAD, timeout=_PATIENCE_S) for _ in range(count)]
         for receipt in receipts:
-            receipt.result(timeout=_PATIENCE_SECONDS)
+            receipt.result(timeout=_PATIENCE_S)
         return time.monotonic() - started
 
 

@@ -12,7 +12,7 @@ from tests.bench.lab import Lab
 from tests.bench.plan import Case
 from tests.bench.processes import MemorySampler
 
-_PATIENCE_SECONDS = 900.0
+_PATIENCE_S = 900.0
 
 
 def measure(lab: Lab) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def measure(lab: Lab) -> dict[str, Any]:
         data = lab.path("data")
         with lab.sequencer(place, data) as process, MemorySampler(process.pid) as memory:
             ready = process.wait_said("ready;")
-            deadline = ready + _PATIENCE_SECONDS
+            deadline = ready + _PATIENCE_S
             with DataLog(lab.connection, place.group, place.site) as log:
                 while log.end() < records or log.state().seqno < records:
                     if time.monotonic() > deadline or process.popen.poll() is not None:

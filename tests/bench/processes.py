@@ -21,7 +21,7 @@ Usage = dict[str, float]
 _PARTS = {"-m connectors.sequencer.python_workers": "worker", "kafka.Kafka": "broker", "org.apache.spark.": "jvm"}
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
-_SAMPLE_SECONDS = 0.1
+_SAMPLE_S = 0.1
 _MIB = 1024 * 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -115,7 +115,7 @@ class MemorySampler:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(_SAMPLE_SECONDS):
+        while not self._stop.wait(_SAMPLE_S):
             now = {part: mib for part, mib in resident_mib(self._root).items() if part != "broker"}
             if sum(now.values()) > sum(self.peak.values()):
                 self.peak = now

@@ -14,7 +14,7 @@ from typing import Any
 
 from connectors import Member
 from connectors.kafka.data_log import DataLog
-from connectors.spark.job import STOP_SECONDS
+from connectors.spark.job import STOP_S
 from ordering.errors import NotOrderedInTime
 from tests.bench.backlog import fill
 from tests.bench.lab import Lab, Place
@@ -22,9 +22,9 @@ from tests.bench.load import PAYLOAD_BYTES, Pace
 from tests.bench.plan import Case
 from tests.bench.processes import Child
 
-_PATIENCE_SECONDS = 180.0
-_HEALTHY_SECONDS = 5.0
-_SETTLE_SECONDS = 2.0
+_PATIENCE_S = 180.0
+_HEALTHY_S = 5.0
+_SETTLE_S = 2.0
 _SESSION = "from connectors.spark.session import build_session; build_session('bare'); print('session is up')"
 
 
@@ -79,12 +79,12 @@ class _Observer:
 
     def first_of(self, epoch: int, *, newest: bool = False) -> _Seen:
         """Wait for the first delivery that an epoch above `epoch` decided (`newest`: take the last of all)."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _PATIENCE_S
         while not (self.seen and self.seen[-1].epoch > epoch):
             if self.problem is not None:
                 raise self.problem
             if time.monotonic() > deadline:
-                raise RuntimeError(f"no delivery of an epoch above {epoch} within {_PATIENCE_SECONDS:g} s")
+                raise RuntimeError(f"no delivery of an epoch above {epoch} within {_PATIENCE_S:g} s")
             time.sleep(0.005)
         return self.seen[-1] if newest else next(one for one in list(self.seen) if one.epoch > epoch)
 
@@ -131,7 +131,7 @@ class _Supervisor:
         self._stop.set()
         for child in list(self.children):
             child.kill()
-        self._thread.join(STOP_SECONDS)
+        self._thread.join(STOP_S)
         shutil.rmtree(self._data, ignore_errors=True)
 
 
@@ -165,7 +165,7 @@ def _kills(lab: Lab) -> dict[str, Any]:
         supervisor.child.wait_said("ready;")
         for turn in range(lab.plan.kills):
             observer.newest()
-            time.sleep(_HEALTHY_SECONDS)
+            time.sleep(_HEALTHY_S)
             epoch = observer.newest().epoch
             lab.say(f"recovery: kill -9 {turn + 1}/{lab.plan.kills} at {lab.plan.latency_rate:,} records/s")
             killed_at, child = supervisor.kill()
@@ -195,16 +195,16 @@ def _lost_checkpoint(lab: Lab, history: int) -> dict[str, Any]:
         data = lab.path("data")
         with lab.sequencer(place, data) as child, DataLog(lab.connection, place.group, place.site) as log:
             child.wait_said("ready;")
-            deadline = time.monotonic() + _PATIENCE_SECONDS
+            deadline = time.monotonic() + _PATIENCE_S
             while log.end() < history and time.monotonic() < deadline:
                 time.sleep(0.2)
-            time.sleep(_HEALTHY_SECONDS)
+            time.sleep(_HEALTHY_S)
             child.kill()
             state = log.state()
         shutil.rmtree(data, ignore_errors=True)
         # The members are there before, and know where DATA ends: only the sequencer has to find out.
         observer = cleanup.enter_context(_under_load(lab, place, from_seqno=state.seqno + 1))
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(_SETTLE_S)
         with lab.sequencer(place, data) as child:
             row = _timeline(child, observer, state.epoch, child.started_at)
         shutil.rmtree(data, ignore_errors=True)

@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame
 
 from connectors.kafka.sites import Direction, Sites, Trigger
 from connectors.kafka.topics import ensure_topic
-from connectors.relay.columns import relay_news, relay_orders, relay_requests
-from connectors.relay.job import Requests
+from connectors.relay.columns import relay_forward, relay_home_data, relay_mesh_data
+from connectors.relay.job import SiteForward
 from connectors.spark.job import JobOptions
 from jobs.streaming import running
 from ordering.names import Topic
@@ -55,8 +55,8 @@ def _drain(lab: Lab, kind: str, source: str, way: Direction, place: Place) -> Dr
 
 def _relayed(kind: str, rows: DataFrame, source: str, way: Direction) -> DataFrame:
     if kind == "requests":
-        return relay_requests(rows, way)
-    return relay_orders(rows, way) if kind == "orders" else relay_news(rows, way, {source: 0}, [way.target])
+        return relay_forward(rows, way)
+    return relay_home_data(rows, way) if kind == "orders" else relay_mesh_data(rows, way, {source: 0}, [way.target])
 
 
 def _latency(lab: Lab) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _relaying(lab: Lab, trigger: Trigger, place: Place, target: Place) -> Iterat
     """The relay job from one site to its home, in this process, ready."""
     ends = {place.site: lab.connection, target.site: lab.connection}
     sites = Sites("hub", target.site, trigger, ends, frozenset([frozenset(ends)]))
-    make = functools.partial(Requests, sites=sites, way=Direction(place.site, target.site))
+    make = functools.partial(SiteForward, sites=sites, way=Direction(place.site, target.site))
     data = lab.path("data")
     with running([make], lab.spark, JobOptions(lab.connection, place.site, data)) as jobs:
         while not jobs[0].ready.wait(0.2):

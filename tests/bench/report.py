@@ -17,8 +17,8 @@ MAX_MEMORY_MIB = 3 * 1024
 MIN_MEMBER_TO_BARE = 0.7
 MIN_RELAY_TO_COPY = 0.8
 MAX_RELAY_MS = {"micro-batch": 150, "real-time": 20}
-MAX_KILL_SECONDS = 15
-MAX_LOST_CHECKPOINT_SECONDS = 30
+MAX_KILL_S = 15
+MAX_LOST_CHECKPOINT_S = 30
 
 Results = Mapping[str, Any]
 
@@ -186,9 +186,9 @@ def _recovery(result: Results) -> list[Table]:
     )
     kills = result["kills"]
     for number, row in enumerate(kills["rounds"], 1):
-        _add_timeline(table, f"kill -9, {number}", row, MAX_KILL_SECONDS)
+        _add_timeline(table, f"kill -9, {number}", row, MAX_KILL_S)
     for row in result["lost_checkpoints"]:
-        _add_timeline(table, "checkpoint lost", row, MAX_LOST_CHECKPOINT_SECONDS)
+        _add_timeline(table, "checkpoint lost", row, MAX_LOST_CHECKPOINT_S)
     return [table]
 
 

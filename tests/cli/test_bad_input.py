@@ -12,7 +12,7 @@ from connectors import Member
 from connectors.kafka import codec
 from connectors.kafka.data_log import DataLog
 from ordering.names import Topic
-from ordering.records import EPOCH, Data
+from ordering.records import EPOCH, Data, Partition
 from ordering.sequencer import SequencerState
 from tests.cli.conftest import SITE, Pipeline
 from tests.forward_corpus import CORPUS, TIMESTAMP_MS, TOPIC, Case
@@ -77,7 +77,7 @@ def test_bad_input(pipeline: Pipeline) -> None:
         data = [stored.data for stored in log.records(0, log.end()) if stored.data.kind != EPOCH]
         log_end = log.state()
     state = SequencerState(group, epoch=data[0].epoch)
-    rows = read(pipeline, forward, log_end.decided[f"{forward}-0"])
+    rows = read(pipeline, forward, log_end.decided[Partition(forward, 0)])
     after, expected = decide_rows(state, rows, SITE)
     assert [_content(row) for row in letters] == [_content(row) for row in expected if row.topic == dead]
     assert [record.seqno for record in data] == list(range(1, after.seqno + 1))

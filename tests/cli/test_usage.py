@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,35 @@ def test_unknown_keys(tmp_path: Path) -> None:
     done = abcast("status", cwd=tmp_path)
     assert done.returncode == 2
     assert "unknown keys: bootstrap-servers, publish.count, publsh, topics.partitions." in done.stderr
+
+
+def test_version(tmp_path: Path) -> None:
+    """It is shown for the option alone: a deployment may have a variable ABCAST_VERSION, and no file has such a key."""
+    shown = abcast("--version", cwd=tmp_path)
+    assert (shown.returncode, shown.stdout) == (0, f"abcast {version('abcast')}\n")
+    used = abcast("query", "SELECT 1", cwd=tmp_path, variables={"ABCAST_VERSION": "7"})
+    assert (used.returncode, used.stdout) == (2, "")
+    assert "there is no ledger" in used.stderr
+    (tmp_path / "abcast.toml").write_text("version = true\n")
+    assert "unknown keys: version." in abcast("status", cwd=tmp_path).stderr
+
+
+def test_scripts(tmp_path: Path) -> None:
+    """A module that is run alone takes its own part of the file, and leaves it to `abcast` to judge the rest."""
+
+    def run(text: str, **variables: str) -> str:
+        (tmp_path / "abcast.toml").write_text(text)
+        command = [sys.executable, str(ROOT / "jobs" / "query.py"), "SELECT 1"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=environment(**variables), timeout=60
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        return done.stderr
+
+    assert "no ledger in here:" in run('data = "here"\ngroup = "g"\n[topics.create]\npartitions = 3\n')
+    assert "no ledger in here:" in run('data = "there"\n[query]\ndata = "here"\n')
+    assert "no ledger in here:" in run("", ABCAST_DATA="here")
+    assert "unknown keys: query.dta." in run('[query]\ndta = "here"\n')
 
 
 @pytest.mark.parametrize("text", [b"data = ", b"\xff\xfe"])

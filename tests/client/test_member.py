@@ -518,7 +518,7 @@ def _offset_of(connection: Connection, group: str, seqno: int) -> int:
 
 
 def _write_ledger(directory: Path, group: str, deliveries: list[Delivery]) -> None:
-    """A table with the columns of DESIGN.md that a member reads, in two files and not in order."""
+    """A table with the columns of docs/records.md that a member reads, in two files and not in order."""
     import pyarrow as pa
     from deltalake import write_deltalake
 

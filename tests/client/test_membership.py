@@ -685,7 +685,7 @@ def test_many_joins_and_leaves_are_few_views(connection: Connection, group: str)
 
 
 class Account:
-    """FLUSH.txt, "Use case: block() callback needs to complete transactions which are in the 2PC phase".
+    """FLUSH (docs/sources.md), "Use case: block() callback needs to complete transactions which are in the 2PC phase".
 
     A replicated balance. A transaction is PREPARE, an ACK of every other member, then COMMIT or ROLLBACK. `block` ends
     those that are in hand, so that a state that is supplied after it has no prepared transaction. The ACKs are letters:

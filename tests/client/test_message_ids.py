@@ -260,8 +260,8 @@ def test_what_is_the_same_control_record() -> None:
     """DATA keeps the kind of what was refused, and its reason."""
     join = Pending(1, b"", control_headers(JOIN))
     assert is_same(join, JOIN, b"", (("abcast-visited", b"nyc"),))
-    assert is_same(join, REFUSED, b'{"kind":"join","reason":"it is a member already"}', ())
-    assert not is_same(join, REFUSED, b'{"kind":"leave","reason":"it is not a member"}', ())
+    assert is_same(join, REFUSED, b'{"kind":"join","reason":"the sender is a member already"}', ())
+    assert not is_same(join, REFUSED, b'{"kind":"leave","reason":"the sender is not a member"}', ())
     assert not is_same(join, MESSAGE, b"", ())
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kafka.structs import TopicPartition
 
 from connectors.kafka import codec
 from ordering.errors import ProtocolViolation, UsageError
-from ordering.records import EPOCH, MAX_NUMBER, Data, DeadLetter, Forward, Headers, Link, Malformed, Source
+from ordering.records import EPOCH, MAX_NUMBER, Data, DeadLetter, Forward, Headers, Link, Malformed, Partition, Source
 from tests.forward_corpus import CORPUS, GOOD, RELAYED, TOPIC, Case
 
 SOURCE = Source(TOPIC, 3, 17)
@@ -131,3 +132,14 @@ def test_a_dead_letter_keeps_the_original_headers() -> None:
 def test_our_own_names_are_refused_at_the_client() -> None:
     with pytest.raises(UsageError, match="abcast's own"):
         codec.check_application_headers([("abcast-mine", b"")])
+
+
+def test_a_partition_is_kafkas_own_and_its_text_can_be_parsed() -> None:
+    """Names of topics have dashes, too. What the sequencer's state maps is looked up by what a consumer names."""
+    partition = Source("abcast.g.relayed-far.nyc", 12, 17).topic_partition
+    assert str(partition) == "abcast.g.relayed-far.nyc-12"
+    assert Partition.parse(str(partition)) == partition
+    assert {partition: 1}[TopicPartition("abcast.g.relayed-far.nyc", 12)] == 1
+    for text in ("", "12", "topic-x"):
+        with pytest.raises(ValueError, match=r"not a partition|invalid literal"):
+            Partition.parse(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from connectors.kafka.data_log import StateAt
-from connectors.sequencer.takeover import known
+from connectors.sequencer.takeover import find_state
 from ordering.errors import HistoryUnavailable, ProtocolViolation
 from ordering.reader import Reader, Seal
 from ordering.records import Data
@@ -81,9 +81,9 @@ def test_what_retention_has_dropped_is_not_there(seqno: int, beginning: int, is_
 
 def test_the_ledger_tells_what_data_no_longer_does() -> None:
     log = log_of(*FIRST, *SECOND, data(2, 3), data(2, 4), floors=(0, 4), beginning=7)
-    assert known(log, 8, lambda _: told(2, 3, Seal(1, 1), Seal(2, 3))).seqno == 4
+    assert find_state(log, 8, lambda _: told(2, 3, Seal(1, 1), Seal(2, 3))).seqno == 4
     with pytest.raises(HistoryUnavailable, match="the ledger ends at seqno 2"):
-        known(log, 8, lambda _: told(1, 2, Seal(1, 1)))
+        find_state(log, 8, lambda _: told(1, 2, Seal(1, 1)))
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_a_zombie_whose_seal_was_dropped_is_not_believed(rest: tuple[Data, ...])
     """The ledger ends before epoch 2, and what is left of DATA begins behind its seal, with a stale record."""
     log = log_of(*FIRST, *SECOND, *rest, floors=(0, 4, 6), beginning=6)
     with pytest.raises(HistoryUnavailable):
-        known(log, 6 + len(rest), lambda _: told(1, 2, Seal(1, 1)))
+        find_state(log, 6 + len(rest), lambda _: told(1, 2, Seal(1, 1)))

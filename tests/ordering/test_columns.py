@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from ordering.columns import step_columns
 from ordering.errors import ProtocolViolation
 from ordering.links import origin_of
-from ordering.membership import Left, Life, Membership, Settings
+from ordering.membership import Life, Membership, Settings
 from ordering.names import Topic, relay_of
-from ordering.records import LINK_START, MAX_NUMBER, Data, Forward, Link, Source
+from ordering.records import LINK_START, Data, Forward, Link, Partition, Source
 from ordering.sequencer import Accepted, SequencerState, step
 from tests.ordering.forwards import SENDERS, TOPIC, Log, cut, logs, opened
 from tests.ordering.linked import FAR, LAX, LinkedLog
@@ -36,17 +36,17 @@ def test_columns_decide_what_rows_decide(log: Log, at: list[int]) -> None:
 @st.composite
 def states(draw: st.DrawFn) -> SequencerState:
     """A group after some history: closed or not, with members, forgotten ones, and FORWARD that is read again."""
-    rows = st.builds(Accepted, st.integers(1, 3), st.sampled_from((0, 1, 2, 3, MAX_NUMBER)))
+    rows = st.builds(Accepted, st.integers(1, 3), st.integers(0, 3))
     received = draw(st.dictionaries(st.sampled_from(SENDERS[:3]), rows))
     members = draw(st.lists(st.builds(Life, st.sampled_from(SENDERS[:3]), st.integers(1, 2)), max_size=2))
-    left = tuple(Left(sender, *row) for sender, row in received.items() if row.local_seqno == MAX_NUMBER)
+    lives_over = {sender: row.incarnation for sender, row in received.items() if draw(st.booleans())}
     membership = Membership(
         settings=Settings(closed=draw(st.booleans())),
         members=tuple(members),
-        left=left,
+        lives_over=lives_over,
         incarnation_floor=draw(st.sampled_from((0, 0, 1, 2))),
     )
-    decided = draw(st.dictionaries(st.sampled_from([f"{TOPIC}-{n}" for n in (0, 2, 10)]), st.integers(0, 10)))
+    decided = draw(st.dictionaries(st.sampled_from([Partition(TOPIC, n) for n in (0, 2, 10)]), st.integers(0, 10)))
     return replace(opened(), received=received, membership=membership, decided=decided)
 
 

@@ -41,7 +41,7 @@ def test_equals_a_list(script: list[object], max_records: int, max_bytes: int, l
 
 
 def test_pending_is_in_increasing_order() -> None:
-    """SEQUENCER.txt, "Reliability on failover": sent again in increasing order of local seqnos."""
+    """SEQUENCER (docs/sources.md), "Reliability on failover": sent again in increasing order of local seqnos."""
     table = ForwardTable(10, 100)
     for payload in (b"a", b"b", b"c"):
         table.append(payload, ())

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from unittest.mock import patch
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from ordering import membership as core
 from ordering.errors import ProtocolViolation, UsageError
 from ordering.flush import Phase
-from ordering.membership import NOT_A_MEMBER, Accepted, Life, Membership, Settings
+from ordering.membership import NOT_A_MEMBER, Accepted, FormerMember, Life, Membership, Settings
 from ordering.records import (
     FLUSH_OK,
     HEARTBEAT,
@@ -30,6 +31,7 @@ from ordering.records import (
     Data,
     DeadLetter,
     Forward,
+    Partition,
     Source,
 )
 from ordering.sequencer import SequencerState, absorb, end_batch, step
@@ -92,7 +94,7 @@ class Log:
 
 def taken_over(state: SequencerState, horizon: int) -> SequencerState:
     """A successor's, which knows the ledger only: it reads all of FORWARD again, which ends at `horizon`."""
-    membership = replace(state.membership.without_time(), horizon={f"{TOPIC}-0": horizon})
+    membership = replace(state.membership.without_time(), horizon={Partition(TOPIC, 0): horizon})
     return replace(state, positions={}, membership=membership)
 
 
@@ -119,7 +121,7 @@ def test_somebody_dies_in_every_phase() -> None:
 
 
 def test_a_batch_gives_one_view() -> None:
-    """FLUSH.txt "view bundling": V2 = M - S - L + J, oldest member first."""
+    """FLUSH (docs/sources.md), "view bundling": V2 = M - S - L + J, oldest member first."""
     log = Log(suspect_after_ms=5_000)
     log.batch(*((f"s/{name}", JOIN) for name in "cbad"))
     log.tick(1_000, "s/a", "s/b", "s/c", "s/d")
@@ -171,7 +173,7 @@ def test_who_does_not_answer_in_time_leaves_the_view() -> None:
 
 
 def test_a_quiet_point() -> None:
-    """FLUSH.txt, phases 1 to 4: START_FLUSH, FLUSH_OK, FLUSH_COMPLETED, STOP_FLUSH; views meanwhile."""
+    """FLUSH (docs/sources.md), phases 1 to 4: START_FLUSH, FLUSH_OK, FLUSH_COMPLETED, STOP_FLUSH; views meanwhile."""
     log = Log()
     log.batch(("s/a", JOIN), ("s/b", JOIN))
     (start,) = log.batch(("s/b", START_FLUSH))
@@ -224,8 +226,8 @@ def test_a_partition_that_is_read_late_accuses_nobody() -> None:
         opened(),
         membership=Membership(
             members=(Life("s/a", 1), Life("s/b", 1)),
-            heard={"s/a": core.Heard("p-0", 10_000), "s/b": core.Heard("p-1", 10_000)},
-            clock={"p-0": 10_500, "p-1": 90_000},
+            heard={"s/a": core.LastHeard(Partition("p", 0), 10_000), "s/b": core.LastHeard(Partition("p", 1), 10_000)},
+            clock={Partition("p", 0): 10_500, Partition("p", 1): 90_000},
         ),
     )
     state, (view,) = end_batch(state)
@@ -302,10 +304,10 @@ def test_a_new_life_does_not_inherit_the_silence_of_the_last_one() -> None:
 def test_a_joiner_is_not_missed_by_a_partition_that_is_read_late() -> None:
     state = replace(
         opened(),
-        membership=Membership(members=(Life("s/a", 1),), clock={"p-0": 90_000, "p-1": 10_000}),
+        membership=Membership(members=(Life("s/a", 1),), clock={Partition("p", 0): 90_000, Partition("p", 1): 10_000}),
     )
     state, closing = end_batch(state)
-    assert (closing, state.membership.heard) == ((), {"s/a": core.Heard("", 90_000)})
+    assert (closing, state.membership.heard) == ((), {"s/a": core.LastHeard(None, 90_000)})
 
 
 def test_who_was_not_waited_for_is_out_whatever_happens_meanwhile() -> None:
@@ -399,6 +401,33 @@ def test_rows_of_members_that_left_are_dropped_and_no_old_life_comes_back() -> N
     assert log.batch(("s/x", MESSAGE, b"", 2), ("s/y", MESSAGE, b"", 1)) == []
     assert kinds(log.batch(("s/m1", JOIN, b"", 3))) == [JOIN, VIEW]
     assert step_by_columns(log.state, []) == step(log.state, [])
+
+
+def test_a_fold_leaves_the_received_table_as_it_is() -> None:
+    """It says which rows are dropped, and who folds drops them."""
+    members = (Life("s/a", 1), Life("s/b", 5))
+    before = Membership(Settings(closed=True), members, left=(FormerMember("s/x", 3, 2),), incarnation_floor=2)
+    view = {"members": [["s/a", 1]], "joined": [], "left": [], "suspected": ["s/b"], "flush": 0}
+    received = {"s/a": Accepted(1, 1), "s/b": Accepted(5, 4), "s/x": Accepted(3, 2)}
+    with patch.object(core, "MAX_LEFT", 1):
+        after, dropped = core.fold(
+            before, Data(VIEW, 1, 9, 2, payload=json.dumps(view).encode()), MappingProxyType(received)
+        )
+    assert dropped == ("s/x",)
+    assert (after.left, after.lives_over, after.incarnation_floor) == ((FormerMember("s/b", 5, 4),), {"s/b": 5}, 3)
+    assert Membership.from_json(json.loads(json.dumps(after.to_json()))) == after
+
+
+def test_a_life_is_no_longer_over_when_a_later_one_begins() -> None:
+    """Its entry goes with the view of the new life, so there is one at most for each received row."""
+    log = Log(closed=True, suspect_after_ms=2_000)
+    log.batch(("s/a", JOIN), ("s/b", JOIN))
+    log.tick(1_000, "s/a", "s/b")
+    log.tick(3_000, "s/a")
+    assert log.state.membership.lives_over == {"s/b": 1}
+    log.batch(("s/b", JOIN, b"", 2))
+    assert (log.members, log.state.membership.lives_over) == (["s/a", "s/b"], {})
+    assert absorb(opened(), log.data).membership.lives_over == {}
 
 
 def test_a_group_without_members_is_what_it_was() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ordering.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LOST, Checker
-from ordering.mesh_checker import Lack, MeshChecker
+from ordering.mesh_checker import MeshChecker, Shortfall
 from ordering.records import JOIN, MESSAGE, Data, Link, MessageId, Source
 from ordering.sequencer import seal
 
@@ -38,7 +38,10 @@ def test_a_site_that_has_all() -> None:
 
 def test_what_is_under_way() -> None:
     checker = mesh(nyc=NYC, sfo=[brought("nyc", 1, 2)], lax=[])
-    assert (checker.anomalies(), checker.lacking()) == ([], [Lack("sfo", "nyc", 2, 2), Lack("lax", "nyc", 0, 3)])
+    assert (checker.anomalies(), checker.lacking()) == (
+        [],
+        [Shortfall("sfo", "nyc", 2, 2), Shortfall("lax", "nyc", 0, 3)],
+    )
 
 
 def test_what_is_wrong_has_a_name() -> None:
@@ -57,7 +60,7 @@ def test_what_is_wrong_has_a_name() -> None:
 
 def test_without_the_origin_the_furthest_site_is_the_reference() -> None:
     checker = mesh(sfo=[brought("nyc", 1, 2)], lax=[brought("nyc", 1, 2), brought("nyc", 2, 3)])
-    assert (checker.anomalies(), checker.lacking()) == ([], [Lack("sfo", "nyc", 2, 1)])
+    assert (checker.anomalies(), checker.lacking()) == ([], [Shortfall("sfo", "nyc", 2, 1)])
 
 
 def test_a_sender_elsewhere_has_gaps_in_its_local_seqnos() -> None:

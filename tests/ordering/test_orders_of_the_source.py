@@ -1,4 +1,4 @@
-"""The examples of the source (seeds/002), each run on the core that it explains."""
+"""The examples of the source Group Communication (docs/sources.md), each run on the core that it explains."""
 
 from __future__ import annotations
 

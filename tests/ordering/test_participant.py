@@ -38,7 +38,6 @@ from ordering.records import (
     FLUSH_COMPLETED,
     FLUSH_OK,
     JOIN,
-    MAX_NUMBER,
     REFUSED,
     REMOTE_VIEW,
     SETTINGS,
@@ -357,8 +356,9 @@ class TestRetention:
 
     def test_its_first_view_and_its_exclusion(self) -> None:
         bench = Bench(joins=True)
-        received = {ALICE.address: Accepted(ALICE.incarnation, MAX_NUMBER)}
-        bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,)), 5, received)))
+        received = {ALICE.address: Accepted(ALICE.incarnation, 1)}
+        over = {ALICE.address: ALICE.incarnation}
+        bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,), lives_over=over), 5, received)))
         bench.expect(Phase.OVER, "begin anew")
 
     @pytest.mark.parametrize("joins", [False, True])

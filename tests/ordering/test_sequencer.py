@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 from dataclasses import replace
 from unittest.mock import patch
@@ -14,9 +16,10 @@ from ordering import sequencer
 from ordering.errors import ProtocolViolation
 from ordering.membership import NO_MEMBERS, NOT_A_MEMBER, Settings
 from ordering.reader import Reader, Seal, Verdict
-from ordering.records import HEARTBEAT, Data, DeadLetter, Forward, Malformed, Source
+from ordering.records import HEARTBEAT, Data, DeadLetter, Forward, Malformed, Partition, Source
 from ordering.sequencer import (
     FORGOTTEN,
+    FORMAT,
     Accepted,
     SequencerState,
     absorb,
@@ -112,7 +115,7 @@ def test_a_crash_after_any_output_costs_nothing(
         _state, written = run(opened(), cut(log, at))
         data_log = [seal(1), snapshot(opened()), *written[:survived], seal(2)]
         successor = absorb(SequencerState("g"), data_log)
-        left = [r for r in log if r.source.offset >= successor.positions.get(f"{TOPIC}-{r.source.partition}", 0)]
+        left = [r for r in log if r.source.offset >= successor.positions.get(r.source.topic_partition, 0)]
         after, rest = run(successor, cut(left, again_at))
     decided = deliveries(written[:survived])
     final = effective([*data_log, snapshot(successor), *rest])
@@ -233,7 +236,7 @@ def test_unsorted_rows_are_refused() -> None:
     ],
 )
 def test_go_back_n(incarnation: int, local: int, expected: Accepted | None) -> None:
-    """DESIGN.md "Go-back-N" and "Incarnations", for a sender of whom (2, 3) was the last accepted."""
+    """Go-back-N and incarnations, for a sender of whom (2, 3) was the last accepted."""
     assert next_accepted(Accepted(2, 3), incarnation, local) == expected
 
 
@@ -248,7 +251,7 @@ def test_bad_records_take_no_seqno() -> None:
     rows: Log = [Malformed(Source(TOPIC, 0, 0), "why"), forward(1, sender="nobody", offset=1), forward(1, offset=2)]
     state, outputs = step(opened(), rows)
     assert [getattr(record, "reason", None) for record in outputs] == ["why", sequencer.BAD_ADDRESS, None]
-    assert (state.seqno, state.positions) == (1, {f"{TOPIC}-0": 3})
+    assert (state.seqno, state.positions) == (1, {Partition(TOPIC, 0): 3})
 
 
 def test_a_dead_letter_is_not_lost_with_the_batch_that_a_crash_cut_off() -> None:
@@ -257,7 +260,8 @@ def test_a_dead_letter_is_not_lost_with_the_batch_that_a_crash_cut_off() -> None
     _, outputs = step(opened(), log)
     assert [type(output) for output in outputs] == [DeadLetter, Data]
     successor = absorb(SequencerState("g"), [seal(1), snapshot(opened()), outputs[1], seal(2)])  # type: ignore[list-item]
-    again = [record for record in log if record.source.offset >= successor.positions.get(record.source.place, 0)]
+    start = successor.positions.get(Partition(TOPIC, 0), 0)
+    again = [record for record in log if record.source.offset >= start]
     after, rest = step(successor, again)
     assert rest == (outputs[0],)
     assert (after.seqno, after.duplicates) == (1, 0)
@@ -266,7 +270,7 @@ def test_a_dead_letter_is_not_lost_with_the_batch_that_a_crash_cut_off() -> None
 def test_what_is_read_again_in_a_closed_group_is_no_dead_letter() -> None:
     """It was ordered while its sender was a member."""
     closed = replace(NO_MEMBERS, settings=Settings(closed=True))
-    state = replace(opened(), received={"s/a": Accepted(1, 2)}, membership=closed, decided={f"{TOPIC}-0": 2})
+    state = replace(opened(), received={"s/a": Accepted(1, 2)}, membership=closed, decided={Partition(TOPIC, 0): 2})
     log: Log = [Forward("s/a", 1, local, b"x", Source(TOPIC, 0, local)) for local in (1, 2, 3)]
     for decide in (step, step_by_columns):
         after, outputs = decide(state, log)
@@ -282,3 +286,10 @@ def test_a_sender_that_was_forgotten_is_told_so() -> None:
         after, outputs = decide(state, log)
         assert outputs[0] == DeadLetter(Source(TOPIC, 0, 0), FORGOTTEN)
         assert after.received == {"s/new": Accepted(8, 1)}
+
+
+def test_a_snapshot_of_another_format_is_refused() -> None:
+    body = json.loads(gzip.decompress(opened().to_bytes()))
+    old = gzip.compress(json.dumps(body | {"format": FORMAT - 1}).encode())
+    with pytest.raises(ProtocolViolation, match="not a snapshot that this version can read: unknown format"):
+        SequencerState.from_bytes(old)

@@ -12,11 +12,11 @@ from connectors.kafka.codec import decode_data, decode_forward, forward_headers,
 from connectors.kafka.sites import Direction, Sites
 from connectors.ledger.history import read_rows
 from connectors.ledger.state import state_from_ledger
-from connectors.relay.bootstrap import _orders, _write_session
+from connectors.relay.bootstrap import _hub_records, _write_session
 from connectors.relay.link_start import link_start
 from ordering.links import carry
 from ordering.names import Topic, relay_of
-from ordering.records import HEARTBEAT, JOIN, LINK_START, MESSAGE, REMOTE_VIEW, SKIP, VIEW, Data, Source
+from ordering.records import HEARTBEAT, JOIN, LINK_START, MESSAGE, REMOTE_VIEW, SKIP, VIEW, Data, Partition, Source
 from ordering.sequencer import SequencerState, absorb, seal, step
 from tests.ledger.ledger_of import decided, effective, write_ledger
 from tests.memory_kafka import MemoryConnection
@@ -43,7 +43,8 @@ def test_a_hubs_copy_is_the_data_of_its_home(tmp_path: Path) -> None:
     assert {record.kind for record in log} >= {VIEW, JOIN, MESSAGE}
     ledger = write_ledger(tmp_path / "ledger", log)
     written = [
-        (key, decode_data(value, headers)) for key, value, headers in _orders("g", "nyc", read_rows(ledger, "g", 1))
+        (key, decode_data(value, headers))
+        for key, value, headers in _hub_records("g", "nyc", read_rows(ledger, "g", 1))
     ]
     assert [record for _, record in written] == log
     assert [key for key, _ in written] == [record.sender.encode() if record.source else None for record in log]
@@ -64,7 +65,7 @@ class There:
 
     def order(self) -> int:
         """Order what is there; return how many messages were new."""
-        begin = self.state.positions.get(f"{self.topic}-0", 0)
+        begin = self.state.positions.get(Partition(self.topic, 0), 0)
         records = []
         for at in self.log[begin:]:
             records.append(decode_forward(Source(self.topic, 0, at.offset), at.key, at.value, at.headers, at.timestamp))

@@ -40,44 +40,44 @@ def test_a_change_is_seen_once_and_only_for_its_group(job: SequencerLane, report
     seen = []
     for batch in (report(0), report(1, changed="g"), report(2), report(3, rows=0)):
         reports.append(batch)
-        seen.append(job._news().changed)
+        seen.append(job._finished_batches().changed)
     assert seen == [set(), {"g"}, set(), set()]
-    assert not job._news().changed
+    assert not job._finished_batches().changed
 
 
 def test_an_idle_report_does_not_hide_the_batch_it_announces(job: SequencerLane, reports: list[Any]) -> None:
     reports += [report(0), report(1, rows=0)]
-    assert not job._news().changed
+    assert not job._finished_batches().changed
     reports.append(report(1, changed="h"))
-    assert job._news().changed == {"h"}
+    assert job._finished_batches().changed == {"h"}
 
 
 def test_a_first_batch_without_rows_is_none_that_was_missed(job: SequencerLane, reports: list[Any]) -> None:
     reports += [report(0, rows=0), report(1)]
-    assert not job._news().changed
+    assert not job._finished_batches().changed
 
 
 def test_reports_that_were_missed_count_as_a_change_of_all(job: SequencerLane, reports: list[Any]) -> None:
     reports += [report(0)]
-    assert not job._news().changed
+    assert not job._finished_batches().changed
     reports[:] = [report(7), report(8)]
-    assert job._news().changed == {"g", "h"}
-    assert not job._news().changed
+    assert job._finished_batches().changed == {"g", "h"}
+    assert not job._finished_batches().changed
 
 
 def test_a_large_batch_wants_a_snapshot_once(job: SequencerLane, reports: list[Any]) -> None:
     reports += [report(0), report(1, rows=SNAPSHOT_EVERY_RECORDS), report(2, rows=0)]
-    assert job._news().is_snapshot_late
-    assert not job._news().is_snapshot_late
+    assert job._finished_batches().is_snapshot_late
+    assert not job._finished_batches().is_snapshot_late
     reports.append(report(2))
-    assert not job._news().is_snapshot_late
+    assert not job._finished_batches().is_snapshot_late
 
 
 def test_what_batches_have_decided_is_known(job: SequencerLane, reports: list[Any]) -> None:
     reports += [report(0, g=3), report(1, g=5, h=1), report(2)]
-    news = job._news()
-    assert (set(news.decided), news.seqnos) == ({"g", "h"}, 9)
-    assert job._news().seqnos == 0
+    found = job._finished_batches()
+    assert (set(found.decided), found.seqnos) == ({"g", "h"}, 9)
+    assert job._finished_batches().seqnos == 0
 
 
 def test_only_the_group_that_changed_is_read_back(

@@ -18,13 +18,13 @@ from connectors.kafka.codec import decode_data, encode_data
 from connectors.kafka.data_log import DataLog, StateAt
 from connectors.kafka.epochs import Claim, Note, encode_note, seconds_to_yield, this_host
 from connectors.kafka.settings import change_settings
-from connectors.ledger.state import told_by_ledger
+from connectors.ledger.state import read_ledger_state
 from connectors.sequencer.takeover import note_end, take_over, take_over_groups, yield_to_rival
 from connectors.sequencer.ticks import tick
 from connectors.sequencer.upkeep import Upkeep
 from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation, TopicMissing, UsageError
 from ordering.names import Topic
-from ordering.records import Data
+from ordering.records import Data, Partition
 from ordering.sequencer import SequencerState, absorb, seal
 from tests.memory_kafka import MemoryConnection
 from tests.tiny_sequencer import TinySequencer
@@ -54,7 +54,7 @@ def order(kafka: MemoryConnection, count: int) -> None:
 
 
 def ledger(kafka: MemoryConnection, seqno: int, *, tells_offset: bool = True) -> StateAt:
-    """What `told_by_ledger` returns of a ledger that ends at `seqno`."""
+    """What `read_ledger_state` returns of a ledger that ends at `seqno`."""
     rows = [(offset, record) for offset, record in enumerate(data_of(kafka)) if 0 < record.seqno <= seqno]
     state = replace(absorb(SequencerState("g"), [record for _, record in rows]), positions={})
     return StateAt(state, rows[-1][0] + 1 if tells_offset else None)
@@ -245,7 +245,7 @@ class TestSettings:
         assert not change_settings(kafka, "g", "nyc", closed=True)
         assert time.monotonic() - started < 1
         take_over(kafka, "g", "nyc")
-        assert not change_settings(kafka, "g", "nyc", closed=True, timeout=0.2)
+        assert not change_settings(kafka, "g", "nyc", closed=True, timeout_s=0.2)
 
 
 def claims_of(hosts: str, seconds_apart: float = 12.0) -> list[Claim]:
@@ -291,7 +291,7 @@ class TestTwoUnderSupervisors:
         assert not yield_to_rival(kafka, "nyc", waits.append)
         for host in [this_host(), "elsewhere"] * 3:
             kafka.producer().send(str(EPOCH), value=f"0 {host} 7".encode())
-        with patch("connectors.sequencer.takeover.log.warning") as warning:
+        with patch("connectors.sequencer.takeover._logger.warning") as warning:
             assert not yield_to_rival(kafka, "nyc", waits.append)
         assert "process 7 on host elsewhere" in warning.call_args.args
         assert [round(wait) for wait in waits] == [40]
@@ -299,17 +299,17 @@ class TestTwoUnderSupervisors:
 
     def test_a_fenced_sequencer_hears_who_it_was(self, kafka: MemoryConnection) -> None:
         own: dict[str, int] = {}
-        take_over(kafka, "g", "nyc", own=own)
+        take_over(kafka, "g", "nyc", claimed=own)
         take_over(kafka, "g", "nyc")
         with pytest.raises(Fenced, match=f"on host {this_host()}"):
-            take_over(kafka, "g", "nyc", own=own)
+            take_over(kafka, "g", "nyc", claimed=own)
 
 
 class TestNotes:
     def test_a_note_is_no_claim(self, kafka: MemoryConnection) -> None:
         own: dict[str, int] = {}
-        first = take_over(kafka, "g", "nyc", own=own)
-        second = take_over(kafka, "g", "nyc", own=own)
+        first = take_over(kafka, "g", "nyc", claimed=own)
+        second = take_over(kafka, "g", "nyc", claimed=own)
         assert (first.epoch, second.epoch) == (1, 3)
         with DataLog(kafka, "g", "nyc") as data:
             assert [claim.epoch for claim in data.claims()] == [1, 3]
@@ -333,7 +333,7 @@ def test_a_takeover_tells_its_horizon(kafka: MemoryConnection) -> None:
     order(kafka, 3)
     tick(kafka.producer(), str(FORWARD), [0], 1)
     end = len(log_of(kafka, FORWARD))
-    assert take_over(kafka, "g", "nyc").membership.horizon == {f"{FORWARD}-0": end}
+    assert take_over(kafka, "g", "nyc").membership.horizon == {Partition(str(FORWARD), 0): end}
     with TinySequencer(kafka, "g", "nyc") as sequencer:
         deadline = time.monotonic() + 10
         while sequencer.state.membership.horizon and time.monotonic() < deadline:
@@ -363,10 +363,10 @@ class TestWhatTheLedgerTells:
         if offsets is not None:
             columns["data_offset"] = pa.array(offsets, pa.int64())
         write_deltalake(str(tmp_path / "ledger"), pa.table(columns), partition_by=["group"])
-        told = told_by_ledger(tmp_path / "ledger", "g")
+        told = read_ledger_state(tmp_path / "ledger", "g")
         assert told is not None
         assert told.below == below
         assert (told.state.seqno, told.state.epoch, told.state.received) == (3, 4, {"nyc/alice": (7, 3)})
         assert told.state.seals == ((1, 1), (4, 3))
-        assert told_by_ledger(tmp_path / "ledger", "h") is None
-        assert told_by_ledger(tmp_path / "nowhere", "g") is None
+        assert read_ledger_state(tmp_path / "ledger", "h") is None
+        assert read_ledger_state(tmp_path / "nowhere", "g") is None

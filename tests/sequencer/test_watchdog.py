@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from connectors.kafka.data_log import Stored
-from connectors.sequencer.watchdog import BEHIND_SECONDS, LOOK_RECORDS, NotCounting, Watchdog
+from connectors.sequencer.watchdog import BEHIND_S, LOOK_RECORDS, NotCounting, Watchdog
 from ordering.records import Data
 from ordering.sequencer import SequencerState, absorb, seal
 
@@ -59,7 +59,7 @@ def watchdog(log: Log) -> Watchdog:
     return watchdog
 
 
-def watch(watchdog: Watchdog, seconds: float = 3 * BEHIND_SECONDS, start: float = 0.0) -> None:
+def watch(watchdog: Watchdog, seconds: float = 3 * BEHIND_S, start: float = 0.0) -> None:
     now = start
     while now < start + seconds:
         watchdog.look(now)
@@ -88,9 +88,9 @@ def test_a_hole_is_told_after_a_while(watchdog: Watchdog, log: Log) -> None:
     """As where half of the records went to another partition."""
     log.write(1, 3, 5)
     watchdog.decided([GROUP], 3)
-    watch(watchdog, BEHIND_SECONDS)
+    watch(watchdog, BEHIND_S)
     with pytest.raises(NotCounting, match="last 2 seqnos given in g do not count"):
-        watch(watchdog, start=BEHIND_SECONDS)
+        watch(watchdog, start=BEHIND_S)
 
 
 def test_records_that_nobody_wrote_are_missed(watchdog: Watchdog, log: Log) -> None:

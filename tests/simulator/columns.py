@@ -8,25 +8,24 @@ import numpy as np
 
 from ordering.columns import ForwardColumns, step_columns
 from ordering.links import LinkColumns
-from ordering.records import CONTROL_KINDS, LINK_START, MESSAGE, Data, DeadLetter, Forward, Link, Malformed
+from ordering.records import CONTROL_KINDS, LINK_START, MESSAGE, Data, DeadLetter, Forward, Link, Malformed, Partition
 from ordering.sequencer import SequencerState, Step
 
 
 def to_columns(records: Sequence[Forward | Malformed]) -> ForwardColumns:
     """A sorted batch as columns, the way the Spark adapter makes them."""
-    place_names: list[str] = []
-    place: list[int] = []
+    partitions: list[Partition] = []
+    partition: list[int] = []
     senders: dict[str, int] = {}
     for record in records:
-        name = f"{record.source.topic}-{record.source.partition}"
-        if not place_names or place_names[-1] != name:
-            place_names.append(name)
-        place.append(len(place_names) - 1)
+        if not partitions or partitions[-1] != record.source.topic_partition:
+            partitions.append(record.source.topic_partition)
+        partition.append(len(partitions) - 1)
         senders.setdefault(record.sender if isinstance(record, Forward) else "", len(senders))
     messages = [record if isinstance(record, Forward) else None for record in records]
     return ForwardColumns(
-        places=place_names,
-        place=np.array(place, dtype=np.int64),
+        partitions=partitions,
+        partition=np.array(partition, dtype=np.int64),
         offset=np.array([record.source.offset for record in records], dtype=np.int64),
         senders=list(senders),
         sender=np.array([senders[message.sender if message else ""] for message in messages], dtype=np.int64),

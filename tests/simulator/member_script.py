@@ -41,7 +41,7 @@ from ordering.participant import (
     Participant,
 )
 from ordering.participant import FlushWanted as Wanted
-from ordering.records import FLUSH_COMPLETED, MESSAGE, REFUSED, SETTINGS, STOP_FLUSH, VIEW, Data
+from ordering.records import FLUSH_COMPLETED, MESSAGE, REFUSED, SETTINGS, STOP_FLUSH, VIEW, Data, Partition
 from tests.simulator.membership import TOPIC, Group, Process
 
 ADMIN = Life("s/abcast.admin", 1)
@@ -81,7 +81,7 @@ class Scripted(Group):
         self.with_flush = self.settings.flush
         self.now = 1_000
         self.own_partitions = 1
-        self.places = [(TOPIC, 0)]
+        self.places = [Partition(TOPIC, 0)]
         self.neighbour = None
         self.forward = [[]]
         self.data = []

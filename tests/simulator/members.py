@@ -1,16 +1,79 @@
-"""A member: the real forward table, a producer whose records meet every fault, and the reader of its own DATA."""
+"""A member: the real forward table and the real rule of its lives, a producer whose records meet every fault, and the
+reader of its own DATA.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+from connectors.client.lives import Lives, SendingLimits
+from connectors.client.member_memory import MemberMemory
+from connectors.client.outbox import Outbox
 from ordering.checker import Checker
-from ordering.forward_table import ForwardTable
-from ordering.records import MessageId
-from tests.simulator.broker import SITE, Broker
+from ordering.errors import Superseded
+from ordering.forward_table import ForwardTable, Pending
+from ordering.names import Address
+from ordering.records import Data, Headers, MessageId
+from tests.simulator.broker import SITE, Broker, SimulatedLog
 from tests.simulator.readers import Cursor
 from tests.simulator.rules import Rules
 
 TABLE_RECORDS = 30
 WIRE_RECORDS = 40
+BACKUPS = 4
+
+
+class MemoryOutbox:
+    """What `connectors.client.outbox` keeps in its file, with backups of it."""
+
+    path = Path("outbox")
+
+    def __init__(self) -> None:
+        self.incarnation = self.acknowledged = 0
+        self.seqno: int | None = None
+        self.rows: list[Pending] = []
+
+    def begin(self, incarnation: int, keep: Sequence[Pending] = (), seqno: int = 0) -> None:
+        self.incarnation, self.acknowledged, self.seqno = incarnation, 0, seqno
+        self.rows = [Pending(number, entry.payload, entry.headers) for number, entry in enumerate(keep, 1)]
+
+    def pending(self) -> Iterator[Pending]:
+        return iter(self.rows)
+
+    def last(self) -> int:
+        return max(self.acknowledged, self.rows[-1].local_seqno if self.rows else 0)
+
+    def append(self, local_seqno: int, payload: bytes, headers: Headers) -> None:
+        self.rows.append(Pending(local_seqno, payload, headers))
+
+    def acknowledge(self, local_seqno: int, seqno: int | None, at_once: bool = False) -> None:
+        if local_seqno > self.acknowledged:
+            self.rows = [row for row in self.rows if row.local_seqno > local_seqno]
+            self.acknowledged, self.seqno = local_seqno, self.seqno if seqno is None else seqno
+
+    def copy(self) -> MemoryOutbox:
+        """A backup."""
+        other = MemoryOutbox()
+        other.incarnation, other.acknowledged, other.seqno = self.incarnation, self.acknowledged, self.seqno
+        other.rows = list(self.rows)
+        return other
+
+
+class MemoryOfIncarnations:
+    """What `connectors.client.member_memory` knows of them."""
+
+    def __init__(self) -> None:
+        self.latest = 0
+
+    def incarnation(self) -> int:
+        return self.latest
+
+    def claim_incarnation(self, above: int, claimed: set[int]) -> int:
+        self.latest = max(self.latest, above) + 1
+        claimed.add(self.latest)
+        return self.latest
 
 
 class Member:
@@ -20,27 +83,60 @@ class Member:
         self.broker = broker
         self.rules = rules
         self.address = f"{SITE}/{name}"
-        self.outbox = outbox
-        """Whether the forward table survives a crash."""
-        self.incarnation = 1
+        self.outbox = MemoryOutbox() if outbox else None
+        self.backups: list[MemoryOutbox] = []
+        self.memory = MemoryOfIncarnations()
+        self.incarnation = 0
         self.table = ForwardTable(TABLE_RECORDS, 1 << 20)
         self.wire: list[tuple[int, int, bytes]] = []
         """Sent and not yet appended: (incarnation, local seqno, payload). A crash leaves it as it is."""
         self.cursor = Cursor(broker, rules)
-        self.accepted: list[tuple[MessageId, int]] = []
-        """All that this life has accepted, with the last seqno delivered before."""
+        self.accepted: dict[MessageId, tuple[int, bytes]] = {}
+        """What it has accepted and not given up, with the last seqno delivered before, and the payload."""
         self.delivered: list[tuple[int, MessageId, bytes]] = []
-        self.broadcast_ever: dict[MessageId, bytes] = {}
+        self.broadcast_ever: set[tuple[MessageId, bytes]] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        """A process starts: under which incarnation, and with what, is for the real rule to say."""
+        lives = Lives(Address(*self.address.split("/")), SendingLimits(TABLE_RECORDS, 1 << 20))
+        lives.outbox = cast(Outbox | None, self.outbox)
+        state = SimulatedLog(self.broker).state()
+        self._keep(self.outbox.rows if self.outbox is not None else ())
+        try:
+            life = lives.begin(cast(MemberMemory, self.memory), state, None, self._history)
+        except Superseded:  # the operator does what the error says
+            self._keep(())
+            self.outbox = MemoryOutbox()
+            lives.outbox = cast(Outbox, self.outbox)
+            life = lives.begin(cast(MemberMemory, self.memory), state, None, self._history)
+        self.incarnation, self.table = life.incarnation, life.table
+        for entry in self.table.pending():
+            message = MessageId(self.address, self.incarnation, entry.local_seqno)
+            self.accepted.setdefault(message, (0, entry.payload))
+
+    def _keep(self, rows: Sequence[Pending]) -> None:
+        """Of what was accepted, what it has delivered stays promised, and these rows of the outbox do."""
+        kept = {row.payload for row in rows} | {payload for _, _, payload in self.delivered}
+        self.accepted = {message: sent for message, sent in self.accepted.items() if sent[1] in kept}
+
+    def _history(self, seqno: int) -> Iterator[Data]:
+        """All that is effective behind a seqno."""
+        cursor = Cursor(self.broker, Rules())
+        cursor.resume(seqno)
+        yield from cursor.read(len(self.broker.data))
 
     def broadcast(self) -> bool:
         """Accept a message and send it, if the table has room."""
         if not self.table.has_room(1):
             return False
         message = MessageId(self.address, self.incarnation, self.table.last + 1)
-        payload = str(message).encode()
+        payload = f"{message} {len(self.broadcast_ever)}".encode()
+        if self.outbox is not None:
+            self.outbox.append(message.local_seqno, payload, ())
         self.table.append(payload, ())
-        self.accepted.append((message, self.cursor.last_seqno))
-        self.broadcast_ever[message] = payload
+        self.accepted[message] = self.cursor.last_seqno, payload
+        self.broadcast_ever.add((message, payload))
         self._send(message.local_seqno, payload)
         if not self.rules.keep_forward_table:
             self.table.acknowledge(self.table.last)
@@ -65,22 +161,50 @@ class Member:
         self.broker.append_message(partition, self.address, incarnation, local_seqno, payload)
 
     def read(self, count: int) -> None:
-        """Deliver, and forget what came back of one's own."""
+        """Deliver, and forget what came back of one's own.
+
+        Another message under an id of ours ends the process, and so does a later life of our name.
+        """
+        is_over = False
         for record in self.cursor.read(count):
             self.delivered.append((record.seqno, record.id, record.payload))
-            if record.sender == self.address and record.incarnation == self.incarnation:
+            if is_over or record.sender != self.address or record.incarnation < self.incarnation:
+                continue
+            if record.incarnation == self.incarnation and self._is_ours(record):
                 self.table.acknowledge(record.local_seqno)
+                if self.outbox is not None:
+                    self.outbox.acknowledge(self.table.acknowledged, record.seqno)
+            else:
+                is_over = True
+        if is_over:
+            self._give_up()
+            self.crash()
 
-    def crash(self) -> None:
-        """Die and start again: with the outbox as the same incarnation, else as a new one with nothing."""
-        if not self.outbox:
-            self.incarnation += 1
-            self.table = ForwardTable(TABLE_RECORDS, 1 << 20)
-            self.accepted = []
+    def _is_ours(self, record: Data) -> bool:
+        if record.local_seqno <= self.table.acknowledged:
+            return True
+        ours = next((entry for entry in self.table.pending() if entry.local_seqno == record.local_seqno), None)
+        return ours is not None and self.rules.is_same(ours, record.kind, record.payload, record.headers)
+
+    def _give_up(self) -> None:
+        """Superseded: each receipt without a result has failed."""
+        for entry in self.table.pending():
+            self.accepted.pop(MessageId(self.address, self.incarnation, entry.local_seqno), None)
+
+    def back_up(self) -> None:
+        """The outbox is copied to where a power failure, or an operator, finds it again."""
+        if self.outbox is not None:
+            self.backups = [*self.backups, self.outbox.copy()][-BACKUPS:]
+
+    def crash(self, backup: int | None = None) -> None:
+        """Die and start again; with `backup`, the outbox is one of some time ago."""
+        if self.outbox is not None and self.backups and backup is not None:
+            self.outbox = self.backups[backup % len(self.backups)].copy()
+        self._begin()
         self.cursor.resume(self.delivered[-1][0] if self.delivered else 0)
 
     def report(self, checker: Checker) -> None:
-        for message, after_seqno in self.accepted:
-            checker.sent(message, after_seqno)
+        for message, (after_seqno, payload) in sorted(self.accepted.items()):
+            checker.sent(message, after_seqno, payload)
         for seqno, message, payload in self.delivered:
             checker.delivery(self.address, seqno, message, payload)

@@ -41,7 +41,18 @@ from ordering.participant import (
 )
 from ordering.participant import Phase as Part
 from ordering.reader import Reader, Seal, Verdict
-from ordering.records import FLUSH_OK, HEARTBEAT, MESSAGE, SETTINGS, START_FLUSH, STOP_FLUSH, Data, Forward, Source
+from ordering.records import (
+    FLUSH_OK,
+    HEARTBEAT,
+    MESSAGE,
+    SETTINGS,
+    START_FLUSH,
+    STOP_FLUSH,
+    Data,
+    Forward,
+    Partition,
+    Source,
+)
 from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch, seal, snapshot
 from tests.simulator.columns import step_by_columns
 from tests.simulator.neighbour import SITE, Neighbour
@@ -144,10 +155,10 @@ class Group:
         self.with_flush = self.random.random() < 0.6
         self.now = 1_000
         self.own_partitions = self.random.randint(1, 3)
-        self.places = [(TOPIC, partition) for partition in range(self.own_partitions)]
+        self.places = [Partition(TOPIC, partition) for partition in range(self.own_partitions)]
         self.neighbour = Neighbour(self.random, self._relay) if self.random.random() < 0.5 else None
         if self.neighbour is not None:
-            self.places.append((RELAYED, 0))
+            self.places.append(Partition(RELAYED, 0))
         self.forward: list[list[Forward]] = [[] for _ in self.places]
         self.data: list[Data] = []
         self.state: SequencerState | None = None
@@ -562,7 +573,7 @@ class Group:
     def _decide(self, state: SequencerState) -> tuple[SequencerState, list[Data]]:
         rows: list[Forward] = []
         for partition, log in enumerate(self.forward):
-            start = state.positions.get("-".join(map(str, self.places[partition])), 0)
+            start = state.positions.get(self.places[partition], 0)
             rows += log[start : start + (self.random.randint(1, 100) if not self.healing else len(log))]
         state, opening = begin_batch(state)
         written = list(opening)
@@ -588,7 +599,7 @@ class Group:
         self.data.append(snapshot(state))
         if self.epoch % 4 == 0:  # the ledger tells the state: FORWARD is read again from its beginning
             state = replace(state, positions={})
-        horizon = {"-".join(map(str, place)): len(log) for place, log in zip(self.places, self.forward, strict=True)}
+        horizon = {place: len(log) for place, log in zip(self.places, self.forward, strict=True)}
         self.state = replace(state, membership=replace(state.membership, horizon=horizon))
 
     # The members.

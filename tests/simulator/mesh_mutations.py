@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.sites import Direction, Sites
-from connectors.relay.link_start import Beginning
+from connectors.relay.link_start import SessionStart
 from ordering.checker import DUPLICATE, LOST
 from ordering.links import Carried, LinkRow, LinkTable, carry, neighbour_of, origin_of
 from ordering.reader import Reader, Verdict
@@ -67,19 +67,21 @@ def take_what_is_known(table: LinkTable, record: Forward) -> bool:
     return TAKE(table, record)
 
 
-def begin_at_the_end(here: DataLog, _origins: Mapping[str, int], _carries: Callable[[str], bool]) -> Beginning:
+def begin_at_the_end(here: DataLog, _origins: Mapping[str, int], _carries: Callable[[str], bool]) -> SessionStart:
     """A relay begins at the end of DATA, wherever the neighbour's rows are."""
-    return Beginning(here.end(), here.state())
+    return SessionStart(here.end(), here.state())
 
 
-def beginning_of_data(here: DataLog, _end: int) -> Beginning | None:
+def beginning_of_data(here: DataLog, _end: int) -> SessionStart | None:
     """The last place that a relay tries is where DATA begins, of which nobody knows the state."""
-    return Beginning(0, here.state(0)) if here.beginning() == 0 else None
+    return SessionStart(0, here.state(0)) if here.beginning() == 0 else None
 
 
-def begin_at_the_end_and_lie(here: DataLog, _origins: Mapping[str, int], _carries: Callable[[str], bool]) -> Beginning:
+def begin_at_the_end_and_lie(
+    here: DataLog, _origins: Mapping[str, int], _carries: Callable[[str], bool]
+) -> SessionStart:
     """The same, and it says that nothing was known there."""
-    return Beginning(here.end(), replace(here.state(), origins={}, own_seqno=0))
+    return SessionStart(here.end(), replace(here.state(), origins={}, own_seqno=0))
 
 
 def carry_with_own_seqno(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> Carried:
@@ -124,7 +126,7 @@ class GreedyLinkReader(Reader):
 TAKE = LinkTable.take
 _TAKE, _NOTE = "ordering.links.LinkTable.take", "ordering.links.LinkTable.note"
 _CARRY, _READER = "ordering.links.carry", "ordering.links.Reader"
-_BEGIN, _CARRIES = "tests.simulator.sites_relays.find_beginning", "connectors.kafka.sites.Sites.carries"
+_BEGIN, _CARRIES = "tests.simulator.sites_relays.find_session_start", "connectors.kafka.sites.Sites.carries"
 MESH_MUTATIONS = (
     MeshMutation(
         "any-start", "a link-start is not judged", LOST, (("ordering.links.covers", any_start),), from_seed=230

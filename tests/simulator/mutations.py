@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from connectors.kafka.data_log import Stored
 from connectors.kafka.epochs import Claim
 from ordering.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
+from ordering.forward_table import Pending
 from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH
+from ordering.records import EPOCH, Headers
 from ordering.sequencer import Accepted
 from tests.simulator.rules import Rules
 from tests.simulator.world import WRONG_STATE
@@ -89,6 +90,11 @@ def any_snapshot(stored: Stored, _claims: Sequence[Claim]) -> bool:
     return stored.data.kind == EPOCH and bool(stored.data.payload)
 
 
+def any_message(_ours: Pending, _kind: str, _payload: bytes, _headers: Headers) -> bool:
+    """That DATA has an id is enough."""
+    return True
+
+
 _IN_FORCE = "connectors.kafka.data_log._is_snapshot_in_force"
 _NEXT_ACCEPTED = "ordering.sequencer.next_accepted"
 MUTATIONS = (
@@ -162,6 +168,19 @@ MUTATIONS = (
         "resend-backwards", "the forward table is sent again in decreasing order", LOST, Rules(resend_in_order=False)
     ),
     Mutation("no-forward-table", "a member forgets what it has sent", LOST, Rules(keep_forward_table=False)),
+    Mutation(
+        "receipt-for-an-id",
+        "a member takes whatever was ordered under an id of its own for what it has sent under it",
+        LOST,
+        Rules(is_same=any_message),
+    ),
+    Mutation(
+        "outbox-as-it-is",
+        "a start does not look whether the group has ordered what the outbox has",
+        LOST,
+        Rules(),
+        (("connectors.client.lives.is_same", any_message),),
+    ),
     Mutation(
         "no-compare-and-set",
         "a ledger commit does not name the version it was made from",

@@ -1,8 +1,8 @@
 """A neighbouring site of a mesh as its relay tells of it: its views, its takeovers, and a relay that may die or stop.
 
 The model of `connectors.relay.columns` (which carries every view that stands in DATA, leftovers of a fenced sequencer,
-too) and of `connectors.relay.herald` (which tells the view in force once all before it is carried, and says that it is
-there).
+too) and of `connectors.relay.presence` (which tells the view in force once all before it is carried, and says that it
+is there).
 """
 
 from __future__ import annotations

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from connectors.client.lives import is_same
+from ordering.forward_table import Pending
 from ordering.reader import Reader
+from ordering.records import Headers
 
 
 @dataclass(frozen=True)
@@ -42,5 +45,7 @@ class Rules:
     """Which epoch it resumes with, given the right one."""
     columns: bool = True
     """Batches are decided by `step` or by `step_columns`, at random; else by `step` only (mutations patch it)."""
+    is_same: Callable[[Pending, str, bytes, Headers], bool] = is_same
+    """Whether what was ordered under an id is what a member has sent under it."""
     keep_forward_table: bool = True
     """A member keeps a message until its own DATA comes back."""

@@ -68,6 +68,9 @@ def history(seed: int) -> History:
     who = rng.choice(((0, 0, 0, 0, 1, 2), (0, 0, 0, 1, 1, 2), (0, 1, 2)))
     actions = [Action(kind, rng.choice(who), rng.getrandbits(48)) for kind in kinds]
     snapshot_every, window = rng.choice((3, 8, 30, 1000)), rng.choice((1, 5, 2048))
+    for _ in range(rng.choice((0, 0, 2, 6))):
+        for kind in ("backup", "restore"):
+            actions.insert(rng.randrange(len(actions)), Action(kind, rng.choice(who), rng.getrandbits(48)))
     return History(shape, snapshot_every, window, (Action("start"), *actions))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 
 from connectors.kafka.epochs import Claim, Note
-from connectors.sequencer.takeover import History, known, reach
+from connectors.sequencer.takeover import History, find_state, reach
 from ordering import sequencer
 from ordering.reader import Seal
 from ordering.records import Data, DeadLetter, Forward, Malformed
@@ -130,8 +130,7 @@ class Sequencer:
         assert self.state is not None
         rows: list[Forward | Malformed] = []
         for partition, records in enumerate(self.broker.forward):
-            place = f"{self.broker.next_source(partition).topic}-{partition}"
-            start = self.state.positions.get(place, 0)
+            start = self.state.positions.get(self.broker.next_source(partition).topic_partition, 0)
             rows.extend(records[start : start + self.batch_rows])
         return rows
 
@@ -143,7 +142,7 @@ class Sequencer:
             self.log.stale_claims = self.log.claims()
             yield "looked at claims"
         floor, next_epoch = self.log.end(), self.log.newest_epoch() + 1
-        found = known(self.log, floor, self.history)
+        found = find_state(self.log, floor, self.history)
         self.log.stale_claims = None
         yield "measured"
         epoch = self.broker.append_claim(floor if self.rules.floor_first else NOT_YET)

@@ -13,7 +13,7 @@ from ordering import sequencer
 from ordering.errors import HistoryUnavailable
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH, MESSAGE, Data, DeadLetter, Forward, Link, Malformed, Source
+from ordering.records import EPOCH, MESSAGE, Data, DeadLetter, Forward, Link, Malformed, Partition, Source
 from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch
 from tests.simulator.broker import GROUP, Broker, SimulatedLog
 from tests.simulator.columns import step_by_columns
@@ -166,7 +166,7 @@ class SiteSequencer(Sequencer):
         assert self.state is not None
         rows: list[Forward | Malformed] = []
         for place, (topic, partition) in enumerate(self.broker.topics):
-            rows += self.broker.kept(place, self.state.positions.get(f"{topic}-{partition}", 0))[: self.batch_rows]
+            rows += self.broker.kept(place, self.state.positions.get(Partition(topic, partition), 0))[: self.batch_rows]
         return rows
 
     def _decide(self) -> None:

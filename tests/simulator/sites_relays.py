@@ -1,8 +1,8 @@
-"""A relay of one direction: `connectors.relay.job.News` and `connectors.relay.herald`, as a process that may die
+"""A relay of one direction: `connectors.relay.job.MeshData` and `connectors.relay.presence`, as a process that may die
 anywhere.
 
-What decides anything is the product's: `find_beginning`, `link_start`, `carry`, `Sites.carries`. The ledger's form of a
-session (`connectors.relay.bootstrap`) is here, too.
+What decides anything is the product's: `find_session_start`, `link_start`, `carry`, `Sites.carries`. The ledger's form
+of a session (`connectors.relay.bootstrap`) is here, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 
 from connectors.kafka.sites import Direction, Sites
-from connectors.relay.link_start import Beginning, find_beginning, is_ordered, ledger_start, link_start
+from connectors.relay.link_start import SessionStart, find_session_start, is_ordered, ledger_start, link_start
 from ordering import links
 from ordering.errors import HistoryUnavailable
 from ordering.links import Carried, covers, origin_of
@@ -77,11 +77,11 @@ class Relay:
             else:
                 yield "idle"
 
-    def _begin(self) -> Beginning:
+    def _begin(self) -> SessionStart:
         here, there = SiteLog(self.here), SiteLog(self.there)
         if self.blind:
-            return Beginning(here.end(), here.state())
-        return find_beginning(here, there.state().origins, self.carries)
+            return SessionStart(here.end(), here.state())
+        return find_session_start(here, there.state().origins, self.carries)
 
     def could_begin(self) -> bool:
         """Whether DATA holds all that the neighbour lacks, behind some place of which the state is known."""

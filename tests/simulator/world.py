@@ -106,6 +106,13 @@ class World:
     def _do_member_crash(self, who: int, dice: Dice) -> None:
         self._member(who).crash()
 
+    def _do_backup(self, who: int, dice: Dice) -> None:
+        self._member(who).back_up()
+
+    def _do_restore(self, who: int, dice: Dice) -> None:
+        """It dies, and starts with the outbox of some time ago."""
+        self._member(who).crash(dice.below(8))
+
     def _do_poison(self, who: int, dice: Dice) -> None:
         """Somebody else writes into a forward topic: not ours, or from no proper address."""
         partition = dice.below(len(self.broker.forward))
@@ -295,8 +302,8 @@ class World:
                 found.append(Anomaly(GAP, f"{name} is stuck at {last} of {len(taken)}.", (last + 1,)))
         if len(self.table.rows) < len(taken):
             found.append(Anomaly(GAP, f"the ledger has {len(self.table.rows)} of {len(taken)} rows.", ()))
-        known = {message: payload for member in self.members for message, payload in member.broadcast_ever.items()}
-        wrong = [record.seqno for record in taken if known.get(record.id) != record.payload]
+        known = {broadcast for member in self.members for broadcast in member.broadcast_ever}
+        wrong = [record.seqno for record in taken if (record.id, record.payload) not in known]
         if wrong:
             found.append(Anomaly(UNKNOWN_MESSAGE, "ordered, but never broadcast.", tuple(wrong)))
         state, replayed = (

@@ -14,7 +14,7 @@ import pytest
 
 from connectors.kafka import codec
 from connectors.sequencer.query import decider
-from ordering.records import LINK_START, REMOTE_VIEW, Data, DeadLetter, Forward, Link, Malformed, Source
+from ordering.records import LINK_START, REMOTE_VIEW, Data, DeadLetter, Forward, Link, Malformed, Partition, Source
 from ordering.sequencer import SequencerState, begin_batch, end_batch, step
 from tests.ordering.forwards import opened
 from tests.ordering.linked import LinkedLog
@@ -118,14 +118,14 @@ def expected(outputs: list[Data | DeadLetter]) -> list[tuple[Any, ...]]:
     return told
 
 
-def compare(rng: random.Random, logs: dict[str, list[Forward]]) -> SequencerState:
+def compare(rng: random.Random, logs: dict[Partition, list[Forward]]) -> SequencerState:
     """Both forms on this FORWARD, by partition, in batches and chunks of any size; return the state after it."""
     state, stored = opened(), StoredState()
     decide = decider({"g": state.to_bytes()})
     while True:
         rows: list[Forward | Malformed] = []
-        for place, log in logs.items():
-            start = state.positions.get(place, 0)
+        for partition, log in logs.items():
+            start = state.positions.get(partition, 0)
             for record in log[start : start + rng.randint(1, 80)]:
                 rows.append(Malformed(record.source, codec.WRONG_VERSION) if rng.random() < 0.03 else record)
         if not rows:
@@ -147,16 +147,16 @@ def test_memberships(seed: int) -> None:
     group.run()
     compare(
         random.Random(seed),
-        {f"{topic}-{part}": log for (topic, part), log in zip(group.places, group.forward, strict=True)},
+        dict(zip(group.places, group.forward, strict=True)),
     )
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_links(seed: int) -> None:
     """What links bring, application headers and relays' own words in between."""
-    logs: dict[str, list[Forward]] = {}
+    logs: dict[Partition, list[Forward]] = {}
     for record in LinkedLog(seed, malformed=0).records:
         assert isinstance(record, Forward)
-        logs.setdefault(record.source.place, []).append(record)
+        logs.setdefault(record.source.topic_partition, []).append(record)
     state = compare(random.Random(seed), dict(sorted(logs.items())))
     assert state.origins

@@ -15,7 +15,7 @@ from kafka.errors import TopicAuthorizationFailedError
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.topic_finder import TopicFinder
-from connectors.sequencer.takeover import _of_each
+from connectors.sequencer.takeover import _ask_each
 from connectors.spark.job import JobOptions, KafkaRefused, StreamingJob
 from jobs.streaming import JobThread, raise_failures
 from ordering.errors import (
@@ -64,7 +64,7 @@ class _Relay(_Failing):
 
 @pytest.fixture(autouse=True)
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.spark.job.RESTART_BACKOFF_SECONDS", (0.0,) * 6)
+    monkeypatch.setattr("connectors.spark.job.RESTART_BACKOFF_S", (0.0,) * 6)
 
 
 def test_a_relay_tries_for_ever_and_tells_each_change_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -153,14 +153,14 @@ def test_groups_are_asked_side_by_side_and_an_error_has_the_groups_name() -> Non
         together.wait()
         return len(group)
 
-    assert _of_each(["a", "bb", "ccc"], ask) == [1, 2, 3]
+    assert _ask_each(["a", "bb", "ccc"], ask) == [1, 2, 3]
 
     def refuse(group: str) -> None:
         if group == "bb":
             raise HistoryUnavailable("retention has dropped it.")
 
     with pytest.raises(HistoryUnavailable, match="group bb: retention has dropped it"):
-        _of_each(["a", "bb", "ccc"], refuse)
+        _ask_each(["a", "bb", "ccc"], refuse)
 
 
 class _Cluster:

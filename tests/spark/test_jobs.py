@@ -164,8 +164,8 @@ def test_decisions_that_do_not_count_are_noticed(
     spark: SparkSession, options: JobOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A seal of an epoch that nobody has claimed: readers ignore the sequencer from there on."""
-    monkeypatch.setattr("connectors.sequencer.watchdog.LOOK_SECONDS", 0.5)
-    monkeypatch.setattr("connectors.sequencer.watchdog.BEHIND_SECONDS", 1.0)
+    monkeypatch.setattr("connectors.sequencer.watchdog.LOOK_S", 0.5)
+    monkeypatch.setattr("connectors.sequencer.watchdog.BEHIND_S", 1.0)
     create_topics(options.connection, "forged", [options.site])
     with (
         contextlib.suppress(ProtocolViolation, NotOrderedInTime),

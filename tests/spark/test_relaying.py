@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from connectors.kafka import codec
 from connectors.kafka.sites import Direction
 from connectors.ledger.table import ledger_rows
-from connectors.relay.columns import relay_news, relay_requests
+from connectors.relay.columns import relay_forward, relay_mesh_data
 from ordering.links import carry
 from ordering.names import Topic
 from ordering.records import (
@@ -97,7 +97,7 @@ def carried(record: Data, topic: str) -> SinkRow:
 def test_news_are_what_the_row_form_says(spark: SparkSession) -> None:
     """Every record of DATA, whatever it is, in its place."""
     rows = [data(record, offset, site="sfo") for offset, record in enumerate(log())]
-    news = relay_news(source_frame(spark, rows), WAY, {"abcast.g.data.sfo": SESSION}, NOT_CARRIED)
+    news = relay_mesh_data(source_frame(spark, rows), WAY, {"abcast.g.data.sfo": SESSION}, NOT_CARRIED)
     expected = [carried(record, "abcast.g.relayed-sfo.nyc") for record in log()]
     assert {dict(row.headers)[codec.H_KIND] for row in expected} == {b"message", b"remote-view", b"skip"}
     assert_df_equality(news, sink_frame(spark, expected), ignore_nullable=True)
@@ -105,7 +105,7 @@ def test_news_are_what_the_row_form_says(spark: SparkSession) -> None:
 
 def test_the_neighbour_reads_all_of_it(spark: SparkSession) -> None:
     rows = [data(record, offset, site="sfo") for offset, record in enumerate(log())]
-    news = relay_news(source_frame(spark, rows), WAY, {"abcast.g.data.sfo": SESSION}, NOT_CARRIED)
+    news = relay_mesh_data(source_frame(spark, rows), WAY, {"abcast.g.data.sfo": SESSION}, NOT_CARRIED)
     for offset, (row, record) in enumerate(zip(news.collect(), log(), strict=True)):
         headers = [(header["key"], bytes(header["value"])) for header in row["headers"]]
         source = Source(row["topic"], row["partition"], offset)
@@ -127,7 +127,7 @@ def test_each_group_has_a_session_of_its_own(spark: SparkSession) -> None:
         shuffled,
     ]
     sessions = {"abcast.g.data.sfo": 0, "abcast.a.b-c.data.sfo": 10**12}
-    found = relay_news(source_frame(spark, rows), WAY, sessions, ()).collect()
+    found = relay_mesh_data(source_frame(spark, rows), WAY, sessions, ()).collect()
     assert [(row["topic"], _headers(row["headers"])[codec.H_LINK]) for row in found] == [
         ("abcast.g.relayed-sfo.nyc", b"0 1 1 1"),
         ("abcast.a.b-c.relayed-sfo.nyc", b"1000000000000 1 1 1"),
@@ -158,9 +158,9 @@ def test_requests_are_marked(spark: SparkSession) -> None:
         good._replace(offset=7, headers=good.headers[:2]),
         good._replace(offset=8, headers=list(reversed(good.headers))),
     ]
-    marked = relay_requests(source_frame(spark, rows), WAY)
+    marked = relay_forward(source_frame(spark, rows), WAY)
     assert_df_equality(marked, sink_frame(spark, map(requested, rows)), ignore_nullable=True)
-    other = relay_requests(source_frame(spark, [good._replace(partition=2)]), WAY).collect()
+    other = relay_forward(source_frame(spark, [good._replace(partition=2)]), WAY).collect()
     assert [row["partition"] for row in other] == [2]
 
 

@@ -17,7 +17,7 @@ from connectors.kafka.codec import decode_data
 from connectors.sequencer.query import decode_forward, encode_decided, sequence
 from ordering.links import LinkRow
 from ordering.membership import Life, Membership, Settings
-from ordering.records import EPOCH, Forward, Link, Malformed
+from ordering.records import EPOCH, Forward, Link, Malformed, Partition
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, Accepted, SequencerState
 from tests.ordering.linked import LinkedLog
 from tests.spark.kafka_rows import (
@@ -155,7 +155,7 @@ def test_data_rows_of_a_link(spark: SparkSession) -> None:
         linked("lax/eve", 11, Link(7, 3, 93, 55), payload=b"three"),  # a repeat
         linked("lax/eve", 12, Link(6, 3, 94, 56), payload=b"of a session that is over"),
     ]
-    state = replace(state, positions={f"{rows[1].topic}-{rows[1].partition}": 8})
+    state = replace(state, positions={Partition(rows[1].topic, rows[1].partition): 8})
     after, expected = decide_rows(state, rows)
     assert after.links == {"far": LinkRow(7, 3, 93)}
     assert after.origins == {"far": 91, "lax": 55}

@@ -13,10 +13,10 @@ from pyspark.sql import functions as F
 
 from connectors.kafka import codec
 from connectors.kafka.sites import Direction
-from connectors.relay.columns import relay_news, relay_requests
+from connectors.relay.columns import relay_forward, relay_mesh_data
 from connectors.sequencer.query import _unpack, decode_forward
 from ordering.links import LinkRow
-from ordering.records import FLUSH_OK, LINK_START, REMOTE_VIEW, SKIP, Data, Forward, Link, Malformed, Source
+from ordering.records import FLUSH_OK, LINK_START, REMOTE_VIEW, SKIP, Data, Forward, Link, Malformed, Partition, Source
 from ordering.sequencer import SequencerState
 from tests.forward_corpus import CORPUS, TOPIC, Case
 from tests.spark.kafka_rows import (
@@ -96,8 +96,8 @@ def test_what_our_own_relays_bring_is_plain(spark: SparkSession) -> None:
         Data(FLUSH_OK, 4, 3, 9, "local/bob", 7, 2, b"1", source),
     ]
     of_data = [data(record, offset, site="local") for offset, record in enumerate(told)]
-    relayed = relay_requests(source_frame(spark, asked), way).unionAll(
-        relay_news(source_frame(spark, of_data), way, {"abcast.g.data.local": 17}, ["nyc"])
+    relayed = relay_forward(source_frame(spark, asked), way).unionAll(
+        relay_mesh_data(source_frame(spark, of_data), way, {"abcast.g.data.local": 17}, ["nyc"])
     )
     rows = relayed.withColumns({"offset": F.monotonically_increasing_id(), "timestamp": F.now()})
     decoded = decode_forward(rows, "nyc", relayed=True).collect()
@@ -133,7 +133,7 @@ def test_the_whole_way_is_the_same(spark: SparkSession) -> None:
     for number, case in enumerate([*CORPUS, *BAD_ADDRESSES, *BAD_ADDRESSES_BY_LINK]):
         state = SequencerState(f"case-{number}", epoch=1, links={"sfo": LinkRow(17, 4, 8)})
         row = row_of(case._replace(topic=case.topic.replace("orders", state.group)), number)
-        state = replace(state, positions={f"{row.topic}-{row.partition}": number})
+        state = replace(state, positions={Partition(row.topic, row.partition): number})
         rows.append(row)
         states.append(state)
         decided = decide_rows(state, [row], SITE)[1]

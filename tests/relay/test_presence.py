@@ -11,9 +11,9 @@ from kafka.structs import TopicPartition
 from connectors.kafka.codec import decode_forward, encode_data
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.sites import Direction
-from connectors.relay import herald
-from connectors.relay.herald import Herald
-from connectors.relay.link_start import find_beginning
+from connectors.relay import presence
+from connectors.relay.link_start import find_session_start
+from connectors.relay.presence import Presence
 from ordering.links import LinkStart
 from ordering.names import Topic
 from ordering.records import HEARTBEAT, JOIN, LEAVE, LINK_START, REMOTE_VIEW, VIEW, Data, Forward, Link, Source
@@ -26,14 +26,14 @@ BEAT = (HEARTBEAT, 1, 1, b"")
 
 
 class Ends:
-    """The DATA of `far`, and what its herald says to `here`."""
+    """The DATA of `far`, and what its presence says to `here`."""
 
     def __init__(self) -> None:
         self.far, self.here = MemoryConnection(), MemoryConnection()
         self.far.create("g", "far")
         self.here.topics.partitions[TopicPartition(str(RELAYED), 0)] = []
         self.offset = self.seqno = 0
-        self.herald = Herald(self.far, self.here, Direction("far", "here"))
+        self.presence = Presence(self.far, self.here, Direction("far", "here"))
 
     def write(self, *records: Data) -> None:
         producer = self.far.producer()
@@ -53,11 +53,11 @@ class Ends:
 
         with DataLog(self.far, "g", "far") as log:
             everything = dict.fromkeys(("far", "lax", "here"), 10**6)
-            return self.herald.begin("g", find_beginning(log, everything, carries), carries)
+            return self.presence.begin("g", find_session_start(log, everything, carries), carries)
 
     def told(self) -> list[tuple[str, int, int, bytes]]:
         """What `tell` says."""
-        self.herald.tell()
+        self.presence.tell()
         return self.new()
 
     def new(self) -> list[tuple[str, int, int, bytes]]:
@@ -79,7 +79,7 @@ class Ends:
 def ends() -> Iterator[Ends]:
     made = Ends()
     yield made
-    made.herald.close()
+    made.presence.close()
 
 
 def own(seqno: int, view_id: int = 0, kind: str = "message") -> Data:
@@ -120,7 +120,7 @@ def test_a_relay_beats_for_a_group_that_has_a_view(ends: Ends) -> None:
     ends.begin()
     ends.new()
     assert [ends.told() for _ in range(3)] == [[BEAT]] * 3
-    ends.herald.farewell()
+    ends.presence.farewell()
     assert ends.new() == [(LEAVE, 1, 1, b"")]
 
 
@@ -130,9 +130,9 @@ def test_of_a_group_that_never_had_a_view_it_speaks_now_and_then(ends: Ends, mon
     ends.begin()
     ends.new()
     assert [ends.told() for _ in range(3)] == [[BEAT], [], []]
-    monkeypatch.setattr(herald, "QUIET_BEAT_S", 0.0)
+    monkeypatch.setattr(presence, "QUIET_BEAT_S", 0.0)
     assert ends.told() == [BEAT]
-    ends.herald.farewell()
+    ends.presence.farewell()
     assert ends.new() == []
 
 
@@ -148,7 +148,7 @@ def test_a_first_view_is_noticed(ends: Ends, behind: int) -> None:
 
 
 def test_the_query_starts_anew(ends: Ends) -> None:
-    """A herald may begin several sessions of a group; what it has noticed stays noticed."""
+    """A presence may begin several sessions of a group; what it has noticed stays noticed."""
     ends.write(seal(1), own(1))
     ends.begin()
     ends.told()

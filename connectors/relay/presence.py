@@ -1,9 +1,9 @@
-"""What a relay between the sites of a mesh says for itself, beside what its query carries. Its driver writes it.
+"""What a relay between the sites of a mesh says for itself. Its driver writes that; the query carries all else.
 
 * The *beginning of a session* (`ordering.links`): where it begins, and the view that is in force there. The query
-  brings the views that follow. The neighbour takes the highest by (epoch, view id): to tell one again does no harm.
-* A *heartbeat* each second for every group that has had a view at its site: without it the neighbour's sequencer takes
-  the site for unreachable. For the others now and then: a relay that is there can be told from one that is not.
+  brings the views that follow. The neighbour takes the highest by (epoch, view id), so a repeated view does no harm.
+* A *heartbeat* each second for every group that has had a view at its site. Without it the neighbour's sequencer takes
+  the site for unreachable. For the other groups now and then, so that a running relay can be told from one that is not.
 * A *farewell* (kind `leave`), when the relay is stopped on purpose.
 
 A crash between any two of them loses nothing: the next start begins a session of its own.
@@ -21,25 +21,25 @@ from kafka.producer.future import FutureRecordMetadata
 
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog, windows_back
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.ranges import windows_back
+from connectors.kafka.sending import append
 from connectors.kafka.sites import Direction
-from connectors.relay.link_start import Beginning, Carries, link_start
+from connectors.relay.link_start import Carries, SessionStart, link_start
 from ordering.names import Topic, relay_of
 from ordering.records import EPOCH, HEARTBEAT, LEAVE, LINK_START, REMOTE_VIEW
 from ordering.sequencer import SequencerState
 
-WRITTEN_S = 30.0
-"""How long to wait until Kafka has the beginning of a session."""
 FAREWELL_S = 5.0
 """How long to wait until Kafka has a farewell."""
 QUIET_BEAT_S = 10.0
 """How often a relay beats for a group that never had a view at its site."""
 
-log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
-class Herald:
-    """Speaks for the relay of one direction, in some groups. Not thread-safe; `close` it."""
+class Presence:
+    """Writes these records for the relay of one direction, in some groups. Not thread-safe; `close` it."""
 
     def __init__(self, source: Connection, target: Connection, way: Direction) -> None:
         """Raises BrokerUnreachable."""
@@ -50,14 +50,13 @@ class Herald:
         self._groups: dict[str, _Group] = {}
         self._beat_at = 0.0
 
-    def begin(self, group: str, beginning: Beginning, carries: Carries) -> int:
+    def begin(self, group: str, beginning: SessionStart, carries: Carries) -> int:
         """Begin a session in a group; return its name. Raises BrokerUnreachable, TopicMissing."""
         state = beginning.state
         start = link_start(state, self._way.source, carries)
-        with self._target.reachable():
-            session = int(self._send(group, LINK_START, value=start.to_json()).get(timeout=WRITTEN_S).offset)
-            if state.view:
-                self._send(group, REMOTE_VIEW, state.epoch, state.view, _members(state)).get(timeout=WRITTEN_S)
+        session = self._append(group, LINK_START, value=start.to_json())
+        if state.view:
+            self._append(group, REMOTE_VIEW, state.epoch, state.view, _members(state))
         if group not in self._groups:
             self._groups[group] = _Group(DataLog(self._source, group, self._way.source))
         self._groups[group].had_view |= state.view > 0
@@ -72,7 +71,7 @@ class Herald:
                 if group.had_view or is_time:
                     self._send(name, HEARTBEAT)
         except KafkaError as error:
-            log.warning("%s: a heartbeat of the relay could not be written: %r", self._way, error)
+            _logger.warning("%s: a heartbeat of the relay could not be written: %r", self._way, error)
         if is_time:
             self._beat_at = time.monotonic()
 
@@ -82,7 +81,7 @@ class Herald:
             for sent in [self._send(name, LEAVE) for name, group in self._groups.items() if group.had_view]:
                 sent.get(timeout=FAREWELL_S)
         except KafkaError as error:
-            log.warning("%s: the relay's farewell could not be written: %r", self._way, error)
+            _logger.warning("%s: the relay's farewell could not be written: %r", self._way, error)
 
     def close(self) -> None:
         """Close the connections."""
@@ -90,13 +89,21 @@ class Herald:
             group.log.close()
         self._producer.close(timeout=1)
 
-    def _send(
-        self, group: str, kind: str, incarnation: int = 1, local_seqno: int = 1, value: bytes = b""
-    ) -> FutureRecordMetadata:
+    def _append(self, group: str, kind: str, incarnation: int = 1, local_seqno: int = 1, value: bytes = b"") -> int:
         sender = relay_of(self._way.source)
-        topic = str(Topic(group, "relayed", self._way.target, self._way.source))
-        headers = forward_headers(sender, incarnation, local_seqno, kind=kind)
-        return self._producer.send(topic, key=sender.encode("ascii"), value=value, headers=headers, partition=0)
+        record = sender.encode("ascii"), value, forward_headers(sender, incarnation, local_seqno, kind=kind)
+        return append(self._target, self._topic(group), record, producer=self._producer)
+
+    def _send(self, group: str, kind: str) -> FutureRecordMetadata:
+        """Without waiting."""
+        sender = relay_of(self._way.source)
+        headers = forward_headers(sender, 1, 1, kind=kind)
+        return self._producer.send(
+            self._topic(group), key=sender.encode("ascii"), headers=headers, value=b"", partition=0
+        )
+
+    def _topic(self, group: str) -> str:
+        return str(Topic(group, "relayed", self._way.target, self._way.source))
 
 
 def _members(state: SequencerState) -> bytes:

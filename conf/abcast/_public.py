@@ -1,0 +1,63 @@
+"""The names of `from abcast import …`."""
+
+from __future__ import annotations
+
+from connectors.client.delivery import Delivery
+from connectors.client.letter import Letter, LetterReceipt
+from connectors.client.member import Member
+from connectors.client.receipt import Receipt
+from connectors.kafka.connection import Connection
+from connectors.kafka.security import Security
+from ordering.errors import (
+    AbcastError,
+    Blocked,
+    BrokerUnreachable,
+    EnvironmentProblem,
+    Excluded,
+    FlushFailed,
+    ForwardTableFull,
+    HistoryUnavailable,
+    LetterTableFull,
+    NoSnapshot,
+    NotOrderedInTime,
+    NotWrittenInTime,
+    PositionLost,
+    ProtocolViolation,
+    StateUnavailable,
+    Superseded,
+    TopicMissing,
+    UsageError,
+)
+from ordering.events import Block, RemoteView, Unblock, ViewChange
+
+__all__ = [
+    "AbcastError",
+    "Block",
+    "Blocked",
+    "BrokerUnreachable",
+    "Connection",
+    "Delivery",
+    "EnvironmentProblem",
+    "Excluded",
+    "FlushFailed",
+    "ForwardTableFull",
+    "HistoryUnavailable",
+    "Letter",
+    "LetterReceipt",
+    "LetterTableFull",
+    "Member",
+    "NoSnapshot",
+    "NotOrderedInTime",
+    "NotWrittenInTime",
+    "PositionLost",
+    "ProtocolViolation",
+    "Receipt",
+    "RemoteView",
+    "Security",
+    "StateUnavailable",
+    "Superseded",
+    "TopicMissing",
+    "Unblock",
+    "UsageError",
+    "ViewChange",
+]

@@ -1,0 +1,70 @@
+"""What is wrong with a group: everything that tells of its order is read, and judged together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from connectors.diagnosis.check import check_deliveries, check_ledger, check_sites, stalled
+from connectors.kafka.connection import Connection
+from connectors.kafka.sites import Sites
+from ordering.checker import Anomaly
+from ordering.errors import UsageError
+from ordering.mesh_checker import Shortfall
+from ordering.names import DEFAULT_SITE
+
+
+class Report(NamedTuple):
+    """`read`: how many messages each source has. `lacks`: by what sites are behind others. `under_way`: the same, where
+    it is no anomaly.
+    """
+
+    read: Mapping[str, int]
+    lacks: Sequence[Shortfall]
+    under_way: Sequence[Shortfall]
+    anomalies: Sequence[Anomaly]
+
+
+def check_group(
+    group: str,
+    where: Connection | Sites,
+    *,
+    names: Sequence[str] = (),
+    ledger: Path | None = None,
+    deliveries: Sequence[Path] = (),
+    settled: bool = False,
+) -> Report:
+    """Read the DATA topics, the ledger if it is there, and the files of deliveries; name every anomaly.
+
+    Args:
+        group: the group's name.
+        where: one Kafka, or the sites.
+        names: the sites whose DATA to read; all of them if there are none.
+        ledger: the directory of a ledger. It says nothing of several sites that have an order each.
+        deliveries: what `abcast deliver --json` printed, a file for each member.
+        settled: nothing is under way between sites, so that what one lacks is lost. Otherwise what a site of a mesh
+            lacks is lost if it gets no further although the relay is there, which takes 15 s to see.
+
+    Raises UsageError, BrokerUnreachable, TopicMissing, HistoryUnavailable.
+    """
+    sites = where if isinstance(where, Sites) else None
+    chosen = names or (list(sites.connections) if sites else [DEFAULT_SITE])
+    one_order = sites is None or sites.home is not None or len(chosen) == 1
+    if deliveries and not one_order:
+        raise UsageError("in a mesh each site has its own order: check delivery logs with --site of their site.")
+    connections = {name: where.connection(name) if isinstance(where, Sites) else where for name in chosen}
+    verdict = check_sites(group, connections, one_order=one_order)
+    checker, read = verdict.checkers[chosen[0]], verdict.read
+    if one_order and ledger is not None and (ledger / "_delta_log").is_dir():
+        read["ledger"] = check_ledger(checker, ledger, group)
+    for file in deliveries:
+        try:
+            with file.open(encoding="utf-8") as lines:
+                read[f"deliveries of {file.name}"] = check_deliveries(checker, file.name, lines)
+        except OSError as error:
+            raise UsageError(f"{file} can't be read: {error.strerror}.") from error
+    anomalies, lacks = verdict.anomalies(settled=settled), verdict.lacking()
+    if sites is not None and not one_order and not settled:
+        anomalies += stalled(sites, group, lacks)
+    return Report(read, lacks, () if settled else lacks, anomalies)

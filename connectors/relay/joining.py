@@ -1,0 +1,23 @@
+"""From where a site that joins a group may take the history."""
+
+from __future__ import annotations
+
+from connectors.kafka.sites import Direction, Sites
+from ordering.errors import UsageError
+
+
+def way_of_history(sites: Sites, name: str, source: str | None, *, from_ledger: bool) -> Direction | None:
+    """The way of a ledger's history to a new site: in a hub from the home, in a mesh from the neighbour `source`.
+
+    None without a ledger: then the relays bring what there is. Raises UsageError if the site can't take any from there.
+    """
+    source = source or sites.home
+    if source == name:
+        raise UsageError(f"{name} is the home: its order is decided there, not copied.")
+    if source is not None and source not in sites.neighbours(name):
+        raise UsageError(f"{name} has no link to {source}: its neighbours are {', '.join(sites.neighbours(name))}.")
+    if not from_ledger:
+        return None
+    if source is None:
+        raise UsageError("say with --from whose ledger it is.")
+    return Direction(source, name)

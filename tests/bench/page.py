@@ -1,0 +1,209 @@
+"""`python -m tests.bench.page`: write the figures of one run into the table of docs/performance.md.
+
+All figures of the page come from one JSON file, so from one command on one commit. What it lacks is not measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from tests.bench.plan import DEFAULT_RECORDS, Case, Plan
+from tests.bench.report import (
+    MAX_KILL_S,
+    MAX_LATENCY_RATIO,
+    MAX_LOST_CHECKPOINT_S,
+    MAX_MEMORY_MIB,
+    MAX_RELAY_MS,
+    MIN_MEMBER_TO_BARE,
+    MIN_RELAY_TO_COPY,
+    MIN_SEQUENCER_TO_COPY,
+)
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
+DEFAULT_JSON = Path("abcast-data") / "bench.json"
+NOT_MEASURED = "not measured on this commit"
+NOT_RUN = "not run on this commit"
+HEAD = "| section | what | unit | aim | measured |\n| --- | --- | --- | --- | --- |\n"
+
+Figures = Callable[[Any], list[str]]
+
+
+class Row(NamedTuple):
+    """A row of the table. `figures` takes the section's result."""
+
+    section: str
+    what: str
+    unit: str
+    aim: str
+    figures: Figures
+
+    def cells(self, results: Mapping[str, Any]) -> tuple[str, ...]:
+        """With what was measured."""
+        result = results.get(self.section, {"failed": NOT_RUN})
+        measured: list[str] = []
+        if "failed" not in result:
+            with contextlib.suppress(KeyError, IndexError):  # a quick run has fewer cases
+                measured = self.figures(result)
+        return self.section, self.what, self.unit, self.aim, "; ".join(measured) or NOT_MEASURED
+
+
+def _throughput(case: Case, number: int) -> Row:
+    def figures(cases: Any) -> list[str]:
+        found = [each for each in cases if (each["payload_bytes"], each["senders"], each["partitions"]) == _key(case)]
+        rates = [f"{found[0][kind]['records_per_s'] / 1000:.0f}" for kind in ("copy", "sequencer", "ledger")]
+        return [*rates, f"{found[0]['sequencer_to_copy']:.2f}"]
+
+    what = "copy; sequencer; ledger; sequencer to copy" if number == 0 else "the same"
+    aim = f"ratio ≥ {MIN_SEQUENCER_TO_COPY}"
+    return Row("throughput", f"{case}: {what}", "thousand records/s; ratio", aim, figures)
+
+
+def _key(case: Case) -> tuple[int, int, int]:
+    return case.payload_bytes, case.senders, case.partitions
+
+
+def _latency(kind: str) -> Figures:
+    return lambda result: [f"{result[kind][name]:.0f}" for name in ("p50_ms", "p99_ms")]
+
+
+def _joins(result: Any) -> list[str]:
+    return [
+        f"{'with' if join['flush'] else 'without'} flush, {join['members']} members: {median(join['ms']):.0f}"
+        for join in result["joins"]
+    ]
+
+
+def _member(kind: str, *names: str) -> Figures:
+    return lambda result: [
+        f"{name}: {result[kind][name]['records_per_s']:,.0f} ({result[kind][name]['to_bare']:.2f})" for name in names
+    ]
+
+
+def _added(trigger: str) -> Row:
+    aim = f"p50 ≤ {MAX_RELAY_MS[trigger]}"
+
+    def figures(result: Any) -> list[str]:
+        return [f"{result['latency'][trigger][name]:.0f}" for name in ("p50_ms", "p99_ms")]
+
+    return Row("relay", f"from FORWARD at one site to the home's, {trigger}: p50; p99", "ms", aim, figures)
+
+
+ROWS = (
+    *(_throughput(case, number) for number, case in enumerate(Plan(DEFAULT_RECORDS).cases)),
+    Row(
+        "state",
+        "the sequencer's state, by number of senders",
+        "bytes, compressed",
+        "grows with senders only",
+        lambda rows: [f"{row['senders']:,} senders: {row['state_bytes']:,}" for row in rows],
+    ),
+    Row("latency", "at 1,000 records/s, copy: p50; p99", "ms", "", _latency("copy")),
+    Row(
+        "latency",
+        "at 1,000 records/s, sequencer: p50; p99; p50 to the copy's",
+        "ms; ratio",
+        f"ratio ≤ {MAX_LATENCY_RATIO}",
+        lambda result: [*_latency("sequencer")(result), f"{result['p50_ratio']:.2f}"],
+    ),
+    Row(
+        "memory",
+        "`abcast sequence` draining a backlog, at the peak: all; JVM; Python workers; driver",
+        "MiB",
+        f"all < {MAX_MEMORY_MIB:,}",
+        lambda result: [
+            f"{result['peak_mib']:,.0f}",
+            *(f"{result['peak_parts_mib'][part]:,.0f}" for part in ("jvm", "worker", "driver")),
+        ],
+    ),
+    Row(
+        "members",
+        "sending alone, to a bare producer",
+        "records/s (ratio)",
+        f"ratio ≥ {MIN_MEMBER_TO_BARE}",
+        _member("sending", "bare", "member", "member with outbox"),
+    ),
+    Row(
+        "members",
+        "until all is ordered and read back, to a bare producer that flushes",
+        "records/s (ratio)",
+        "",
+        _member("ordered", "bare", "member", "member with outbox"),
+    ),
+    Row("views", "from JOIN to the view, median", "ms", "", _joins),
+    Row(
+        "views",
+        "heartbeats of 1,000 members, at the sequencer",
+        "ms per second",
+        "",
+        lambda result: [f"{result['heartbeats']['ms_per_second']:.1f}"],
+    ),
+    Row(
+        "relay",
+        "to a copy of the same topic: a hub's FORWARD (requests); its DATA (orders); a mesh's messages (news)",
+        "ratio",
+        f"≥ {MIN_RELAY_TO_COPY}",
+        lambda result: [f"{row['kind']} {row['ratio']:.2f}" for row in result["throughput"]],
+    ),
+    *(_added(trigger) for trigger in MAX_RELAY_MS),
+    Row(
+        "recovery",
+        "kill -9 of the sequencer to the next delivery, each kill; a bare Spark session's start",
+        "s",
+        f"≤ {MAX_KILL_S}",
+        lambda result: [
+            *(f"{row['next_delivery_s']:.1f}" for row in result["kills"]["rounds"]),
+            f"Spark {result['spark_start_s']:.1f}",
+        ],
+    ),
+    Row(
+        "recovery",
+        "a lost checkpoint, by number of messages ordered before",
+        "s",
+        f"≤ {MAX_LOST_CHECKPOINT_S}",
+        lambda result: [f"{row['history']:,}: {row['next_delivery_s']:.1f}" for row in result["lost_checkpoints"]],
+    ),
+)
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The table with the results of a run, by section."""
+    return HEAD + "".join(f"| {' | '.join(row.cells(results))} |\n".replace("|  |", "| |") for row in ROWS)
+
+
+def filled(page: str, run: Mapping[str, Any]) -> str:
+    """The page with the figures of a run in the place of all that it had."""
+    arguments = str(run["command"]).replace('"', "'")
+    machine = run["machine"]
+    facts = {
+        "Command": f'`make bench ARGS="{arguments}"`' if arguments else "`make bench`",
+        "Commit": f"`{machine['commit']}`",
+        "Machine": f"{machine['cores']} cores ({machine['cpu']}), {machine['memory']}, Python {machine['python']}",
+    }
+    for name, value in facts.items():
+        before, _, behind = page.partition(f"\n- {name}: ")
+        page = f"{before}\n- {name}: {value}\n{behind.partition(chr(10))[2]}"
+    start = page.index(HEAD)
+    end = page.index("\n\n", start) + 1
+    return page[:start] + table(run["results"]) + page[end:]
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page from the JSON file that is named, or from that of the last run here."""
+    source = Path(arguments[0]) if arguments else DEFAULT_JSON
+    run = json.loads(source.read_text(encoding="utf-8"))
+    if run["machine"]["commit"].endswith("+"):
+        print(f"{source} was measured on a commit with changes: commit them, and measure again.", file=sys.stderr)
+        return 1
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), run), encoding="utf-8")
+    print(f"wrote {PAGE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

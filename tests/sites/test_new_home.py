@@ -1,0 +1,66 @@
+"""`abcast site promote` on real clusters, while the old home's job runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cli.process import abcast
+from tests.crash.processes import ABCAST, Process
+from tests.sites.conftest import MakeWorld
+from tests.sites.test_relay import messages
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[list[Process]]:
+    """Processes of the test, killed at its end."""
+    started: list[Process] = []
+    yield started
+    for process in started:
+        process.kill()
+
+
+def test_a_home_that_runs_is_replaced(make_world: MakeWorld, processes: list[Process]) -> None:
+    """Its sequencer ends and says why, what it had ordered stays, and both sites go on in the new home's order."""
+    world = make_world("hub", "nyc", "sfo")
+    nyc, sfo = world.sites.connections
+
+    def run(site: str) -> Process:
+        command = (ABCAST, "run", "--site", site, "--sites", world.file(), "--data", world.directory / site)
+        process = Process(f"run-{len(processes)}", command, world.directory / "logs")
+        processes.append(process)
+        return process
+
+    old_home, copy = run(nyc), run(sfo)
+    old_home.wait_ready()
+    copy.wait_ready()
+    world.broadcast(nyc, "alice", messages("a", 200))
+    world.broadcast(sfo, "bob", messages("b", 200))
+    world.sites = replace(world.sites, home=sfo)
+    copy.stop()
+    done = abcast(
+        "site", "promote", sfo, "--group", world.group, "--sites", world.file(), "--json", cwd=world.directory
+    )
+    assert done.returncode == 0, done.stderr
+    promoted = json.loads(done.stdout)
+    assert (promoted["home"], promoted["last_seqno"], promoted["not_copied"]) == (sfo, 400, [])
+    assert old_home.wait_exit(60) != 0
+    assert f"the home of group {world.group} is {sfo} now" in old_home.stderr()
+    old_home.assert_no_stack_trace()
+
+    run(sfo).wait_ready()
+    run(nyc).wait_ready()
+    world.broadcast(nyc, "carol", messages("c", 50))
+    world.broadcast(sfo, "dave", messages("d", 50))
+    order = world.deliveries(sfo, 500)
+    assert [delivery.seqno for delivery in order] == list(range(1, 501))
+    assert world.deliveries(nyc, 500) == order
+    command = ("check", "--group", world.group, "--sites", world.file(), "--settled", "--json")
+    verdict = abcast(*command, "--data", world.directory / "none", cwd=world.directory)
+    assert verdict.returncode == 0, verdict.stdout + verdict.stderr

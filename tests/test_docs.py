@@ -1,0 +1,403 @@
+"""What the pages say is what the code has: links, lists, limits, formats, the reading rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.core import TyperGroup
+
+from connectors.client.letter_codec import LETTER_HEADERS
+from connectors.diagnosis.status import GroupStatus
+from connectors.kafka import codec, topics
+from connectors.kafka.sites import read_sites
+from jobs import options
+from jobs.cli import command
+from ordering import names, records, sequencer
+from ordering.checker import ANOMALIES
+from ordering.membership import MAX_LEFT, NOT_A_MEMBER
+from ordering.names import ROLES, Topic
+from ordering.reader import Reader, Verdict
+from ordering.records import EPOCH
+from ordering.sequencer import BAD_ADDRESS, FORGOTTEN
+from tests.papers import DOCS, PAGES, README, ROOT, SOURCE_FILES, anchors, doc, fences, prose, section, spans, tables
+
+LONGEST_README = 200
+
+
+def first_spans(table: Iterable[tuple[str, ...]]) -> list[str]:
+    """What stands in backticks in the first column."""
+    return [span for row in table for span in spans(row[0])]
+
+
+# --- links and names ---
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links(page: str) -> None:
+    """Every relative link leads to a file that is there, and to a heading in it."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(PAGES[page])):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        path = ((ROOT / page).parent / name).resolve() if name else ROOT / page
+        assert path.exists(), target
+        if anchor:
+            assert anchor in anchors(PAGES[path.relative_to(ROOT).as_posix()]), target
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    assert len(README.splitlines()) <= LONGEST_README
+    linked = set(re.findall(r"\]\((docs/\w+\.md)", README))
+    assert linked == {path.relative_to(ROOT).as_posix() for path in DOCS}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named(page: str) -> None:
+    """A path of the repository in backticks is there."""
+    for path in re.findall(r"`((?:ordering|connectors|jobs|tests|conf|docs)/[^`\s]*)`", PAGES[page]):
+        assert any(ROOT.glob(path.rstrip("/"))), path
+
+
+def test_make_targets() -> None:
+    """The targets that the pages name are there."""
+    blocks = "\n".join(block for page in PAGES.values() for block in fences(page, "sh"))
+    named = set(re.findall(r"(?<![\w-])make ([a-z-]+)(?=[ `\n])", blocks + " ".join(PAGES.values())))
+    assert {"demo", "test", "setup", "lint"} <= set(re.findall(r"make ([a-z-]+)", "".join(fences(README, "sh"))))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert named & targets >= {"demo", "test", "setup", "lint", "bench", "simulate"}
+    assert set(re.findall(r"`make ([a-z-]+)", " ".join(PAGES.values()))) <= targets
+
+
+def test_docstrings_cite_what_is_here() -> None:
+    """A docstring's source is a heading of docs/sources.md or a page of docs/; no other paper is cited."""
+    headings = re.findall(r"^## (.+)$", doc("sources"), re.MULTILINE)
+    cited = set()
+    for path in (*SOURCE_FILES, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.txt"))):
+        if path.name == "test_docs.py":
+            continue
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"DESIGN\.md|HOUSE\.md|\b[A-Z]{4,}\.txt|seeds/\d", text), path
+        for page in re.findall(r"docs/\w+\.md", text):
+            assert page in PAGES, path
+        for source in re.findall(r"^Source: (.+)", text, re.MULTILINE):
+            known = [heading for heading in headings if source.startswith(f"{heading} (docs/sources.md)")]
+            assert known or source.startswith("docs/"), f"{path}: {source}"
+            cited.update(known)
+    assert cited == set(headings)
+
+
+def test_rooms() -> None:
+    """The architecture has a line for each room, and no others."""
+    [table] = tables(section(doc("architecture"), "## The rooms"))
+    rooms = {path.parent.name for path in (ROOT / "connectors").glob("*/__init__.py")}
+    tops = {"ordering/", "jobs/", "conf/", "tests/"}
+    assert {spans(row[0])[0] for row in table} == tops | {f"connectors/{room}/" for room in rooms}
+
+
+# --- records ---
+
+
+def test_headers() -> None:
+    """The tables of headers are the codec's."""
+    page = doc("records")
+    forward = first_spans(tables(section(page, "## FORWARD: how to send"))[0])
+    assert tuple(name for name in forward if name != codec.PREFIX) == codec.FORWARD_HEADERS
+    data = first_spans(tables(section(page, "## DATA: how to read"))[0])
+    assert {*codec.FORWARD_HEADERS, *data} == {*codec.DATA_HEADERS, codec.H_LINK}
+    letters = first_spans(tables(section(page, "## Letters"))[0])
+    assert letters == [*LETTER_HEADERS, codec.H_RELAYED_FROM, "state"]
+    assert first_spans(tables(section(page, "## A relay's topic"))[0]) == list(codec.RELAYED_HEADERS)
+    dead = first_spans(tables(section(page, "## Dead letters"))[0])
+    assert dead == [codec.H_REASON, codec.H_SOURCE]
+
+
+def test_kinds() -> None:
+    """The two tables have each kind that the codec knows."""
+    forward, decided = tables(section(doc("records"), "## Kinds"))
+    assert set(first_spans(forward)) == set(codec.FORWARD_KINDS)
+    assert set(first_spans(decided)) == {*codec.DECIDED_KINDS, records.REFUSED, records.EPOCH}
+
+
+def test_reasons() -> None:
+    """The reasons for a dead letter are the codec's, and in its order."""
+    _, reasons = tables(section(doc("records"), "## Dead letters"))
+    assert first_spans(reasons) == [
+        codec.REPEATED_HEADER,
+        codec.RESERVED_HEADER,
+        codec.NOT_RELAYED,
+        codec.HEADERS_TOO_LARGE,
+        codec.WRONG_VERSION,
+        codec.WRONG_KIND,
+        codec.NO_SENDER,
+        codec.KEY_IS_NOT_SENDER,
+        codec.WRONG_INCARNATION,
+        codec.WRONG_LOCAL_SEQNO,
+        codec.FUTURE_INCARNATION,
+        codec.WRONG_LINK,
+        codec.WRONG_SITE,
+        codec.NOT_THE_RELAY,
+        codec.NO_PAYLOAD,
+        codec.PAYLOAD_TOO_LARGE,
+        BAD_ADDRESS,
+        NOT_A_MEMBER,
+        FORGOTTEN,
+    ]
+
+
+class Row(NamedTuple):
+    """What the reading rule looks at."""
+
+    epoch: int
+    kind: str
+    seqno: int
+
+
+rows = st.builds(Row, st.integers(0, 3), st.sampled_from(["message", "message", "view", EPOCH]), st.integers(1, 6))
+
+
+@given(st.lists(rows, max_size=30))
+def test_the_reading_rule(log: list[Row]) -> None:
+    """The rule that is shown takes what `ordering.reader` takes."""
+    [code] = fences(section(doc("records"), "### The reading rule"), "py")
+    scope: dict[str, Callable[[list[Row]], Iterator[Row]]] = {}
+    exec(code, {}, scope)
+    reader = Reader()
+    expected = [row for row in log if reader.accept(row.kind, row.epoch, row.seqno) is Verdict.TAKE]
+    assert list(scope["taken"](log)) == expected
+
+
+def test_python_that_is_not_run_is_python() -> None:
+    blocks = [block for page in PAGES.values() for block in fences(page, "py")]
+    assert blocks
+    for block in blocks:
+        compile(block, "block", "exec")
+
+
+def test_delta_columns() -> None:
+    """The columns and their types are those of the tables."""
+    from connectors.ledger.table import LEDGER_SCHEMA, VIEWS_SCHEMA
+
+    shown = tables(section(doc("records"), "## Delta tables"))
+    for table, schema in zip(shown, (LEDGER_SCHEMA, VIEWS_SCHEMA), strict=True):
+        assert ", ".join(f"{spans(name)[0]} {kind.strip('`')}" for name, kind, _ in table) == schema
+
+
+def test_formats() -> None:
+    """The changelog names the formats that the code has."""
+    newest = section(PAGES["CHANGELOG.md"], "## [Unreleased]")
+    assert f"Version {codec.VERSION}," in section(newest, "### Wire")
+    assert f"Format {sequencer.FORMAT}." in section(newest, "### Snapshots")
+    assert section(newest, "### Ledger").strip()
+
+
+# --- commands and settings ---
+
+
+@pytest.mark.parametrize("table", [section(README, "## Commands"), section(doc("operations"), "## Commands")])
+def test_commands(table: str) -> None:
+    """The table has all commands and no others."""
+    named = set(re.findall(r"`abcast ([a-z]+)", " ".join(row[0] for row in tables(table)[0])))
+    assert named == set(command().commands)
+
+
+def parameters(group: TyperGroup, path: str = "ABCAST") -> Iterator[str]:
+    """The environment variables of all options."""
+    for name, below in group.commands.items():
+        prefix = f"{path}_{name.upper()}"
+        for parameter in below.params:
+            yield f"{prefix}_{str(parameter.name).upper()}"
+            if isinstance(parameter.envvar, str):
+                yield parameter.envvar
+        if isinstance(below, TyperGroup):
+            yield from parameters(below, prefix)
+
+
+def test_variables() -> None:
+    """The environment variables that are named mean something."""
+    named = set(re.findall(r"ABCAST_[A-Z_]+", section(doc("operations"), "## Configuration")))
+    assert named - {"ABCAST_COMMAND_OPTION", "ABCAST_CONFIG", "ABCAST_LOG_LEVEL"} <= set(parameters(command()))
+    source = (ROOT / "jobs" / "options.py").read_text(encoding="utf-8")
+    assert '"ABCAST_CONFIG"' in source
+    assert '"ABCAST_LOG_LEVEL"' in source
+
+
+def test_configuration(tmp_path: Path) -> None:
+    """The examples of a configuration file and of a sites' file are what they say."""
+    file = tmp_path / "abcast.toml"
+    [described], [configured] = fences(doc("sites"), "toml"), fences(doc("operations"), "toml")
+    file.write_text(described, encoding="utf-8")
+    assert read_sites(file).home == "nyc"
+    file.write_text(configured, encoding="utf-8")
+    defaults = options.load_config(command(), file)
+    assert defaults["topics"]["create"] == {
+        "bootstrap_servers": "kafka-1:9092,kafka-2:9092",
+        "replication_factor": 3,
+    }
+    assert defaults["publish"] == {"bootstrap_servers": "kafka-1:9092,kafka-2:9092"}
+
+
+def test_exit_codes() -> None:
+    [table] = tables(section(doc("operations"), "## Exit codes"))
+    codes = [0, options.EXIT_FAILED, options.EXIT_USAGE, options.EXIT_ANOMALY]
+    assert [int(row[0]) for row in table] == codes
+
+
+def test_topics() -> None:
+    """Each topic of a group has a row, and each setting that a start asks for."""
+    shown, settings = tables(section(doc("operations"), "## Topics and settings"))
+    named = [Topic.parse(re.sub("<[a-z]+>", "x", name)) for name in first_spans(shown)]
+    assert [topic.role for topic in named if topic] == list(ROLES)
+    rules = {name for role in ROLES for name in topics._rules(Topic("g", role, "s", "n" if role == "relayed" else ""))}
+    assert set(first_spans(settings)) == rules
+    said = {row[0]: row[1] for row in settings}
+    assert f"{topics._MIN_FORWARD_RECORD_BYTES:,}" in said["`max.message.bytes`"]
+    assert topics.MIN_DATA_RETENTION_MS == 2 * 3600 * 1000
+    assert "2 hours" in said["`retention.ms`"]
+
+
+def test_status_fields() -> None:
+    [table] = tables(section(doc("operations"), "## Status"))
+    assert set(GroupStatus._fields) <= set(first_spans(table))
+
+
+def test_errors() -> None:
+    """Every error that is raised on purpose has a row."""
+    known = {"AbcastError"}
+    classes = [
+        re.findall(r"^class (\w+)\((\w+)\):", path.read_text(encoding="utf-8"), re.MULTILINE) for path in SOURCE_FILES
+    ]
+    for _ in range(3):  # a subclass may stand before its base
+        known |= {name for found in classes for name, base in found if base in known}
+    [table] = tables(section(doc("operations"), "## Errors"))
+    assert set(first_spans(row[:1] for row in table)) == known - {"AbcastError"}
+
+
+# --- limits, terms, figures ---
+
+
+def test_limits() -> None:
+    """The limits it lists are those in the code."""
+    from connectors.client.forwarder import MAX_RESEND_S
+    from connectors.client.lives import SendingLimits
+    from connectors.kafka.backlog import BATCH_BYTES
+    from connectors.kafka.connection import Connection
+    from connectors.ledger.job import TRIGGER_S
+    from connectors.spark.job import JobOptions
+
+    sending, mebibyte = SendingLimits(), 1024 * 1024
+    job = {field.name: field.default for field in dataclasses.fields(JobOptions)}
+    assert TRIGGER_S == 1
+    [table] = tables(section(doc("limits"), "## Limits"))
+    shown = {row[0]: row[1] for row in table}
+    assert shown == {
+        "group name": f"{names.MAX_GROUP_LENGTH} characters",
+        "site name, member name": f"{names.MAX_SITE_LENGTH}, {names.MAX_MEMBER_NAME_LENGTH} characters",
+        "payload": f"{records.MAX_PAYLOAD_BYTES:,} bytes",
+        "application headers of a message": f"{records.MAX_HEADERS_BYTES:,} bytes",
+        "incarnation, local seqno": f"{len(str(records.MAX_NUMBER))} digits",
+        "a FORWARD record": f"{records.MAX_RECORD_BYTES // 2 // mebibyte} MiB",
+        "a DATA record, a snapshot": f"{records.MAX_RECORD_BYTES // mebibyte} MiB",
+        "forward table (`max_pending_records`, `max_pending_bytes`)": (
+            f"{sending.max_pending_records:,} messages, {sending.max_pending_bytes // mebibyte} MiB"
+        ),
+        "first answer of a broker (`connect_timeout`)": f"{Connection().timeout:g} s",
+        "resend (`resend_after`)": (
+            f"after {sending.resend_after:g} s without progress, doubling to {MAX_RESEND_S:g} s"
+        ),
+        "a micro-batch (`--max-batch-records`)": f"{job['max_batch_records']:,} records, all groups together",
+        "a micro-batch of large records": (
+            f"{BATCH_BYTES // mebibyte} MiB, by the average size of the records in their partitions"
+        ),
+        "groups decided at once (`--parallelism`)": f"{job['parallelism']}, at most 64",
+        "members that left, remembered": f"{MAX_LEFT:,}",
+        "records between two snapshots": (
+            f"{sequencer.SNAPSHOT_EVERY_RECORDS:,}, or {sequencer.SNAPSHOT_RECORDS_PER_SENDER} a sender if that is more"
+        ),
+        "a Delta commit": "one a second at most",
+    }
+
+
+def test_what_is_not_connected() -> None:
+    """The cores that the limits call not connected are imported by no adapter and no command."""
+    shown = spans(section(doc("limits"), "## What is not connected yet").partition("And these")[0])
+    cores = [path for path in shown if path.endswith(".py") and "isis" not in path]
+    assert len(cores) == 5
+    adapters = [path.read_text(encoding="utf-8") for path in SOURCE_FILES if path.parts[-2] != "ordering"]
+    for core in cores:
+        module = core.removesuffix(".py").replace("/", ".")
+        assert not any(re.search(rf"\b{module}\b", text) for text in adapters), core
+
+
+def test_glossary() -> None:
+    """Each term has one row; the words that need one most are among them."""
+    terms = [term for table in tables(doc("glossary")) for row in table for term in row[0].split(", ")]
+    assert len(terms) == len(set(terms))
+    needed = {"life", "over", "stranger", "held", "shut", "seal", "claim", "floor", "note", "link row", "origin row"}
+    assert needed | {"session", "lane", "view", "epoch", "own"} <= set(terms)
+
+
+def test_anomalies() -> None:
+    """README and glossary name the broken promises as the checker does."""
+    for page in (README, doc("glossary")):
+        assert set(ANOMALIES) <= set(spans(page))
+
+
+def test_performance() -> None:
+    """One table, with each case of each section; a figure needs a command and a commit."""
+    from tests.bench import page
+    from tests.bench.plan import SECTIONS
+
+    [table] = tables(doc("performance"))
+    assert [row[:4] for row in table] == [row[:4] for row in page.ROWS]
+    assert list(dict.fromkeys(row.section for row in page.ROWS)) == list(SECTIONS)
+    has_figures = any(row[4] != page.NOT_MEASURED for row in table)
+    run = re.findall(r"^- (?:Command|Commit|Machine): (.+)$", doc("performance"), re.MULTILINE)
+    if has_figures:
+        assert re.fullmatch(r"`make bench.*`", run[0])
+        assert re.fullmatch(r"`[0-9a-f]{7,40}`", run[1])
+    else:
+        assert run == [page.NOT_RUN] * 3
+
+
+def test_figures_of_a_run() -> None:
+    """What a run has measured comes into its cells; all else is not measured, also what was there before."""
+    from tests.bench import page
+
+    machine = {"commit": "0123abc", "cores": 2, "cpu": "a CPU", "memory": "8 GB", "python": "3.12.1"}
+    rate = {"records_per_s": 123_456.0}
+    case = {"payload_bytes": 100, "senders": 1, "partitions": 4, "sequencer_to_copy": 0.514}
+    first = {
+        "throughput": [{**case, "copy": rate, "sequencer": rate, "ledger": rate}],
+        "views": {"failed": "TimeoutError: no view"},
+        "state": {"failed": "OSError: no disk"},
+    }
+    second = {"relay": {"throughput": [], "latency": {"real-time": {"p50_ms": 6.2, "p99_ms": 20.0}}}}
+    shown = page.filled(
+        doc("performance"), {"command": "--only throughput,views", "machine": machine, "results": first}
+    )
+    [table] = tables(shown)
+    assert table[1][4] == "123; 123; 123; 0.51"
+    assert [row[4] for row in table if row[4] != page.NOT_MEASURED] == [table[1][4]]
+    assert '- Command: `make bench ARGS="--only throughput,views"`\n- Commit: `0123abc`\n- Machine: 2 cores' in shown
+    [table] = tables(page.filled(shown, {"command": "", "machine": machine, "results": second}))
+    assert [row[4] for row in table if row[4] != page.NOT_MEASURED] == ["6; 20"]
+
+
+def test_license() -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "Copyright 2025-2026 the abcast authors" in text
+    assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_papers_are_in_the_source_distribution() -> None:
+    included = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[tool.hatch.build.targets.sdist]")[2]
+    for path in ("/docs", "/CHANGELOG.md", "/CONTRIBUTING.md"):
+        assert f'"{path}"' in included.partition("]")[0]

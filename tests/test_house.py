@@ -1,0 +1,18 @@
+"""What the linters can't see of the house's rules."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULES = [path for package in ("ordering", "connectors", "jobs") for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_private_name_is_imported_across_modules(path: Path) -> None:
+    """ruff sees access to private members (SLF), but not imports of private names."""
+    imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    assert [alias.name for node in imports for alias in node.names if alias.name.startswith("_")] == []
