@@ -2,11 +2,14 @@
 
 PYTHON ?= python3
 SEEDS ?= 1000
+# Half of its time a test waits for something, so several processes run them; this overrides how many.
+PROCESSES ?=
 ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 LOG := $(VENV)/setup.log
+SIDE_BY_SIDE = -n $(or $(PROCESSES),$(1))
 UV := $(BIN)/uv --no-progress
 LOCK_OPTIONS := --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet
 
@@ -20,10 +23,11 @@ help: ## show this list
 setup: $(VENV)/.classes ## install everything into .venv (two or three minutes the first time)
 
 test-fast: setup ## run the tests that need no broker, kill nothing and are quick, with fewer random examples
-	@$(BIN)/python -m pytest --hypothesis-profile fast -m "not broker and not crash and not slow" $(ARGS)
+	@$(BIN)/python -m pytest $(call SIDE_BY_SIDE,3) --hypothesis-profile fast \
+		-m "not broker and not crash and not slow" $(ARGS)
 
-test: setup ## run every test
-	@$(BIN)/python -m pytest $(ARGS)
+test: setup ## run every test, in PROCESSES=2 side by side
+	@$(BIN)/python -m pytest $(call SIDE_BY_SIDE,2) $(ARGS)
 
 soak: setup ## run what takes six JVMs and many minutes: a mesh of three clusters in which everything is killed
 	@ABCAST_SOAK=1 $(BIN)/python -m pytest tests/sites/test_mesh_under_fire.py $(ARGS)

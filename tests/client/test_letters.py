@@ -21,6 +21,7 @@ from connectors.client.member_memory import MemberMemory
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
+from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import (
     HistoryUnavailable,
     LetterTableFull,
@@ -30,11 +31,10 @@ from ordering.errors import (
 )
 from ordering.names import Address
 from ordering.records import MAX_PAYLOAD_BYTES
-from tests.tiny_sequencer import TinySequencer
+from tests.waiting import WAIT
 
 pytestmark = pytest.mark.broker
 
-WAIT = 60.0
 ROOT = Path(__file__).parents[2]
 _numbers = itertools.count(1)
 

@@ -1,15 +1,13 @@
-"""The member against a real broker and the real core, sequenced by `tests.tiny_sequencer`."""
+"""The member against a real broker and the real core, sequenced by `TinySequencer`."""
 
 from __future__ import annotations
 
-import itertools
 import re
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,8 @@ from connectors.client.member_memory import MemberMemory
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import (
     AbcastError,
     BrokerUnreachable,
@@ -34,31 +34,14 @@ from ordering.names import RELAY_NAME, Address
 from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, Data, Forward, Source
 from ordering.sequencer import snapshot
 from tests.cli.process import abcast
-from tests.memory_kafka import MemoryConnection
-from tests.tiny_sequencer import TinySequencer
+from tests.waiting import WAIT, eventually
 
-WAIT = 60.0
 ROOT = Path(__file__).parents[2]
-_numbers = itertools.count(1)
 
 
 @pytest.fixture
 def connection(broker: EmbeddedBroker) -> Connection:
     return Connection(broker.bootstrap_servers)
-
-
-@pytest.fixture
-def group(connection: Connection) -> str:
-    name = f"member-{next(_numbers)}"
-    create_topics(connection, name, ["nyc"], partitions=2)
-    return name
-
-
-def eventually(condition: Callable[[], object], timeout: float = WAIT) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)
 
 
 def delivered(connection: Connection, group: str, name: str = "nyc/reader", timeout: float = 1.0) -> list[Delivery]:

@@ -1,17 +1,16 @@
-"""Members that join, leave, flush and die, on a real broker and the real core (`tests.tiny_sequencer`)."""
+"""Members that join, leave, flush and die, on a real broker and the real core (`TinySequencer`)."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,7 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import DataCursor, Effective
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.settings import change_settings
-from connectors.kafka.topics import create_topics
-from connectors.local.broker import EmbeddedBroker
+from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.checker import Checker
 from ordering.errors import (
     AbcastError,
@@ -40,47 +38,16 @@ from ordering.errors import (
 from ordering.events import Block, Event, Unblock, ViewChange
 from ordering.membership import Life
 from ordering.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, START_FLUSH, VIEW
-from tests.memory_kafka import MemoryConnection
-from tests.tiny_sequencer import TinySequencer
+from tests.client.conftest import ON_A_BROKER
+from tests.waiting import WAIT, eventually
 
-WAIT = 60.0
 ROOT = Path(__file__).parents[2]
-_numbers = itertools.count(1)
-
-ON_A_BROKER = pytest.mark.parametrize("connection", [pytest.param("broker", marks=pytest.mark.broker)], indirect=True)
-"""For what is too slow for the fast suite, or kills a process."""
-
-
-@pytest.fixture(params=["memory", pytest.param("broker", marks=pytest.mark.broker)])
-def connection(request: pytest.FixtureRequest) -> Connection:
-    """Every test runs in memory, in the fast suite, and on a real broker."""
-    if request.param == "memory":
-        return MemoryConnection()
-    broker: EmbeddedBroker = request.getfixturevalue("broker")
-    return Connection(broker.bootstrap_servers)
-
-
-@pytest.fixture
-def group(connection: Connection) -> str:
-    name = f"membership-{next(_numbers)}"
-    if isinstance(connection, MemoryConnection):
-        connection.create(name, "nyc", partitions=2)
-    else:
-        create_topics(connection, name, ["nyc"], partitions=2)
-    return name
 
 
 @pytest.fixture(autouse=True)
 def sequencer(connection: Connection, group: str) -> Iterator[TinySequencer]:
     with TinySequencer(connection, group) as running:
         yield running
-
-
-def eventually(condition: Callable[[], object], timeout: float = WAIT) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)
 
 
 def named(stream: Iterable[Delivery | Event]) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,15 +20,14 @@ from connectors.client.outbox import Outbox
 from connectors.kafka.codec import decode_data, forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import AbcastError, Superseded, UsageError
 from ordering.forward_table import Pending, control_headers
 from ordering.membership import MAX_LEFT
 from ordering.names import Address
 from ordering.records import JOIN, LEAVE, MAX_NUMBER, MESSAGE, REFUSED
-from tests.memory_kafka import MemoryConnection
-from tests.tiny_sequencer import TinySequencer
-
-WAIT = 10.0
+from tests.waiting import WAIT, eventually
 
 
 @pytest.fixture
@@ -46,13 +45,6 @@ def left_open() -> Iterator[list[Member]]:
     for member in members:
         with contextlib.suppress(AbcastError):
             member.close(timeout=0)
-
-
-def eventually(condition: Callable[[], object], timeout: float = WAIT) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.01)
 
 
 def ordered(kafka: MemoryConnection) -> list[str]:

@@ -11,11 +11,11 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from connectors import Letter, Member
 from connectors.client.member_memory import MemberMemory
 from connectors.client.stream import Stream
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import PositionLost, UsageError
 from ordering.names import Address
 from ordering.records import Data, Source
-from tests.memory_kafka import MemoryConnection
-from tests.tiny_sequencer import TinySequencer
 
 WAIT = 10.0
 BOB = Address("nyc", "bob")

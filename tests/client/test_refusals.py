@@ -12,8 +12,8 @@ from kafka.structs import TopicPartition
 from connectors import Member, Receipt
 from connectors.client import forwarder, letter_sender
 from connectors.kafka.codec import H_LOCAL_SEQNO
-from tests.memory_kafka import MemoryConnection, MemoryProducer
-from tests.tiny_sequencer import TinySequencer
+from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
+from connectors.testing.tiny_sequencer import TinySequencer
 
 WAIT = 10.0
 ALL = list(range(1, 6))

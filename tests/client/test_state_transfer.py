@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,54 +29,29 @@ from connectors.client.state_transfer import (
 )
 from connectors.kafka.connection import Connection
 from connectors.kafka.settings import change_settings
-from connectors.kafka.topics import create_topics
-from connectors.local.broker import EmbeddedBroker
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import HistoryUnavailable, NotOrderedInTime, NotWrittenInTime, StateUnavailable, UsageError
 from ordering.events import ViewChange
 from ordering.membership import Life
 from ordering.names import Address
 from ordering.records import Headers
 from ordering.sequencer import snapshot
-from tests.memory_kafka import MemoryConnection
-from tests.tiny_sequencer import TinySequencer
+from tests.client.conftest import ON_A_BROKER
+from tests.waiting import WAIT, eventually
 
-WAIT = 60.0
 ROOT = Path(__file__).parents[2]
-_numbers = itertools.count(1)
-
-ON_A_BROKER = pytest.mark.parametrize("connection", [pytest.param("broker", marks=pytest.mark.broker)], indirect=True)
-"""For what is too slow for the fast suite, or kills a process."""
-
-
-@pytest.fixture(params=["memory", pytest.param("broker", marks=pytest.mark.broker)])
-def connection(request: pytest.FixtureRequest) -> Connection:
-    if request.param == "memory":
-        return MemoryConnection()
-    broker: EmbeddedBroker = request.getfixturevalue("broker")
-    return Connection(broker.bootstrap_servers)
 
 
 @pytest.fixture
-def group(connection: Connection) -> Iterator[str]:
-    name = f"state-{next(_numbers)}"
-    if isinstance(connection, MemoryConnection):
-        connection.create(name, "nyc", partitions=2)
-    else:
-        create_topics(connection, name, ["nyc"], partitions=2)
-    with TinySequencer(connection, name):
-        yield name
+def group(connection: Connection, group: str) -> Iterator[str]:
+    with TinySequencer(connection, group):
+        yield group
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_transfer, "PATIENCE_S", 1.0)
-
-
-def eventually(condition: Callable[[], object], timeout: float = WAIT) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)
 
 
 class Replica:

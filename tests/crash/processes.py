@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from tests.waiting import eventually
 
 ABCAST = Path(sys.executable).with_name("abcast")
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,14 +27,6 @@ ENVIRONMENT = {
     # A process lives for seconds here, so the second compiler costs more than it gives.
     "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
 }
-
-
-def wait_until(condition: Callable[[], object], timeout: float, what: str, pause: float = 0.05) -> None:
-    """Return when `condition` holds; fail, saying `what` was waited for, after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
-        time.sleep(pause)
 
 
 class Process:
@@ -97,7 +91,7 @@ class Process:
             code = self.popen.wait(timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} did not end within {timeout:g} s") from None
-        wait_until(lambda: not self.members(), 30, f"{self.name} leaves no child process behind")
+        eventually(lambda: not self.members(), 30, f"{self.name} leaves no child process behind")
         return code
 
     def kill(self) -> None:
@@ -107,7 +101,7 @@ class Process:
             for pid in self._first_to_die:
                 _signal(pid, signal.SIGKILL)
         self.signal_all(signal.SIGKILL)
-        wait_until(lambda: self.popen.poll() is not None and not self._kill_rest(), 20, f"{self.name} is dead", 0.01)
+        eventually(lambda: self.popen.poll() is not None and not self._kill_rest(), 20, f"{self.name} is dead", 0.01)
 
     def signal_all(self, number: signal.Signals) -> None:
         """One signal to every process of the session."""

@@ -21,7 +21,8 @@ from ordering.checker import Checker
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
 from ordering.records import EPOCH, Data, MessageId
-from tests.crash.processes import ABCAST, ROOT, Process, wait_until
+from tests.crash.processes import ABCAST, ROOT, Process
+from tests.waiting import eventually
 
 _numbers = itertools.count(1)
 
@@ -177,7 +178,7 @@ class Scenario:
         checker = Checker()
         highest = check_data(checker, self.connection, self.group, self.site)
         if ledger is not None:
-            wait_until(lambda: ledger_seqno(ledger, self.group) >= highest, 60, f"the ledger has seqno {highest}", 0.3)
+            eventually(lambda: ledger_seqno(ledger, self.group) >= highest, 60, f"the ledger has seqno {highest}", 0.3)
             check_ledger(checker, ledger, self.group)
         taken = {name: list(items) for name, items in (deliveries or {}).items()}
         if fresh_reader:
@@ -244,7 +245,7 @@ class Load:
 
     def finish_after(self, count: int, timeout: float = 60.0) -> list[MessageId]:
         """`finish` when at least `count` messages are sent."""
-        wait_until(lambda: len(self.sent) >= count, timeout, f"{count} messages are sent")
+        eventually(lambda: len(self.sent) >= count, timeout, f"{count} messages are sent")
         return self.finish(timeout)
 
     def halt(self) -> None:
@@ -279,7 +280,7 @@ class Observer:
 
     def wait(self, seqno: int, timeout: float = 60.0) -> list[Delivery]:
         """What was delivered, when `seqno` is."""
-        wait_until(lambda: self.problem or (self.taken and self.taken[-1].seqno >= seqno), timeout, f"delivery {seqno}")
+        eventually(lambda: self.problem or (self.taken and self.taken[-1].seqno >= seqno), timeout, f"delivery {seqno}")
         if self.problem is not None:
             raise self.problem
         return self.taken

@@ -9,8 +9,8 @@ import pytest
 
 from connectors.local.broker import EmbeddedBroker
 from tests.crash.conftest import MakeScenario
-from tests.crash.processes import wait_until
 from tests.crash.scenario import Scenario
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
@@ -52,7 +52,7 @@ def test_rolling_restart_of_three(tmp_path: Path, make_scenario: MakeScenario) -
             cluster.stop_node(node)
             down_at = time.monotonic()
             cluster.start_node(node)
-            wait_until(lambda: in_sync(scenario), 60, f"all replicas are in sync after node {node} came back", 0.3)
+            eventually(lambda: in_sync(scenario), 60, f"all replicas are in sync after node {node} came back", 0.3)
             observer.wait(last + 50, 120)
             print(f"node {node}: restarted and in sync, deliveries went on, {time.monotonic() - down_at:.1f} s")
         assert process.running()

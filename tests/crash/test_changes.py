@@ -15,8 +15,9 @@ from connectors import Member
 from connectors.kafka.topics import create_topics
 from ordering.names import Topic
 from ordering.records import MessageId
-from tests.crash.processes import Process, wait_until
+from tests.crash.processes import Process
 from tests.crash.scenario import Scenario
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
@@ -33,7 +34,7 @@ def test_partitions_groups_and_clocks(scenario: Scenario, monkeypatch: pytest.Mo
 
     with scenario.connection.admin() as admin:
         admin.create_partitions({str(Topic(scenario.group, "forward", scenario.site)): 3})
-    wait_until(lambda: len(scenario.forward_ends()) == 3, 10, "three partitions")
+    eventually(lambda: len(scenario.forward_ends()) == 3, 10, "three partitions")
     # A client hears of it within five minutes, or when it has to connect anew, as here: a sender may change its
     # partition in mid-stream, and its messages stay in order all the same.
     for load in loads:
@@ -41,7 +42,7 @@ def test_partitions_groups_and_clocks(scenario: Scenario, monkeypatch: pytest.Mo
         assert forwarder is not None
         forwarder._note_failure(forwarder._producer, ConnectionError("pretended by the test"))
     loads += [scenario.load(name) for name in ("dave", "erin", "frank")]
-    wait_until(lambda: sum(end > 0 for end in scenario.forward_ends().values()) >= 2, 30, "two of them are in use")
+    eventually(lambda: sum(end > 0 for end in scenario.forward_ends().values()) >= 2, 30, "two of them are in use")
     scenario.probe()
 
     late_group = f"{scenario.group}-late"
@@ -153,7 +154,7 @@ def test_stop_signals(scenario: Scenario) -> None:
     """
     early = scenario.job("run", ready=False)
     early.wait_for("starting Spark")
-    wait_until(lambda: early.members("java"), 30, "a JVM")
+    eventually(lambda: early.members("java"), 30, "a JVM")
     early.stop(60, all_at_once=True)
 
     load = scenario.load("alice", threads=2)

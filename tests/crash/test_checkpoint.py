@@ -9,8 +9,8 @@ import pytest
 from ordering.records import EPOCH, Data
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
 from tests.crash.checkpoint import Checkpoint
-from tests.crash.processes import wait_until
 from tests.crash.scenario import Scenario
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -29,7 +29,7 @@ def test_spoilt_while_stopped(scenario: Scenario) -> None:
     observer.wait(30)
     for way, spoil in WAYS.items():
         checkpoint = Checkpoint(scenario.data)
-        wait_until(lambda checkpoint=checkpoint: checkpoint.committed() >= 0, 60, "a batch is committed")  # type: ignore[misc]
+        eventually(lambda checkpoint=checkpoint: checkpoint.committed() >= 0, 60, "a batch is committed")  # type: ignore[misc]
         process.kill()
         before = scenario.effective()
         assert before
@@ -75,5 +75,5 @@ def test_after_a_large_batch_a_successor_reads_back_little(scenario: Scenario) -
     def last() -> Data:
         return scenario.records(scenario.end() - 1)[0].data
 
-    wait_until(lambda: last().kind == EPOCH and last().payload, 20, "a snapshot at the end of DATA")
+    eventually(lambda: last().kind == EPOCH and last().payload, 20, "a snapshot at the end of DATA")
     assert SequencerState.from_bytes(last().payload).seqno == count

@@ -10,8 +10,9 @@ import pytest
 from kafka.structs import TopicPartition
 
 from ordering.names import Topic
-from tests.crash.processes import Process, wait_until
+from tests.crash.processes import Process
 from tests.crash.scenario import Scenario
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
@@ -48,7 +49,7 @@ def test_killed_and_far_behind(scenario: Scenario) -> None:
     for _ in range(3):
         run = scenario.abcast("deliver", "--member", scenario.address("dora"), "--json")
         runs.append(run)
-        wait_until(lambda run=run: len(seqnos(run)) >= 150, 60, "150 deliveries")  # type: ignore[misc]
+        eventually(lambda run=run: len(seqnos(run)) >= 150, 60, "150 deliveries")  # type: ignore[misc]
         remembered.append(seqnos(run)[-1])
         time.sleep(FORGOTTEN_S)
         run.kill()

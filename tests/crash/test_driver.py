@@ -20,9 +20,10 @@ from kafka.structs import TopicPartition
 from connectors.kafka.codec import decode_forward
 from ordering.records import Forward, MessageId, Source
 from tests.crash.checkpoint import Checkpoint
-from tests.crash.processes import ROOT, Process, wait_until
+from tests.crash.processes import ROOT, Process
 from tests.crash.scenario import Load, Scenario
 from tests.crash.sniper import AMID_WRITE, BEFORE_COMMIT, BEFORE_OFFSETS, BEFORE_WRITE, PATIENCE_S
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
@@ -53,7 +54,7 @@ def test_killed_at_each_window(scenario: Scenario) -> None:
 def kill_at(window: str, scenario: Scenario, process: Process, heavy: Load) -> str:
     """Suspend it when it seems to be there, kill it if it is; return where it was. It gets several chances."""
     checkpoint = Checkpoint(scenario.data)
-    wait_until(lambda: checkpoint.committed() >= 1, 60, "two batches are committed")
+    eventually(lambda: checkpoint.committed() >= 1, 60, "two batches are committed")
     java, hit = process.java(), ""
     command = (
         *(sys.executable, "-m", "tests.crash.sniper", window, scenario.connection.bootstrap_servers),
@@ -140,7 +141,7 @@ def test_unacknowledged_messages_come_first(scenario: Scenario) -> None:
     process.signal_all(signal.SIGSTOP)
     before = sum(scenario.forward_ends().values())
     receipts = [members[name].broadcast(f"{name} {stream} 1".encode()) for name, stream in streams]
-    wait_until(lambda: sum(scenario.forward_ends().values()) >= before + len(streams), 10, "every 1 is in FORWARD")
+    eventually(lambda: sum(scenario.forward_ends().values()) >= before + len(streams), 10, "every 1 is in FORWARD")
     process.kill()
     assert not any(receipt.done for receipt in receipts)
 
@@ -184,7 +185,7 @@ def test_killed_workers(scenario: Scenario) -> None:
     process = scenario.sequencer()
     observer.wait(30)
     for how_many in ("workers", "workers and daemon"):
-        wait_until(lambda: len(process.workers()) >= 2, 60, "there are a daemon and a worker")
+        eventually(lambda: len(process.workers()) >= 2, 60, "there are a daemon and a worker")
         daemon_and_workers = process.workers()
         for pid in daemon_and_workers[:-1] if how_many == "workers" else daemon_and_workers:
             os.kill(pid, signal.SIGKILL)

@@ -11,11 +11,12 @@ import pytest
 from deltalake import DeltaTable
 from kafka.structs import TopicPartition
 
+from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.sequencer import snapshot
 from tests.crash.checkpoint import Checkpoint
-from tests.crash.processes import Process, wait_until
+from tests.crash.processes import Process
 from tests.crash.scenario import Scenario, ledger_seqno
-from tests.tiny_sequencer import TinySequencer
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
@@ -25,10 +26,10 @@ ATTEMPTS = 4
 def kill_between_the_commits(scenario: Scenario, process: Process) -> bool:
     """Kill it as soon as Delta has a new version; whether the batch was in Delta and not in the commit log."""
     ledger = scenario.data / "ledger"
-    wait_until(lambda: ledger_seqno(ledger, scenario.group) > 0, 60, "the ledger has rows")
+    eventually(lambda: ledger_seqno(ledger, scenario.group) > 0, 60, "the ledger has rows")
     checkpoint = Checkpoint(scenario.data, "ledger")
     log = ledger / "_delta_log"
-    wait_until(lambda: checkpoint.committed() == checkpoint.begun() >= 0, 30, "no batch is in hand", 0.001)
+    eventually(lambda: checkpoint.committed() == checkpoint.begun() >= 0, 30, "no batch is in hand", 0.001)
     before, held = versions(log), ledger_seqno(ledger, scenario.group)
     deadline = time.monotonic() + 30
     while versions(log) == before and time.monotonic() < deadline:
@@ -60,7 +61,7 @@ def test_each_seqno_once(scenario: Scenario) -> None:
         for rival in rivals:
             rival.wait_ready()
         before = ledger_seqno(ledger, scenario.group)
-        wait_until(lambda: ledger_seqno(ledger, scenario.group) > before + 100, 60, "two of them at work")
+        eventually(lambda: ledger_seqno(ledger, scenario.group) > before + 100, 60, "two of them at work")
         time.sleep(5)
         assert all(rival.running() for rival in rivals)
         rivals[0].kill()
@@ -79,7 +80,7 @@ def test_overtaken_by_retention(scenario: Scenario) -> None:
         alice = scenario.member("alice")
         alice.broadcast(b"first").result(30)
         process = scenario.job("ledger")
-        wait_until(lambda: ledger_seqno(ledger, scenario.group) == 1, 60, "the ledger has seqno 1")
+        eventually(lambda: ledger_seqno(ledger, scenario.group) == 1, 60, "the ledger has seqno 1")
         process.signal_all(signal.SIGSTOP)
         for number in range(20):
             alice.broadcast(b"%d" % number).result(30)
@@ -106,9 +107,9 @@ def test_its_directory_is_deleted(scenario: Scenario) -> None:
         alice = scenario.member("alice")
         alice.broadcast(b"first").result(30)
         process = scenario.job("ledger")
-        wait_until(lambda: ledger_seqno(ledger, scenario.group) == 1, 60, "the ledger has seqno 1")
+        eventually(lambda: ledger_seqno(ledger, scenario.group) == 1, 60, "the ledger has seqno 1")
         checkpoint = Checkpoint(scenario.data, "ledger")
-        wait_until(lambda: checkpoint.committed() == checkpoint.begun() >= 0, 30, "no batch is in hand")
+        eventually(lambda: checkpoint.committed() == checkpoint.begun() >= 0, 30, "no batch is in hand")
         shutil.rmtree(scenario.data)
         assert process.wait_exit(60) == 1
         # The checkpoint went with it: whichever is looked at first is named.
@@ -118,5 +119,5 @@ def test_its_directory_is_deleted(scenario: Scenario) -> None:
         assert not ledger.exists()
         alice.broadcast(b"second").result(30)
         again = scenario.job("ledger")
-        wait_until(lambda: ledger_seqno(ledger, scenario.group) == 2, 60, "it is rebuilt")
+        eventually(lambda: ledger_seqno(ledger, scenario.group) == 2, 60, "it is rebuilt")
         again.stop()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ordering.records import MessageId
-from tests.crash.processes import Process, wait_until
+from tests.crash.processes import Process
 from tests.crash.scenario import Scenario
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -34,20 +35,20 @@ def test_killed_before_their_messages_are_ordered(scenario: Scenario) -> None:
     sequencer = scenario.sequencer()
     ada, bob = scenario.sender("ada", outbox, "early-", COUNT), scenario.sender("bob", None, "early-", COUNT)
     for process in (ada, bob):
-        wait_until(lambda process=process: len(ordered(process)) == COUNT, 60, "the first messages are ordered")  # type: ignore[misc]
+        eventually(lambda process=process: len(ordered(process)) == COUNT, 60, "the first messages are ordered")  # type: ignore[misc]
         process.kill()
     sequencer.kill()
 
     # No sequencer runs now.
     later = [scenario.sender("ada", outbox, "late-", COUNT), scenario.sender("bob", None, "late-", COUNT)]
     for process in later:
-        wait_until(lambda process=process: len(accepted(process, "any")) == COUNT, 30, "accepted")  # type: ignore[misc]
+        eventually(lambda process=process: len(accepted(process, "any")) == COUNT, 30, "accepted")  # type: ignore[misc]
         process.kill()
         assert not ordered(process)
     last = [scenario.sender("ada", outbox, "last-", COUNT), scenario.sender("bob", None, "last-", COUNT)]
     scenario.sequencer()
     for process in last:
-        wait_until(lambda process=process: "\nall" in process.stdout(), 60, "everything is ordered")  # type: ignore[misc]
+        eventually(lambda process=process: "\nall" in process.stdout(), 60, "everything is ordered")  # type: ignore[misc]
 
     ada_sent = [
         message for process in (ada, later[0], last[0]) for message in accepted(process, scenario.address("ada"))

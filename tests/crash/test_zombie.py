@@ -10,9 +10,9 @@ import pytest
 from connectors.kafka.data_log import DataLog
 from ordering.records import EPOCH
 from tests.crash.checkpoint import Checkpoint
-from tests.crash.processes import wait_until
 from tests.crash.scenario import Scenario
 from tests.crash.test_two_sequencers import assert_fenced
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -28,7 +28,7 @@ def test_suspended_while_another_took_over(scenario: Scenario) -> None:
     checkpoint = Checkpoint(scenario.data)
     with DataLog(scenario.connection, scenario.group, scenario.site) as log:
         # In the middle of a batch, so that it has something left to write.
-        wait_until(lambda: checkpoint.begun() > checkpoint.committed(), 20, "a batch is in hand", 0.0005)
+        eventually(lambda: checkpoint.begun() > checkpoint.committed(), 20, "a batch is in hand", 0.0005)
         zombie.signal_all(signal.SIGSTOP)
         suspended_at = time.monotonic()
         end = log.end()

@@ -7,11 +7,11 @@ import pytest
 from connectors.diagnosis import status
 from connectors.diagnosis.status import read_status
 from connectors.kafka.codec import encode_data
+from connectors.testing.memory_kafka import MemoryConnection
 from ordering.membership import Life, Membership
 from ordering.names import Topic
 from ordering.reader import Seal
 from ordering.sequencer import Accepted, SequencerState, seal, snapshot
-from tests.memory_kafka import MemoryConnection
 
 
 @pytest.fixture

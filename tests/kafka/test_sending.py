@@ -7,8 +7,8 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.ranges import read_range
 from connectors.kafka.sending import append
+from connectors.testing.memory_kafka import MemoryConnection
 from ordering.errors import HistoryUnavailable
-from tests.memory_kafka import MemoryConnection
 
 TOPIC = "abcast.g.forward.nyc"
 

@@ -16,13 +16,13 @@ from connectors.client.ledger_reader import read_ledger
 from connectors.kafka.data_log import DataLog, Start
 from connectors.ledger.job import start_after
 from connectors.spark.job import JobOptions
+from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
+from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import HistoryUnavailable
 from ordering.events import Block, EventReader, Unblock, ViewChange
 from ordering.reader import Reader
 from ordering.records import EPOCH, MESSAGE, VIEW
 from ordering.sequencer import snapshot
-from tests.memory_kafka import MemoryConnection, MemoryConsumer
-from tests.tiny_sequencer import TinySequencer
 
 SCHEMA = pa.schema(
     [

@@ -102,7 +102,7 @@ def kinds(records: list[Data]) -> list[str]:
     return [record.kind for record in records]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 20))])
 def test_a_random_history_keeps_every_promise(seed: int) -> None:
     """Joins, leaves, flushes, silences, and crashes of whoever takes part."""
     assert Group(seed).run() == []
@@ -461,9 +461,9 @@ def test_heartbeats_of_a_thousand_members_are_cheap() -> None:
     from tests.simulator.columns import to_columns
 
     columns = to_columns(rows)
-    started = time.perf_counter()
+    started = time.process_time()
     after, closing = end_batch(step_columns(state, columns).state)
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
     assert len(after.membership.heard) == 1_000
     assert closing == ()
 

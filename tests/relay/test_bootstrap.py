@@ -14,12 +14,12 @@ from connectors.ledger.history import read_rows
 from connectors.ledger.state import state_from_ledger
 from connectors.relay.bootstrap import _hub_records, _write_session
 from connectors.relay.link_start import link_start
+from connectors.testing.memory_kafka import MemoryConnection
 from ordering.links import carry
 from ordering.names import Topic, relay_of
 from ordering.records import HEARTBEAT, JOIN, LINK_START, MESSAGE, REMOTE_VIEW, SKIP, VIEW, Data, Partition, Source
 from ordering.sequencer import SequencerState, absorb, seal, step
 from tests.ledger.ledger_of import decided, effective, write_ledger
-from tests.memory_kafka import MemoryConnection
 
 WAY = Direction("nyc", "sfo")
 CHAIN = frozenset([frozenset(["nyc", "sfo"]), frozenset(["nyc", "lax"])])

@@ -14,11 +14,11 @@ from connectors.kafka.sites import Direction
 from connectors.relay import presence
 from connectors.relay.link_start import find_session_start
 from connectors.relay.presence import Presence
+from connectors.testing.memory_kafka import MemoryConnection
 from ordering.links import LinkStart
 from ordering.names import Topic
 from ordering.records import HEARTBEAT, JOIN, LEAVE, LINK_START, REMOTE_VIEW, VIEW, Data, Forward, Link, Source
 from ordering.sequencer import SequencerState, seal, snapshot
-from tests.memory_kafka import MemoryConnection
 
 DATA = Topic("g", "data", "far")
 RELAYED = Topic("g", "relayed", "here", "far")

@@ -10,11 +10,11 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.sites import Sites
 from connectors.relay.promotion import Promotion, copy_rest, fence_former_home, promote
 from connectors.sequencer.takeover import take_over
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import BrokerUnreachable, UsageError
 from ordering.names import Topic
 from ordering.records import MESSAGE
-from tests.memory_kafka import MemoryConnection
-from tests.tiny_sequencer import TinySequencer
 
 GROUP = "g"
 

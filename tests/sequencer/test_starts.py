@@ -22,12 +22,12 @@ from connectors.ledger.state import read_ledger_state
 from connectors.sequencer.takeover import note_end, take_over, take_over_groups, yield_to_rival
 from connectors.sequencer.ticks import tick
 from connectors.sequencer.upkeep import Upkeep
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation, TopicMissing, UsageError
 from ordering.names import Topic
 from ordering.records import Data, Partition
 from ordering.sequencer import SequencerState, absorb, seal
-from tests.memory_kafka import MemoryConnection
-from tests.tiny_sequencer import TinySequencer
 
 DATA, EPOCH, FORWARD = Topic("g", "data", "nyc"), Topic("g", "epoch", "nyc"), Topic("g", "forward", "nyc")
 

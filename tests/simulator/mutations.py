@@ -126,7 +126,7 @@ MUTATIONS = (
         "the claims are read before the end of DATA",
         WRONG_STATE,
         Rules(claims_after_end=False),
-        from_seed=700,
+        from_seed=790,
     ),
     Mutation(
         "any-snapshot", "a snapshot is believed wherever it stands", DIVERGENT, Rules(), ((_IN_FORCE, any_snapshot),)
@@ -142,7 +142,7 @@ MUTATIONS = (
         "a task is run again inside its epoch",
         DIVERGENT,
         Rules(one_attempt=False),
-        from_seed=40,
+        from_seed=245,
     ),
     Mutation("late-out-of-order", "the producer writes out of order", WRONG_STATE, Rules(writes_in_order=False)),
     Mutation(

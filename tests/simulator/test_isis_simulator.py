@@ -8,7 +8,7 @@ from tests.simulator.isis import run
 from tests.simulator.isis_mutations import MUTATIONS, Mutation
 
 SEEDS = 2_000
-SEEDS_IN_THE_FAST_SUITE = 200
+SEEDS_IN_THE_FAST_SUITE = 100
 SEEDS_FOR_A_MUTATION = 150
 
 

@@ -13,10 +13,10 @@ from connectors.kafka.sites import Direction
 from connectors.ledger.table import read_table_state
 from connectors.relay.bootstrap import bootstrap
 from ordering.errors import HistoryUnavailable, UsageError
-from tests.crash.processes import wait_until
 from tests.sites.conftest import MakeWorld
 from tests.sites.test_relay import messages
 from tests.sites.world import World, fifo
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -31,7 +31,7 @@ def drop(world: World, site: str, seqnos: int) -> None:
 
 def await_ledger(world: World, site: str, seqno: int) -> None:
     ledger = world.directory / site / "ledger"
-    wait_until(lambda: read_table_state(ledger).last_seqno.get(world.group, 0) >= seqno, 60, "the ledger is there", 0.3)
+    eventually(lambda: read_table_state(ledger).last_seqno.get(world.group, 0) >= seqno, 60, "the ledger is there", 0.3)
 
 
 @pytest.mark.parametrize("mode", ["hub", "mesh"])
@@ -103,13 +103,13 @@ def test_a_site_behind_a_cut_bridge_leaves_the_view_and_comes_back(make_world: M
         alice.connect(timeout=60)
         with world.running(world.relay(sfo, nyc)):
             bob.connect(timeout=60)
-            wait_until(lambda: alice.view and alice.view.at(sfo) == (f"{sfo}/bob",), 60, "bob is in alice's view")
-        wait_until(lambda: alice.view and not alice.view.at(sfo), 60, "the remote view is empty")
+            eventually(lambda: alice.view and alice.view.at(sfo) == (f"{sfo}/bob",), 60, "bob is in alice's view")
+        eventually(lambda: alice.view and not alice.view.at(sfo), 60, "the remote view is empty")
         assert alice.view
         assert alice.view.at(nyc) == (f"{nyc}/alice",)
         with world.running(world.relay(sfo, nyc)):
-            wait_until(lambda: alice.view and alice.view.at(sfo) == (f"{sfo}/bob",), 60, "bob is back")
-            wait_until(lambda: bob.view and bob.view.at(nyc) == (f"{nyc}/alice",), 60, "bob knows")
+            eventually(lambda: alice.view and alice.view.at(sfo) == (f"{sfo}/bob",), 60, "bob is back")
+            eventually(lambda: bob.view and bob.view.at(nyc) == (f"{nyc}/alice",), 60, "bob knows")
             bob.close(timeout=60)
 
 
@@ -142,13 +142,13 @@ def test_a_joiner_gets_the_state_from_another_site(make_world: MakeWorld) -> Non
         threads[0].start()
         before, after = messages("before", 200), messages("after", 50)
         world.broadcast(nyc, "sender", before)
-        wait_until(lambda: len(taken[nyc]) == 200, 60, "alice has taken all")
+        eventually(lambda: len(taken[nyc]) == 200, 60, "alice has taken all")
         bob.connect(state=True, timeout=90)
         assert taken[sfo] == before
         threads.append(threading.Thread(target=run, args=(bob,)))
         threads[1].start()
         world.broadcast(sfo, "sender", after)
-        wait_until(lambda: taken[nyc] == taken[sfo] == before + after, 60, "both have taken all, once")
+        eventually(lambda: taken[nyc] == taken[sfo] == before + after, 60, "both have taken all, once")
         for replica in (alice, bob):
             replica.close(timeout=60)
         for thread in threads:

@@ -18,7 +18,8 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from tests.cli.process import abcast
-from tests.crash.processes import ABCAST, Process, wait_until
+from tests.crash.processes import ABCAST, Process
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.broker,
@@ -113,7 +114,7 @@ def test_everything_is_killed_and_nothing_is_lost(
             found.update(json.loads(abcast(*check, "--settled", cwd=tmp_path).stdout))
             return not found["lacking"]
 
-        wait_until(is_settled, PATIENCE_S, "every site has what the others have", 2.0)
+        eventually(is_settled, PATIENCE_S, "every site has what the others have", 2.0)
         assert found["anomalies"] == []
         total = sum(talker.sent for talker in talkers)
         for site, connection in connections.items():

@@ -10,10 +10,11 @@ import pytest
 
 from connectors.kafka.connection import Connection
 from tests.cli.process import abcast
-from tests.crash.processes import ABCAST, Process, wait_until
+from tests.crash.processes import ABCAST, Process
 from tests.sites.conftest import MakeWorld
 from tests.sites.test_relay import messages
 from tests.sites.world import fifo
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -48,7 +49,7 @@ def test_killed_relays_under_load(make_world: MakeWorld, processes: list[Process
         for payload in messages("b", 2000):
             bob.broadcast(payload)
         alice.broadcast(b"a").result(60)
-        wait_until(lambda: world.relayed_to(nyc) > 0, 60, "the relay has begun")
+        eventually(lambda: world.relayed_to(nyc) > 0, 60, "the relay has begun")
         killed.kill()
         for payload in messages("c", 500):
             bob.broadcast(payload)

@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from ordering.errors import AbcastError
-from tests.crash.processes import wait_until
 from tests.sites.conftest import MakeWorld
 from tests.sites.world import fifo, named
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -192,7 +192,7 @@ def test_readers_of_a_copy_start_from_a_base(make_world: MakeWorld, monkeypatch:
     with world.running([world.sequencer(nyc)]):
         with world.running(world.relays()), world.log(sfo) as copy:
             world.broadcast(nyc, "alice", messages("a", 200))
-            wait_until(lambda: copy.base() is not None, 60, "a base is posted", 0.3)
+            eventually(lambda: copy.base() is not None, 60, "a base is posted", 0.3)
             world.broadcast(sfo, "bob", messages("b", 60))
             base = copy.base()
             assert base
@@ -200,7 +200,7 @@ def test_readers_of_a_copy_start_from_a_base(make_world: MakeWorld, monkeypatch:
         # A relay that starts again asks the copy how far it is, and that goes by the base, too.
         with world.running(world.relays()), world.log(sfo) as copy, world.log(nyc) as home:
             world.broadcast(sfo, "bob", messages("c", 40))
-            wait_until(lambda: copy.state().seqno == 300, 60, "all is copied", 0.3)
+            eventually(lambda: copy.state().seqno == 300, 60, "all is copied", 0.3)
             assert copy.state().received == home.state().received
             assert copy.is_copy()
             assert not home.is_copy()

@@ -10,8 +10,8 @@ import pytest
 
 from ordering.events import RemoteView
 from tests.cli.process import abcast
-from tests.crash.processes import wait_until
 from tests.sites.conftest import MakeWorld
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(400)]
 
@@ -29,14 +29,14 @@ def test_remote_views_come_and_go_with_the_relay(make_world: MakeWorld) -> None:
     ):
 
         def sees(*members: str) -> None:
-            wait_until(lambda: alice.remote_views.get(sfo) == members, 60, f"alice sees {members} at {sfo}", 0.1)
+            eventually(lambda: alice.remote_views.get(sfo) == members, 60, f"alice sees {members} at {sfo}", 0.1)
 
         alice.connect(timeout=60)
         with world.running([world.sequencer(sfo)]):
             bob.connect(timeout=60)
             with world.running(back):
                 sees(*there)
-                wait_until(lambda: bob.remote_views.get(nyc) == (f"{nyc}/alice",), 60, "bob sees alice", 0.1)
+                eventually(lambda: bob.remote_views.get(nyc) == (f"{nyc}/alice",), 60, "bob sees alice", 0.1)
                 assert alice.global_view == (f"{nyc}/alice", *there)
                 assert bob.global_view == (*there, f"{nyc}/alice")
                 assert alice.view
@@ -57,7 +57,7 @@ def test_remote_views_come_and_go_with_the_relay(make_world: MakeWorld) -> None:
             bob.close(timeout=60)
             sees()
             with world.log(nyc) as log:
-                wait_until(lambda: not log.state().membership.remote[sfo].members, 60, "nobody is left there")
+                eventually(lambda: not log.state().membership.remote[sfo].members, 60, "nobody is left there")
         found = list(itertools.islice(alice.deliveries(timeout=5, events=True), 7))
     told = [(event.members, event.reachable) for event in found if isinstance(event, RemoteView)]
     assert told == [(there, True), ((), False), (there, True), ((), False), (there, True), ((), True)]

@@ -27,7 +27,8 @@ from connectors.spark.job import JobOptions, SparkJob, StreamingJob
 from jobs.streaming import JobThread, running
 from ordering.names import Topic
 from ordering.records import MESSAGE
-from tests.crash.processes import ABCAST, Process, wait_until
+from tests.crash.processes import ABCAST, Process
+from tests.waiting import eventually
 
 MakeJob = Callable[[SparkSession, JobOptions], SparkJob]
 _numbers = itertools.count(1)
@@ -118,7 +119,7 @@ class World:
     def await_inboxes(self) -> None:
         """Return when every site can be written to from every other."""
         topics = [Topic(self.group, "inbox", site) for site in self.sites.connections]
-        wait_until(
+        eventually(
             lambda: all(count_partitions(here, topic) for here in self.sites.connections.values() for topic in topics),
             PATIENCE_S,
             "the relays have made all inboxes",

@@ -140,7 +140,7 @@ def compare(rng: random.Random, logs: dict[Partition, list[Forward]]) -> Sequenc
         assert SequencerState.from_bytes(stored.get[0]) == state
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 3, 4))])
 def test_memberships(seed: int) -> None:
     """The FORWARD log of a random history of joins, leaves and flushes."""
     group = Group(seed)
@@ -151,7 +151,7 @@ def test_memberships(seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 10))])
 def test_links(seed: int) -> None:
     """What links bring, application headers and relays' own words in between."""
     logs: dict[Partition, list[Forward]] = {}

@@ -28,7 +28,8 @@ from ordering.errors import EnvironmentProblem, NotOrderedInTime, ProtocolViolat
 from ordering.names import Topic
 from ordering.sequencer import seal
 from tests.cli.process import abcast
-from tests.crash.processes import ABCAST, Process, wait_until
+from tests.crash.processes import ABCAST, Process
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(240)]
 
@@ -49,7 +50,7 @@ def sequencing(spark: SparkSession, options: JobOptions) -> Iterator[JobThread]:
 
 
 def await_ready(job: JobThread) -> None:
-    wait_until(lambda: job.ready.is_set() or job.done.is_set(), 60, "the job is ready")
+    eventually(lambda: job.ready.is_set() or job.done.is_set(), 60, "the job is ready")
     job.raise_failure()
 
 
@@ -197,7 +198,7 @@ def test_a_new_group_that_can_not_be_sequenced_stops_no_other(
         producer.send(str(copied), value=value, headers=headers).get(timeout=10)
         producer.close(timeout=10)
         create_topics(options.connection, "odd", [options.site])
-        wait_until(lambda: "odd.data" in caplog.text, 30, "it is told")
+        eventually(lambda: "odd.data" in caplog.text, 30, "it is told")
         assert "is the copy of another site's" in caplog.text
         assert member.broadcast(b"after").result(60) == 2
         assert epoch(options, "fine") == before
@@ -243,7 +244,7 @@ def test_ctrl_c_while_spark_starts_leaves_no_jvm(tmp_path: Path) -> None:
     (tmp_path / "data" / "ledger" / "_delta_log").mkdir(parents=True)
     process = Process("query", [ABCAST, "query", "--data", tmp_path / "data", "SELECT 1"], tmp_path)
     process.wait_for("starting Spark")
-    wait_until(lambda: process.members("java"), 30, "a JVM")
+    eventually(lambda: process.members("java"), 30, "a JVM")
     process.popen.send_signal(signal.SIGINT)
     assert process.wait_exit(60) == 130
     process.assert_no_stack_trace()

@@ -1,4 +1,7 @@
-"""A sequencer of a hundred lines for the member's tests: the real core, codec and broker, but no Spark."""
+"""A sequencer of a hundred lines for tests of members: the real core, codec and takeover, but no Spark.
+
+It orders on a `MemoryConnection` and on a real broker alike.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Kafka in this process's memory, as far as the client code uses it: for member tests in the fast suite.
+"""Kafka in this process's memory, as far as the client code uses it.
 
 It keeps what the code relies on (offsets, the broker's timestamps, a bounded poll, committed positions). Nothing fails
 here unless a test says so, by the methods of `Topics`: the beginning of a log is dropped, commits are forgotten,
-produce requests are refused, a producer's first batch is passed by its second. What a broker that goes away does to a
-member is in `tests.client.test_member`.
+produce requests are refused, a producer's first batch is passed by its second.
 """
 
 from __future__ import annotations
@@ -52,6 +51,7 @@ class Topics:
         """Of each new producer, the first batch to a partition is refused and the second one taken (KAFKA-15591)."""
 
     def numbers(self, topic: str) -> set[int]:
+        """The topic's partitions."""
         return {place.partition for place in self.partitions if place.topic == topic}
 
     def drop(self, topic: str, below: int, partition: int = 0) -> None:
@@ -86,7 +86,7 @@ class MemoryConnection(Connection):
     topics: Topics = field(default_factory=Topics)
 
     def create(self, group: str, site: str, partitions: int = 1, data_partitions: int = 1) -> None:
-        """The topics of a group. (A data topic should have one partition; an operator may have given it more.)"""
+        """The topics of a group. A data topic should have one partition; an operator may have given it more."""
         counts = {"forward": partitions, "data": data_partitions}
         for role in ROLES:
             for number in range(counts.get(role, 1)):
@@ -99,12 +99,15 @@ class MemoryConnection(Connection):
 
     @contextmanager
     def reachable(self) -> Iterator[None]:
+        """It always is."""
         yield
 
     def producer(self, **settings: Any) -> MemoryProducer:
+        """In the place of a `KafkaProducer`."""
         return MemoryProducer(self.topics, {**self.producer_settings(), **settings})
 
     def consumer(self, **settings: Any) -> MemoryConsumer:
+        """In the place of a `KafkaConsumer`."""
         return MemoryConsumer(self.topics, settings.get("group_id"))
 
 
@@ -120,20 +123,25 @@ class MemoryFuture:
 
     @property
     def value(self) -> MemoryFuture:
+        """What stands where, as kafka-python tells it."""
         return self
 
     def failed(self) -> bool:
+        """Whether it was refused for good."""
         return self.exception is not None
 
     def written(self, offset: int) -> None:
+        """It stands at that offset."""
         self.offset, self.is_done = offset, True
 
     def fail(self, error: KafkaError) -> None:
+        """It is refused for good."""
         self.exception, self.is_done = error, True
         for errback in self._errbacks:
             errback(error)
 
     def get(self, timeout: float | None = None) -> MemoryFuture:
+        """Wait a tenth of a second at most, and raise why it failed, if it did."""
         if not self.is_done:
             time.sleep(min(timeout or 0.1, 0.1))
         if self.exception is not None:
@@ -141,6 +149,7 @@ class MemoryFuture:
         return self
 
     def add_errback(self, errback: Callable[[BaseException], object]) -> None:
+        """Have that called if it fails, at once if it has."""
         self._errbacks.append(errback)
         if self.exception is not None:
             errback(self.exception)
@@ -163,6 +172,7 @@ class MemoryProducer:
         headers: Sequence[tuple[str, bytes]] = (),
         partition: int | None = None,
     ) -> MemoryFuture:
+        """Append a record, unless it is refused. Without a partition, the key's bytes choose one."""
         count = len(self.kafka.numbers(topic))
         place = TopicPartition(topic, sum(key or b"") % count if partition is None else partition)
         sent = MemoryFuture(place)
@@ -189,17 +199,22 @@ class MemoryProducer:
                 waiting[0].written(self.kafka.append(place, *waiting[1:]))
 
     def partitions_for(self, topic: str) -> set[int]:
+        """The topic's partitions."""
         return self.kafka.numbers(topic)
 
-    def flush(self, timeout: float | None = None) -> None:
+    def flush(self, timeout: float | None = None) -> None:  # noqa: ARG002 - as kafka-python has it
+        """Have what was passed written now."""
         for place in self._first:
             self._let_in(place)
 
-    def close(self, timeout: float | None = None) -> None: ...
+    def close(self, timeout: float | None = None) -> None:
+        """Nothing to do, here and below: there is no thread."""
 
-    def force_close(self) -> None: ...
+    def force_close(self) -> None:
+        """As a producer's own sender is ended."""
 
-    def join(self, timeout: float) -> None: ...
+    def join(self, timeout: float) -> None:
+        """As a producer's own sender is waited for."""
 
 
 class MemoryConsumer:
@@ -211,21 +226,27 @@ class MemoryConsumer:
         self.next: dict[TopicPartition, int] = {}
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
+        """The topic's partitions, None if there is no such topic."""
         return self.kafka.numbers(topic) or None
 
     def assign(self, places: Iterable[TopicPartition]) -> None:
+        """Read these partitions, from their beginnings."""
         self.next = dict.fromkeys(places, 0)
 
     def seek(self, place: TopicPartition, offset: int) -> None:
+        """Read on there."""
         self.next[place] = offset
 
     def beginning_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """What retention has left begins there."""
         return {place: self.kafka.beginnings.get(place, 0) for place in places}
 
     def end_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offsets of the next records."""
         return {place: len(self.kafka.partitions[place]) for place in places}
 
     def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[Record]]:
+        """What comes next, 500 records a partition at most; waits for something."""
         found: dict[TopicPartition, list[Record]] = {}
         for place, offset in self.next.items():
             if offset < self.kafka.beginnings.get(place, 0):
@@ -246,11 +267,14 @@ class MemoryConsumer:
         return found
 
     def committed(self, place: TopicPartition, metadata: bool = False, **_: object) -> OffsetAndMetadata | int | None:
+        """The position kept under the consumer's group id."""
         committed = self.kafka.committed.get((self.group_id, place))
         return committed if metadata or committed is None else int(committed.offset)
 
     def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], **_: object) -> None:
+        """Keep positions under the consumer's group id."""
         for place, offset in offsets.items():
             self.kafka.committed[self.group_id, place] = offset
 
-    def close(self, **_: object) -> None: ...
+    def close(self, **_: object) -> None:
+        """Nothing to do."""

@@ -1,0 +1,41 @@
+"""A group in memory: its topics, a sequencer that runs, and members that are closed at the end."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from connectors.client.member import Member
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
+
+
+class MemoryGroup:
+    """One group at one site, ordered as long as the `with` block lasts.
+
+    `partitions`: of the topic that members write to, as `abcast topics create --partitions` makes them.
+    """
+
+    def __init__(self, name: str = "group", site: str = "nyc", *, partitions: int = 1) -> None:
+        self.name = name
+        self.site = site
+        self.connection = MemoryConnection()
+        self.connection.create(name, site, partitions)
+        self._cleanup = ExitStack()
+
+    def __enter__(self) -> MemoryGroup:
+        """Start the sequencer."""
+        self._cleanup.enter_context(TinySequencer(self.connection, self.name, self.site))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the members, the newest first, then stop the sequencer. Raises what ended it before, if it failed."""
+        self._cleanup.__exit__(kind, error, traceback)
+
+    def member(self, name: str, **options: Any) -> Member:
+        """A new `Member` of that name at the group's site. `options`: those of `Member`. It may be closed early."""
+        member = Member(self.name, f"{self.site}/{name}", connection=self.connection, **options)
+        return self._cleanup.enter_context(member)

@@ -1,0 +1,37 @@
+"""Where the tests of members run: in memory, in the fast suite, and on a real broker."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from connectors.kafka.connection import Connection
+from connectors.kafka.topics import create_topics
+from connectors.local.broker import EmbeddedBroker
+from connectors.testing import MemoryConnection
+
+_numbers = itertools.count(1)
+
+ON_A_BROKER = pytest.mark.parametrize("connection", [pytest.param("broker", marks=pytest.mark.broker)], indirect=True)
+"""For what is too slow for the fast suite, or kills a process."""
+
+
+@pytest.fixture(params=["memory", pytest.param("broker", marks=pytest.mark.broker)])
+def connection(request: pytest.FixtureRequest) -> Connection:
+    """Every test that asks for one runs twice, unless it says `ON_A_BROKER`."""
+    if request.param == "memory":
+        return MemoryConnection()
+    broker: EmbeddedBroker = request.getfixturevalue("broker")
+    return Connection(broker.bootstrap_servers)
+
+
+@pytest.fixture
+def group(connection: Connection) -> str:
+    """A new group at the site nyc, of two partitions."""
+    name = f"group-{next(_numbers)}"
+    if isinstance(connection, MemoryConnection):
+        connection.create(name, "nyc", partitions=2)
+    else:
+        create_topics(connection, name, ["nyc"], partitions=2)
+    return name

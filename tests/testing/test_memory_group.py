@@ -1,0 +1,48 @@
+"""`connectors.testing`: what its documentation shows works, and it needs what `Member` needs."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import connectors.testing
+from connectors import Member
+from connectors.testing import MemoryGroup
+from ordering.errors import UsageError
+from tests.waiting import WAIT
+
+
+def test_the_example() -> None:
+    done = doctest.testmod(connectors.testing)
+    assert done.attempted >= 3
+    assert done.failed == 0
+
+
+def test_members_are_closed_at_the_end() -> None:
+    with MemoryGroup("orders", "sfo", partitions=2) as group:
+        alice, bob = group.member("alice"), group.member("bob", max_pending_records=1)
+        assert alice.connect(timeout=WAIT).members == ("sfo/alice",)
+        bob.close()
+        carol = Member("orders", "sfo/carol", connection=group.connection)  # the application's own
+        carol.close()
+    with pytest.raises(UsageError, match="closed"):
+        alice.broadcast(b"x")
+
+
+def test_what_ends_the_sequencer_ends_the_test() -> None:
+    group = MemoryGroup()
+    with pytest.raises(KeyError), group:
+        group.connection.topics.partitions.clear()
+
+
+def test_it_needs_no_spark() -> None:
+    """An application that installs no more than `Member` needs can test with it."""
+    script = "import sys, connectors.testing; print(*{name.split('.')[0] for name in sys.modules})"
+    root = Path(__file__).parents[2]
+    said = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True).stdout
+    assert "kafka" in said.split()
+    assert not {"pyspark", "py4j", "pandas", "pyarrow", "deltalake", "delta", "typer"} & set(said.split())
