@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,20 +16,14 @@ from connectors import Member
 from connectors.client.forwarder import Forwarder
 from connectors.client.session import Session
 from connectors.kafka.settings import change_settings
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import Excluded, FlushFailed, NotOrderedInTime, UsageError
 from ordering.participant import Phase
 from ordering.records import FLUSH_OK, LEAVE, START_FLUSH, STOP_FLUSH
-from tests.memory_kafka import MemoryConnection
-from tests.tiny_sequencer import TinySequencer
+from tests.waiting import eventually
 
 WAIT = 10.0
-
-
-def eventually(condition: Callable[[], object], timeout: float = WAIT) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.01)
 
 
 class Bench:
