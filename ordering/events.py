@@ -2,19 +2,21 @@
 
 Source: FLUSH (docs/sources.md): BLOCK and UNBLOCK are events that go up the stack.
 
-Who reads the DATA records of a group from any
-view on sees `(block view* unblock)+`; a flush that is run from scratch is no second block. A member that joins within
-a flush is blocked from its first view on.
+Whoever reads the DATA records of a group from any view on sees `(block view* unblock)+`. A flush that is run from
+scratch is no second block. A member that joins within a flush is blocked from its first view on.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ordering.errors import ProtocolViolation
 from ordering.membership import Life, Membership
 from ordering.records import REMOTE_VIEW, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.sequencer import SequencerState
 
 
 class ViewChange(NamedTuple):
@@ -65,56 +67,56 @@ class RemoteView(NamedTuple):
 Event = ViewChange | Block | Unblock | RemoteView
 
 
-class EventReader:
-    """Turns effective DATA records, in order, into events. Start it anywhere."""
+@dataclass(frozen=True, slots=True)
+class KnownGroup:
+    """What the log has told of a group so far: its newest view, its neighbours' views, the flush in hand.
 
-    def __init__(self) -> None:
-        self.view: ViewChange | None = None
-        self.remote: dict[str, RemoteView] = {}
-        """The newest remote view of each neighbouring site."""
-        self.is_blocked = False
-        self.flush_id = 0
-        """The flush in hand, 0 if there is none."""
+    `flush_id` is the seqno of the START_FLUSH of the flush in hand, 0 if there is none.
+    """
 
-    def know_remote(self, membership: Membership) -> None:
-        """Take the remote views from a state, instead of the records that led to it."""
-        for site, known in membership.remote.items():
-            members = () if known.is_silent else tuple(life.address for life in known.members)
-            self.remote[site] = RemoteView(0, site, members, not known.is_silent)
+    view: ViewChange | None = None
+    remote: Mapping[str, RemoteView] = field(default_factory=dict)
+    flush_id: int = 0
 
-    def accept(self, kind: str, seqno: int, view_id: int, sender: str, payload: bytes) -> Event | None:
-        """The event that the record is, if it is one. Raises ProtocolViolation for what no sequencer writes."""
+    @classmethod
+    def of_state(cls, state: SequencerState) -> KnownGroup:
+        """What a state tells, in the place of the records that led to it."""
+        membership = state.membership
+        view = ViewChange(0, state.view, membership.members) if membership.members else None
+        return cls(view, remote_views(membership), membership.flush.id)
+
+    def after(
+        self, kind: str, seqno: int, view_id: int, sender: str, payload: bytes
+    ) -> tuple[KnownGroup, Event | None]:
+        """What is known after a record, and the event that it is. Raises ProtocolViolation if it can't be read."""
         try:
             if kind == VIEW:
-                return self._install(seqno, view_id, payload)
+                return self._after_view(seqno, view_id, payload)
             if kind == REMOTE_VIEW:
-                return self._look_over(seqno, sender, payload)
+                return self._after_remote_view(seqno, sender, payload)
             if kind == START_FLUSH:
                 requester = sender or str(json.loads(payload)["requester"])
-                self.flush_id, was_blocked, self.is_blocked = seqno, self.is_blocked, True
-                return None if was_blocked else Block(seqno, requester)
+                event = None if self.flush_id else Block(seqno, requester)
+                return replace(self, flush_id=seqno), event
         except (ValueError, KeyError, TypeError) as error:
             raise ProtocolViolation(f"the {kind} of seqno {seqno} can't be read: {error!r}") from error
-        if kind == STOP_FLUSH and self.is_blocked:
-            self.flush_id, self.is_blocked = 0, False
-            return Unblock(seqno)
-        return None
+        if kind == STOP_FLUSH and self.flush_id:
+            return replace(self, flush_id=0), Unblock(seqno)
+        return self, None
 
-    def _look_over(self, seqno: int, sender: str, payload: bytes) -> RemoteView | None:
-        """None if it says again what is known: after a takeover at the other site, or by a second relay."""
+    def _after_remote_view(self, seqno: int, sender: str, payload: bytes) -> tuple[KnownGroup, RemoteView | None]:
+        """No event if it says again what is known: after a takeover at the other site, or by a second relay."""
         body = json.loads(payload)
         site = sender.partition("/")[0] or str(body["site"])
         members = tuple(Life(*row).address for row in body["members"])
         event = RemoteView(seqno, site, members, bool(sender) or not body["silent"])
         known = self.remote.get(site)
-        self.remote[site] = event
-        return None if known is not None and known[1:] == event[1:] else event
+        is_new = known is None or known[1:] != event[1:]
+        return replace(self, remote={**self.remote, site: event}), event if is_new else None
 
-    def _install(self, seqno: int, view_id: int, payload: bytes) -> ViewChange:
+    def _after_view(self, seqno: int, view_id: int, payload: bytes) -> tuple[KnownGroup, ViewChange]:
         body = json.loads(payload)
-        self.flush_id = body["flush"]
-        self.is_blocked = bool(self.flush_id)
-        self.view = ViewChange(
+        view = ViewChange(
             seqno,
             view_id,
             tuple(Life(*row) for row in body["members"]),
@@ -122,4 +124,49 @@ class EventReader:
             tuple(body["left"]),
             tuple(body["suspected"]),
         )
-        return self.view
+        return replace(self, view=view, flush_id=body["flush"]), view
+
+
+def remote_views(membership: Membership) -> dict[str, RemoteView]:
+    """The remote views that a state tells."""
+    views = {}
+    for site, known in membership.remote.items():
+        members = () if known.is_silent else tuple(life.address for life in known.members)
+        views[site] = RemoteView(0, site, members, not known.is_silent)
+    return views
+
+
+class EventReader:
+    """Turns effective DATA records, in order, into events. Start it anywhere."""
+
+    def __init__(self) -> None:
+        self.known = KnownGroup()
+
+    @property
+    def view(self) -> ViewChange | None:
+        """The newest view."""
+        return self.known.view
+
+    @property
+    def remote(self) -> Mapping[str, RemoteView]:
+        """The newest remote view of each neighbouring site."""
+        return self.known.remote
+
+    @property
+    def flush_id(self) -> int:
+        """The flush in hand, 0 if there is none."""
+        return self.known.flush_id
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a flush is in hand."""
+        return bool(self.known.flush_id)
+
+    def know_remote(self, membership: Membership) -> None:
+        """Take the remote views from a state, instead of the records that led to it."""
+        self.known = replace(self.known, remote={**self.known.remote, **remote_views(membership)})
+
+    def accept(self, kind: str, seqno: int, view_id: int, sender: str, payload: bytes) -> Event | None:
+        """The event that the record is, if it is one. Raises ProtocolViolation for what no sequencer writes."""
+        self.known, event = self.known.after(kind, seqno, view_id, sender, payload)
+        return event

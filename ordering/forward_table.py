@@ -15,7 +15,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ordering.errors import ProtocolViolation
-from ordering.records import Headers
+from ordering.records import MESSAGE, Headers
+
+KIND_HEADER = "abcast-kind"
+"""Tells a control record from a message, in the table, the outbox and on the wire: no application may use it."""
 
 
 class Pending(NamedTuple):
@@ -24,6 +27,21 @@ class Pending(NamedTuple):
     local_seqno: int
     payload: bytes
     headers: Headers
+
+
+def control_headers(kind: str) -> Headers:
+    """The headers of a control record of that kind."""
+    return ((KIND_HEADER, kind.encode("ascii")),)
+
+
+def is_control(pending: Pending) -> bool:
+    """Whether it is a control record of the member's own, and no message of the application."""
+    return bool(pending.headers) and pending.headers[0][0] == KIND_HEADER
+
+
+def kind_of(pending: Pending) -> str:
+    """The kind of its record."""
+    return pending.headers[0][1].decode("ascii") if is_control(pending) else MESSAGE
 
 
 def message_bytes(payload: bytes, headers: Headers) -> int:

@@ -1,7 +1,7 @@
 """The application's block() and unblock(): called in the order of the log, by one thread for all lives of a member.
 
-Each block() is followed by one unblock(), however its flush ends: with STOP_FLUSH, with the exclusion of the member, or
-with its close. The calls never overlap: a new life's wait for those of the last one.
+Which calls there are is the participant's to say (`ordering.participant`). The calls never overlap: a new life's wait
+for those of the last one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ class Callbacks:
 
     def __init__(self, address: str, block: Callback | None = None, unblock: Callback | None = None) -> None:
         self._address = address
-        self._block = block
-        self._unblock = unblock
+        self._block = block or _nothing
+        self._unblock = unblock or _nothing
         self._calls: queue.Queue[Callback | None] = queue.Queue()
-        self._is_blocked = False  # the thread's own
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -35,26 +34,24 @@ class Callbacks:
         """Whether the caller is one of the callbacks."""
         return threading.current_thread() is self._thread
 
-    def flush_begins(self, answer: Callback) -> None:
-        """Call block(), then `answer`."""
-        self._put(self._call_block)
-        self._put(answer)
+    def block(self) -> None:
+        """Let it finish what it has to say."""
+        self._put(self._block)
 
-    def flush_begins_again(self, answer: Callback) -> None:
-        """The same flush from scratch: only `answer`, once block() has returned."""
-        self._put(answer)
+    def then(self, call: Callback) -> None:
+        """Call that, when all calls before it have returned."""
+        self._put(call)
 
-    def flush_ends(self) -> None:
-        """Call unblock(), if block() was called."""
-        self._put(self._call_unblock)
+    def unblock(self) -> None:
+        """Let it go on."""
+        self._put(self._unblock)
 
     def close(self) -> None:
-        """End the thread, after an unblock() that is owed."""
+        """End the thread, after the calls that it has still to make."""
         with self._lock:
             thread = self._thread
         if thread is None:
             return
-        self._put(self._call_unblock)
         self._calls.put(None)
         if thread is not threading.current_thread():
             thread.join(CLOSE_TIMEOUT_S)
@@ -76,12 +73,6 @@ class Callbacks:
                 # An application's mistake must not hold up the group: the flush goes on.
                 _logger.exception("a callback of the application failed")
 
-    def _call_block(self) -> None:
-        self._is_blocked = True
-        if self._block is not None:
-            self._block()
 
-    def _call_unblock(self) -> None:
-        was_blocked, self._is_blocked = self._is_blocked, False
-        if was_blocked and self._unblock is not None:
-            self._unblock()
+def _nothing() -> None:
+    """What is called if the application has given no callback."""

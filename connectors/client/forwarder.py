@@ -5,12 +5,14 @@ seen; when in doubt, send everything in the table again in increasing order of l
 duplicates, and messages that follow a gap, so a resend never does harm and always repairs. A message counts as seen
 when its DATA is what was sent, not when its id has come (`connectors.client.lives`).
 
-Three rules keep it simple:
+It drives the member's participant (`ordering.participant`), which says when messages are taken and sent: the thread
+tells it the control records of DATA, the application's threads what they ask for, and the actions are performed under
+the lock, in the same step.
+
+Two rules keep it simple:
 
 * Whoever sends holds the lock, broadcasts and resends alike. So the FORWARD log has this member's messages in order,
   except where a produce request failed.
-* In a closed group nothing but JOIN is sent until there is a view with this life: what comes of a non-member is a dead
-  letter, and go-back-N would drop all that follows.
 * After a failed produce request nothing more is sent by that producer: broadcasts only enter the table, until the
   thread has a new producer and sends the table from its beginning. (kafka-python's idempotent producer fails the
   batches in flight when its epoch is bumped, and may then be in a fatal state; a new one is in a known state.)
@@ -25,17 +27,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 from kafka.future import Future
 
-from connectors.client.lives import Beginning, Carried, Lives, control_headers, is_control, is_same
+from connectors.client.callbacks import Callbacks
+from connectors.client.lives import Beginning, Carried, Lives, is_same
 from connectors.client.member_memory import MemberMemory
 from connectors.client.receipt import Receipt, raised_again
-from connectors.kafka.codec import H_INCARNATION, H_LOCAL_SEQNO, H_SENDER, forward_headers
+from connectors.kafka.codec import H_INCARNATION, H_LOCAL_SEQNO, H_SENDER, H_VIEW, forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import DataCursor, Effective
 from connectors.kafka.data_log import DataLog, Start
@@ -43,15 +46,36 @@ from ordering.errors import (
     AbcastError,
     Blocked,
     BrokerUnreachable,
+    Excluded,
+    FlushFailed,
     ForwardTableFull,
     HistoryUnavailable,
     NotOrderedInTime,
     UsageError,
 )
-from ordering.forward_table import Pending, message_bytes
-from ordering.names import Topic
+from ordering.forward_table import Pending, control_headers, is_control, message_bytes
+from ordering.membership import Life
+from ordering.names import Address, Topic
+from ordering.participant import (
+    Action,
+    Answered,
+    Asked,
+    Began,
+    CaughtUp,
+    Cause,
+    Do,
+    Event,
+    FlushDone,
+    FlushUnwanted,
+    FlushWanted,
+    Participant,
+    Phase,
+    Renewed,
+    newest_answer,
+    step,
+)
 from ordering.reader import Reader, Verdict
-from ordering.records import FLUSH_OK, HEARTBEAT, JOIN, MESSAGE, Data, Headers, MessageId
+from ordering.records import HEARTBEAT, MESSAGE, Data, Headers, MessageId
 from ordering.sequencer import SequencerState
 
 LINGER_MS = 10
@@ -73,119 +97,138 @@ STUCK_PRODUCER_S = 150.0
 FRESH_S = 5.0
 """A life that is older when it sends its first record looks whether it may still begin."""
 
+HEARTBEAT_S = 1.0
+"""How often a member says that it is alive."""
+
+Successor = Callable[["Forwarder"], None]
+"""Begins the next life, in a thread of its own: it is called under the lock."""
+
 _logger = logging.getLogger(__name__)
 
 
+class Opened(NamedTuple):
+    """What a forwarder begins with."""
+
+    memory: MemberMemory
+    producer: KafkaProducer
+    cursor: DataCursor
+    beginning: Beginning
+
+
 class Forwarder:
-    """One incarnation of a sender. Thread-safe. `close` it, or its thread runs (as a daemon) to the process's end."""
+    """One incarnation of a sender, made by `begin`. Thread-safe. `close` it, or its threads run to the process's end.
+
+    `changed` is the lock of all that it knows, and the condition that is notified when any of that changes. See
+    `connectors.client.succession` for the order of the locks.
+    """
 
     def __init__(
         self,
         connection: Connection,
         group: str,
         lives: Lives,
-        observer: Observer | None = None,
-        carried: Sequence[Carried] | None = None,
+        callbacks: Callbacks,
+        successor: Successor,
+        opened: Opened,
     ) -> None:
-        """Begin a life, or continue the outbox's, sending again what is pending, and start the thread.
-
-        `observer` is told of the group's control records. `carried`: what the last life in this process hands over, to
-        a new one that joins.
-
-        Raises BrokerUnreachable, TopicMissing, Superseded.
-        """
+        """Does nothing yet. `successor` is called, once, when the group takes this life for dead."""
         self.connection = connection
         self.group = group
         self.address = address = lives.address
         self.limits = lives.limits
         self.has_handed_over = False  # what it had accepted is a later life's
+        self.changed = lives.changed
+        self._lives = lives
+        self._callbacks = callbacks
+        self._successor = successor
         self._outbox = lives.outbox
         self._sender = str(address).encode("ascii")
         self._topic = str(Topic(group, "forward", address.site))
-        self._changed = lives.changed
-        self._lives = lives
+        self._memory, self._cursor = opened.memory, opened.cursor
+        self._use(opened.producer)
+        self._take_life(opened.beginning)
+        self._participant = Participant(Life(str(address), self.incarnation))
         self._stopping = threading.Event()
         self._failure: AbcastError | None = None
         self._last_seqno: int | None = None
-        self._newest: Future | None = None
-        self._produce_failed = False
         self._resends = 0  # since the last progress
         self._progress_at = time.monotonic()
-
-        self._observer = observer
-        self._refusal: AbcastError | None = None  # why nothing more is taken, while what was is still sent
-        self._flush_id = 0  # the flush in hand
-        self._is_shut = False  # FLUSH_OK is in the table: no message may follow until the flush is over
-        self._is_held = False  # the group is closed, and this life not in the view: no message is sent until it is
-        self._has_held_back = False  # some, and they are to be sent
-
-        self._memory = MemberMemory(connection, group, address)
-        try:
-            self._use(self._new_producer())
-        except BaseException:
-            self._memory.close()
-            raise
-        try:
-            # The log's end is taken before the first message is sent: nothing of ours can be missed behind it.
-            start, state = self._end_of_data()
-            begun = lives.begin(self._memory, state, carried, functools.partial(self._ordered_since, end=start.offset))
-            self._begin(begun)
-            self._cursor = DataCursor(self._memory.consumer, self._memory.data, start)
-        except BaseException:
-            abandon(self._producer)
-            self._memory.close()
-            raise
-        if observer is not None:
-            observer.begin(self, state)
-        with self._changed:
-            self._send_table()
         self._thread = threading.Thread(target=self._run, name=f"abcast-{group}-{address}", daemon=True)
+        self._beating: threading.Thread | None = None
+
+    @classmethod
+    def begin(
+        cls,
+        connection: Connection,
+        group: str,
+        lives: Lives,
+        callbacks: Callbacks,
+        successor: Successor,
+        carried: Sequence[Carried] | None = None,
+    ) -> Forwarder:
+        """Begin a life, or continue the outbox's, sending again what is pending, and start the thread.
+
+        `carried`: what the last life in this process hands over, to a new one that joins.
+
+        Raises BrokerUnreachable, TopicMissing, Superseded.
+        """
+        with contextlib.ExitStack() as to_close:
+            memory = MemberMemory(connection, group, lives.address)
+            to_close.callback(memory.close)
+            producer = _new_producer(connection)
+            to_close.callback(abandon, producer)
+            # The log's end is taken before the first message is sent: nothing of ours can be missed behind it.
+            start, state = _end_of_data(connection, group, lives.address)
+            history = functools.partial(_ordered_since, connection, group, lives.address, end=start.offset)
+            beginning = lives.begin(memory, state, carried, history)
+            opened = Opened(memory, producer, DataCursor(memory.consumer, memory.data, start), beginning)
+            forwarder = cls(connection, group, lives, callbacks, successor, opened)
+            to_close.callback(forwarder._stopping.set)
+            forwarder._start(state)
+            to_close.pop_all()
+        return forwarder
+
+    def _start(self, state: SequencerState) -> None:
+        with self.changed:
+            life = Life(str(self.address), self.incarnation)
+            answered = newest_answer(self._table.pending())
+            self._step(Began(life, state, self._join is not None, answered))
+            self._send_table()
         self._thread.start()
 
-    # --- starting ---
-
-    def _begin(self, begun: Beginning) -> None:
+    def _take_life(self, begun: Beginning) -> None:
         self.incarnation, self._table, self._receipts, self._join, self.is_continued = begun
         self._key_headers = forward_headers(str(self.address), self.incarnation, 0)[:-1]
         self._is_unheard = not self._receipts  # nothing of it was sent by this process
         self._begun_at = time.monotonic()
 
-    def _end_of_data(self) -> tuple[Start, SequencerState]:
-        with DataLog(self.connection, self.group, self.address.site) as log:
-            end = log.end()
-            state = log.state(end)
-        return Start(end, Reader(state.epoch, state.seqno)), state
-
-    def _ordered_since(self, seqno: int, end: int) -> Iterator[Data]:
-        """This sender's records of DATA behind a seqno and below an offset. Raises HistoryUnavailable."""
-        address = str(self.address)
-        with DataLog(self.connection, self.group, self.address.site) as log:
-            start = log.after(seqno, or_end=True)
-            for stored in log.records(start.offset, end):
-                data = stored.data
-                if start.reader.accept(data.kind, data.epoch, data.seqno) is Verdict.TAKE and data.sender == address:
-                    yield data
-
-    def _new_producer(self) -> KafkaProducer:
-        return self.connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
-
     def _use(self, producer: KafkaProducer) -> None:
         self._producer = producer
         # One object for all of a producer's records: nothing is made for it on the hot path.
         self._on_failure = functools.partial(self._note_failure, producer)
-        self._newest = None
+        self._newest: Future | None = None
         self._produce_failed = False
 
     # --- what applications call ---
+
+    @property
+    def participant(self) -> Participant:
+        """This life's part in the group, as of the last event. A value."""
+        return self._participant
 
     @property
     def was_told(self) -> bool:
         """Whether the application has heard why nothing more is sent."""
         return self._failure is not None and self._failure.was_told
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has failed, or was closed."""
+        return self._failure is not None or self._stopping.is_set()
+
     def check(self) -> None:
         """Raise what it has failed with, if it has."""
-        with self._changed:
+        with self.changed:
             self._raise_failure()
 
     def broadcast(self, payload: bytes, headers: Headers, timeout: float | None) -> Receipt:
@@ -193,55 +236,99 @@ class Forwarder:
 
         Raises ForwardTableFull, Blocked, Excluded, Superseded; BrokerUnreachable (for the first one of an old life).
         """
-        with self._changed:
+        with self.changed:
             self._raise_failure()
             size = message_bytes(payload, headers)
             # While it waits for one of them, it can lose the other.
-            while self._is_shut or not self._table.has_room(size):
-                if self._is_shut:
+            while self._participant.is_silent or not self._table.has_room(size):
+                if self._participant.is_silent:
                     self._wait_for_the_flush(timeout)
                 else:
                     self._wait_for_room(size, timeout)
-            if self._refusal is not None:
-                raise raised_again(self._refusal)
+            self._raise_refusal()
+            if self._is_unheard:
+                self._see_that_it_will_be_heard()
             return self._accept(payload, headers)
 
-    def control(self, kind: str, payload: bytes = b"") -> Receipt:
-        """The same for a control record. It finds room also in a full table: there are few, none waits for its turn."""
-        with self._changed:
+    def tell(self, event: Asked | Answered | FlushUnwanted | FlushDone) -> Receipt | None:
+        """What is asked of the participant; the receipt of what it sends then. Raises Excluded, Superseded."""
+        with self.changed:
             self._raise_failure()
-            if self._refusal is not None:
-                raise raised_again(self._refusal)
-            return self._accept(payload, control_headers(kind))
+            return self._step(event)
 
-    def join(self) -> Receipt:
-        """JOIN, unless this life has asked to join before: the receipt of that. Raises Excluded, Superseded."""
-        if self._join is None:
-            self._join = self.control(JOIN)
-        return self._join
+    def join(self) -> Receipt | None:
+        """JOIN, unless this life has asked before: the receipt of that; None if a view has it. Raises Superseded."""
+        with self.changed:
+            self._raise_failure()
+            if self._participant.phase in (Phase.STRANGER, Phase.KEPT_OUT):
+                if self._is_unheard:
+                    self._see_that_it_will_be_heard()
+                self._join = self._step(Asked(Cause.JOIN))
+            return self._join if self._participant.joined_at is None else None
 
-    @property
-    def has_asked_to_join(self) -> bool:
-        """Whether a JOIN of this life may be ordered."""
-        return self._join is not None
+    def want_flush(self) -> None:
+        """START_FLUSH. Raises Excluded, Superseded, UsageError (it was closed); FlushFailed if one is on its way."""
+        with self.changed:
+            self._raise_failure()
+            self._raise_refusal()
+            if self._participant.request is not None:
+                raise FlushFailed(
+                    f"the last flush that {self.address} asked for is not ordered yet: does the group's sequencer "
+                    "run (`abcast status`)?"
+                )
+            self._step(FlushWanted(self._table.last + 1))
+
+    def answer(self, flush_id: int) -> None:
+        """block() has returned. Nothing if the flush is over already."""
+        with self.changed:
+            if not self.has_ended:
+                self._step(Answered(flush_id))
 
     @property
     def is_stranded(self) -> bool:
-        """Whether messages that are held stand before the JOIN that is missing: this life can't join any more."""
-        with self._changed:
-            first = next(self._table.pending(), None)
-            return self._is_held and self._join is None and first is not None and not is_control(first)
+        """Whether messages that are kept back stand before the JOIN that is missing: this life can't join any more."""
+        with self.changed:
+            return self._participant.is_stranded(next(self._table.pending(), None))
+
+    # --- driving the participant, under the lock ---
+
+    def _step(self, event: Event) -> Receipt | None:
+        """What the event changes, and all that follows from it; the receipt of the last record that it sends."""
+        receipt: Receipt | None = None
+        self._participant, actions = step(self._participant, event)
+        for action in actions:
+            if action.do is Do.SEND:
+                receipt = self._accept(action.payload, control_headers(action.kind))
+            else:
+                self._perform(action)
+        if self._beating is None and self._participant.is_heard:
+            self._beating = threading.Thread(target=self._beat, name=f"abcast-{self.address}-beat", daemon=True)
+            self._beating.start()
+        self.changed.notify_all()
+        return receipt
+
+    def _perform(self, action: Action) -> None:
+        if action.do is Do.SEND_TABLE:
+            if not self._produce_failed:
+                self._send_table()
+        elif action.do is Do.BLOCK:
+            self._callbacks.block()
+        elif action.do is Do.ASK:
+            self._callbacks.then(functools.partial(self.answer, action.flush_id))
+        elif action.do is Do.UNBLOCK:
+            self._callbacks.unblock()
+        elif action.do is Do.BEGIN_ANEW:
+            self._successor(self)
 
     def _accept(self, payload: bytes, headers: Headers) -> Receipt:
-        """Under the lock, and with room in the table."""
-        if self._is_unheard:
-            self._see_that_it_will_be_heard()
+        """With room in the table; a control record finds room in any: there are few, none waits for its turn."""
         if self._outbox is not None:
             self._outbox.append(self._table.last + 1, payload, headers)
         if not self._receipts:
             self._progress_at = time.monotonic()
+        self._is_unheard = False
         pending = self._table.append(payload, headers)
-        receipt = Receipt(MessageId(str(self.address), self.incarnation, pending.local_seqno), self._changed)
+        receipt = Receipt(MessageId(str(self.address), self.incarnation, pending.local_seqno), self.changed)
         self._receipts.append(receipt)
         if not self._produce_failed and self._may_send(pending):
             self._send(pending)
@@ -250,16 +337,16 @@ class Forwarder:
     def _see_that_it_will_be_heard(self) -> None:
         """Before the first record of this life: take another, if the group has raised its floor above it meanwhile."""
         if time.monotonic() - self._begun_at > FRESH_S:
-            _, state = self._end_of_data()
+            _, state = _end_of_data(self.connection, self.group, self.address)
             with contextlib.closing(MemberMemory(self.connection, self.group, self.address)) as memory:
                 begun = self._lives.renewed(memory, state, self.incarnation)
             if begun is not None:
-                self._begin(begun)
-        self._is_unheard = False
+                self._take_life(begun)
+                self._step(Renewed(self.incarnation))
 
     def heartbeat(self) -> None:
         """Say that this incarnation is alive, if that costs no waiting."""
-        if self._produce_failed or not self._changed.acquire(blocking=False):
+        if self._produce_failed or not self.changed.acquire(blocking=False):
             return
         try:
             headers = forward_headers(str(self.address), self.incarnation, 1, kind=HEARTBEAT)
@@ -267,88 +354,47 @@ class Forwarder:
         except KafkaError as error:
             _logger.debug("%s: a heartbeat could not be sent: %r", self.address, error)
         finally:
-            self._changed.release()
+            self.changed.release()
 
-    def flush_begins(self, flush_id: int) -> None:
-        """From here on `answer_flush` may answer it."""
-        with self._changed:
-            self._flush_id = flush_id
-
-    def answer_flush(self, flush_id: int) -> None:
-        """FLUSH_OK: the last message until the flush is over. Nothing if it is over already."""
-        with self._changed:
-            if self._flush_id == flush_id and self._failure is None and not self._stopping.is_set():
-                # Run from scratch, the flush in which the member was born waits for its messages, too.
-                self._is_shut = False
-                self._send_held_back()
-                self._is_shut = True
-                self._is_unheard = False  # it is asked as a member
-                self._accept(b"%d" % flush_id, control_headers(FLUSH_OK))
-
-    def shut(self, flush_id: int) -> None:
-        """No message until the flush is over."""
-        with self._changed:
-            self._is_shut = self._flush_id == flush_id
-
-    def flush_ends(self) -> None:
-        """Messages may be sent again."""
-        with self._changed:
-            self._flush_id, self._is_shut = 0, False
-            self._send_held_back()
-            self._changed.notify_all()
-
-    def hold(self) -> None:
-        """Keep messages back, until `release`."""
-        with self._changed:
-            self._is_held = True
-
-    def release(self) -> None:
-        """Send what was held back: now, or after the flush in which the member was born."""
-        with self._changed:
-            self._has_held_back |= self._is_held
-            self._is_held = False
-            self._send_held_back()
-
-    def _send_held_back(self) -> None:
-        if self._has_held_back and not self._is_shut:
-            self._has_held_back = False
-            if not self._produce_failed:
-                self._send_table()
+    def _beat(self) -> None:
+        while not self._stopping.is_set() and self._participant.is_heard:
+            self.heartbeat()
+            self._stopping.wait(HEARTBEAT_S)
 
     def hand_over(self, failure: AbcastError) -> list[Carried]:
-        """What a life that is over had accepted, and the group has not ordered. All else fails with `failure`.
+        """End this life. What the next one is to send; all other receipts fail with `failure`.
 
         Raises Superseded, or what else it has failed with.
         """
-        with self._changed:
+        with self.changed:
             self._raise_failure()
-            self.has_handed_over = True
+            self._participant, actions = step(self._participant, Asked(Cause.HAND_OVER))
+            self.has_handed_over = [action.do for action in actions] == [Do.CARRY]
             # Receipts that have failed before are gone.
-            entries = [Carried(*entry) for entry in itertools.zip_longest(self._table.pending(), self._receipts)]
-            carried = [entry for entry in entries if not is_control(entry.pending)]
-            self._receipts = deque(entry.receipt for entry in entries if is_control(entry.pending))
+            carried: list[Carried] = []
+            receipts: deque[Receipt | None] = deque()
+            for entry in itertools.starmap(Carried, itertools.zip_longest(self._table.pending(), self._receipts)):
+                if self.has_handed_over and not is_control(entry.pending):
+                    carried.append(entry)
+                else:
+                    receipts.append(entry.receipt)
+            self._receipts = receipts
             self._failure = failure
             self._fail_receipts(failure)
             return carried
 
-    def refuse(self, refusal: AbcastError) -> None:
-        """Take nothing more; what was taken before goes on to be sent, and its receipts hold. Raises Superseded."""
-        with self._changed:
-            self._raise_failure()
-            self._refusal = refusal
-
     def fail(self, failure: AbcastError) -> None:
         """Let everybody who waits, and whoever comes, hear of it."""
-        with self._changed:
+        with self.changed:
             self.has_handed_over = False
             self._failure = failure
             self._fail_receipts(failure)
 
     def wait_ordered(self, timeout: float | None) -> int | None:
         """Wait until all that was broadcast before is ordered; the last seqno of it. Raises NotOrderedInTime."""
-        with self._changed:
+        with self.changed:
             last = self._table.last
-            self._changed.wait_for(
+            self.changed.wait_for(
                 lambda: self._failure is not None or self._stopping.is_set() or self._table.acknowledged >= last,
                 timeout,
             )
@@ -363,11 +409,15 @@ class Forwarder:
     def close(self) -> None:
         """Stop at once. What is pending stays in the outbox; without one, its receipts raise NotOrderedInTime."""
         self._stopping.set()
+        with self.changed:
+            self._step(Asked(Cause.CLOSE))
         # Everything the thread waits for has a limit; should one fail, it is a daemon and goes with the process.
         self._thread.join(self.connection.timeout + 5)
+        if self._beating is not None:
+            self._beating.join(2)
         abandon(self._producer)
         self._memory.close()
-        with self._changed:
+        with self.changed:
             if self._outbox is not None:
                 self._outbox.acknowledge(self._table.acknowledged, self._last_seqno, at_once=True)
                 self._outbox = None  # it may be a later life's from here on
@@ -383,8 +433,15 @@ class Forwarder:
         if self._stopping.is_set():
             raise UsageError(f"{self.address} is closed.")
 
+    def _raise_refusal(self) -> None:
+        """What keeps this life from taking anything new."""
+        if self._participant.is_dead:
+            raise Excluded(f"{self.address} was taken for dead by the group, and joins again: broadcast again.")
+        if self._participant.is_ending:
+            raise UsageError(f"{self.address} is closed.")
+
     def _wait_for_room(self, size: int, timeout: float | None) -> None:
-        has_room = self._changed.wait_for(
+        has_room = self.changed.wait_for(
             lambda: self._table.has_room(size) or self._failure is not None or self._stopping.is_set(), timeout
         )
         self._raise_failure()
@@ -395,8 +452,8 @@ class Forwarder:
             )
 
     def _wait_for_the_flush(self, timeout: float | None) -> None:
-        over = self._changed.wait_for(
-            lambda: not self._is_shut or self._failure is not None or self._stopping.is_set(), timeout
+        over = self.changed.wait_for(
+            lambda: not self._participant.is_silent or self._failure is not None or self._stopping.is_set(), timeout
         )
         self._raise_failure()
         if not over:
@@ -418,7 +475,7 @@ class Forwarder:
         self._newest = future
 
     def _send_table(self) -> None:
-        """Send everything pending, in increasing order of local seqnos."""
+        """Send everything pending that may be sent, in increasing order of local seqnos."""
         for pending in self._table.pending():
             if self._produce_failed:
                 return
@@ -426,7 +483,7 @@ class Forwarder:
                 self._send(pending)
 
     def _may_send(self, pending: Pending) -> bool:
-        return not self._is_held or is_control(pending)
+        return self._participant.sends_messages or is_control(pending)
 
     def _note_failure(self, producer: KafkaProducer, error: BaseException) -> None:
         """A produce request failed. Called by the producer's thread too, so without the lock (it may hold it up)."""
@@ -440,7 +497,7 @@ class Forwarder:
             if receipt is not None:
                 receipt.fail(error)
         self._receipts.clear()
-        self._changed.notify_all()
+        self.changed.notify_all()
 
     # --- the thread ---
 
@@ -464,11 +521,13 @@ class Forwarder:
         own: list[Effective] = []
         for record in records:
             fields = record.fields
-            if record.kind != MESSAGE and self._observer is not None:
+            if record.kind != MESSAGE:
                 # What stands before it is ordered, also if it puts this member out of the view.
                 self._apply(own)
                 own.clear()
-                self._observer.accept(record)
+                with self.changed:
+                    if not self._stopping.is_set():
+                        self._step(_as_data(record))
             # Other members' records, the most of them, cost no more than this comparison.
             if fields.get(H_SENDER) != self._sender:
                 continue
@@ -484,7 +543,7 @@ class Forwarder:
         """`own`: what is ordered of this incarnation. Raises Superseded if that is not what was sent."""
         if not own and self._outbox is None:
             return
-        with self._changed:
+        with self.changed:
             for record in own:
                 local_seqno = int(record.fields[H_LOCAL_SEQNO])
                 if not self._is_ours(local_seqno, record):
@@ -509,19 +568,19 @@ class Forwarder:
     def _progressed(self) -> None:
         self._progress_at = time.monotonic()
         self._resends = 0
-        self._changed.notify_all()
+        self.changed.notify_all()
 
     def _catch_up(self, gone: HistoryUnavailable) -> None:
         """Retention overtook us (the process was suspended): learn from the state what was ordered meanwhile."""
         try:
-            start, state = self._end_of_data()
+            start, state = _end_of_data(self.connection, self.group, self.address)
         except BrokerUnreachable:
             time.sleep(POLL_S)
             return
         ordered = state.ordered(str(self.address))
         if ordered.incarnation > self.incarnation:
             raise self._lives.superseded(ordered.incarnation, self.incarnation)
-        with self._changed:
+        with self.changed:
             if ordered.incarnation == self.incarnation:
                 for _ in range(self._table.acknowledge(ordered.local_seqno)):
                     receipt = self._receipts.popleft() if self._receipts else None
@@ -529,8 +588,9 @@ class Forwarder:
                         receipt.fail(HistoryUnavailable(f"{receipt.message_id} is ordered, but as which seqno? {gone}"))
             self._progressed()
         self._cursor = DataCursor(self._memory.consumer, self._memory.data, start)
-        if self._observer is not None:
-            self._observer.catch_up(state)
+        with self.changed:
+            if not self._stopping.is_set():
+                self._step(CaughtUp(state))
 
     def _resend_if_due(self) -> None:
         if not self._receipts:
@@ -554,10 +614,10 @@ class Forwarder:
         if self._produce_failed or stuck:
             self._produce_failed = True  # until the table is sent, broadcasts only enter it
             try:
-                fresh = self._new_producer()
+                fresh = _new_producer(self.connection)
             except BrokerUnreachable:
                 return
-        with self._changed:
+        with self.changed:
             _logger.info("%s: no progress for %.1f s; sending %d again", self.address, waited, len(self._receipts))
             old = self._producer
             if fresh is not None:
@@ -567,17 +627,42 @@ class Forwarder:
             abandon(old)
 
 
-class Observer(Protocol):
-    """Who wants to hear of the control records: a session. Called by the forwarder's thread, in order."""
+def _new_producer(connection: Connection) -> KafkaProducer:
+    return connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
 
-    def begin(self, forwarder: Forwarder, state: SequencerState) -> None:
-        """The state of the log where the forwarder begins to read."""
 
-    def catch_up(self, state: SequencerState) -> None:
-        """The state of the log from where it reads on, after records that retention has dropped."""
+def _end_of_data(connection: Connection, group: str, address: Address) -> tuple[Start, SequencerState]:
+    with DataLog(connection, group, address.site) as log:
+        end = log.end()
+        state = log.state(end)
+    return Start(end, Reader(state.epoch, state.seqno)), state
 
-    def accept(self, record: Effective) -> None:
-        """The next control record."""
+
+def _ordered_since(connection: Connection, group: str, address: Address, seqno: int, end: int) -> Iterator[Data]:
+    """That sender's records of DATA behind a seqno and below an offset. Raises HistoryUnavailable."""
+    with DataLog(connection, group, address.site) as log:
+        start = log.after(seqno, or_end=True)
+        for stored in log.records(start.offset, end):
+            data = stored.data
+            is_taken = start.reader.accept(data.kind, data.epoch, data.seqno) is Verdict.TAKE
+            if is_taken and data.sender == str(address):
+                yield data
+
+
+def _as_data(record: Effective) -> Data:
+    """A control record as the core knows it."""
+    fields = record.fields
+    sender = fields.get(H_SENDER, b"").decode("ascii")
+    return Data(
+        record.kind,
+        0,
+        record.seqno,
+        int(fields.get(H_VIEW, 0)),
+        sender,
+        int(fields[H_INCARNATION]) if sender else 0,
+        int(fields[H_LOCAL_SEQNO]) if sender else 0,
+        record.value or b"",
+    )
 
 
 def abandon(producer: KafkaProducer) -> None:

@@ -32,11 +32,12 @@ from typing import NamedTuple
 from connectors.client.member_memory import MemberMemory
 from connectors.client.outbox import Outbox
 from connectors.client.receipt import Receipt
-from connectors.kafka.codec import H_KIND, PREFIX
+from connectors.kafka.codec import PREFIX
 from ordering.errors import HistoryUnavailable, ProtocolViolation, Superseded, UsageError
-from ordering.forward_table import ForwardTable, Pending
+from ordering.forward_table import ForwardTable, Pending, is_control, kind_of
 from ordering.names import Address
-from ordering.records import JOIN, MESSAGE, REFUSED, Data, Headers, MessageId
+from ordering.participant import next_entries
+from ordering.records import MESSAGE, REFUSED, Data, Headers, MessageId
 from ordering.sequencer import Accepted, SequencerState
 
 History = Callable[[int], Iterator[Data]]
@@ -167,15 +168,13 @@ class Lives:
 
     def _anew(self, incarnation: int, carried: Sequence[Carried], seqno: int, *, joins: bool) -> Beginning:
         table = self._empty_table()
-        receipts: deque[Receipt | None] = deque()
-        join: Receipt | None = None
-        if joins:
-            join = Receipt(self._id(incarnation, table.append(b"", control_headers(JOIN))), self.changed)
-            receipts.append(join)
-        for pending, receipt in carried:
-            again = table.append(pending.payload, pending.headers)
+        for payload, headers in next_entries([pending for pending, _ in carried], joins=joins):
+            table.append(payload, headers)
+        join = Receipt(self._id(incarnation, 1), self.changed) if joins else None
+        receipts = deque([join] if joins else [])
+        for local_seqno, (_, receipt) in enumerate(carried, 1 + joins):
             if receipt is not None:
-                receipt.message_id = self._id(incarnation, again)
+                receipt.message_id = self._id(incarnation, local_seqno)
             receipts.append(receipt)
         if self.outbox is not None:
             self.outbox.begin(incarnation, list(table.pending()), seqno)
@@ -247,18 +246,13 @@ class Lives:
     def _empty_table(self, last: int = 0) -> ForwardTable:
         return ForwardTable(self.limits.max_pending_records, self.limits.max_pending_bytes, last)
 
-    def _id(self, incarnation: int, pending: Pending) -> MessageId:
-        return MessageId(str(self.address), incarnation, pending.local_seqno)
-
-
-def control_headers(kind: str) -> Headers:
-    """What tells a control record from a message, in the forward table and the outbox."""
-    return ((H_KIND, kind.encode("ascii")),)
+    def _id(self, incarnation: int, local_seqno: int) -> MessageId:
+        return MessageId(str(self.address), incarnation, local_seqno)
 
 
 def is_same(ours: Pending, kind: str, payload: bytes, headers: Sequence[tuple[str, bytes]]) -> bool:
     """Whether that, which DATA has under the id of `ours`, is it. Of what was refused, DATA keeps the kind."""
-    own_kind = ours.headers[0][1].decode("ascii") if is_control(ours) else MESSAGE
+    own_kind = kind_of(ours)
     if kind == REFUSED:
         return own_kind != MESSAGE and bool(json.loads(payload)["kind"] == own_kind)
     if kind != own_kind or payload != ours.payload:
@@ -269,8 +263,3 @@ def is_same(ours: Pending, kind: str, payload: bytes, headers: Sequence[tuple[st
 def application_headers(headers: Sequence[tuple[str, bytes]]) -> Headers:
     """Those that are not abcast's own: what a relay adds travels with a message, too."""
     return tuple((name, value or b"") for name, value in headers if not name.startswith(PREFIX))
-
-
-def is_control(pending: Pending) -> bool:
-    """Whether it is none of the application's messages: its kind then stands in its headers."""
-    return bool(pending.headers) and pending.headers[0][0] == H_KIND

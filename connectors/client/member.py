@@ -13,62 +13,36 @@ position. A `Member` that has not called `connect` only sends and observes; it c
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
-from weakref import WeakSet
 
 from connectors.client.callbacks import Callback, Callbacks
-from connectors.client.deliveries import Deliveries, Position
-from connectors.client.delivery import Delivery
-from connectors.client.forwarder import Forwarder
-from connectors.client.inbox import Inbox
-from connectors.client.letter import Letter, LetterReceipt
-from connectors.client.letter_sender import LetterSender
-from connectors.client.lives import Carried, Lives, SendingLimits
+from connectors.client.entrance import Choice
+from connectors.client.letter import LetterReceipt
+from connectors.client.lives import Lives, SendingLimits
 from connectors.client.member_memory import MemberMemory
+from connectors.client.message import GivenHeaders, check_message
 from connectors.client.outbox import Outbox
+from connectors.client.quiet_points import QuietPoints
+from connectors.client.reading import ReadingHalf
 from connectors.client.receipt import Receipt
-from connectors.client.session import Session
 from connectors.client.state_transfer import GetState, SetState, StateTransfer
-from connectors.client.stream import Stream
-from connectors.kafka.codec import check_application_headers
+from connectors.client.succession import Succession
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
 from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS
-from ordering.errors import (
-    AbcastError,
-    BrokerUnreachable,
-    Excluded,
-    FlushFailed,
-    NotOrderedInTime,
-    NotWrittenInTime,
-    StateUnavailable,
-    Superseded,
-    TopicMissing,
-    UsageError,
-)
-from ordering.events import Event, ViewChange
+from ordering.errors import AbcastError, UsageError
+from ordering.events import ViewChange
 from ordering.names import DEFAULT_SITE, RESERVED_PREFIX, Address, check_group
-from ordering.reader import Reader, Verdict
-from ordering.records import MAX_PAYLOAD_BYTES, MESSAGE, STATE, Headers
 
 CLOSE_TIMEOUT_S = 10.0
-REJOIN_PATIENCE_S = 10.0
-"""How long a member without an outbox that was taken for dead waits for what it has sent."""
-
-GivenHeaders = Iterable[tuple[str, bytes]] | Mapping[str, bytes]
-T = TypeVar("T")
-_logger = logging.getLogger(__name__)
 
 
-class Member:
+class Member(ReadingHalf):
     """One member of one group. Thread-safe, except that each `deliveries` and `inbox` is for one thread.
 
     Close it after use. A name belongs to one sending process at a time: a later one supersedes an earlier one.
@@ -129,63 +103,51 @@ class Member:
         for name, given in (("group", group), ("member", member)):
             if not isinstance(given, str):
                 raise UsageError(f"{name} is a text, not {type(given).__name__}.")
-        self.group = check_group(group)
-        self.address = Address.parse(member, default_site)
-        if self.address.name.startswith(RESERVED_PREFIX):
+        group = check_group(group)
+        address = Address.parse(member, default_site)
+        if address.name.startswith(RESERVED_PREFIX):
             raise UsageError(f"member {member!r} can't be used: a name that begins with {RESERVED_PREFIX} is reserved.")
-        self._default_site = default_site
-        self._lives = Lives(self.address, SendingLimits(max_pending_records, max_pending_bytes, resend_after))
-        self._lives.limits.validate()
         if connect_timeout <= 0:
             raise UsageError("connect_timeout must be greater than 0.")
-        self.connection = connection or Connection(bootstrap_servers, connect_timeout)
-        self.ledger = Path(ledger) if ledger is not None else None
-        self._lock = threading.Lock()
-        self._closed = False
-        self._callbacks = Callbacks(str(self.address), block, unblock)
-        self._session: Session | None = None
-        self._connecting = threading.Lock()
-        self._is_connected = False  # it is in the group
-        self._is_ready = False  # and has what it asked for in connect()
-        self._rejoins = 0  # in progress
-        self._first_seqno: int | None = None
-        self._counted_seqno = 0
-        self._own_run: Deliveries | None = None  # the newest that goes on from the one before
-        self._flushing = threading.Lock()
-        self._flushing_thread: int | None = None
-        self._changed = self._lives.changed
-        self._forwarder: Forwarder | None = None
-        self._letters: LetterSender | None = None
-        self._streams: WeakSet[Stream[Any]] = WeakSet()
+        limits = SendingLimits(max_pending_records, max_pending_bytes, resend_after)
+        limits.validate()
+        self._default_site = default_site
+        connection = connection or Connection(bootstrap_servers, connect_timeout)
+        self._callbacks = Callbacks(str(address), block, unblock)
+        self._lives = Lives(address, limits)
+        sending = Succession(connection, group, self._lives, self._callbacks)
         self._transfer: StateTransfer | None = None
         if get_state is not None or set_state is not None:
-            self._transfer = StateTransfer(
-                self.connection, self.group, self.address, self._send_state_letter, get_state, set_state
-            )
-        self._outbox: Outbox | None = None
+            self._transfer = StateTransfer(connection, group, address, sending.send_state, get_state, set_state)
+        super().__init__(
+            connection, group, address, Path(ledger) if ledger is not None else None, self._transfer, sending
+        )
+        self._connecting = threading.Lock()
+        self._is_connected = False  # it is in the group, or was
+        self._quiet = QuietPoints(self.address, self._callbacks)
         if outbox is None:
             MemberMemory(self.connection, self.group, self.address).close()  # a wrong address shows now, not later
             return
-        self._outbox = self._lives.outbox = Outbox(outbox, self.group, str(self.address))
+        self._lives.outbox = Outbox(outbox, self.group, str(self.address))
         try:
-            with self._lock:
-                self._forwarder = self._new_forwarder()
+            self._sending.start()
         except BaseException:
-            self._outbox.close()
+            self._lives.outbox.close()
             raise
 
     def __repr__(self) -> str:
-        return f"<Member {self.address} of {self.group}{', closed' if self._closed else ''}>"
+        return f"<Member {self.address} of {self.group}{', closed' if self._sending.is_closed else ''}>"
 
     @property
     def incarnation(self) -> int | None:
         """This start's incarnation; None before the first broadcast."""
-        return self._forwarder.incarnation if self._forwarder else None
+        forwarder = self._sending.forwarder
+        return forwarder.incarnation if forwarder is not None else None
 
     @property
     def view(self) -> ViewChange | None:
         """The group's newest view, as far as this member's sending half knows; None before `connect`."""
-        return self._session.view if self._session else None
+        return self._sending.known.view
 
     @property
     def remote_views(self) -> Mapping[str, tuple[str, ...]]:
@@ -193,7 +155,7 @@ class Member:
 
         None at a site that is unreachable, or has no members. Empty before `connect`, and for sites behind a neighbour.
         """
-        return self._session.remote_views if self._session else {}
+        return {site: view.members for site, view in self._sending.known.remote.items()}
 
     @property
     def global_view(self) -> tuple[str, ...]:
@@ -233,77 +195,21 @@ class Member:
             BrokerUnreachable, Superseded, TopicMissing.
         """
         deadline = time.monotonic() + timeout
+        choice = Choice(from_ledger, state, or_history, from_seqno)
         with self._connecting:
-            transfer = self._transfer
-            self._check_beginning(state, or_history, from_ledger, from_seqno)
+            self._entrance.check(choice)
             view = self.view
-            forwarder = self._forwarder or self._start_sending()
-            forwarder.check()
-            if self._is_ready and view is not None:
+            session = self._sending.start_to_join()
+            if self._entrance.is_ready and view is not None:
                 return view
-            if forwarder.is_stranded:
-                forwarder = self._begin_anew(forwarder)
-            if transfer is not None:
-                transfer.start()
-            assert self._session is not None
-            view = self._session.join(timeout)
+            if self._transfer is not None:
+                self._transfer.start()
+            view = session.join(timeout)
             self._is_connected = True
-            counted: int | None = None
-            if transfer is not None and state:
-                counted = transfer.fetch(view, lambda: self.view, max(0.0, deadline - time.monotonic()))
-                if counted is None and self._has_history(view):
-                    if not or_history:
-                        raise self._no_state()
-                    from_seqno = 1
-            if transfer is not None:
-                transfer.is_ready = True
-            self._is_ready = True
-            if from_ledger:
-                from_seqno = 1
-            if from_seqno is not None or counted is not None:
-                self._own_run = None
-            # One that was in the view when its process started has no first view to begin with.
-            self._first_seqno = from_seqno or view.seqno or (counted + 1 if counted is not None else None)
-            self._counted_seqno = counted or 0
+            self._entrance.enter(view, choice, lambda: self.view, max(0.0, deadline - time.monotonic()))
             return view
 
-    def _check_beginning(self, state: bool, or_history: bool, from_ledger: bool, from_seqno: int | None) -> None:
-        """Whether the arguments of `connect` fit together. Raises UsageError."""
-        if state and (self._transfer is None or self._transfer.set_state is None):
-            raise UsageError("connect(state=True) needs a function that takes the state: Member(set_state=…).")
-        if state + from_ledger + (from_seqno is not None) > 1:
-            raise UsageError("take one of state=True, from_ledger=True and from_seqno=…: each says where to begin.")
-        if or_history and not state:
-            raise UsageError("or_history=True goes with state=True: it says what to do where nobody has the state.")
-        if from_seqno is not None and from_seqno < 1:
-            raise UsageError(f"from_seqno is {from_seqno}, but seqnos start at 1.")
-        if self._is_ready and state:
-            raise UsageError(f"{self.address} is connected already: the state comes with the first connect().")
-        if self._is_ready and from_seqno is not None:
-            raise UsageError(f"{self.address} is connected already: where to begin is said with the first connect().")
-
-    def _has_history(self, view: ViewChange) -> bool:
-        """Whether a message was ordered before its first view. Raises BrokerUnreachable."""
-        reader = Reader()
-        with DataLog(self.connection, self.group, self.address.site) as log:
-            if log.beginning() > 0:
-                return True  # what was dropped was not empty
-            for stored in log.records(0, log.end()):
-                data = stored.data
-                is_taken = reader.accept(data.kind, data.epoch, data.seqno) is Verdict.TAKE
-                if is_taken and data.kind == MESSAGE:
-                    return not view.seqno or data.seqno < view.seqno
-        return False
-
-    def _no_state(self) -> StateUnavailable:
-        return StateUnavailable(
-            f"{self.group} has ordered messages before, and no member has the state that they made: {self.address} has "
-            "joined, and does not begin with nothing. connect(state=True, or_history=True) makes the state from the "
-            "group's first message on, connect(from_seqno=n) goes on from your own, connect() begins with the view."
-        )
-
-    @contextmanager
-    def flush(self, timeout: float = 30.0) -> Iterator[None]:
+    def flush(self, timeout: float = 30.0) -> AbstractContextManager[None]:
         """A quiet point: inside the `with`, every member has called its `block`, and none of them sends.
 
         Everything they have sent before is ordered. (In an open group, who is not a member may send all the same.) The
@@ -320,26 +226,7 @@ class Member:
             Excluded: this member was taken for dead meanwhile.
             NotOrderedInTime: the end was not ordered within `timeout`.
         """
-        session = self._session
-        if session is None or not self._is_connected:
-            raise UsageError(f"{self.address} is not a member: call connect() first.")
-        if self._callbacks.is_calling:
-            raise UsageError("block() and unblock() can't call flush(): it would wait for them.")
-        if not self._flushing.acquire(blocking=False):
-            raise FlushFailed(f"a flush of {self.address} runs already.")
-        try:
-            own = session.start_flush(timeout)
-            self._flushing_thread = threading.get_ident()
-            try:
-                yield
-            except BaseException:
-                session.give_up_flush(own)
-                raise
-            finally:
-                self._flushing_thread = None
-            session.stop_flush(own, timeout)
-        finally:
-            self._flushing.release()
+        return self._quiet.point(self._sending.session if self._is_connected else None, timeout)
 
     def broadcast(self, payload: bytes, headers: GivenHeaders = (), timeout: float | None = 30.0) -> Receipt:
         """Send a message to the group; returns as soon as it is in the forward table (and the outbox).
@@ -358,11 +245,11 @@ class Member:
             BrokerUnreachable: the first call takes an incarnation, or looks whether an old one still holds.
             EnvironmentProblem: the outbox can't be written.
         """
-        checked = _check_message(payload, headers)
-        if self._flushing_thread == threading.get_ident():
+        checked = check_message(payload, headers)
+        if self._quiet.is_mine:
             raise UsageError("nobody may send in a flush, its requester neither: leave the `with` first.")
-        forwarder = self._forwarder or self._start_sending()
-        if not self._is_connected and self._session is not None and self._session.settings.closed:
+        forwarder = self._sending.forwarder or self._sending.start()
+        if not self._is_connected and forwarder.participant.settings.closed:
             raise UsageError(f"group {self.group} is closed, and {self.address} is not a member: call connect() first.")
         return forwarder.broadcast(payload, checked, timeout)
 
@@ -390,36 +277,9 @@ class Member:
         if not isinstance(address, str | Address):
             raise UsageError(f"address is a text such as a delivery's sender, not {type(address).__name__}.")
         receiver = Address.parse(str(address), self._default_site)
-        checked = _check_message(payload, headers)
-        letters = self._letters or self._start_letters()
+        checked = check_message(payload, headers)
+        letters = self._sending.letters or self._sending.start_letters()
         return letters.send(receiver, payload, checked, timeout)
-
-    def inbox(self, timeout: float | None = None, *, from_beginning: bool = False) -> Stream[Letter]:
-        """The letters to this member, each sender's in order, as they come. An iterator, for one thread.
-
-        It goes on after the last letter that this member's name took; *taken* means what it does in `deliveries`, so
-        after kill -9 an application may see the last half second's letters again: their (sender, incarnation,
-        local_seqno) tell. One iterator at a time. A start reads the inbox's partition from its beginning.
-
-        Args:
-            timeout: end after so many seconds without a letter (None: never; `close` ends it). What stood there
-                before the start is given in any case.
-            from_beginning: give all letters again, and remember from there.
-
-        Raises (when iterated):
-            BrokerUnreachable: no broker answers at the start. Later, it waits until one does.
-            TopicMissing: the site has no inbox topic.
-            HistoryUnavailable: the beginning of the inbox topic was dropped.
-            PositionLost: Kafka has forgotten which letters this name has taken.
-        """
-        run = Inbox(self.connection, self.group, self.address, timeout, from_beginning=from_beginning)
-        return self._stream(Stream(run))
-
-    def _stream(self, stream: Stream[T]) -> Stream[T]:
-        with self._lock:
-            self._check_open()
-            self._streams.add(stream)
-        return stream
 
     def wait_ordered(self, timeout: float | None = None) -> int | None:
         """Wait until everything broadcast so far is ordered; the seqno of the last.
@@ -428,95 +288,7 @@ class Member:
         this start, counts too. Raises NotOrderedInTime (after `timeout` seconds; None: never), Superseded; Excluded if
         the group has taken this member for dead and some of it may be lost.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (forwarder := self._forwarder) is not None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                return forwarder.wait_ordered(left)
-            except Excluded:
-                # Its next life may have taken over what it had.
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._settle(left) or self._forwarder is forwarder or not forwarder.has_handed_over:
-                    raise
-        return None
-
-    @overload
-    def deliveries(
-        self,
-        from_seqno: int | None = None,
-        timeout: float | None = None,
-        *,
-        events: Literal[False] = False,
-        remember: bool = False,
-    ) -> Stream[Delivery]: ...
-
-    @overload
-    def deliveries(
-        self,
-        from_seqno: int | None = None,
-        timeout: float | None = None,
-        *,
-        events: Literal[True],
-        remember: bool = False,
-    ) -> Stream[Delivery | Event]: ...
-
-    def deliveries(
-        self,
-        from_seqno: int | None = None,
-        timeout: float | None = None,
-        *,
-        events: bool = False,
-        remember: bool = False,
-    ) -> Stream[Any]:
-        """The group's messages in the total order, as they come. An iterator, for one thread.
-
-        A message counts as taken when the next one is asked for, or when the iterator's `taken()` is called. What is in
-        hand when the loop ends otherwise (an exception, a `break`, `close`) is given again by the next one.
-        What was taken is remembered in Kafka under the member's name twice a second and at the end. So after kill -9
-        an application may see the last half second's messages again: their seqnos tell. One iterator at a time
-        should go on from the remembered position; those with `from_seqno` may run beside it, and do not move it.
-
-        Args:
-            from_seqno: start at this seqno exactly (which may be still to come). Default: after the last message
-                that this member's name took, or at the group's first.
-            timeout: end after so many seconds without a message (None: never; `close` ends it). What stood there
-                before the start is given in any case.
-            events: among the messages, in their place in the order, also `ViewChange`, `Block` and `Unblock`, and
-                in a mesh `RemoteView`.
-            remember: with `from_seqno`, make this the member's position, which moves with it from here on.
-
-        Raises (when iterated):
-            BrokerUnreachable: no broker answers at the start. Later, it waits until one does.
-            HistoryUnavailable: Kafka's retention has dropped what comes next, and the ledger was not given or has
-                it not.
-            PositionLost: Kafka has forgotten how far this name was.
-        """
-        if from_seqno is None and remember:
-            raise UsageError("remember=True goes with from_seqno: without it, the position is remembered anyway.")
-        if from_seqno is not None:
-            position = Position.ANEW if remember else Position.BESIDE
-            run = Deliveries(
-                *(self.connection, self.group, self.address, from_seqno, timeout, self.ledger),
-                events=events,
-                position=position,
-            )
-        else:
-            run = self._own_deliveries(timeout, events=events)
-        return self._stream(Stream(run))
-
-    def _own_deliveries(self, timeout: float | None, *, events: bool) -> Deliveries:
-        """What goes on where the last run of this member's own ended."""
-        first = self._first_seqno
-        taken = self._own_run.taken_seqno if self._own_run is not None else 0
-        if taken:  # that does not come again
-            first = max(first or 0, taken + 1)
-        self._own_run = Deliveries(
-            *(self.connection, self.group, self.address, first, timeout, self.ledger),
-            events=events,
-            counted=self._counted_seqno,
-            between=self._transfer.between if self._transfer is not None else None,
-        )
-        return self._own_run
+        return self._sending.wait_ordered(timeout)
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Wait up to `timeout` seconds until all letters are written and all broadcasts ordered, end all deliveries and
@@ -527,65 +299,15 @@ class Member:
         its broadcasts. Superseded, unless that was raised before. May be called twice.
         """
         deadline = time.monotonic() + timeout
-        self._settle(timeout)
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            streams = list(self._streams)
-        for stream in streams:
-            stream.stop()
+        if not self._sending.shut(timeout):
+            return
+        end_streams = self._stop_streams()
         if self._transfer is not None:
             self._transfer.close()
-        timeout = max(0.0, deadline - time.monotonic())
-        was_told = self._forwarder is not None and self._forwarder.was_told
-        not_written: NotWrittenInTime | None = None
-        not_ordered: NotOrderedInTime | None = None
         try:
-            if self._letters is not None:
-                try:
-                    self._letters.wait_written(timeout)
-                except NotWrittenInTime as error:
-                    not_written = error
-                timeout = max(0.0, deadline - time.monotonic())
-            self.wait_ordered(timeout)
-            self._leave(max(0.0, deadline - time.monotonic()))
-        except NotOrderedInTime as error:
-            not_ordered = error
-        except Excluded as error:
-            not_ordered = NotOrderedInTime(str(error))
-        except Superseded:
-            if not was_told:
-                raise
+            self._sending.finish(max(0.0, deadline - time.monotonic()))
         finally:
-            self._disconnect(streams)
-        if not_written is not None:
-            raise not_written
-        if not_ordered is not None and self._outbox is None:
-            raise not_ordered
-
-    def _leave(self, timeout: float) -> None:
-        try:
-            if self._session is not None:
-                self._session.leave(timeout)
-        except Excluded:
-            pass  # it has left already, in the group's eyes
-
-    def _send_state_letter(self, receiver: Address, payload: bytes, headers: Headers) -> LetterReceipt:
-        return (self._letters or self._start_letters()).send(receiver, payload, headers, 30.0, STATE)
-
-    def _disconnect(self, streams: Sequence[Stream[object]]) -> None:
-        if self._session is not None:
-            self._session.close()
-        if self._letters is not None:
-            self._letters.close()
-        if self._forwarder is not None:
-            self._forwarder.close()
-        self._callbacks.close()
-        if self._outbox is not None:
-            self._outbox.close()
-        for stream in streams:
-            stream.end(self.connection.timeout)
+            end_streams()
 
     def __enter__(self) -> Member:
         return self
@@ -601,141 +323,3 @@ class Member:
             self.close(timeout=0)
         except AbcastError as second:
             warnings.warn(str(second), ResourceWarning, stacklevel=2)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError(f"{self.address} is closed.")
-
-    def _new_forwarder(self, carried: Sequence[Carried] | None = None) -> Forwarder:
-        session = Session(self.address, self._callbacks, self._join_again)
-        forwarder = Forwarder(
-            self.connection,
-            self.group,
-            self._lives,
-            session,
-            carried,
-        )
-        self._session = session
-        return forwarder
-
-    def _settle(self, timeout: float | None) -> bool:
-        """Wait until it is not about to join again."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._rejoins, timeout)
-
-    def _join_again(self) -> None:
-        """The group has taken us for dead: become a new member. Runs in a thread of the old session."""
-        with self._changed:
-            self._rejoins += 1
-        try:
-            with self._lock:
-                old, session = self._forwarder, self._session
-            assert old is not None
-            assert session is not None
-            _logger.warning("%s was taken for dead by the group; joining again", self.address)
-            old.refuse(Excluded(f"{self.address} was taken for dead by the group, and joins again: broadcast again."))
-            if not session.is_over:
-                # A stranger's messages count, too: what was sent is ordered before the new life begins.
-                try:
-                    old.wait_ordered(None if self._outbox is not None else REJOIN_PATIENCE_S)
-                except NotOrderedInTime as error:
-                    _logger.warning("%s: %s", self.address, error)
-            self._begin_anew(old)
-            self._rejoin()
-        except AbcastError as error:
-            if not self._closed:
-                _logger.warning("%s can't join again: %s", self.address, error)
-        finally:
-            with self._changed:
-                self._rejoins -= 1
-                self._changed.notify_all()
-
-    def _begin_anew(self, old: Forwarder) -> Forwarder:
-        """A new life, which joins at once, with what the old one had accepted, if that is over.
-
-        Raises what keeps it from doing so for good: UsageError (it was closed), Superseded, EnvironmentProblem ...
-        """
-        session = self._session
-        assert session is not None
-        lost = Excluded(
-            f"{self.address} was taken for dead by the group. What it had sent may be lost: broadcast again."
-        )
-        carried = old.hand_over(lost)
-        if session.is_excluded and not session.is_over:  # if it is not excluded, it is stranded, which is as good
-            self._give_up(old, carried, lost)
-            carried = []
-        session.close()
-        old.close()
-        while True:
-            try:
-                with self._lock:
-                    self._check_open()
-                    self._forwarder = forwarder = self._new_forwarder(carried)
-                    return forwarder
-            except (BrokerUnreachable, TopicMissing) as error:
-                _logger.warning("%s can't join again yet: %s", self.address, error)
-                time.sleep(1.0)
-            except BaseException as error:
-                failure = error if isinstance(error, AbcastError) else AbcastError(f"{self.address} failed: {error!r}")
-                if self._closed:
-                    failure = NotOrderedInTime(f"{self.address} was closed before its message was ordered.")
-                self._give_up(old, carried, failure)
-                raise
-
-    def _give_up(self, old: Forwarder, carried: Iterable[Carried], failure: AbcastError) -> None:
-        """What was carried over is lost in this process; nothing more is taken."""
-        old.fail(failure)
-        with self._changed:
-            for _, receipt in carried:
-                if receipt is not None:
-                    receipt.fail(failure)
-            self._changed.notify_all()
-
-    def _rejoin(self) -> None:
-        session = self._session
-        assert session is not None
-        while not self._closed:
-            try:
-                session.join(timeout=60.0)
-            except NotOrderedInTime as error:
-                _logger.warning("%s can't join again yet: %s", self.address, error)
-            else:
-                return
-
-    def _start_sending(self) -> Forwarder:
-        with self._lock:
-            self._check_open()
-            if self._forwarder is None:
-                self._forwarder = self._new_forwarder()
-            return self._forwarder
-
-    def _start_letters(self) -> LetterSender:
-        forwarder = self._forwarder or self._start_sending()
-        with self._lock:
-            self._check_open()
-            if self._letters is None:
-                incarnation = forwarder.incarnation
-                if forwarder.is_continued:
-                    # The outbox does not know how far the letters of its incarnation had been numbered.
-                    memory = MemberMemory(self.connection, self.group, self.address)
-                    try:
-                        incarnation = memory.claim_incarnation(incarnation, self._lives.claimed)
-                    finally:
-                        memory.close()
-                self._letters = LetterSender(self.connection, self.group, self.address, incarnation, self._lives.limits)
-            return self._letters
-
-
-def _check_message(payload: bytes, headers: GivenHeaders) -> Headers:
-    """The application's headers. Raises UsageError if it can't send that."""
-    if not isinstance(payload, bytes):
-        raise UsageError(f"a payload is a bytes object, not {type(payload).__name__}: encode it first.")
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise UsageError(f"the payload has {len(payload)} bytes, over the limit of {MAX_PAYLOAD_BYTES}: split it.")
-    if not headers:
-        return ()
-    try:
-        pairs = [(name, value) for name, value in (headers.items() if isinstance(headers, Mapping) else headers)]
-    except (TypeError, ValueError) as error:
-        raise UsageError("headers are (str, bytes) pairs, or a dict of them.") from error
-    return check_application_headers(pairs)

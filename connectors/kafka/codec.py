@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ordering.errors import ProtocolViolation, UsageError
+from ordering.forward_table import KIND_HEADER
 from ordering.names import RELAY_NAME, Topic, is_relay, relay_of
 from ordering.records import (
     CONTROL_KINDS,
@@ -42,7 +43,7 @@ from ordering.records import (
 VERSION = "1"
 PREFIX = "abcast-"
 H_VERSION = "abcast-version"
-H_KIND = "abcast-kind"
+H_KIND = KIND_HEADER
 H_SENDER = "abcast-sender"
 H_INCARNATION = "abcast-incarnation"
 H_LOCAL_SEQNO = "abcast-local-seqno"

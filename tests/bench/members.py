@@ -105,8 +105,9 @@ def _send(lab: Lab, place: Place, name: str, count: int, outbox: Path | None = N
         for _ in range(count):
             member.broadcast(_PAYLOAD)
         # The public way to see that a member has sent all is its receipts, which nobody resolves here.
-        assert member._forwarder is not None
-        member._forwarder._producer.flush()
+        forwarder = member._sending.forwarder
+        assert forwarder is not None
+        forwarder._producer.flush()
         took = time.monotonic() - started
         assert lab.end_of(place.forward) == goal, "the member sent each message once"
     finally:

@@ -155,7 +155,7 @@ class TestSending:
         """The producer dies twice; what was not acknowledged is sent again, and no letter overtakes another."""
         receipts = [alice.send("b/bob", b"0")]
         receipts[0].result(WAIT)
-        letters = alice._letters
+        letters = alice._sending.letters
         assert letters is not None
         for first in (1, 20):
             broken = letters._producer
@@ -170,7 +170,7 @@ class TestSending:
     ) -> None:
         """The fourth request fails and those behind it succeed: their records follow a gap, so they don't count."""
         assert alice.send("b/bob", b"0").result(WAIT) == 1
-        letters = alice._letters
+        letters = alice._sending.letters
         assert letters is not None
         broken = letters._producer
         send, calls = broken.send, itertools.count(1)
@@ -193,7 +193,7 @@ class TestSending:
         """While nothing is acknowledged, the next letter waits, then is refused; with room it goes on."""
         with Member(group, "a/alice", connection=connection, max_pending_records=3) as alice:
             alice.send("b/bob", b"0").result(WAIT)
-            letters = alice._letters
+            letters = alice._sending.letters
             assert letters is not None
             with monkeypatch.context() as held:
                 held.setattr(letters, "_is_written", lambda _: False)
@@ -215,7 +215,7 @@ class TestSending:
         assert payloads(received(connection, group, "b/bob")) == [0]
         alice = Member(group, "a/carol", connection=connection, outbox=tmp_path / "o")
         assert alice.send("b/bob", b"1").result(WAIT) == 1
-        monkeypatch.setattr(alice._letters, "_is_written", lambda _: False)
+        monkeypatch.setattr(alice._sending.letters, "_is_written", lambda _: False)
         receipt = alice.send("b/bob", b"2")
         with pytest.raises(NotWrittenInTime, match="1 letters of a/carol"):
             alice.close(timeout=0.2)

@@ -246,7 +246,7 @@ class TestBroadcast:
             Member(group, "nyc/alice", connection=connection) as alice,
         ):
             alice.broadcast(b"0").result(WAIT)
-            forwarder = alice._forwarder
+            forwarder = alice._sending.forwarder
             assert forwarder is not None
             broken = forwarder._producer
             broken.close()  # now every send raises IllegalStateError

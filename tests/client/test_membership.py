@@ -19,7 +19,6 @@ from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member
 from connectors.client.receipt import Receipt
-from connectors.client.session import Session
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import DataCursor, Effective
 from connectors.kafka.data_log import DataLog
@@ -139,9 +138,7 @@ def test_a_member_that_was_suspended_joins_again(connection: Connection, group: 
         b.connect()
         before = b.incarnation
         assert before is not None
-        session = b._session
-        assert isinstance(session, Session)
-        session._forwarder.heartbeat = lambda: None  # type: ignore[method-assign]
+        silence(b)
         eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
         eventually(lambda: a.view and a.view.joined == ("nyc/b",))
         assert b.incarnation is not None
@@ -317,12 +314,24 @@ def test_a_closed_group_takes_back_a_killed_member_with_an_outbox(
     assert anomalies(connection, group) == []
 
 
+def silence(member: Member) -> None:
+    """It sends no heartbeat any more in this life."""
+    forwarder = member._sending.forwarder
+    assert forwarder is not None
+    forwarder.heartbeat = lambda: None  # type: ignore[method-assign]
+
+
+def begin_flush(member: Member) -> None:
+    """A quiet point without an end."""
+    session = member._sending.session
+    assert session is not None
+    session.start_flush(WAIT)
+
+
 def killed(member: Member) -> None:
     """As kill -9 would, as far as others see: no leave, nothing more is sent."""
-    session, forwarder, outbox = member._session, member._forwarder, member._outbox
-    assert session is not None
+    forwarder, outbox = member._sending.forwarder, member._lives.outbox
     assert forwarder is not None
-    session.close()
     forwarder.close()
     if outbox is not None:
         outbox.close()
@@ -345,8 +354,7 @@ def test_who_was_replaced_meanwhile_does_not_come_back(connection: Connection, g
         a.connect()
         suspended = Member(group, "nyc/b", connection=connection)
         suspended.connect()
-        session, forwarder = suspended._session, suspended._forwarder
-        assert session is not None
+        forwarder = suspended._sending.forwarder
         assert forwarder is not None
         resumed = threading.Event()
         really = forwarder._cursor.poll
@@ -415,8 +423,7 @@ def test_what_is_carried_into_a_flush_that_is_run_again(
             (forward.sender, forward.incarnation) == ("nyc/b", old) and forward.kind in (MESSAGE, HEARTBEAT)
         )
         receipt = b.broadcast(b"x")
-        assert r._session is not None
-        r._session.start_flush(WAIT)
+        begin_flush(r)
         eventually(lambda: a.view and a.view.joined == ("nyc/b",))
         assert not receipt.done
         killed(r)
@@ -435,8 +442,7 @@ def test_a_restart_within_the_view(connection: Connection, group: str, tmp_path:
         a.connect()
         b = Member(group, "nyc/b", connection=connection, outbox=path)
         b.connect()
-        assert b._session is not None
-        b._session.start_flush(WAIT)
+        begin_flush(b)
         killed(b)
         with Member(group, "nyc/b", connection=connection, outbox=path) as b:
             view = b.connect()
@@ -469,9 +475,7 @@ def test_every_block_has_its_unblock(connection: Connection, group: str) -> None
         b.connect()
         with a.flush(WAIT):
             assert calls == ["block"]
-            session = b._session
-            assert session is not None
-            session._forwarder.heartbeat = lambda: None  # type: ignore[method-assign]
+            silence(b)
             eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
             eventually(lambda: calls == ["block", "unblock"])
             eventually(lambda: b.view and b.view.joined == ("nyc/b",))
@@ -786,9 +790,7 @@ def test_with_an_outbox_nothing_is_lost_when_it_was_taken_for_dead(
         a.connect()
         b.connect()
         before = b.incarnation
-        session = b._session
-        assert isinstance(session, Session)
-        session._forwarder.heartbeat = lambda: None  # type: ignore[method-assign]
+        silence(b)
         accepted: list[bytes] = []
         deadline = time.monotonic() + WAIT
         # Control records keep a partition's clock going; messages would count as signs of life.

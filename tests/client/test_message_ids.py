@@ -14,16 +14,16 @@ from kafka.structs import TopicPartition
 
 from connectors import Member, Receipt
 from connectors.client import forwarder
-from connectors.client.forwarder import Forwarder
-from connectors.client.lives import control_headers, is_same
+from connectors.client.lives import is_same
 from connectors.client.member_memory import LIVES_PER_MS, MemberMemory
 from connectors.client.outbox import Outbox
 from connectors.kafka.codec import decode_data, forward_headers
+from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import AbcastError, Superseded, UsageError
-from ordering.forward_table import Pending
+from ordering.forward_table import Pending, control_headers
 from ordering.membership import MAX_LEFT
 from ordering.names import Address
 from ordering.records import JOIN, LEAVE, MAX_NUMBER, MESSAGE, REFUSED
@@ -69,13 +69,13 @@ def copied(outbox: Path, name: str) -> Path:
 
 def killed(member: Member, left_open: list[Member]) -> None:
     """It sends, reads and remembers nothing more."""
-    sending = member._forwarder
+    sending = member._sending.forwarder
     assert sending is not None
     sending._stopping.set()
     sending._thread.join()
-    assert member._outbox is not None
-    member._outbox.close()
-    member._outbox = sending._outbox = None
+    assert member._lives.outbox is not None
+    member._lives.outbox.close()
+    member._lives.outbox = sending._outbox = None
     left_open.append(member)
 
 
@@ -130,14 +130,14 @@ class TestOutboxes:
             alice.broadcast(b"1", headers=[("k", b"v")]).result(WAIT)
             killed(alice, left_open)
             read: list[int] = []
-            really = Forwarder._ordered_since
+            really = forwarder._ordered_since
 
-            def looked(sending: Forwarder, seqno: int, end: int) -> object:
+            def looked(connection: Connection, group: str, address: Address, seqno: int, end: int) -> object:
                 read.append(seqno)
-                return really(sending, seqno, end)
+                return really(connection, group, address, seqno, end)
 
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(Forwarder, "_ordered_since", looked)
+                patched.setattr(forwarder, "_ordered_since", looked)
                 with Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a") as alice:
                     alice.broadcast(b"2").result(WAIT)
                 with Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a") as alice:

@@ -38,7 +38,7 @@ def test_partitions_groups_and_clocks(scenario: Scenario, monkeypatch: pytest.Mo
     # A client hears of it within five minutes, or when it has to connect anew, as here: a sender may change its
     # partition in mid-stream, and its messages stay in order all the same.
     for load in loads:
-        forwarder = load.member._forwarder
+        forwarder = load.member._sending.forwarder
         assert forwarder is not None
         forwarder._note_failure(forwarder._producer, ConnectionError("pretended by the test"))
     loads += [scenario.load(name) for name in ("dave", "erin", "frank")]

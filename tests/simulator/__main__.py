@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from tests.simulator import isis, isis_mutations, mesh_mutations, mutations, sites_schedule
-from tests.simulator.membership import Group
+from tests.simulator import isis, isis_mutations, membership_mutations, mesh_mutations, mutations, sites_schedule
 from tests.simulator.orders import Orders
 from tests.simulator.schedule import History, history, run, shrink
 
@@ -55,9 +54,9 @@ def report_mesh(seed: int, name: str) -> list[str]:
     return [*found, sites_schedule.describe(shrunk, anomalies[0].name)]
 
 
-def report_membership(seed: int, _: str) -> list[str]:
+def report_membership(seed: int, name: str) -> list[str]:
     """Joins, leaves, flushes."""
-    return Group(seed).run()
+    return membership_mutations.run(seed, membership_mutations.by_name(name))
 
 
 def report_orders(seed: int, _: str) -> list[str]:
@@ -73,7 +72,11 @@ def report_isis(seed: int, name: str) -> list[str]:
 GROUP = Simulation("a group", report_group, [mutation.name for mutation in mutations.MUTATIONS])
 SIMULATIONS: Mapping[str, Simulation] = {
     "sites": Simulation("meshes of sites", report_mesh, [mutation.name for mutation in mesh_mutations.MESH_MUTATIONS]),
-    "membership": Simulation("histories of joins, leaves and flushes", report_membership),
+    "membership": Simulation(
+        "histories of joins, leaves and flushes",
+        report_membership,
+        [mutation.name for mutation in membership_mutations.MEMBER_MUTATIONS],
+    ),
     "orders": Simulation("histories of fifo, causal and total messages", report_orders),
     "isis": Simulation(
         "histories of processes that agree without a sequencer",

@@ -2,8 +2,9 @@
 
 In some histories there is a neighbouring site, whose views come by a relay.
 
-The members are models of `connectors.client.member`; views, flushes and the state are the real core. Time is a number
-that the broker writes on every FORWARD record.
+The members run what ships: `ordering.participant`, with a forward table and the reading rule. What is simulated is what
+drives them: an application that broadcasts whenever it may, whose block() takes its time or hangs, and a network that
+loses records. Time is a number that the broker writes on every FORWARD record.
 """
 
 from __future__ import annotations
@@ -13,20 +14,37 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from ordering import sequencer
-from ordering.checker import Checker
-from ordering.events import Block, EventReader, Unblock, ViewChange
+from ordering import participant, sequencer
+from ordering.checker import DUPLICATE, LOST, Checker
+from ordering.errors import ProtocolViolation
+from ordering.events import EventReader
 from ordering.flush import Flush, Phase
+from ordering.forward_table import ForwardTable, Pending, control_headers, is_control, kind_of
 from ordering.membership import Life, Membership, RemoteSite, Settings
+from ordering.participant import (
+    INSIDE,
+    OUTSIDE,
+    Action,
+    Answered,
+    Asked,
+    Began,
+    CaughtUp,
+    Cause,
+    Do,
+    Event,
+    FlushDone,
+    FlushUnwanted,
+    FlushWanted,
+    Participant,
+    newest_answer,
+    next_entries,
+)
+from ordering.participant import Phase as Part
 from ordering.reader import Reader, Seal, Verdict
 from ordering.records import (
-    FLUSH_COMPLETED,
     FLUSH_OK,
     HEARTBEAT,
-    JOIN,
-    LEAVE,
     MESSAGE,
-    REFUSED,
     SETTINGS,
     START_FLUSH,
     STOP_FLUSH,
@@ -44,43 +62,82 @@ RELAYED = f"abcast.g.relayed-{SITE}.s"
 ACTIONS = 250
 PATTERN = re.compile(r"V+|V(V*U)?(BV*U)*(BV*)?")
 PATTERN_WITHOUT_FLUSH = re.compile(r"V+(V*U)?(V*BV*U)*(V*BV*)?V*")
+CALLS = re.compile("(BU)*B?")
+
+WRONG_VIEW = "wrong view"
+"""The group takes somebody for a member who is not, or the other way round."""
+HANGING = "hanging flush"
+DEAF = "deaf"
+"""A member does not answer a flush, although its block() has returned."""
+BLOCKED = "blocked"
+"""The flush is over, and a member does not know it."""
+STUCK = "stuck"
+"""A message, or a control record, is not ordered however often it is sent."""
+OTHER_VIEW = "other view"
+"""A message is delivered in another view than that in which it was sent."""
+UNPAIRED = "unpaired"
+"""block() and unblock() do not take turns."""
+UNWANTED = "unwanted flush"
+"""A flush that is not wanted any more goes on until its time is over."""
+RETURNED = "returned"
+"""A member that has left is back."""
+LATE = "late"
+"""What was kept back waits, although it may be sent."""
+SPOKE = "spoke while quiet"
+FROM_OUTSIDE = "sent from outside"
+"""A closed group's stranger has sent a message."""
+ILLEGAL = "illegal step"
+"""The participant was told what its phase does not allow."""
+
+
+@dataclass
+class Stay:
+    """What a process has seen in one life, from its first view on."""
+
+    life: Life
+    seen: str = ""
+    delivered: dict[int, list[int]] = field(default_factory=dict)
+    """The seqnos of the messages that it has delivered in each of its views."""
 
 
 @dataclass
 class Process:
-    """One life of a member: its forward table, and what it has seen."""
+    """A process: its participant with what drives it, and what its application has done and seen."""
 
-    address: str
-    incarnation: int
     partition: int
-    table: list[tuple[int, str, bytes]] = field(default_factory=list)
-    last: int = 0
+    participant: Participant
+    table: ForwardTable = field(default_factory=lambda: ForwardTable(1_000, 1 << 20))
     offset: int = 0
     reader: Reader = field(default_factory=Reader)
-    events: EventReader = field(default_factory=EventReader)
-    seen: str = ""
+    stays: list[Stay] = field(default_factory=list)
     is_alive: bool = True
-    is_leaving: bool = False
-    is_in: bool = False
-    is_out: bool = False
-    is_quiet: bool = False
-    requests: int = 0
-    """Its own flush: 0 none, 1 asked for, 2 completed."""
-    sent_in: dict[int, int] = field(default_factory=dict)
-    delivered: dict[int, list[int]] = field(default_factory=dict)
-    """The seqnos of the messages that it has delivered in each of its views."""
+    wants_to_join: bool = False
+    has_left: bool = False
+    begins_anew: bool = False
+    asked: list[int] = field(default_factory=list)
+    """The flushes that its block() is to answer."""
+    ended: int = 0
+    """The flush of its own that it has ended."""
+    calls: str = ""
+    sent_in: dict[tuple[int, int], int] = field(default_factory=dict)
+    """In which view it has sent a message, by incarnation and local seqno. What it sent as a stranger is in none."""
+    sent_outside: set[tuple[int, int]] = field(default_factory=set)
+    stopped: set[int] = field(default_factory=set)
+    """The flushes that it has ended, or given up."""
     said: list[bytes] = field(default_factory=list)
-    """What it has broadcast, in this life and in those that were over while it was alive."""
-    carried: list[bytes] = field(default_factory=list)
-    """What its last life had sent and was not ordered: to be sent again as soon as it is in."""
+    """What it has broadcast, in all its lives, and may expect to be ordered."""
 
     @property
     def life(self) -> Life:
-        return Life(self.address, self.incarnation)
+        return self.participant.life
 
-    def send(self, kind: str, payload: bytes) -> None:
-        self.last += 1
-        self.table.append((self.last, kind, payload))
+    @property
+    def address(self) -> str:
+        return self.life.address
+
+    @property
+    def is_in(self) -> bool:
+        return self.participant.phase in INSIDE
 
 
 def decided(state: SequencerState) -> SequencerState:
@@ -95,7 +152,7 @@ class Group:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.with_flush = self.random.random() < 0.7
+        self.with_flush = self.random.random() < 0.6
         self.now = 1_000
         self.own_partitions = self.random.randint(1, 3)
         self.places = [Partition(TOPIC, partition) for partition in range(self.own_partitions)]
@@ -113,18 +170,23 @@ class Group:
         self.crashes: Counter[tuple[str, Phase]] = Counter()
         """Who died in which phase of a flush."""
         self.settings = Settings(self.random.random() < 0.3, self.with_flush, 3_000, 8_000)
-        self._append(Process("s/abcast.admin", 1, 0), 1, SETTINGS, self.settings.to_json())
+        self._append(Life("s/abcast.admin", 1), 0, 1, SETTINGS, self.settings.to_json())
 
     def run(self) -> list[str]:
         weights = {
-            "work": 30, "sequence": 30, "join": 5, "leave": 2, "crash": 2, "broadcast": 10, "flush": 5, "stop": 2,
-            "sequencer_crash": 3, "wait": 6, "pause": 1, "crash_in_a_flush": 3, "backlog": 1, "standstill": 1,
+            "work": 40, "sequence": 30, "join": 5, "leave": 2, "crash": 2, "broadcast": 10, "flush": 5, "stop": 2,
+            "sequencer_crash": 3, "wait": 4, "pause": 4, "crash_in_a_flush": 3, "backlog": 1, "standstill": 1,
+            "catch_up": 2, "restart": 2, "open": 0.3,
         }  # fmt: skip
         if self.neighbour is not None:
             weights |= {"relay": 8, "neighbour": 3}
-        for _ in range(ACTIONS):
-            getattr(self, f"_do_{self.random.choices(list(weights), list(weights.values()))[0]}")()
-        self._heal()
+        try:
+            for _ in range(ACTIONS):
+                getattr(self, f"_do_{self.random.choices(list(weights), list(weights.values()))[0]}")()
+            self._heal()
+        except ProtocolViolation as error:
+            self._found(ILLEGAL, str(error))
+            return self.problems
         self._check()
         return self.problems
 
@@ -134,52 +196,229 @@ class Group:
         alive = [process for process in self.processes if process.is_alive]
         return self.random.choice(alive) if alive else None
 
-    def _append(
-        self, process: Process, local_seqno: int, kind: str, payload: bytes, partition: int | None = None
-    ) -> None:
-        place = process.partition if partition is None else partition
+    def _append(self, life: Life, place: int, local_seqno: int, kind: str, payload: bytes) -> None:
         log = self.forward[place]
         source = Source(*self.places[place], len(log))
-        log.append(
-            Forward(
-                process.address, process.incarnation, local_seqno, payload, source, kind=kind, timestamp_ms=self.now
-            )
-        )
+        log.append(Forward(*life, local_seqno, payload, source, kind=kind, timestamp_ms=self.now))
 
     def _do_work(self) -> None:
-        """Somebody reads, sends its table (some of it gets lost) and a heartbeat."""
+        """Somebody reads, does what is due, sends its table (some of it gets lost) and a heartbeat."""
         if (process := self._one()) is not None:
-            self._read(process, self.random.randint(1, 12))
-            self._send(process, 0.9)
+            self._work(process, self.random.randint(1, 12), 0.9)
+
+    def _work(self, process: Process, records: int, luck: float) -> None:
+        self._read(process, records)
+        self._answer(process)
+        self._tend_request(process)
+        if process.begins_anew:
+            self._begin_anew(process)
+        if process.participant.phase is Part.LEAVING and process.participant.joined_at is None and not process.table:
+            self._tell(process, Asked(Cause.CLOSE))  # its LEAVE is ordered, and no view will say so
+        if process.wants_to_join and process.is_alive and (self.healing or self.random.random() < 0.3):
+            self._join(process)
+        self._send(process, luck)
 
     def _send(self, process: Process, luck: float) -> None:
-        for entry in process.table:
-            if self.random.random() < luck:
-                self._append(process, *entry)
-        self._append(process, 1, HEARTBEAT, b"")
+        for entry in process.table.pending():
+            if is_control(entry) or process.participant.sends_messages:
+                self._send_one(process, entry, luck)
+        if process.participant.is_heard:
+            self._append(process.life, process.partition, 1, HEARTBEAT, b"")
+
+    def _send_one(self, process: Process, entry: Pending, luck: float) -> None:
+        """The first time counts: what is lost on its way is sent again."""
+        key, now = (process.life.incarnation, entry.local_seqno), process.participant
+        if kind_of(entry) == MESSAGE and key not in process.sent_in:
+            if now.is_silent and key not in process.sent_outside:
+                self._found(SPOKE, f"{process.life} has sent {entry.payload!r}")
+            if now.phase in (Part.KEPT_OUT, Part.AWAITING):
+                self._found(FROM_OUTSIDE, f"{process.life} has sent {entry.payload!r}")
+            if process.is_in and now.known.view is not None:
+                process.sent_in[key] = now.known.view.view_id
+            else:
+                process.sent_outside.add(key)
+        if self.random.random() < luck:
+            self._append(process.life, process.partition, entry.local_seqno, kind_of(entry), entry.payload)
 
     def _do_join(self) -> None:
-        """A new member, or a dead one (or one that was wrongly suspected) in a new life."""
+        """A new process: a member, or a stranger for a while."""
+        if not self._known().seqno:
+            return  # the group's settings are not ordered yet
         alive = {process.address for process in self.processes if process.is_alive}
         address = f"s/{self.random.choice('abcdefg')}"
         if address not in alive and len(alive) < 5:
-            self._join(address)
+            process = Process(sum(address.encode()) % self.own_partitions, Participant(Life(address, 0)))
+            self.processes.append(process)
+            self._begin(process, joins=False)
+            process.wants_to_join = True
+            if self.random.random() < 0.8:
+                self._join(process)
 
-    def _join(self, address: str, before: Process | None = None) -> None:
-        self.lives += 1
-        process = Process(address, self.lives, sum(address.encode()) % self.own_partitions, offset=0)
-        if before is not None and (self.settings.flush or self.settings.closed):
-            process.said = before.said
-            process.carried = [payload for _, kind, payload in before.table if kind == MESSAGE] + before.carried
-        process.send(JOIN, b"")
-        self.processes.append(process)
+    def _join(self, process: Process) -> None:
+        """Unless a view has it already: an earlier start had asked."""
+        process.wants_to_join = False
+        if process.participant.is_stranded(next(process.table.pending(), None)):
+            self._hand_over(process)
+        elif process.participant.phase in (Part.STRANGER, Part.KEPT_OUT):
+            self._tell(process, Asked(Cause.JOIN))
+
+    def _begin(self, process: Process, *, joins: bool, incarnation: int = 0) -> None:
+        """A life, at the end of DATA. With an `incarnation`, the one that the outbox has."""
+        if not incarnation:
+            self.lives += 1
+        life = Life(process.address, incarnation or self.lives)
+        self._go_to_the_end(process)
+        process.asked.clear()
+        self._tell(process, Began(life, self._known(), joins, newest_answer(process.table.pending())))
+        self._go_on_in_view(process)
         self._send(process, 0.9)
+
+    def _go_on_in_view(self, process: Process) -> None:
+        """It is in a view whose beginning it has not seen, so it does not know all that was delivered in it."""
+        stay, view = Stay(process.life), process.participant.known.view
+        if view is not None and process.life in view.lives:
+            stay.seen = "VB" if process.participant.known.flush_id else "V"
+        process.stays.append(stay)
+
+    def _go_to_the_end(self, process: Process) -> None:
+        known = self._known()
+        process.offset, process.reader = len(self.data), Reader(known.epoch, known.seqno)
+
+    def _tell(self, process: Process, event: Event) -> None:
+        """An event, and what follows from it."""
+        before = process.participant
+        process.participant, actions = participant.step(before, event)
+        for action in actions:
+            self._perform(process, action)
+        self._check_kept_back(process, before, actions)
+        if process.participant.phase is Part.GONE:
+            process.is_alive = False
+
+    def _check_kept_back(self, process: Process, before: Participant, actions: tuple[Action, ...]) -> None:
+        """What may be sent at last is sent at once."""
+        now = process.participant
+        is_kept = now.phase in (Part.KEPT_OUT, Part.AWAITING) and not now.settings.closed
+        may_send = (process.is_in or now.phase in OUTSIDE) and now.sends_messages and not before.sends_messages
+        is_sent = Do.SEND_TABLE in [action.do for action in actions]
+        if is_kept or (may_send and before.phase is not Part.BETWEEN and not is_sent):
+            self._found(LATE, f"{now.life} keeps back {list(process.table.pending())}, {now.phase.value}")
+
+    def _perform(self, process: Process, action: Action) -> None:
+        if action.do is Do.SEND:
+            if action.kind == STOP_FLUSH:
+                process.stopped.add(action.flush_id)
+            entry = process.table.append(action.payload, control_headers(action.kind))
+            self._send_one(process, entry, 0.9)
+        elif action.do is Do.SEND_TABLE:
+            self._send(process, 0.9)
+        elif action.do is Do.BLOCK:
+            process.calls += "B"
+            for _ in range(self.random.randint(0, 2)):
+                self._broadcast(process)  # block() may
+        elif action.do is Do.ASK:
+            process.asked.append(action.flush_id)
+        elif action.do is Do.UNBLOCK:
+            process.calls += "U"
+        elif action.do is Do.BEGIN_ANEW:
+            process.begins_anew = True
+
+    def _answer(self, process: Process) -> None:
+        """Its block() returns."""
+        asked, process.asked = process.asked, []
+        for flush_id in asked:
+            if not self.healing and self.random.random() < 0.03:
+                continue  # it hangs
+            self._tell(process, Answered(flush_id))
+            said = [entry.payload for entry in process.table.pending() if kind_of(entry) == FLUSH_OK]
+            if process.participant.phase is Part.QUIET and b"%d" % process.participant.known.flush_id not in said:
+                self._found(DEAF, f"{process.life} is quiet without a FLUSH_OK")
+
+    def _tend_request(self, process: Process) -> None:
+        """Its application hears what became of its quiet point."""
+        request = process.participant.request
+        if request is not None and request.outcome and request.is_wanted:
+            self._tell(process, FlushUnwanted())
+
+    def _begin_anew(self, process: Process) -> None:
+        """It was taken for dead. A stranger's messages may be ordered yet; at last it gives them up."""
+        is_over = process.participant.phase is Part.OVER
+        if not is_over and len(process.table) and (self.healing or self.random.random() < 0.7):
+            return
+        process.begins_anew = False
+        self._hand_over(process)
+
+    def _hand_over(self, process: Process) -> None:
+        before = process.participant.phase
+        process.participant, actions = participant.step(process.participant, Asked(Cause.HAND_OVER))
+        pending = list(process.table.pending())
+        if [action.do for action in actions] != [Do.CARRY]:
+            if before is Part.EXCLUDED:  # else there is no reason to lose anything
+                lost = {entry.payload for entry in pending}
+                process.said = [payload for payload in process.said if payload not in lost]
+            pending = []
+        self._fill(process, pending, joins=True)
+        self._begin(process, joins=True)
+
+    @staticmethod
+    def _fill(process: Process, pending: list[Pending], *, joins: bool) -> None:
+        process.table = ForwardTable(1_000, 1 << 20)
+        for payload, headers in next_entries(pending, joins=joins):
+            process.table.append(payload, headers)
+
+    def _do_catch_up(self) -> None:
+        """Retention has dropped what it had not read."""
+        process = self._one()
+        if process is not None and process.participant.phase is not Part.BETWEEN:
+            self._skip(process)
+
+    def _skip(self, process: Process) -> None:
+        known = self._known()
+        self._go_to_the_end(process)
+        ordered = known.ordered(process.address)
+        if ordered.incarnation == process.life.incarnation:
+            process.table.acknowledge(ordered.local_seqno)
+        self._tell(process, CaughtUp(known))
+        self._go_on_in_view(process)
+
+    def _do_restart(self) -> None:
+        """Somebody with an outbox is killed and starts again at once, in the same life if that can go on."""
+        process = self._one()
+        if process is not None and not process.has_left and not process.participant.is_dead:
+            self._restart(process)
+
+    def _restart(self, process: Process) -> None:
+        known, before = self._known(), process.participant
+        self._kill(process, known.membership.flush)
+        ordered = known.ordered(process.address)
+        if ordered.incarnation == before.life.incarnation:
+            process.table.acknowledge(ordered.local_seqno)
+        again = Process(process.partition, Participant(before.life), process.table, said=process.said)
+        again.sent_in, again.sent_outside = dict(process.sent_in), set(process.sent_outside)
+        process.said = []
+        self.processes.append(again)
+        is_stranded = (
+            known.membership.settings.closed
+            and not known.membership.is_member(process.address)
+            and any(not is_control(entry) for entry in list(again.table.pending())[:1])
+        )
+        if known.is_over(*before.life) or is_stranded:
+            self._fill(again, list(process.table.pending()), joins=known.membership.settings.closed)
+            self._begin(again, joins=known.membership.settings.closed)
+        else:
+            self._begin(again, joins=False, incarnation=before.life.incarnation)
+        again.wants_to_join = again.participant.phase in (Part.STRANGER, Part.KEPT_OUT)
+
+    def _do_open(self) -> None:
+        """The operator lets everybody send."""
+        if self.settings.closed and self.random.random() < 0.5:
+            self.settings = replace(self.settings, closed=False)
+            self._append(Life("s/abcast.admin", 1), 0, 2, SETTINGS, b'{"closed":false}')
 
     def _do_leave(self) -> None:
         process = self._one()
-        if process is not None and process.is_in and not process.is_leaving:
-            process.is_leaving = True
-            process.send(LEAVE, b"")
+        if process is not None and process.participant.is_heard and not process.has_left:
+            process.has_left = True
+            self._tell(process, Asked(Cause.LEAVE))
 
     def _do_crash(self) -> None:
         if (process := self._one()) is not None:
@@ -205,39 +444,59 @@ class Group:
         return absorb(SequencerState("g"), self.data)
 
     def _do_broadcast(self) -> None:
-        process = self._one()
-        if process is not None and process.is_in and not process.is_quiet and not process.is_leaving:
+        if (process := self._one()) is not None:
             self._broadcast(process)
 
     def _broadcast(self, process: Process) -> None:
-        payload = f"{process.life} {process.last + 1}".encode()
+        """Unless it must not now. A closed group's stranger has nothing to say before it has joined once."""
+        now = process.participant
+        is_new = not process.said and now.joined_at is None
+        if not now.takes_messages or process.has_left or (is_new and not now.sends_messages):
+            return
+        payload = f"{process.life} {process.table.last + 1}".encode()
         process.said.append(payload)
-        self._say(process, payload)
-
-    def _say(self, process: Process, payload: bytes) -> None:
-        assert process.events.view is not None
-        process.send(MESSAGE, payload)
-        process.sent_in[process.last] = process.events.view.view_id
+        entry = process.table.append(payload, ())
+        if now.sends_messages:
+            self._send_one(process, entry, 0.9)
 
     def _do_flush(self) -> None:
         process = self._one()
-        if process is not None and process.is_in and not process.is_leaving and not process.requests:
-            process.requests = 1
-            process.send(START_FLUSH, b"")
+        if process is not None and process.is_in and process.participant.request is None:
+            self._tell(process, FlushWanted(process.table.last + 1))
 
     def _do_stop(self) -> None:
-        """Who has its quiet point ends it; now and then somebody without one does, too."""
+        """Who has its quiet point ends it; now and then somebody gives up before."""
         process = self._one()
-        if process is not None and process.is_in and (process.requests == 2 or self.random.random() < 0.1):
-            process.send(STOP_FLUSH, b"%d" % process.events.flush_id)
-            process.requests = 0
+        if process is not None and not self._end_flush(process) and self.random.random() < 0.3:
+            self._give_up(process)
+
+    def _end_flush(self, process: Process) -> bool:
+        request = process.participant.request
+        if not process.is_in or request is None or not request.is_quiet or process.ended == request.id:
+            return False
+        process.ended = request.id
+        self._tell(process, FlushDone())
+        return True
+
+    def _give_up(self, process: Process) -> None:
+        request = process.participant.request
+        if request is not None and request.is_wanted and process.is_in and process.ended != request.id:
+            self._tell(process, FlushUnwanted())
+            self._check_stopped(process, request.id if not request.outcome else 0)
+
+    def _check_stopped(self, process: Process, flush_id: int) -> None:
+        """A flush of its own is wanted by its application, or it has ended it."""
+        request = process.participant.request
+        is_wanted = request is not None and request.is_wanted and request.id == flush_id
+        if flush_id and process.is_in and not is_wanted and flush_id not in process.stopped:
+            self._found(UNWANTED, f"{process.life} has not stopped the flush {flush_id}")
 
     def _do_wait(self) -> None:
         """Time passes; who is alive says so, and the job ticks."""
         self.now += self.random.choice((200, 1_000, 1_500))
         for process in self.processes:
-            if process.is_alive:
-                self._append(process, 1, HEARTBEAT, b"")
+            if process.is_alive and process.participant.is_heard:
+                self._append(process.life, process.partition, 1, HEARTBEAT, b"")
         if self.neighbour is not None:
             self.neighbour.work()
         self._tick()
@@ -248,10 +507,12 @@ class Group:
         for _ in range(5):
             self.now += 1_000
             for process in self.processes:
-                if process.is_alive and process is not paused:
-                    self._append(process, 1, HEARTBEAT, b"")
+                if process.is_alive and process is not paused and process.participant.is_heard:
+                    self._append(process.life, process.partition, 1, HEARTBEAT, b"")
             self._tick()
             self._do_sequence()
+        if paused is not None and paused.is_alive:
+            self._broadcast(paused)  # it knows of nothing yet
 
     def _do_backlog(self) -> None:
         """The sequencer falls behind by more than a flush may take."""
@@ -269,12 +530,12 @@ class Group:
         known = self.state.seqno if self.state is not None else 0
         for place, (topic, _) in enumerate(self.places):
             site = "s" if topic == TOPIC else SITE
-            self._append(Process(f"{site}/abcast.tick", 1, place), max(known, 1), HEARTBEAT, b"")
+            self._append(Life(f"{site}/abcast.tick", 1), place, max(known, 1), HEARTBEAT, b"")
 
     # The neighbouring site.
 
     def _relay(self, sender: str, kind: str, incarnation: int, local_seqno: int, payload: bytes) -> None:
-        self._append(Process(sender, incarnation, len(self.places) - 1), local_seqno, kind, payload)
+        self._append(Life(sender, incarnation), len(self.places) - 1, local_seqno, kind, payload)
 
     def _do_relay(self) -> None:
         assert self.neighbour is not None
@@ -313,7 +574,7 @@ class Group:
         rows: list[Forward] = []
         for partition, log in enumerate(self.forward):
             start = state.positions.get(self.places[partition], 0)
-            rows += log[start : start + (self.random.randint(1, 60) if not self.healing else len(log))]
+            rows += log[start : start + (self.random.randint(1, 100) if not self.healing else len(log))]
         state, opening = begin_batch(state)
         written = list(opening)
         cut = self.random.randint(0, len(rows))
@@ -345,62 +606,43 @@ class Group:
 
     def _read(self, process: Process, count: int) -> None:
         for record in self.data[process.offset : process.offset + count]:
+            if not process.is_alive:
+                return
             process.offset += 1
             if process.reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE:
                 self._take(process, record)
 
     def _take(self, process: Process, record: Data) -> None:
         if Life(record.sender, record.incarnation) == process.life:
-            process.table = [entry for entry in process.table if entry[0] > record.local_seqno]
-            if record.kind == REFUSED and b'"kind":"start-flush"' in record.payload:
-                process.requests = 0
-        event = process.events.accept(record.kind, record.seqno, record.view, record.sender, record.payload)
-        if isinstance(event, ViewChange):
-            self._take_view(process, event)
-        if not process.is_in:
-            return
+            process.table.acknowledge(record.local_seqno)
         if record.kind == MESSAGE:
-            process.delivered.setdefault(record.view, []).append(record.seqno)
-        if isinstance(event, ViewChange):
-            process.delivered[event.view_id] = []
-            process.seen += "V"
-        elif isinstance(event, Block):
-            process.seen += "B"
-        elif isinstance(event, Unblock):
-            process.seen += "U"
-            process.is_quiet = False
-            process.requests = 0
-        if record.kind == START_FLUSH:
-            self._block(process, record)
-        if record.kind == FLUSH_COMPLETED and process.requests == 1:
-            process.requests = 2
-        self._say_carried(process)
+            process.stays[-1].delivered.get(record.view, []).append(record.seqno)
+            return
+        before = process.participant.known
+        self._tell(process, record)
+        self._look(process, before.view, before.flush_id)
+        if record.kind != START_FLUSH:
+            return
+        if Life(record.sender, record.incarnation) == process.life:
+            self._check_stopped(process, record.seqno)
+        if process.is_in and record.seqno not in process.asked:
+            self._found(DEAF, f"{process.life} does not answer the flush {record.seqno}")
 
-    def _say_carried(self, process: Process) -> None:
-        if not process.is_quiet and not process.is_leaving:
-            for payload in process.carried:
-                self._say(process, payload)
-            process.carried = []
-
-    def _block(self, process: Process, start: Data) -> None:
-        if not process.is_quiet and not process.is_leaving:
-            for _ in range(self.random.randint(0, 2)):
-                self._broadcast(process)  # block() may
-        process.is_quiet = True
-        if not process.is_leaving and (self.healing or self.random.random() < 0.97):  # else its block() hangs
-            process.send(FLUSH_OK, b"%d" % start.seqno)
-        if start.sender != process.address and process.requests == 2:
-            process.requests = 0
-
-    def _take_view(self, process: Process, view: ViewChange) -> None:
-        was_in, process.is_in = process.is_in, process.life in view.lives
-        if process.is_in and not was_in:
-            process.is_quiet = process.events.is_blocked
-        if was_in and not process.is_in:
-            process.is_out = True
-            process.is_alive = False
-            if not process.is_leaving:
-                self._join(process.address, process)  # suspected wrongly: it comes again
+    def _look(self, process: Process, view: object, flush_id: int) -> None:
+        """Write down what its application sees."""
+        known, stay = process.participant.known, process.stays[-1]
+        if process.participant.joined_at is None or process.participant.is_dead:
+            return
+        if known.view is not None and known.view is not view:
+            if process.life in known.view.lives:
+                stay.delivered[known.view.view_id] = []
+                stay.seen += "V"
+        elif known.flush_id and not flush_id:
+            stay.seen += "B"
+            if process.participant.phase is Part.BLOCKING and not process.calls.endswith("B"):
+                self._found(UNPAIRED, f"{process.life} is in a flush without block()")
+        elif flush_id and not known.flush_id:
+            stay.seen += "U"
 
     # The end.
 
@@ -410,10 +652,8 @@ class Group:
             self.now += 700
             for process in list(self.processes):
                 if process.is_alive:
-                    self._read(process, len(self.data))
-                    if process.requests == 2:
-                        self._do_stop_of(process)
-                    self._send(process, 1)
+                    self._end_flush(process)
+                    self._work(process, len(self.data), 1)
             if self.neighbour is not None:
                 self.neighbour.heal()
             self._tick()
@@ -424,28 +664,20 @@ class Group:
             if process.is_alive:
                 self._read(process, len(self.data))
 
-    def _do_stop_of(self, process: Process) -> None:
-        process.send(STOP_FLUSH, b"%d" % process.events.flush_id)
-        process.requests = 0
+    def _found(self, name: str, detail: str) -> None:
+        self.problems.append(f"{name}: {detail}")
 
     def _check(self) -> None:
         assert self.state is not None
         alive = [process for process in self.processes if process.is_alive]
         membership = self.state.membership
         if {process.life for process in alive} != set(membership.members):
-            self.problems.append(f"alive are {[p.life for p in alive]}, but the view is {membership.members}")
+            self._found(WRONG_VIEW, f"alive are {[p.life for p in alive]}, but the view is {membership.members}")
         if membership.flush.phase.value != "running":
-            self.problems.append(f"the flush hangs: {membership.flush}")
-        for process in alive:
-            if process.is_quiet:
-                self.problems.append(f"{process.life} is still blocked")
-            if process.table:
-                self.problems.append(f"{process.life} still holds {process.table}")
+            self._found(HANGING, f"the flush hangs: {membership.flush}")
+        self._check_alive(alive)
         self._check_neighbour(membership, alive)
-        pattern = PATTERN if self.with_flush else PATTERN_WITHOUT_FLUSH
-        for process in self.processes:
-            if process.seen and not pattern.fullmatch(process.seen):
-                self.problems.append(f"{process.life} saw {process.seen}")
+        self._check_seen()
         self._check_views()
         self._check_survivors()
         self._check_messages(alive)
@@ -453,6 +685,28 @@ class Group:
         for record in self.data:
             checker.data("s", record)
         self.problems += [f"{anomaly.name}: {anomaly.detail}" for anomaly in checker.finish()]
+
+    def _check_alive(self, alive: list[Process]) -> None:
+        """What must be over for whoever is there."""
+        for process in alive:
+            if process.participant.is_silent:
+                self._found(BLOCKED, f"{process.life} is still blocked")
+            if len(process.table):
+                self._found(STUCK, f"{process.life} still holds {list(process.table.pending())}")
+            if process.has_left:
+                self._found(RETURNED, f"{process.life} is there, although it has left")
+            if process.calls.endswith("B"):
+                self._found(UNPAIRED, f"{process.life} is still in block()")
+
+    def _check_seen(self) -> None:
+        """What the applications were shown, each in its place."""
+        pattern = PATTERN if self.with_flush else PATTERN_WITHOUT_FLUSH
+        for process in self.processes:
+            if not CALLS.fullmatch(process.calls):
+                self._found(UNPAIRED, f"the calls of {process.life} were {process.calls}")
+            for stay in process.stays:
+                if stay.seen and not pattern.fullmatch(stay.seen):
+                    self.problems.append(f"{stay.life} saw {stay.seen}")
 
     def _check_neighbour(self, membership: Membership, alive: list[Process]) -> None:
         """Its view in force is known to the sequencer, and to every member."""
@@ -462,13 +716,16 @@ class Group:
         if membership.remote != {SITE: RemoteSite(members)}:
             self.problems.append(f"{SITE} has {members}, but known is {membership.remote}")
         for process in alive:
-            seen = process.events.remote.get(SITE)
+            seen = process.participant.known.remote.get(SITE)
             if seen is None or (seen.members, seen.reachable) != (tuple(life.address for life in members), True):
                 self.problems.append(f"{process.life} takes {seen} for the view of {SITE}, but it is {members}")
 
     def _check_views(self) -> None:
         """With flush on, a message of a member is delivered in the view in which it was sent."""
-        processes = {process.life: process for process in self.processes}
+        sent_in: dict[Life, dict[int, int]] = {}
+        for process in self.processes:
+            for (incarnation, local_seqno), view_id in process.sent_in.items():
+                sent_in.setdefault(Life(process.address, incarnation), {})[local_seqno] = view_id
         reader, events = Reader(), EventReader()
         for record in self.data:
             if reader.accept(record.kind, record.epoch, record.seqno) is not Verdict.TAKE:
@@ -480,9 +737,9 @@ class Group:
                 self.problems.append(f"seqno {record.seqno} is stamped with view {record.view}")
             if record.kind != MESSAGE or not self.with_flush:
                 continue
-            sent_in = processes[life].sent_in[record.local_seqno]
-            if sent_in != record.view:
-                self.problems.append(f"seqno {record.seqno} was sent in view {sent_in}, delivered in {record.view}")
+            sent = sent_in.get(life, {}).get(record.local_seqno)
+            if sent not in (None, record.view):
+                self._found(OTHER_VIEW, f"seqno {record.seqno} was sent in view {sent}, delivered in {record.view}")
 
     def _check_messages(self, alive: list[Process]) -> None:
         """Whoever lives has all that it said ordered once, through however many lives."""
@@ -491,17 +748,21 @@ class Group:
         for record in self.data:
             if reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE and record.kind == MESSAGE:
                 ordered[record.payload] += 1
-        self.problems += [f"{payload!r} is ordered {times} times" for payload, times in ordered.items() if times > 1]
+        for payload, times in ordered.items():
+            if times > 1:
+                self._found(DUPLICATE, f"{payload!r} is ordered {times} times")
         for process in alive:
-            self.problems += [f"{payload!r} is lost" for payload in process.said if payload not in ordered]
+            for payload in process.said:
+                if payload not in ordered:
+                    self._found(LOST, f"{payload!r}")
 
     def _check_survivors(self) -> None:
         """Who goes on from a view into the next one has delivered the same set in it as all others who do."""
         sets: dict[int, tuple[Life, list[int]]] = {}
-        for process in self.processes:
-            for view_id, seqnos in process.delivered.items():
-                if view_id + 1 not in process.delivered:
+        for stay in [stay for process in self.processes for stay in process.stays]:
+            for view_id, seqnos in stay.delivered.items():
+                if view_id + 1 not in stay.delivered:
                     continue
-                life, known = sets.setdefault(view_id, (process.life, seqnos))
+                life, known = sets.setdefault(view_id, (stay.life, seqnos))
                 if known != seqnos:
-                    self.problems.append(f"in view {view_id}, {life} had {known}, but {process.life} {seqnos}")
+                    self.problems.append(f"in view {view_id}, {life} had {known}, but {stay.life} {seqnos}")

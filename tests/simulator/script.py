@@ -1,5 +1,7 @@
 """The command language of tests/traces/*.txt: one command a line, what it changes under it, indented.
 
+Those that begin with `members` have a language of their own (`tests.simulator.member_script`).
+
     group a b partitions=1     a fresh group with these members, each with an outbox (b- has none)
     send a 3                   a broadcasts 3 messages; they are on the wire
     arrive a 2 1               the records with these local seqnos of a reach FORWARD, in this order (default: all)
@@ -37,6 +39,7 @@ from ordering.records import EPOCH, Data, Forward, MessageId
 from ordering.sequencer import SequencerState
 from tests.simulator.broker import SITE, Broker
 from tests.simulator.dice import Dice
+from tests.simulator.member_script import MemberScript
 from tests.simulator.members import Member
 from tests.simulator.readers import Deliverer
 from tests.simulator.rules import Rules
@@ -47,7 +50,8 @@ INDENT = "    "
 
 def rewrite(text: str) -> str:
     """The script with what its commands really do under each of them. Comments and blank lines stay."""
-    runner = Script()
+    is_of_members = "members" in [line.split()[0] for line in text.splitlines() if line.strip()]
+    runner: Script | MemberScript = MemberScript() if is_of_members else Script()
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith(INDENT):

@@ -1,0 +1,117 @@
+"""Where a member's own deliveries begin, and where they go on: what `connect` was asked for, and what has come of it.
+
+They begin with the first view, with a seqno that the application names, or behind what a state counts that another
+member has supplied (`connectors.client.state_transfer`). Each run goes on where the one before ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from connectors.client.deliveries import Deliveries
+from connectors.client.state_transfer import StateTransfer
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog
+from ordering.errors import StateUnavailable, UsageError
+from ordering.events import ViewChange
+from ordering.names import Address
+from ordering.reader import Reader, Verdict
+from ordering.records import MESSAGE
+
+
+class Choice(NamedTuple):
+    """The arguments of `connect`."""
+
+    from_ledger: bool = False
+    state: bool = False
+    or_history: bool = False
+    from_seqno: int | None = None
+
+
+class Entrance:
+    """One member's. Not thread-safe: `connect` and `deliveries` of one member do not run side by side."""
+
+    def __init__(
+        self, connection: Connection, group: str, address: Address, ledger: Path | None, transfer: StateTransfer | None
+    ) -> None:
+        self.connection = connection
+        self.group = group
+        self.address = address
+        self.ledger = ledger
+        self.transfer = transfer
+        self.is_ready = False
+        """Whether the member has what it has asked for in `connect`."""
+        self._first_seqno: int | None = None
+        self._counted_seqno = 0
+        self._newest: Deliveries | None = None  # that goes on from the one before
+
+    def check(self, choice: Choice) -> None:
+        """Whether the arguments fit together. Raises UsageError."""
+        from_ledger, state, or_history, from_seqno = choice
+        if state and (self.transfer is None or self.transfer.set_state is None):
+            raise UsageError("connect(state=True) needs a function that takes the state: Member(set_state=…).")
+        if state + from_ledger + (from_seqno is not None) > 1:
+            raise UsageError("take one of state=True, from_ledger=True and from_seqno=…: each says where to begin.")
+        if or_history and not state:
+            raise UsageError("or_history=True goes with state=True: it says what to do where nobody has the state.")
+        if from_seqno is not None and from_seqno < 1:
+            raise UsageError(f"from_seqno is {from_seqno}, but seqnos start at 1.")
+        if self.is_ready and state:
+            raise UsageError(f"{self.address} is connected already: the state comes with the first connect().")
+        if self.is_ready and from_seqno is not None:
+            raise UsageError(f"{self.address} is connected already: where to begin is said with the first connect().")
+
+    def enter(self, view: ViewChange, choice: Choice, current: Callable[[], ViewChange | None], timeout: float) -> None:
+        """What is to be done after the first view. `current`: the newest one. Raises StateUnavailable, and more."""
+        counted: int | None = None
+        first = 1 if choice.from_ledger else choice.from_seqno
+        if self.transfer is not None:
+            if choice.state:
+                counted = self.transfer.fetch(view, current, timeout)
+                if counted is None and self._has_history(view):
+                    if not choice.or_history:
+                        raise self._no_state()
+                    first = 1
+            self.transfer.is_ready = True
+        self.is_ready = True
+        if first is not None or counted is not None:
+            self._newest = None
+        # One that was in the view when its process started has no first view to begin with.
+        self._first_seqno = first or view.seqno or (counted + 1 if counted is not None else None)
+        self._counted_seqno = counted or 0
+
+    def deliveries(self, timeout: float | None, *, events: bool) -> Deliveries:
+        """What goes on where the last run of this member's own ended."""
+        first = self._first_seqno
+        taken = self._newest.taken_seqno if self._newest is not None else 0
+        if taken:  # that does not come again
+            first = max(first or 0, taken + 1)
+        self._newest = Deliveries(
+            *(self.connection, self.group, self.address, first, timeout, self.ledger),
+            events=events,
+            counted=self._counted_seqno,
+            between=self.transfer.between if self.transfer is not None else None,
+        )
+        return self._newest
+
+    def _has_history(self, view: ViewChange) -> bool:
+        """Whether a message was ordered before its first view. Raises BrokerUnreachable."""
+        reader = Reader()
+        with DataLog(self.connection, self.group, self.address.site) as log:
+            if log.beginning() > 0:
+                return True  # what was dropped was not empty
+            for stored in log.records(0, log.end()):
+                data = stored.data
+                is_taken = reader.accept(data.kind, data.epoch, data.seqno) is Verdict.TAKE
+                if is_taken and data.kind == MESSAGE:
+                    return not view.seqno or data.seqno < view.seqno
+        return False
+
+    def _no_state(self) -> StateUnavailable:
+        return StateUnavailable(
+            f"{self.group} has ordered messages before, and no member has the state that they made: {self.address} has "
+            "joined, and does not begin with nothing. connect(state=True, or_history=True) makes the state from the "
+            "group's first message on, connect(from_seqno=n) goes on from your own, connect() begins with the view."
+        )

@@ -1,0 +1,602 @@
+"""A sender's part in its group, through all its lives: joins, flushes, leaves, exclusions. A state machine as a table.
+
+Source: FLUSH (docs/sources.md), "FLUSH on view change", "Design change: flushing and block() / unblock() callbacks"
+and "Crash handling during FLUSH", as the members' side of it; SEQUENCER, "Reliability on failover", for what is sent
+again.
+
+`step(participant, event)` gives the next participant and the actions that follow. Events are the control records of
+DATA, in their order, and what the application asks for. Whoever drives it keeps the forward table: it performs the
+actions in their order, and sends a message only while the participant `sends_messages`. It takes one from the
+application only while the participant `takes_messages`. An event that the phase does not allow raises
+ProtocolViolation; the participant is a value, so nothing has changed then.
+
+Invariants:
+
+* *FLUSH_OK is the last message before a view.* The step that sends it is the step after which the participant takes no
+  message, so no thread of the application can put one in between. It takes them again at the STOP_FLUSH only.
+* *Nothing is sent while quiet.* Whoever is admitted within a flush is quiet from its first view on; what it has to say
+  waits for the end of the flush, or for the START_FLUSH that begins it again.
+* *In a closed group only JOIN is sent until a view has this life.* What comes from a non-member is a dead letter, and
+  the sequencer drops all that follows the gap.
+* *A flush that is not wanted is stopped:* at once, or as soon as it has its number. The same holds for one that a
+  killed process had asked for under this incarnation.
+* *Each block() is followed by one unblock()*, however its flush ends: with STOP_FLUSH, an exclusion, or the close.
+* *LEAVE is the last record of a life.* Who has left does not come back by itself.
+* *Each message of the application is ordered once, or its receipt fails with a named outcome.* Within a life,
+  go-back-N sees to it: the forward table keeps a message until its own DATA comes. A life that is put out of the view
+  is over, or it is not (`ordering.membership`, "Lives that are over"). If it is over, nothing more of it is ordered,
+  and the log has been read up to that decision: so what is still in the table was not ordered, and is carried over to
+  the next life. If it is not, what was sent may be ordered as a stranger's: the driver waits for that, and what is left
+  then is lost (`Excluded`), and not sent under a second id.
+* *A receipt is for the message, not for its id:* a message that is carried over keeps its receipt, which gets the new
+  id; an id under which something else was ordered is no answer (`connectors.client.lives`).
+
+A crash loses the participant, and nothing else: all of it is a function of DATA and of the forward table. Without an
+outbox the next start is a new life without messages, whose receipts went with the process. With one, it begins with the
+same life at the end of DATA (`Began`): a member in the view goes on as one, quiet if its FLUSH_OK was ordered, asked
+for it if not; a life that is over meanwhile leaves its messages to a new one, as it does here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ordering.errors import ProtocolViolation
+from ordering.events import KnownGroup, Unblock, ViewChange
+from ordering.flush import Phase as FlushPhase
+from ordering.forward_table import Pending, control_headers, is_control, kind_of
+from ordering.membership import Life, Settings
+from ordering.records import (
+    FLUSH_COMPLETED,
+    FLUSH_OK,
+    JOIN,
+    LEAVE,
+    REFUSED,
+    SETTINGS,
+    START_FLUSH,
+    STOP_FLUSH,
+    Data,
+    Headers,
+)
+from ordering.sequencer import SequencerState
+
+STOPPED = "it was stopped"
+NOTHING_KNOWN, DEFAULT_SETTINGS = KnownGroup(), Settings()
+RUN_AGAIN = "its members ran it again without this one"
+DROPPED_BY_RETENTION = "Kafka's retention has dropped what became of it"
+
+
+class Phase(Enum):
+    """Where a participant is."""
+
+    BETWEEN = "between two lives"  # or before the first
+    STRANGER = "stranger"  # sends to an open group, and is in no view
+    JOINING = "joining"  # the same, and has sent JOIN
+    KEPT_OUT = "kept out"  # of a closed group, which it has not asked to join
+    AWAITING = "awaiting its view"  # it has asked a closed group
+    MEMBER = "member"  # there is no flush
+    BLOCKING = "blocking"  # a flush is in hand: block() runs, and may send
+    QUIET = "quiet"  # has sent FLUSH_OK
+    BORN_QUIET = "quiet from its first view on"  # was admitted within a flush
+    ASKED_AGAIN = "quiet, and asked again"  # the flush runs from scratch; block() has returned before
+    LEAVING = "leaving"  # has sent LEAVE, if there was anything to leave
+    EXCLUDED = "excluded"  # a view has come without it; what it has sent is a stranger's now
+    OVER = "over"  # the same, and nothing more of this life is ordered
+    GONE = "gone"  # it has left, or was closed
+
+
+class Cause(Enum):
+    """What makes a participant change its phase."""
+
+    BEGIN = "begin"
+    BEGIN_JOINING = "begin with a JOIN"
+    JOIN = "join"
+    LEAVE = "leave"
+    CLOSE = "close"
+    HAND_OVER = "hand over"
+    RENEW = "renew"
+    ANSWER = "answer"
+    FLUSH = "START_FLUSH"
+    STOP = "STOP_FLUSH"
+    ADMITTED = "a view with it"
+    ADMITTED_IN_FLUSH = "a view with it, within a flush"
+    ADMITTED_QUIET = "a view with it, within a flush that an earlier start has answered"
+    EXCLUDED = "a view without it"
+    OVER = "a view without it, after which nothing of it is ordered"
+    CLOSED = "the group is closed"
+    OPENED = "the group is open"
+
+
+class Do(Enum):
+    """What is to be done."""
+
+    SEND = "send"
+    """Put a control record at the end of the forward table, and send it."""
+    SEND_TABLE = "send the table"
+    """Send all that is in the forward table, from its beginning."""
+    BLOCK = "block"
+    """Call block()."""
+    ASK = "ask"
+    """When block() has returned, say so (`Answered`)."""
+    UNBLOCK = "unblock"
+    """Call unblock()."""
+    BEGIN_ANEW = "begin anew"
+    """Wait for what may still be ordered (in the phase EXCLUDED), hand over, begin the next life, join."""
+    CARRY = "carry over"
+    """The next life sends the messages in the table (`next_entries`). Their receipts go on."""
+    LOSE = "lose"
+    """The receipts of what is in the table fail."""
+
+
+class Action(NamedTuple):
+    """What is to be done: with SEND, a record of that kind; with a flush, if it has to do with one."""
+
+    do: Do
+    kind: str = ""
+    flush_id: int = 0
+
+    @property
+    def payload(self) -> bytes:
+        """The record's payload."""
+        return b"%d" % self.flush_id if self.flush_id else b""
+
+
+class Row(NamedTuple):
+    """A row of the table: the next phase, and what is done on the way, in this order."""
+
+    phase: Phase
+    actions: tuple[Action, ...] = ()
+
+
+SEND_JOIN, SEND_LEAVE, SEND_FLUSH_OK = (Action(Do.SEND, kind) for kind in (JOIN, LEAVE, FLUSH_OK))
+SEND_TABLE, BLOCK, ASK, UNBLOCK, BEGIN_ANEW, CARRY, LOSE = (Action(do) for do in list(Do)[1:])
+OF_A_FLUSH = (SEND_FLUSH_OK, ASK)
+"""Those that name the flush in hand."""
+
+P, C = Phase, Cause
+TRANSITIONS: dict[tuple[Phase, Cause], Row] = {
+    # A life begins, ...
+    (P.BETWEEN, C.BEGIN): Row(P.STRANGER),
+    (P.BETWEEN, C.BEGIN_JOINING): Row(P.JOINING),
+    (P.BETWEEN, C.LEAVE): Row(P.GONE),
+    (P.STRANGER, C.RENEW): Row(P.STRANGER),
+    (P.KEPT_OUT, C.RENEW): Row(P.KEPT_OUT),
+    # ... and asks to join, in an open group or a closed one.
+    (P.STRANGER, C.JOIN): Row(P.JOINING, (SEND_JOIN,)),
+    (P.STRANGER, C.CLOSED): Row(P.KEPT_OUT),
+    (P.STRANGER, C.LEAVE): Row(P.LEAVING),
+    (P.STRANGER, C.ADMITTED): Row(P.MEMBER),
+    (P.STRANGER, C.ADMITTED_IN_FLUSH): Row(P.BORN_QUIET),
+    (P.STRANGER, C.ADMITTED_QUIET): Row(P.QUIET),
+    (P.JOINING, C.JOIN): Row(P.JOINING),
+    (P.JOINING, C.CLOSED): Row(P.AWAITING),
+    (P.JOINING, C.LEAVE): Row(P.LEAVING, (SEND_LEAVE,)),
+    (P.JOINING, C.ADMITTED): Row(P.MEMBER),
+    (P.JOINING, C.ADMITTED_IN_FLUSH): Row(P.BORN_QUIET),
+    (P.JOINING, C.OVER): Row(P.OVER, (BEGIN_ANEW,)),
+    (P.KEPT_OUT, C.JOIN): Row(P.AWAITING, (SEND_JOIN,)),
+    (P.KEPT_OUT, C.OPENED): Row(P.STRANGER, (SEND_TABLE,)),
+    (P.KEPT_OUT, C.LEAVE): Row(P.LEAVING),
+    (P.KEPT_OUT, C.ADMITTED): Row(P.MEMBER, (SEND_TABLE,)),
+    (P.KEPT_OUT, C.ADMITTED_IN_FLUSH): Row(P.BORN_QUIET),
+    (P.KEPT_OUT, C.HAND_OVER): Row(P.BETWEEN, (CARRY,)),
+    (P.AWAITING, C.JOIN): Row(P.AWAITING),
+    (P.AWAITING, C.OPENED): Row(P.JOINING, (SEND_TABLE,)),
+    (P.AWAITING, C.LEAVE): Row(P.LEAVING, (SEND_LEAVE,)),
+    (P.AWAITING, C.ADMITTED): Row(P.MEMBER, (SEND_TABLE,)),
+    (P.AWAITING, C.ADMITTED_IN_FLUSH): Row(P.BORN_QUIET),
+    (P.AWAITING, C.OVER): Row(P.OVER, (BEGIN_ANEW,)),
+    # A flush.
+    (P.MEMBER, C.FLUSH): Row(P.BLOCKING, (BLOCK, ASK)),
+    (P.MEMBER, C.LEAVE): Row(P.LEAVING, (SEND_LEAVE,)),
+    (P.BLOCKING, C.FLUSH): Row(P.BLOCKING, (ASK,)),
+    (P.BLOCKING, C.ANSWER): Row(P.QUIET, (SEND_FLUSH_OK,)),
+    (P.BLOCKING, C.STOP): Row(P.MEMBER, (UNBLOCK,)),
+    (P.BLOCKING, C.LEAVE): Row(P.LEAVING, (SEND_LEAVE,)),
+    (P.QUIET, C.FLUSH): Row(P.ASKED_AGAIN, (ASK,)),
+    (P.QUIET, C.STOP): Row(P.MEMBER, (UNBLOCK,)),
+    (P.QUIET, C.LEAVE): Row(P.LEAVING, (SEND_LEAVE,)),
+    (P.BORN_QUIET, C.FLUSH): Row(P.ASKED_AGAIN, (ASK,)),
+    (P.BORN_QUIET, C.STOP): Row(P.MEMBER, (SEND_TABLE,)),
+    (P.BORN_QUIET, C.LEAVE): Row(P.LEAVING, (SEND_LEAVE,)),
+    (P.ASKED_AGAIN, C.FLUSH): Row(P.ASKED_AGAIN, (ASK,)),
+    (P.ASKED_AGAIN, C.ANSWER): Row(P.QUIET, (SEND_TABLE, SEND_FLUSH_OK)),
+    (P.ASKED_AGAIN, C.STOP): Row(P.MEMBER, (UNBLOCK, SEND_TABLE)),
+    (P.ASKED_AGAIN, C.LEAVE): Row(P.LEAVING, (SEND_TABLE, SEND_LEAVE)),
+    # The group takes it for dead, ...
+    (P.MEMBER, C.EXCLUDED): Row(P.EXCLUDED, (BEGIN_ANEW,)),
+    (P.MEMBER, C.OVER): Row(P.OVER, (BEGIN_ANEW,)),
+    (P.BLOCKING, C.EXCLUDED): Row(P.EXCLUDED, (UNBLOCK, BEGIN_ANEW)),
+    (P.BLOCKING, C.OVER): Row(P.OVER, (UNBLOCK, BEGIN_ANEW)),
+    (P.QUIET, C.EXCLUDED): Row(P.EXCLUDED, (UNBLOCK, BEGIN_ANEW)),
+    (P.QUIET, C.OVER): Row(P.OVER, (UNBLOCK, BEGIN_ANEW)),
+    (P.BORN_QUIET, C.EXCLUDED): Row(P.EXCLUDED, (SEND_TABLE, BEGIN_ANEW)),
+    (P.BORN_QUIET, C.OVER): Row(P.OVER, (BEGIN_ANEW,)),
+    (P.ASKED_AGAIN, C.EXCLUDED): Row(P.EXCLUDED, (UNBLOCK, SEND_TABLE, BEGIN_ANEW)),
+    (P.ASKED_AGAIN, C.OVER): Row(P.OVER, (UNBLOCK, BEGIN_ANEW)),
+    # ... which ends this life, with or without its messages.
+    (P.EXCLUDED, C.HAND_OVER): Row(P.BETWEEN, (LOSE,)),
+    (P.EXCLUDED, C.LEAVE): Row(P.GONE),
+    (P.OVER, C.HAND_OVER): Row(P.BETWEEN, (CARRY,)),
+    (P.OVER, C.LEAVE): Row(P.GONE),
+    # It leaves. What was kept back is sent before its LEAVE is ordered.
+    (P.LEAVING, C.ADMITTED): Row(P.LEAVING, (SEND_TABLE,)),
+    (P.LEAVING, C.ADMITTED_IN_FLUSH): Row(P.LEAVING),
+    (P.LEAVING, C.FLUSH): Row(P.LEAVING, (SEND_TABLE,)),
+    (P.LEAVING, C.STOP): Row(P.LEAVING, (UNBLOCK, SEND_TABLE)),
+    (P.LEAVING, C.LEAVE): Row(P.LEAVING),
+    (P.LEAVING, C.EXCLUDED): Row(P.GONE, (UNBLOCK,)),
+    (P.LEAVING, C.OVER): Row(P.GONE, (UNBLOCK,)),
+    (P.GONE, C.LEAVE): Row(P.GONE),
+    **{(phase, C.CLOSE): Row(P.GONE, (UNBLOCK,)) for phase in Phase},
+}
+
+OUTSIDE = frozenset({P.STRANGER, P.JOINING, P.KEPT_OUT, P.AWAITING})
+IN_A_FLUSH = frozenset({P.BLOCKING, P.QUIET, P.BORN_QUIET, P.ASKED_AGAIN})
+ADMISSIONS = frozenset({C.ADMITTED, C.ADMITTED_IN_FLUSH, C.ADMITTED_QUIET})
+INSIDE = IN_A_FLUSH | {P.MEMBER}
+KEEPING_BACK = frozenset({P.KEPT_OUT, P.AWAITING, P.BORN_QUIET, P.ASKED_AGAIN})
+SILENT = frozenset({P.QUIET, P.BORN_QUIET, P.ASKED_AGAIN})
+DEAD = frozenset({P.BETWEEN, P.EXCLUDED, P.OVER})
+ENDING = frozenset({P.LEAVING, P.GONE})
+
+
+# --- what happens to it, beside the control records of DATA ---
+
+
+class Began(NamedTuple):
+    """A life begins where the log stands at `state`.
+
+    `joins`: its forward table begins with a JOIN. `answered`: the flush whose FLUSH_OK an earlier start has left in the
+    table (`newest_answer`).
+    """
+
+    life: Life
+    state: SequencerState
+    joins: bool = False
+    answered: int = 0
+
+
+class CaughtUp(NamedTuple):
+    """The state of the log, in the place of records that retention has dropped."""
+
+    state: SequencerState
+
+
+class Renewed(NamedTuple):
+    """It has another incarnation. Nothing was sent under the one before."""
+
+    incarnation: int
+
+
+class Asked(NamedTuple):
+    """The application asks to join, to leave, or to be closed; or the driver to end a life that can't go on."""
+
+    cause: Cause
+
+
+class Answered(NamedTuple):
+    """block() has returned."""
+
+    flush_id: int
+
+
+class FlushWanted(NamedTuple):
+    """The application asks for a quiet point. Its START_FLUSH will have this local seqno."""
+
+    local_seqno: int
+
+
+class FlushUnwanted(NamedTuple):
+    """It does not want its quiet point any more."""
+
+
+class FlushDone(NamedTuple):
+    """It has had its quiet point. `request.outcome` then says whether that lasted."""
+
+
+Event = Data | Began | CaughtUp | Renewed | Asked | Answered | FlushWanted | FlushUnwanted | FlushDone
+
+
+@dataclass(frozen=True, slots=True)
+class FlushRequest:
+    """A quiet point that the application has asked for. `id` is the flush's number once it has one.
+
+    `is_ended`: its STOP_FLUSH was sent. `outcome` says why it is over. One that is not wanted any more, and has no
+    number yet, is kept until it has one, to be stopped.
+    """
+
+    local_seqno: int
+    id: int = 0
+    is_wanted: bool = True
+    is_quiet: bool = False
+    is_ended: bool = False
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """See the module. `life` is the one in hand, `joined_at` the first view with it.
+
+    `owes_unblock`: block() was called, and unblock() was not.
+    """
+
+    life: Life
+    phase: Phase = Phase.BETWEEN
+    known: KnownGroup = NOTHING_KNOWN
+    settings: Settings = DEFAULT_SETTINGS
+    joined_at: ViewChange | None = None
+    request: FlushRequest | None = None
+    owes_unblock: bool = False
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether the application may broadcast now. Later, if it `is_silent`; never more in this life otherwise."""
+        return self.phase in OUTSIDE or self.phase in (Phase.MEMBER, Phase.BLOCKING)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it says nothing until the flush is over."""
+        return self.phase in SILENT
+
+    @property
+    def sends_messages(self) -> bool:
+        """Whether messages of the forward table may be sent (again)."""
+        return self.phase not in KEEPING_BACK
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the group has taken it for dead, and the next life has not begun."""
+        return self.phase in DEAD
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it leaves, or is gone."""
+        return self.phase in ENDING
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the group waits for its heartbeats."""
+        return self.phase in INSIDE or self.phase in (Phase.JOINING, Phase.AWAITING, Phase.LEAVING)
+
+    def is_stranded(self, first: Pending | None) -> bool:
+        """Whether `first`, the first in the table, stands in the way of the JOIN that this life needs to send it."""
+        return self.phase is Phase.KEPT_OUT and first is not None and not is_control(first)
+
+
+class Step(NamedTuple):
+    """What `step` gives: the next participant, and what is to be done, in this order."""
+
+    participant: Participant
+    actions: tuple[Action, ...] = ()
+
+    def turn(self, cause: Cause) -> Step:
+        """And then a row of the table. Raises ProtocolViolation."""
+        now = self.participant
+        row = TRANSITIONS.get((now.phase, cause))
+        if row is None:
+            raise ProtocolViolation(f"{cause.value}: {now.life} can't, {now.phase.value}.")
+        actions = tuple(
+            action._replace(flush_id=now.known.flush_id) if action in OF_A_FLUSH else action
+            for action in row.actions
+            if action is not UNBLOCK or now.owes_unblock
+        )
+        owes = (now.owes_unblock or BLOCK in actions) and UNBLOCK not in actions
+        joined_at = now.known.view if cause in ADMISSIONS else now.joined_at
+        after = replace(now, phase=row.phase, joined_at=joined_at, owes_unblock=owes)
+        return Step(after, self.actions + actions)
+
+    def and_send(self, kind: str, flush_id: int = 0) -> Step:
+        """And then a control record."""
+        return self._replace(actions=(*self.actions, Action(Do.SEND, kind, flush_id)))
+
+    def but(self, **changes: Any) -> Step:
+        """With other facts, in the same phase."""
+        return self._replace(participant=replace(self.participant, **changes))
+
+
+def step(now: Participant, event: Event) -> Step:
+    """The participant after an event, and what follows. Raises ProtocolViolation, and nothing has changed."""
+    if isinstance(event, Data):
+        return _take(now, event)
+    if isinstance(event, CaughtUp):
+        return _catch_up(Step(now), event.state)
+    if isinstance(event, Began):
+        born = Step(now).turn(Cause.BEGIN_JOINING if event.joins else Cause.BEGIN)
+        born = born.but(life=event.life, known=KnownGroup(), joined_at=None, request=None)
+        return _catch_up(born, event.state, event.answered)
+    if isinstance(event, Renewed):
+        return Step(now).turn(Cause.RENEW).but(life=now.life._replace(incarnation=event.incarnation))
+    if isinstance(event, Asked):
+        return Step(now).turn(event.cause)
+    if isinstance(event, Answered):
+        # An answer to a flush that is over, or runs from scratch, comes too late.
+        is_due = now.phase in (Phase.BLOCKING, Phase.ASKED_AGAIN) and now.known.flush_id == event.flush_id
+        return Step(now).turn(Cause.ANSWER) if is_due else Step(now)
+    return _request(now, event)
+
+
+# --- the control records of DATA ---
+
+
+def _take(now: Participant, record: Data) -> Step:
+    known, event = now.known.after(record.kind, record.seqno, record.view, record.sender, record.payload)
+    here = Step(replace(now, known=known))
+    if record.kind == SETTINGS:
+        return _take_settings(here, record.payload)
+    if isinstance(event, ViewChange):
+        return _take_view(here, event)
+    if record.kind == START_FLUSH:
+        return _take_start(here, record)
+    if isinstance(event, Unblock):
+        reason = STOPPED if record.sender else str(json.loads(record.payload).get("reason", ""))
+        return _end_flush(here, reason)
+    request = now.request
+    if request is None:
+        return here
+    if record.kind == FLUSH_COMPLETED and request.id and request.id == json.loads(record.payload)["flush"]:
+        return here.but(request=replace(request, is_quiet=True))
+    if record.kind == REFUSED and _is_own(now, record) and record.local_seqno == request.local_seqno:
+        refused = replace(request, outcome=json.loads(record.payload)["reason"])
+        return here.but(request=refused if request.is_wanted else None)
+    return here
+
+
+def _is_own(now: Participant, record: Data) -> bool:
+    return Life(record.sender, record.incarnation) == now.life
+
+
+def _take_settings(here: Step, payload: bytes) -> Step:
+    here = here.but(settings=here.participant.settings.updated(payload))
+    # One that sent to an open group before goes on: what has come of it is known when it is ordered, and not now.
+    if here.participant.phase in (Phase.KEPT_OUT, Phase.AWAITING) and not here.participant.settings.closed:
+        return here.turn(Cause.OPENED)
+    return here
+
+
+def _take_view(here: Step, view: ViewChange) -> Step:
+    now = here.participant
+    if now.life in view.lives:
+        if not _may_be_admitted(now):
+            return here
+        return here.turn(Cause.ADMITTED_IN_FLUSH if now.known.flush_id else Cause.ADMITTED)
+    if not _is_in(now) or now.life.address in view.members:
+        return here
+    # The settings at the view count, whatever they become. If it is not suspected, an earlier start has left.
+    was_suspected = now.life.address in view.suspected
+    is_over = now.settings.closed or (now.settings.flush and was_suspected)
+    return here.turn(Cause.OVER if is_over else Cause.EXCLUDED)
+
+
+def _may_be_admitted(now: Participant) -> bool:
+    """Whether no view with it has come yet."""
+    return now.phase in OUTSIDE or (now.phase is Phase.LEAVING and now.joined_at is None)
+
+
+def _is_in(now: Participant) -> bool:
+    """Whether it was in the view before, as far as it knows."""
+    return now.phase in INSIDE or (now.phase is Phase.LEAVING and now.joined_at is not None)
+
+
+def _take_start(here: Step, record: Data) -> Step:
+    now, request = here.participant, here.participant.request
+    if not _is_in(now):
+        return here
+    here = here.turn(Cause.FLUSH)
+    if not _is_own(now, record):
+        if request is not None and request.id:
+            here = here.but(request=replace(request, outcome=request.outcome or RUN_AGAIN))
+        return here
+    if request is not None and request.local_seqno == record.local_seqno:
+        if request.is_wanted:
+            return here.but(request=replace(request, id=record.seqno))
+        here = here.but(request=None)
+    return _stop(here, record.seqno)
+
+
+def _end_flush(here: Step, outcome: str) -> Step:
+    request = here.participant.request
+    if request is not None and request.id:
+        here = here.but(request=replace(request, outcome=request.outcome or outcome))
+    return here.turn(Cause.STOP) if _is_in(here.participant) else here
+
+
+def _stop(here: Step, flush_id: int) -> Step:
+    """End a flush that is not wanted. If it leaves, its LEAVE does that."""
+    return here.and_send(STOP_FLUSH, flush_id) if flush_id and here.participant.phase in INSIDE else here
+
+
+# --- a state, in the place of records ---
+
+
+def _catch_up(here: Step, state: SequencerState, answered: int = 0) -> Step:
+    before, flush = here.participant, state.membership.flush
+    was_in, knew_flush = _is_in(before), before.known.flush_id
+    here = _catch_up_request(here, state)
+    if was_in and knew_flush and knew_flush != flush.id:
+        here = here.turn(Cause.STOP)
+    here = here.but(known=KnownGroup.of_state(state), settings=state.membership.settings)
+    here = _catch_up_view(here, state, answered)
+    now = here.participant
+    if not _is_in(now) or not flush.id or (was_in and knew_flush == flush.id):
+        return here
+    if not now.is_silent:
+        here = here.turn(Cause.FLUSH)
+    is_wanted = now.request is not None and now.request.id == flush.id
+    if flush.requested and flush.requester == now.life.address and not is_wanted:
+        here = _stop(here, flush.id)
+    return here
+
+
+def _catch_up_view(here: Step, state: SequencerState, answered: int) -> Step:
+    now, membership = here.participant, state.membership
+    is_closed = membership.settings.closed
+    if now.life in membership.members:
+        if not _may_be_admitted(now):
+            return here
+        has_answered = now.life.address in membership.flush.answered  # as whoever is admitted within it has
+        if now.phase is Phase.STRANGER and (has_answered or 0 < answered == membership.flush.id):
+            return here.turn(Cause.ADMITTED_QUIET)
+        return here.turn(Cause.ADMITTED_IN_FLUSH if has_answered else Cause.ADMITTED)
+    if _is_in(now):
+        return here.turn(Cause.OVER if is_closed or state.is_over(*now.life) else Cause.EXCLUDED)
+    if now.phase in (Phase.JOINING, Phase.AWAITING) and state.is_over(*now.life):
+        return here.turn(Cause.OVER)
+    if is_closed and now.phase in (Phase.STRANGER, Phase.JOINING):
+        return here.turn(Cause.CLOSED)
+    if not is_closed and now.phase in (Phase.KEPT_OUT, Phase.AWAITING):
+        return here.turn(Cause.OPENED)
+    return here
+
+
+def _catch_up_request(here: Step, state: SequencerState) -> Step:
+    request, flush, life = here.participant.request, state.membership.flush, here.participant.life
+    if request is None:
+        return here
+    if request.id and request.id == flush.id:
+        return here.but(request=replace(request, is_quiet=flush.phase is FlushPhase.BLOCKED))
+    ordered = state.ordered(life.address)
+    if request.id or (ordered.incarnation == life.incarnation and ordered.local_seqno >= request.local_seqno):
+        over = replace(request, outcome=request.outcome or DROPPED_BY_RETENTION)
+        return here.but(request=over if request.is_wanted else None)
+    return here
+
+
+# --- quiet points ---
+
+
+def _request(now: Participant, event: FlushWanted | FlushUnwanted | FlushDone) -> Step:
+    request = now.request
+    if isinstance(event, FlushWanted):
+        if request is not None or now.is_dead or now.is_ending:
+            raise ProtocolViolation(f"{now.life} can't ask for a flush, {now.phase.value}, with {request}.")
+        return Step(replace(now, request=FlushRequest(event.local_seqno))).and_send(START_FLUSH)
+    if request is None:
+        raise ProtocolViolation(f"{now.life} has asked for no flush.")
+    goes_on = bool(request.id) and not request.outcome and not request.is_ended
+    if isinstance(event, FlushUnwanted) and not request.id and not request.outcome:
+        return Step(replace(now, request=replace(request, is_wanted=False)))
+    after = replace(request, is_ended=True) if isinstance(event, FlushDone) else None
+    here = Step(replace(now, request=after))
+    return _stop(here, request.id) if goes_on else here
+
+
+# --- the forward table from life to life ---
+
+
+def newest_answer(pending: Iterable[Pending]) -> int:
+    """The flush that the last FLUSH_OK in the table answers; 0 if there is none."""
+    return max((int(entry.payload) for entry in pending if kind_of(entry) == FLUSH_OK), default=0)
+
+
+def next_entries(pending: Iterable[Pending], *, joins: bool) -> Iterator[tuple[bytes, Headers]]:
+    """What the next life's table begins with: its JOIN, then the messages of the last one's, in their order."""
+    if joins:
+        yield b"", control_headers(JOIN)
+    for entry in pending:
+        if not is_control(entry):
+            yield entry.payload, entry.headers

@@ -1,0 +1,500 @@
+"""The participant as a value: what follows from each event, in which phase. `tests.simulator.membership` runs many."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ordering.errors import ProtocolViolation
+from ordering.flush import NO_FLUSH
+from ordering.forward_table import Pending, control_headers
+from ordering.membership import NO_MEMBERS, Life, Membership, RemoteSite, Settings
+from ordering.participant import (
+    INSIDE,
+    OUTSIDE,
+    SILENT,
+    TRANSITIONS,
+    Answered,
+    Asked,
+    Began,
+    CaughtUp,
+    Cause,
+    Do,
+    Event,
+    FlushDone,
+    FlushUnwanted,
+    FlushWanted,
+    Participant,
+    Phase,
+    Renewed,
+    newest_answer,
+    next_entries,
+    step,
+)
+from ordering.records import (
+    FLUSH_COMPLETED,
+    FLUSH_OK,
+    JOIN,
+    REFUSED,
+    REMOTE_VIEW,
+    SETTINGS,
+    START_FLUSH,
+    STOP_FLUSH,
+    VIEW,
+    Data,
+)
+from ordering.sequencer import Accepted, SequencerState
+
+ALICE = Life("nyc/alice", 5)
+BOB = Life("nyc/bob", 1)
+OPEN, CLOSED = Settings(), Settings(closed=True)
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def state(membership: Membership = NO_MEMBERS, view: int = 0, received: dict[str, Accepted] | None = None) -> Any:
+    return SequencerState("g", view=view, membership=membership, received=received or {})
+
+
+class Bench:
+    """A participant, the log that it is told, and what follows from it."""
+
+    def __init__(self, membership: Membership = NO_MEMBERS, *, joins: bool = False, answered: int = 0) -> None:
+        self.now = Participant(ALICE)
+        self.seqno = self.view_id = 0
+        self.did: list[str] = []
+        self.tell(Began(ALICE, state(membership, 3), joins, answered))
+
+    def tell(self, event: Event) -> None:
+        self.now, actions = step(self.now, event)
+        for action in actions:
+            words = [action.kind or action.do.value, str(action.flush_id or "")]
+            self.did.append(" ".join(word for word in words if word))
+
+    def feed(self, kind: str, sender: Life | None = None, payload: bytes = b"", local_seqno: int = 0) -> int:
+        self.seqno += 1
+        self.tell(Data(kind, 1, self.seqno, self.view_id, *(sender or ("", 0)), local_seqno, payload))
+        return self.seqno
+
+    def view(self, *members: Life, flush: int = 0, suspected: tuple[str, ...] = ()) -> None:
+        self.view_id += 1
+        self.feed(VIEW, payload=body(members=members, joined=[], left=[], suspected=suspected, flush=flush))
+
+    def start(self, requester: Life | None = None, local_seqno: int = 0) -> int:
+        return self.feed(START_FLUSH, requester, b"" if requester else body(requester="nyc/bob"), local_seqno)
+
+    def stop(self, flush: int, reason: str = "the view is installed") -> None:
+        self.feed(STOP_FLUSH, payload=body(flush=flush, reason=reason))
+
+    @property
+    def gates(self) -> tuple[bool, bool]:
+        """Whether messages are taken, and sent."""
+        return self.now.takes_messages, self.now.sends_messages
+
+    def expect(self, phase: Phase, *did: str) -> None:
+        assert (self.now.phase, self.did) == (phase, list(did))
+        self.did.clear()
+
+
+@pytest.fixture
+def member() -> Bench:
+    bench = Bench()
+    bench.tell(Asked(Cause.JOIN))
+    bench.view(BOB, ALICE)
+    bench.expect(Phase.MEMBER, "join")
+    return bench
+
+
+def test_block_then_the_answer_then_unblock(member: Bench) -> None:
+    flush = member.start()
+    member.expect(Phase.BLOCKING, "block", f"ask {flush}")
+    assert member.gates == (True, True)
+    member.tell(Answered(flush))
+    member.expect(Phase.QUIET, f"flush-ok {flush}")
+    assert member.gates == (False, True)
+    member.view(BOB, ALICE, Life("nyc/carol", 1), flush=flush)
+    member.expect(Phase.QUIET)
+    member.stop(flush)
+    member.expect(Phase.MEMBER, "unblock")
+
+
+def test_a_flush_from_scratch_is_answered_without_a_second_block(member: Bench) -> None:
+    first = member.start()
+    again = member.start()
+    member.expect(Phase.BLOCKING, "block", f"ask {first}", f"ask {again}")
+    member.tell(Answered(first))
+    member.expect(Phase.BLOCKING)
+    member.tell(Answered(again))
+    member.expect(Phase.QUIET, f"flush-ok {again}")
+
+
+def test_who_has_answered_stays_quiet_when_it_is_asked_again(member: Bench) -> None:
+    member.tell(Answered(member.start()))
+    again = member.start()
+    assert member.now.is_silent
+    assert not member.now.sends_messages
+    member.did.clear()
+    member.tell(Answered(again))
+    member.expect(Phase.QUIET, "send the table", f"flush-ok {again}")
+
+
+@pytest.mark.parametrize("settings", [OPEN, CLOSED])
+def test_who_is_admitted_within_a_flush_is_quiet_until_its_end(settings: Settings) -> None:
+    bench = Bench(replace(NO_MEMBERS, settings=settings), joins=True)
+    bench.view(ALICE, flush=7)
+    bench.expect(Phase.BORN_QUIET)
+    assert not bench.now.sends_messages
+    bench.stop(7)
+    bench.expect(Phase.MEMBER, "send the table")  # and no unblock(): there was no block()
+
+
+def test_who_was_admitted_within_a_flush_says_what_it_has_when_that_runs_again() -> None:
+    bench = Bench(replace(NO_MEMBERS, settings=CLOSED), joins=True)
+    bench.view(BOB, ALICE, flush=7)
+    flush = bench.start()
+    bench.expect(Phase.ASKED_AGAIN, f"ask {flush}")
+    bench.tell(Answered(flush))
+    bench.expect(Phase.QUIET, "send the table", f"flush-ok {flush}")
+    bench.stop(flush)
+    bench.expect(Phase.MEMBER)
+
+
+def test_in_a_closed_group_messages_wait_for_the_view() -> None:
+    bench = Bench(replace(NO_MEMBERS, settings=CLOSED))
+    assert bench.gates == (True, False)
+    bench.tell(Asked(Cause.JOIN))
+    bench.expect(Phase.AWAITING, "join")
+    assert bench.gates == (True, False)
+    bench.view(ALICE)
+    bench.expect(Phase.MEMBER, "send the table")
+    assert bench.gates == (True, True)
+
+
+@pytest.mark.parametrize(("joins", "after"), [(False, Phase.STRANGER), (True, Phase.JOINING)])
+def test_a_group_that_opens_keeps_nothing_back(joins: bool, after: Phase) -> None:
+    bench = Bench(replace(NO_MEMBERS, settings=CLOSED), joins=joins)
+    bench.feed(SETTINGS, BOB, b'{"closed":false}')
+    bench.expect(after, "send the table")
+
+
+def test_remote_views_are_those_of_the_state_and_what_came_since() -> None:
+    known = {"sfo": RemoteSite((Life("sfo/bob", 1),)), "lax": RemoteSite((Life("lax/dan", 1),), is_silent=True)}
+    bench = Bench(replace(NO_MEMBERS, remote=known))
+    assert {site: view.members for site, view in bench.now.known.remote.items()} == {"sfo": ("sfo/bob",), "lax": ()}
+    bench.feed(REMOTE_VIEW, Life("lax/abcast.relay", 1), body(members=[["lax/dan", 1], ["lax/eve", 2]]))
+    bench.feed(REMOTE_VIEW, payload=body(site="sfo", members=[], silent=True))
+    members = {site: view.members for site, view in bench.now.known.remote.items()}
+    assert members == {"sfo": (), "lax": ("lax/dan", "lax/eve")}
+    assert bench.now.known.view is None
+
+
+class TestQuietPoints:
+    def test_of_its_own(self, member: Bench) -> None:
+        member.tell(FlushWanted(2))
+        flush = member.start(ALICE, 2)
+        member.tell(Answered(flush))
+        member.feed(FLUSH_COMPLETED, payload=body(flush=flush))
+        assert "is_quiet=True" in str(member.now.request)
+        member.tell(FlushDone())
+        member.feed(STOP_FLUSH, ALICE, b"%d" % flush, 4)
+        assert "outcome='it was stopped'" in str(member.now.request)
+        member.tell(FlushUnwanted())
+        assert member.now.request is None
+        stop = f"stop-flush {flush}"
+        member.expect(Phase.MEMBER, "start-flush", "block", f"ask {flush}", f"flush-ok {flush}", stop, "unblock")
+
+    @pytest.mark.parametrize("again", [False, True])
+    def test_that_are_over_before_their_end(self, member: Bench, again: bool) -> None:
+        """Others may have sent in it, so whoever asked for it has to know."""
+        member.tell(FlushWanted(2))
+        flush = member.start(ALICE, 2)
+        member.feed(FLUSH_COMPLETED, payload=body(flush=flush))
+        if again:
+            member.start()
+        else:
+            member.stop(flush, "it took too long")
+        member.did.clear()
+        member.tell(FlushDone())
+        assert member.now.request is not None
+        assert ("ran it again" if again else "it took too long") in member.now.request.outcome
+        assert member.did == []
+
+    def test_that_are_refused(self, member: Bench) -> None:
+        member.tell(FlushWanted(2))
+        member.feed(REFUSED, ALICE, body(kind=START_FLUSH, reason="a flush runs already"), 2)
+        assert "a flush runs already" in str(member.now.request)
+        member.tell(FlushUnwanted())
+        member.expect(Phase.MEMBER, "start-flush")
+
+    def test_that_are_given_up_at_once(self, member: Bench) -> None:
+        """It is stopped as soon as it has a number; until then there can't be another one."""
+        member.tell(FlushWanted(2))
+        member.tell(FlushUnwanted())
+        before = member.now
+        with pytest.raises(ProtocolViolation):
+            member.tell(FlushWanted(3))
+        assert member.now == before
+        flush = member.start(ALICE, 2)
+        member.expect(Phase.BLOCKING, "start-flush", "block", f"ask {flush}", f"stop-flush {flush}")
+        member.tell(FlushWanted(3))
+
+    def test_that_are_given_up_later(self, member: Bench) -> None:
+        member.tell(FlushWanted(2))
+        flush = member.start(ALICE, 2)
+        member.tell(FlushUnwanted())
+        assert member.did[-1] == f"stop-flush {flush}"
+
+    def test_that_are_refused_when_given_up(self, member: Bench) -> None:
+        member.tell(FlushWanted(2))
+        member.tell(FlushUnwanted())
+        member.feed(REFUSED, ALICE, body(kind=START_FLUSH, reason="x"), 2)
+        assert member.now.request is None
+
+    def test_of_a_killed_process_are_stopped_by_the_next(self) -> None:
+        """With an outbox it goes on in the same life, and in the same view."""
+        flush = NO_FLUSH.start(7, ALICE.address, requested=True)
+        bench = Bench(replace(NO_MEMBERS, members=(ALICE, BOB), flush=flush))
+        bench.expect(Phase.BLOCKING, "block", "ask 7", "stop-flush 7")
+
+    def test_of_a_killed_process_that_were_not_ordered_yet(self, member: Bench) -> None:
+        flush = member.start(ALICE, 2)
+        member.expect(Phase.BLOCKING, "block", f"ask {flush}", f"stop-flush {flush}")
+
+    def test_whose_start_was_dropped_by_retention(self, member: Bench) -> None:
+        member.tell(FlushWanted(2))
+        received = {ALICE.address: Accepted(5, 2)}
+        member.tell(CaughtUp(state(replace(NO_MEMBERS, members=(ALICE, BOB)), 4, received)))
+        assert member.now.request is not None
+        assert "retention" in member.now.request.outcome
+
+    def test_of_strangers_that_are_dead_or_gone(self, member: Bench) -> None:
+        member.tell(Asked(Cause.LEAVE))
+        with pytest.raises(ProtocolViolation):
+            member.tell(FlushWanted(9))
+
+
+class TestRestarts:
+    """A process with an outbox goes on in its life."""
+
+    def test_quiet_if_its_answer_was_ordered(self) -> None:
+        flush = NO_FLUSH.start(7, BOB.address, requested=True).answer(ALICE.address)
+        bench = Bench(replace(NO_MEMBERS, members=(ALICE, BOB), flush=flush))
+        bench.expect(Phase.QUIET)
+
+    def test_quiet_if_its_answer_is_on_its_way(self) -> None:
+        """A message that it took now would stand behind its FLUSH_OK."""
+        flush = NO_FLUSH.start(7, BOB.address, requested=True)
+        pending = [Pending(1, b"x", ()), Pending(2, b"7", control_headers(FLUSH_OK))]
+        bench = Bench(replace(NO_MEMBERS, members=(ALICE, BOB), flush=flush), answered=newest_answer(pending))
+        bench.expect(Phase.QUIET)
+        assert bench.now.joined_at is not None
+        assert bench.now.sends_messages  # x has to come before it
+        bench.stop(7)
+        bench.expect(Phase.MEMBER)
+        bench.view(BOB)
+        bench.expect(Phase.EXCLUDED, "begin anew")
+
+    def test_asked_if_its_answer_was_to_another_flush(self) -> None:
+        flush = NO_FLUSH.start(7, BOB.address, requested=True)
+        bench = Bench(replace(NO_MEMBERS, members=(ALICE, BOB), flush=flush), answered=6)
+        bench.expect(Phase.BLOCKING, "block", "ask 7")
+
+    def test_in_a_new_incarnation_if_the_old_one_would_not_be_heard(self) -> None:
+        bench = Bench()
+        bench.tell(Renewed(9))
+        assert bench.now.life == Life(ALICE.address, 9)
+        bench.expect(Phase.STRANGER)
+
+
+class TestRetention:
+    """It has dropped records that were not read: a state stands for them."""
+
+    def test_the_end_of_a_flush(self, member: Bench) -> None:
+        member.tell(Answered(member.start()))
+        member.did.clear()
+        member.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB, ALICE)), 4)))
+        member.expect(Phase.MEMBER, "unblock")
+        assert member.now.known.view is not None
+        assert member.now.known.view.view_id == 4
+
+    def test_not_the_end_of_a_flush(self, member: Bench) -> None:
+        """Who is quiet in it stays so."""
+        flush = NO_FLUSH.start(member.start(), BOB.address, requested=True)
+        member.tell(Answered(flush.id))
+        member.did.clear()
+        member.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB, ALICE), flush=flush), 4)))
+        member.expect(Phase.QUIET)
+
+    def test_one_flush_and_the_next(self, member: Bench) -> None:
+        member.tell(Answered(member.start()))
+        member.did.clear()
+        flush = NO_FLUSH.start(99, BOB.address, requested=True)
+        member.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB, ALICE), flush=flush), 4)))
+        member.expect(Phase.BLOCKING, "unblock", "block", "ask 99")
+
+    def test_its_first_view(self) -> None:
+        bench = Bench(replace(NO_MEMBERS, settings=CLOSED), joins=True)
+        bench.tell(CaughtUp(state(replace(NO_MEMBERS, settings=CLOSED, members=(ALICE,)), 4)))
+        bench.expect(Phase.MEMBER, "send the table")
+        assert bench.now.joined_at is not None
+
+    def test_its_first_view_within_a_flush(self) -> None:
+        """What was kept back waits, as if the view had been read."""
+        flush = NO_FLUSH.start(7, BOB.address, requested=True).answer(ALICE.address)
+        bench = Bench(replace(NO_MEMBERS, settings=CLOSED), joins=True)
+        bench.tell(CaughtUp(state(replace(NO_MEMBERS, settings=CLOSED, members=(BOB, ALICE), flush=flush), 4)))
+        bench.expect(Phase.BORN_QUIET)
+
+    def test_its_exclusion(self, member: Bench) -> None:
+        member.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,)), 5)))
+        member.expect(Phase.EXCLUDED, "begin anew")
+
+    def test_its_first_view_and_its_exclusion(self) -> None:
+        bench = Bench(joins=True)
+        received = {ALICE.address: Accepted(ALICE.incarnation, 1)}
+        over = {ALICE.address: ALICE.incarnation}
+        bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB,), lives_over=over), 5, received)))
+        bench.expect(Phase.OVER, "begin anew")
+
+    @pytest.mark.parametrize("joins", [False, True])
+    def test_that_the_group_was_closed_and_opened(self, joins: bool) -> None:
+        bench = Bench(joins=joins)
+        bench.tell(CaughtUp(state(replace(NO_MEMBERS, settings=CLOSED))))
+        bench.expect(Phase.AWAITING if joins else Phase.KEPT_OUT)
+        bench.tell(CaughtUp(state()))
+        bench.expect(Phase.JOINING if joins else Phase.STRANGER, "send the table")
+
+
+class TestExclusion:
+    @pytest.mark.parametrize(
+        ("settings", "suspected", "phase"),
+        [
+            (b'{"flush":true}', True, Phase.OVER),
+            (b'{"flush":true}', False, Phase.EXCLUDED),  # an earlier start has left: what it says is a stranger's now
+            (b'{"closed":true}', False, Phase.OVER),
+            (b'{"suspect_after_ms":9}', True, Phase.EXCLUDED),
+        ],
+    )
+    def test_is_by_the_settings_at_the_view(
+        self, member: Bench, settings: bytes, suspected: bool, phase: Phase
+    ) -> None:
+        member.feed(SETTINGS, BOB, settings)
+        member.view(BOB, suspected=(ALICE.address,) if suspected else ())
+        member.feed(SETTINGS, BOB, b'{"flush":false,"closed":false}')
+        member.expect(phase, "begin anew")
+        assert member.now.is_dead
+
+    def test_when_blocked_unblocks(self, member: Bench) -> None:
+        flush = member.start()
+        member.tell(Answered(flush))
+        member.did.clear()
+        member.view(BOB, flush=flush)
+        member.expect(Phase.EXCLUDED, "unblock", "begin anew")
+        member.tell(Answered(flush))
+        member.stop(flush)
+        member.expect(Phase.EXCLUDED)
+
+    def test_leaves_messages_to_the_next_life_if_this_one_is_over(self, member: Bench) -> None:
+        member.feed(SETTINGS, BOB, b'{"closed":true}')
+        member.view(BOB)
+        member.did.clear()
+        member.tell(Asked(Cause.HAND_OVER))
+        member.expect(Phase.BETWEEN, "carry over")
+        member.tell(Began(Life(ALICE.address, 6), state(replace(NO_MEMBERS, settings=CLOSED, members=(BOB,))), True))
+        member.expect(Phase.AWAITING)
+        assert (member.now.life.incarnation, member.now.joined_at, member.now.request) == (6, None, None)
+
+    def test_loses_what_may_be_ordered_as_a_strangers(self, member: Bench) -> None:
+        member.view(BOB)
+        member.did.clear()
+        member.tell(Asked(Cause.HAND_OVER))
+        member.expect(Phase.BETWEEN, "lose")
+
+    def test_while_it_leaves_is_the_end(self, member: Bench) -> None:
+        member.tell(Asked(Cause.LEAVE))
+        member.view(BOB)
+        member.expect(Phase.GONE, "leave")
+
+
+def test_a_stranger_whose_messages_stand_before_its_join_can_only_begin_anew() -> None:
+    bench = Bench(replace(NO_MEMBERS, settings=CLOSED))
+    assert not bench.now.is_stranded(None)
+    assert not bench.now.is_stranded(Pending(1, b"", control_headers(JOIN)))
+    assert bench.now.is_stranded(Pending(1, b"x", ()))
+    bench.tell(Asked(Cause.HAND_OVER))
+    bench.expect(Phase.BETWEEN, "carry over")
+
+
+def test_who_was_never_in_leaves_without_a_word() -> None:
+    bench = Bench()
+    bench.tell(Asked(Cause.LEAVE))
+    bench.expect(Phase.LEAVING)
+
+
+def test_who_is_closed_when_blocked_is_unblocked(member: Bench) -> None:
+    flush = member.start()
+    member.tell(Asked(Cause.CLOSE))
+    member.expect(Phase.GONE, "block", f"ask {flush}", "unblock")
+
+
+def test_the_next_table_is_a_join_and_the_messages() -> None:
+    pending = [
+        Pending(4, b"4", control_headers(FLUSH_OK)),
+        Pending(5, b"x", (("k", b"v"),)),
+        Pending(6, b"", control_headers(START_FLUSH)),
+        Pending(7, b"y", ()),
+    ]
+    messages = [(b"x", (("k", b"v"),)), (b"y", ())]
+    assert list(next_entries(pending, joins=True)) == [(b"", control_headers(JOIN)), *messages]
+    assert list(next_entries(pending, joins=False)) == messages
+
+
+class TestTable:
+    """Its rules, read off the rows."""
+
+    @pytest.mark.parametrize("phase", Phase)
+    def test_what_is_not_listed_raises_and_changes_nothing(self, phase: Phase) -> None:
+        now = Participant(ALICE, phase)
+        for cause in Cause:
+            if (phase, cause) not in TRANSITIONS:
+                with pytest.raises(ProtocolViolation, match="can't"):
+                    step(now, Asked(cause))
+        assert now == Participant(ALICE, phase)
+
+    def test_every_phase_can_be_reached_and_closed(self) -> None:
+        assert {row.phase for row in TRANSITIONS.values()} == set(Phase)
+        assert all(TRANSITIONS[phase, Cause.CLOSE].phase is Phase.GONE for phase in Phase)
+
+    def test_flush_ok_is_said_only_on_the_way_to_be_quiet(self) -> None:
+        for (phase, _), row in TRANSITIONS.items():
+            says_it = [action.kind for action in row.actions].count(FLUSH_OK)
+            assert bool(says_it) == (row.phase is Phase.QUIET and phase in INSIDE), (phase, row)
+
+    def test_who_was_quiet_is_unblocked_on_its_way_out(self) -> None:
+        for (phase, cause), row in TRANSITIONS.items():
+            is_told = phase in (Phase.BLOCKING, Phase.QUIET, Phase.ASKED_AGAIN)
+            ends = row.phase not in SILENT | {Phase.BLOCKING, Phase.LEAVING}
+            if is_told and ends:
+                assert Do.UNBLOCK in [action.do for action in row.actions], (phase, cause)
+
+    def test_what_was_kept_back_is_sent_when_it_may(self) -> None:
+        for (phase, cause), row in TRANSITIONS.items():
+            if Participant(ALICE, phase).sends_messages or not Participant(ALICE, row.phase).sends_messages:
+                continue
+            is_sent = Do.SEND_TABLE in [action.do for action in row.actions]
+            is_for_later = row.phase in (Phase.LEAVING, Phase.OVER, Phase.GONE, Phase.BETWEEN)
+            assert is_sent or is_for_later, (phase, cause)
+
+    def test_only_who_is_in_the_view_can_be_put_out_of_it(self) -> None:
+        for phase in OUTSIDE:
+            assert (phase, Cause.EXCLUDED) not in TRANSITIONS
+        for phase in INSIDE:
+            assert {TRANSITIONS[phase, cause].phase for cause in (Cause.EXCLUDED, Cause.OVER)} == {
+                Phase.EXCLUDED,
+                Phase.OVER,
+            }

@@ -1,0 +1,265 @@
+"""Each rule of the participant, broken on purpose: the histories of members must then name what is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from ordering.checker import DUPLICATE, LOST
+from ordering.forward_table import Pending
+from ordering.participant import (
+    ASK,
+    BEGIN_ANEW,
+    BLOCK,
+    CARRY,
+    IN_A_FLUSH,
+    INSIDE,
+    LOSE,
+    SEND_FLUSH_OK,
+    SEND_TABLE,
+    TRANSITIONS,
+    UNBLOCK,
+    Action,
+    Cause,
+    Phase,
+    Row,
+    Step,
+    next_entries,
+)
+from ordering.records import Headers
+from tests.simulator.membership import (
+    BLOCKED,
+    DEAF,
+    FROM_OUTSIDE,
+    ILLEGAL,
+    LATE,
+    OTHER_VIEW,
+    RETURNED,
+    SPOKE,
+    STUCK,
+    UNPAIRED,
+    UNWANTED,
+    WRONG_VIEW,
+    Group,
+)
+
+Rows = Mapping[tuple[Phase, Cause], Row]
+
+
+class MemberMutation(NamedTuple):
+    """A broken rule: what is wrong about it, the anomaly it must show, the rows that break it, and what else does."""
+
+    name: str
+    why: str
+    expected: str
+    rows: Rows = {}  # noqa: RUF012
+    patches: tuple[tuple[str, Any], ...] = ()
+    from_seed: int = 0
+    """Where the tests begin to look: a mutation that takes a rare coincidence begins near one."""
+
+
+NONE = MemberMutation("none", "all rules hold", "")
+P, C = Phase, Cause
+
+
+def without(action: Action, keys: Iterable[tuple[Phase, Cause]] = tuple(TRANSITIONS)) -> Rows:
+    """The rows without that action."""
+    rows = {key: TRANSITIONS[key] for key in keys}
+    return {
+        key: row._replace(actions=tuple(each for each in row.actions if each != action))
+        for key, row in rows.items()
+        if action in row.actions
+    }
+
+
+def staying(cause: Cause, phases: Iterable[Phase]) -> Rows:
+    """The cause changes nothing."""
+    return {(phase, cause): Row(phase) for phase in phases}
+
+
+def leading(cause: Cause, after: Phase, *actions: Action, to: Phase) -> Rows:
+    """Where it leads to one phase, it leads to another."""
+    return {key: Row(to, actions) for key, row in TRANSITIONS.items() if key[1] is cause and row.phase is after}
+
+
+def ignoring(here: Step, *_: object) -> Step:
+    """Nothing follows."""
+    return here
+
+
+def always(_: object) -> bool:
+    """A property that is true in every phase."""
+    return True
+
+
+def not_the_join(pending: Iterable[Pending], *, joins: bool) -> Iterator[tuple[bytes, Headers]]:
+    """The next life's table has the messages only."""
+    return next_entries(pending, joins=False)
+
+
+def no_answer(_: Iterable[Pending]) -> int:
+    """A start does not look what is in the table."""
+    return 0
+
+
+_P = "ordering.participant"
+_SENDS = f"{_P}.Participant.sends_messages"
+MEMBER_MUTATIONS = (
+    MemberMutation("no-join", "JOIN is not sent", WRONG_VIEW, {(P.STRANGER, C.JOIN): Row(P.JOINING)}),
+    MemberMutation(
+        "no-join-to-a-closed-group",
+        "the same, there",
+        WRONG_VIEW,
+        {(P.KEPT_OUT, C.JOIN): Row(P.AWAITING)},
+        from_seed=10,
+    ),
+    MemberMutation(
+        "no-admission",
+        "it does not see its view",
+        STUCK,
+        staying(C.ADMITTED, (P.JOINING, P.AWAITING)),
+        from_seed=15,
+    ),
+    MemberMutation(
+        "sends-from-outside",
+        "what a closed group's stranger has to say is sent",
+        FROM_OUTSIDE,
+        patches=((_SENDS, property(always)),),
+        from_seed=10,
+    ),
+    MemberMutation(
+        "kept-out-for-good",
+        "a group that opens is not noticed",
+        LATE,
+        staying(C.OPENED, (P.KEPT_OUT, P.AWAITING)),
+        from_seed=17,
+    ),
+    MemberMutation("kept-back", "what was kept back waits for the next resend", LATE, without(SEND_TABLE)),
+    MemberMutation(
+        "born-loud",
+        "who is admitted within a flush may send",
+        ILLEGAL,
+        leading(C.ADMITTED_IN_FLUSH, P.BORN_QUIET, to=P.MEMBER),
+    ),
+    MemberMutation(
+        "takes-always",
+        "messages are taken in every phase",
+        SPOKE,
+        patches=((f"{_P}.Participant.takes_messages", property(always)),),
+    ),
+    MemberMutation("no-block", "block() is not called", UNPAIRED, without(BLOCK)),
+    MemberMutation("no-question", "nothing answers the flush", DEAF, without(ASK)),
+    MemberMutation("no-answer", "FLUSH_OK is not sent", DEAF, without(SEND_FLUSH_OK)),
+    MemberMutation(
+        "loud",
+        "it goes on to take messages after FLUSH_OK",
+        OTHER_VIEW,
+        {(P.BLOCKING, C.ANSWER): Row(P.BLOCKING, (SEND_FLUSH_OK,))},
+        from_seed=3,
+    ),
+    MemberMutation(
+        "block-again",
+        "a flush from scratch calls block() again",
+        UNPAIRED,
+        {(P.BLOCKING, C.FLUSH): Row(P.BLOCKING, (BLOCK, ASK))},
+        from_seed=1,
+    ),
+    MemberMutation(
+        "deaf-to-the-second-start",
+        "who has answered does not answer a flush that runs from scratch",
+        DEAF,
+        staying(C.FLUSH, (P.QUIET, P.BORN_QUIET)),
+        from_seed=5,
+    ),
+    MemberMutation("no-end", "it does not see STOP_FLUSH", BLOCKED, staying(C.STOP, IN_A_FLUSH)),
+    MemberMutation("no-unblock", "unblock() is not called", UNPAIRED, without(UNBLOCK)),
+    MemberMutation(
+        "no-unblock-for-the-dead",
+        "who is put out of the view in a flush stays in block()",
+        UNPAIRED,
+        without(UNBLOCK, [(phase, cause) for phase in IN_A_FLUSH for cause in (C.EXCLUDED, C.OVER)]),
+        from_seed=8,
+    ),
+    MemberMutation(
+        "flush-not-stopped",
+        "who gives up says nothing",
+        UNWANTED,
+        patches=((f"{_P}._stop", ignoring),),
+        from_seed=4,
+    ),
+    MemberMutation(
+        "no-exclusion",
+        "it does not see that it was put out",
+        WRONG_VIEW,
+        {**staying(C.EXCLUDED, INSIDE), **staying(C.OVER, INSIDE)},
+        from_seed=7,
+    ),
+    MemberMutation(
+        "no-next-life",
+        "who was put out stays out",
+        WRONG_VIEW,
+        without(BEGIN_ANEW),
+        from_seed=1,
+    ),
+    MemberMutation(
+        "over-loses",
+        "a life that is over loses its messages",
+        LOST,
+        {(P.OVER, C.HAND_OVER): Row(P.BETWEEN, (LOSE,))},
+        from_seed=9,
+    ),
+    MemberMutation(
+        "excluded-carries",
+        "what may be ordered as a stranger's is sent again under other ids",
+        DUPLICATE,
+        {(P.EXCLUDED, C.HAND_OVER): Row(P.BETWEEN, (CARRY,))},
+        from_seed=19,
+    ),
+    MemberMutation(
+        "next-life-without-join",
+        "the next life only sends its messages",
+        WRONG_VIEW,
+        patches=(("tests.simulator.membership.next_entries", not_the_join),),
+        from_seed=9,
+    ),
+    MemberMutation(
+        "silent-leave",
+        "LEAVE is not sent",
+        RETURNED,
+        {(phase, C.LEAVE): Row(P.LEAVING) for phase in INSIDE},
+        from_seed=6,
+    ),
+    MemberMutation(
+        "returns",
+        "who has left joins again",
+        RETURNED,
+        {
+            (P.LEAVING, cause): Row(phase, (UNBLOCK, BEGIN_ANEW))
+            for cause, phase in ((C.EXCLUDED, P.EXCLUDED), (C.OVER, P.OVER))
+        },
+        from_seed=4,
+    ),
+    MemberMutation(
+        "deaf-to-states",
+        "what retention has dropped is not made up for",
+        WRONG_VIEW,
+        patches=((f"{_P}._catch_up_view", ignoring),),
+        from_seed=8,
+    ),
+)
+
+
+def run(seed: int, mutation: MemberMutation = NONE) -> list[str]:
+    """What the history of that seed shows when the rule is broken."""
+    with ExitStack() as broken:
+        broken.enter_context(patch.dict(TRANSITIONS, mutation.rows))
+        for target, value in mutation.patches:
+            broken.enter_context(patch(target, value))
+        return Group(seed).run()
+
+
+def by_name(name: str) -> MemberMutation:
+    """The mutation of that name. Raises KeyError."""
+    return {mutation.name: mutation for mutation in (NONE, *MEMBER_MUTATIONS)}[name]

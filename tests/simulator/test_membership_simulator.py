@@ -1,0 +1,65 @@
+"""Members in the simulator: every rule of the participant is needed. tests/ordering/test_membership.py has more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from ordering.participant import TRANSITIONS, Cause, Phase, Row
+from tests.simulator.membership_mutations import MEMBER_MUTATIONS, MemberMutation, no_answer, run
+from tests.simulator.script import rewrite
+
+SEEDS_FOR_A_MUTATION = 40
+
+
+class Watched(dict[tuple[Phase, Cause], Row]):
+    """A table that notes which of its rows were taken."""
+
+    def __init__(self, rows: dict[tuple[Phase, Cause], Row]) -> None:
+        super().__init__(rows)
+        self.taken: set[tuple[Phase, Cause]] = set()
+
+    def get(self, key: tuple[Phase, Cause], default: Row | None = None) -> Row | None:  # type: ignore[override]
+        self.taken.add(key)
+        return super().get(key, default)
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    watched = Watched(TRANSITIONS)
+    monkeypatch.setattr("ordering.participant.TRANSITIONS", watched)
+    return watched
+
+
+@pytest.mark.parametrize("mutation", MEMBER_MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_broken_rule_is_found_out(mutation: MemberMutation) -> None:
+    """The simulator can fail: each rule is needed, and what breaks without it has its name."""
+    for seed in range(mutation.from_seed, mutation.from_seed + SEEDS_FOR_A_MUTATION):
+        if mutation.expected in {problem.partition(":")[0] for problem in run(seed, mutation)}:
+            return
+    pytest.fail(f"{SEEDS_FOR_A_MUTATION} seeds without {mutation.expected!r}")
+
+
+def test_a_seed_is_a_history() -> None:
+    """The same seed gives the same run; so a failure can be looked at again."""
+    mutation = next(mutation for mutation in MEMBER_MUTATIONS if mutation.name == "loud")
+    assert run(mutation.from_seed, mutation) == run(mutation.from_seed, mutation)
+
+
+def test_a_forgotten_answer_is_seen_by_its_trace() -> None:
+    """A process that starts again and forgets its FLUSH_OK takes messages behind it. Histories show it rarely."""
+    trace = (Path(__file__).parents[1] / "traces" / "member_restart_in_a_flush.txt").read_text(encoding="utf-8")
+    assert rewrite(trace) == trace
+    with patch("tests.simulator.membership.newest_answer", no_answer):
+        assert "send a not-now\n    it may not now" not in rewrite(trace)
+
+
+@pytest.mark.slow
+def test_the_histories_take_the_rows_of_the_table(table: Watched) -> None:
+    """All but those of an application that asks twice, or too late, and of coincidences that the unit tests have."""
+    for seed in range(30):
+        assert run(seed) == []
+    in_vain = {(phase, cause) for phase, cause in TRANSITIONS if cause in (Cause.CLOSE, Cause.RENEW)}
+    assert len(table.taken - in_vain) >= 45
