@@ -57,7 +57,8 @@ more: it must not come back under its name.
 Bounds. At most `MAX_RUNS_IN_FLIGHT` runs of a site are under way, of `MAX_RUN_RECORDS` each; what has come besides
 stands in FORWARD. Runs that wait for their records are at most the runs in flight; one that is too many is dropped, and
 sent again. `MAX_AHEAD_RUNS` may be known before those that come before them; what is beyond is dropped, and read in
-another site's log. An entry is O(runs in flight + senders of the group).
+another site's log. `MAX_UNSEQUENCED_RUNS` may be ordered whose records are not here; then `is_behind` says that FORWARD
+is to be read first. An entry is O(runs in flight and not sequenced + senders of the group).
 """
 
 from __future__ import annotations
@@ -89,6 +90,9 @@ MAX_WAITING_RUNS = 256
 
 MAX_AHEAD_RUNS = 65_536
 """Runs that may be known to be ordered before all that come before them are."""
+
+MAX_UNSEQUENCED_RUNS = 1_024
+"""Runs that may be ordered and not sequenced, as their records are not here."""
 
 MAX_MARKS = 16
 """Places from which the records of one partition can be read again."""
@@ -261,6 +265,11 @@ class Site:
     def is_waiting(self) -> bool:
         """Whether nothing of this site's own can be ordered now: it is outside the view, or a view is being left."""
         return self.process.is_waiting
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much is ordered that can't be sequenced that other sites' logs are to be left alone for now."""
+        return len(self._since) >= MAX_UNSEQUENCED_RUNS
 
     def place(self, name: str) -> Place:
         """How far a partition of FORWARD is."""

@@ -6,7 +6,9 @@ import pytest
 
 from ordering.errors import ProtocolViolation
 from ordering.isis import Propose, Tick
+from ordering.isis_formation import Life
 from ordering.isis_log import Entry, Letter, Ordered, Range, ranges_of, read_letter, run_of, write_letter
+from ordering.isis_messages import Exclude
 from ordering.isis_site import (
     MAX_MARKS,
     MAX_RUNS_IN_FLIGHT,
@@ -200,6 +202,48 @@ def test_a_minority_waits() -> None:
         cluster.step("nyc")
     assert cluster.sites["nyc"].is_waiting
     assert not cluster.data["nyc"]
+
+
+def test_of_two_sites_one_goes_on_when_an_operator_says_so() -> None:
+    """A majority of two is both. Who was excluded is back as soon as it can be, and has the same order."""
+    cluster = Cluster(("nyc", "sfo"))
+    cluster.forward("sfo", 1)
+    cluster.settle()
+    cluster.down.add("sfo")
+    cluster.forward("nyc", 2)
+    for _ in range(150):
+        cluster.now_ms += 40
+        cluster.step("nyc")
+    assert len(cluster.data["nyc"]) == 1
+    cluster.sites["nyc"].take(Exclude(("sfo",)))
+    for _ in range(150):
+        cluster.now_ms += 40
+        cluster.step("nyc")
+    assert len(cluster.data["nyc"]) == 3
+    cluster.down.clear()
+    cluster.forward("sfo", 1)
+    for _ in range(100):
+        cluster.now_ms += 40
+        cluster.settle(1)
+    assert len(cluster.data["sfo"]) == 4
+    assert cluster.data["sfo"] == cluster.data["nyc"]
+
+
+def test_a_site_without_the_records_takes_no_more_than_it_can_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ordering.isis_site.MAX_UNSEQUENCED_RUNS", 3)
+    cluster = Cluster()
+    view = cluster.sites["lax"].process.view
+    runs = [Ordered(n, Life("nyc"), run_of((Range(place("nyc"), n - 1, n),))) for n in range(1, 6)]
+    lax = cluster.sites["lax"]
+    for number, run in enumerate(runs, 1):
+        assert not lax.is_behind or number > 3
+        if not lax.is_behind:
+            lax.take(Heard("nyc", number, 1, Entry(view.origin, 1, number, ordered=(run,))))
+            lax.end_step()
+    assert lax.is_behind
+    assert lax.due() is None
+    lax.take(Arrived(place("nyc"), 5, 5))
+    assert lax.due() == runs[0]
 
 
 def test_sites_of_other_files_are_refused() -> None:

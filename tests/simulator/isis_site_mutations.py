@@ -67,7 +67,7 @@ def always_here(_site: Site, _run: Ordered) -> bool:
 
 
 MUTATIONS = (
-    Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 3090),
+    Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 570),
     Mutation("no-seal", "a job takes over without a seal", DIVERGENT, ((f"{_SITES}.take_over", without_seal),), 50),
     Mutation("forget", "a job forgets the last entries", DIVERGENT, ((f"{_SITES}.last_state", older_state),)),
     Mutation("from-data", "the sequencer is rebuilt from DATA", DIVERGENT, ((f"{_SITES}.take_over", from_data),)),
@@ -76,7 +76,7 @@ MUTATIONS = (
         "entries behind a seal count at other sites",
         DIVERGENT,
         (("ordering.isis_site.read_on", any_entry),),
-        from_seed=90,
+        from_seed=240,
     ),
     Mutation(
         "no-payload",

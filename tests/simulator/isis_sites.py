@@ -20,13 +20,28 @@ from ordering.isis import Tick
 from ordering.isis_log import Entry, Ordered, ranges_of
 from ordering.isis_messages import Exclude
 from ordering.isis_site import Arrived, Heard, Site, SiteState, first_state, last_state
+from ordering.membership import Settings
 from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH, HEARTBEAT, MESSAGE, Data, DeadLetter, Forward, Malformed, MessageId, Source
+from ordering.records import (
+    EPOCH,
+    HEARTBEAT,
+    JOIN,
+    MESSAGE,
+    SETTINGS,
+    Data,
+    DeadLetter,
+    Forward,
+    Malformed,
+    MessageId,
+    Source,
+)
 from tests.simulator.isis_mutations import NONE, Mutation
 
 GROUP = "g"
 SUSPECT_AFTER_MS = 400
 RESEND_AFTER_MS = 80
+MEMBER_SUSPECT_AFTER_MS = 600
+"""So much silence of a member makes a view without it, which all sites must put in the same place."""
 ACTIONS = 100
 SETTLING_ROUNDS = 300
 ROUND_MS = 40
@@ -150,6 +165,8 @@ class Job:
         for kind, name in inputs:
             if dice.random() < 0.2:
                 continue
+            if kind == "log" and self.site.is_behind:
+                continue
             if kind == "log":
                 self._read_log(name, dice.randrange(1, 30))
             elif name == self.kafka.name:
@@ -222,6 +239,7 @@ class World:
             kafka.copies = {name: [] for name in others}
             kafka.logs = {name: [] for name in others}
         self.places = {name: kafka.place for name, kafka in self.kafkas.items()}
+        self.has_members = seed % 2 == 1
         self.now_ms = 1_000
         self.ahead: dict[str, int] = {}
         self.cut: set[tuple[str, str]] = set()
@@ -365,11 +383,19 @@ class World:
     def _forward(self, sender: Sender, numbers: list[int]) -> None:
         kafka = self.kafkas[sender.site]
         for number in numbers:
-            kind = HEARTBEAT if self.dice.random() < 0.05 else MESSAGE
-            offset = len(kafka.forward)
-            source = Source(f"abcast.{GROUP}.forward.{sender.site}", 0, offset)
-            payload = b"%s %d" % (sender.name.encode(), number)
-            kafka.forward.append(Forward(sender.name, 1, number, payload, source, kind=kind, timestamp_ms=self.now_ms))
+            source = Source(f"abcast.{GROUP}.forward.{sender.site}", 0, len(kafka.forward))
+            kind, payload = self._said(sender, number)
+            record = Forward(sender.name, 1, number, payload, source, kind=kind, timestamp_ms=self.now_ms)
+            kafka.forward.append(record)
+
+    def _said(self, sender: Sender, number: int) -> tuple[str, bytes]:
+        if self.dice.random() < 0.05:
+            return HEARTBEAT, b""
+        if self.has_members and number == 1:
+            return JOIN, b""
+        if self.has_members and number == 2 and sender is self.senders[0]:
+            return SETTINGS, Settings(suspect_after_ms=MEMBER_SUSPECT_AFTER_MS).to_json()
+        return MESSAGE, b"%s %d" % (sender.name.encode(), number)
 
     def _carry(self, name: str) -> None:
         self._relay(name, self.dice.choice(self.names))
