@@ -69,11 +69,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ordering.errors import ProtocolViolation
-from ordering.isis import RESEND_AFTER_MS, Refused, Send, Tick
+from ordering.isis import RESEND_AFTER_MS, Send, Tick
 from ordering.isis_codec import decode, encode
 from ordering.isis_formation import Life, first_view
 from ordering.isis_log import Entry, Letter, Ordered, Range, ranges_of, read_letter, run_of, write_letter
-from ordering.isis_messages import Deliver, Exclude, Message, Output, To
+from ordering.isis_messages import Deliver, Exclude, Installed, Message, NotExcluded, Output, Outside, Stuck, To
 from ordering.isis_views import SUSPECT_AFTER_MS, Process, ProcessState, awake, member
 from ordering.reader import Reader, Verdict
 from ordering.records import EPOCH, MESSAGE, Data, DeadLetter, Forward, Malformed
@@ -122,6 +122,9 @@ class Heard(NamedTuple):
 
 
 SiteEvent = Arrived | Heard | Tick | Exclude
+
+Notice = Installed | Outside | Stuck | NotExcluded
+"""What an operator may want to know: which view is in force, and what a site waits for."""
 
 
 class Place(NamedTuple):
@@ -242,6 +245,8 @@ class Site:
         self._since = deque(state.since)
         self._snapshot, self._sequenced = state.snapshot, state.sequenced
         self._news: list[Ordered] = []
+        self.notices: tuple[Notice, ...] = ()
+        """Of the last step."""
         self.sequenced = Sequenced(state, epoch)
 
     def state(self) -> SiteState:
@@ -393,6 +398,7 @@ class Site:
     def _take_outputs(self, outputs: Iterable[Output]) -> tuple[Letter, ...]:
         """Note what is ordered; return what is to be said, each message once."""
         said: list[tuple[Message, list[str]]] = []
+        notices: list[Notice] = []
         for output in outputs:
             if isinstance(output, Deliver):
                 self._order(Ordered(output.seqno, output.sender, output.run))
@@ -401,8 +407,9 @@ class Site:
                     said[-1][1].append(output.receiver.name)
                 else:
                     said.append((output.message, [output.receiver.name]))
-            else:
-                assert not isinstance(output, Refused)  # so many are never in flight
+            elif isinstance(output, Notice):
+                notices.append(output)  # not `Missing`: that stands in others' logs; nor `Refused`: so few are sent
+        self.notices = tuple(notices)
         return tuple(write_letter(tuple(receivers), message) for message, receivers in said)
 
     def _order(self, ordered: Ordered) -> None:

@@ -8,13 +8,14 @@ from ordering.errors import ProtocolViolation
 from ordering.isis import Propose, Tick
 from ordering.isis_formation import Life
 from ordering.isis_log import Entry, Letter, Ordered, Range, ranges_of, read_letter, run_of, write_letter
-from ordering.isis_messages import Exclude
+from ordering.isis_messages import Exclude, Stuck
 from ordering.isis_site import (
     MAX_MARKS,
     MAX_RUNS_IN_FLIGHT,
     SNAPSHOT_EVERY_RUNS,
     Arrived,
     Heard,
+    Notice,
     Site,
     SiteState,
     first_state,
@@ -197,9 +198,12 @@ def test_a_minority_waits() -> None:
     cluster.settle(2)
     cluster.down |= {"sfo", "lax"}
     cluster.forward("nyc", 3)
+    stuck: list[Notice] = []
     for _ in range(200):
         cluster.now_ms += 40
         cluster.step("nyc")
+        stuck += cluster.sites["nyc"].notices
+    assert [(notice.reached, notice.needed) for notice in stuck if isinstance(notice, Stuck)] == [((Life("nyc"),), 2)]
     assert cluster.sites["nyc"].is_waiting
     assert not cluster.data["nyc"]
 
