@@ -81,7 +81,7 @@ from ordering.isis import (
 )
 from ordering.isis import Deliver as Delivered
 from ordering.isis_codec import decode, encode
-from ordering.isis_flush import is_quorum, may_exclude, next_view
+from ordering.isis_flush import is_quorum, is_report, may_exclude, next_view
 from ordering.isis_formation import Formation, Hello, Life, View
 from ordering.isis_messages import (
     NO_BALLOT,
@@ -500,6 +500,9 @@ class Process:
     def _count_promise(self, place: int, message: Promise) -> None:
         attempt = self._attempt
         if attempt is None or message.ballot != attempt.ballot or attempt.value is not None:
+            return
+        if not is_report(message.report, len(self.view.members)):
+            self.ignored += 1
             return
         promises = {**dict(attempt.promises), place: message}
         self._attempt = attempt._replace(promises=tuple(sorted(promises.items())))
