@@ -130,6 +130,7 @@ class Job:
             if self.dies():
                 return
             self.kafka.log.append(entry)
+            self.world.note_view(self)
             if self.dies():
                 return
         self.sequence()
@@ -347,14 +348,13 @@ class World:
                 if job.counts:
                     self.anomalies.append(Anomaly(WRONG_STATE, f"{name}: {error}", ()))
                 job.died = True
-            self._note_view(job)
             self._note_held(job)
             is_told = not job.counts and self.dice.random() < 0.05  # that it was fenced
             if job.died or is_told:
                 self.jobs[name].remove(job)
 
-    def _note_view(self, job: Job) -> None:
-        """Views of jobs that count are the same."""
+    def note_view(self, job: Job) -> None:
+        """Views that entries tell of are the same; one that is in no entry may be forgotten."""
         view = job.site.process.view
         if job.counts and self.views.setdefault(view.id, view) != view:
             self.anomalies.append(Anomaly(VIEW_VIOLATION, f"{self.views[view.id]} and {view}", ()))
