@@ -50,6 +50,7 @@ simulate: setup ## run SEEDS=1000 simulated histories with crashes through the c
 	@$(BIN)/python -m tests.simulator --sites --seeds $$(($(SEEDS) / 2)) $(ARGS)
 	@$(BIN)/python -m tests.simulator --orders --seeds $(SEEDS) $(ARGS)
 	@$(BIN)/python -m tests.simulator --isis --seeds $$(($(SEEDS) / 2)) $(ARGS)
+	@$(BIN)/python -m tests.simulator --isis-sites --seeds $$(($(SEEDS) / 10)) $(ARGS)
 
 lock: setup ## write conf/*.lock anew from pyproject.toml
 	@$(UV) pip compile pyproject.toml --extra jobs --upgrade $(LOCK_OPTIONS) --output-file conf/requirements.lock

@@ -64,10 +64,11 @@ MAX_BACKLOG_RUNS = 65_536
 """Runs of a process that may wait for its window; one more is refused."""
 
 RESEND_AFTER_MS = 40
-"""How long an answer may take until the question is sent again. Twice as long each time that nothing has come."""
+"""How long an answer may take until the question is sent again. Twice as long each time that nothing has come. For
+processes of one machine; sites, with a relay between them, take more."""
 
-MAX_PATIENCE_MS = 640
-"""The longest that becomes."""
+MAX_PATIENCE = 16
+"""So many times as long at most."""
 
 RESENT_RUNS = 128
 """Most runs, and most final numbers, that are sent again to one process at a time."""
@@ -232,6 +233,7 @@ class AgreementState:
     told: int = 0
     is_frozen: bool = False
     dropped: tuple[tuple[str, int], ...] = ()
+    resend_after_ms: int = RESEND_AFTER_MS
 
 
 class Step(NamedTuple):
@@ -259,6 +261,7 @@ def begin(
     counter: int = 0,
     backlog: Iterable[Run] = (),
     now_ms: int = 0,
+    resend_after_ms: int = RESEND_AFTER_MS,
 ) -> AgreementState:
     """A view as it begins: `rows` has the last run of each process that was ordered before, `delivered` the last seqno.
 
@@ -280,9 +283,10 @@ def begin(
         backlog=tuple(backlog),
         now_ms=now_ms,
         asked_at_ms=(now_ms,) * size,
-        patience_ms=(RESEND_AFTER_MS,) * size,
+        patience_ms=(resend_after_ms,) * size,
         known_at_ms=now_ms,
         told=delivered,
+        resend_after_ms=resend_after_ms,
     )
 
 
@@ -324,7 +328,7 @@ class Agreement:
         self.majority = state.size // 2 + 1
         self.counter, self.delivered, self.now_ms = state.counter, state.delivered, state.now_ms
         self.dropped = {Drop(name): count for name, count in state.dropped}
-        self.is_frozen = state.is_frozen
+        self.is_frozen, self._resend_after_ms = state.is_frozen, state.resend_after_ms
         self._accepted, self._ordered = list(state.accepted), list(state.ordered)
         self._delivered_by = list(state.delivered_by)
         self._finals = [list(row) for row in state.finals]
@@ -370,6 +374,7 @@ class Agreement:
             told=self._told,
             is_frozen=self.is_frozen,
             dropped=tuple(sorted((drop.value, count) for drop, count in self.dropped.items())),
+            resend_after_ms=self._resend_after_ms,
         )
 
     def take(self, event: Event) -> None:
@@ -416,7 +421,7 @@ class Agreement:
             if process != self.me and self.now_ms - self._asked_at_ms[process] >= self._patience_ms[process]:
                 self._ask_again(process)
         is_quiet = not self._recent and not len(self._queue) and self._told == self.delivered
-        if not is_quiet and self.now_ms - self._known_at_ms >= RESEND_AFTER_MS // 2:
+        if not is_quiet and self.now_ms - self._known_at_ms >= self._resend_after_ms // 2:
             self._waiting.has_news = True
         self._advance()
 
@@ -462,6 +467,10 @@ class Agreement:
     def final_runs(self) -> tuple[Placed, ...]:
         """The runs that are final and not delivered, with seqno 0."""
         return tuple(Placed(0, held.id, held.run.length, held.key) for held in self._queue if held.is_final)
+
+    def held(self) -> tuple[Held, ...]:
+        """The runs that this process has proposed for and not delivered."""
+        return tuple(self._queue)
 
     def settle(self, order: Iterable[Placed]) -> list[Deliver]:
         """The rest of the view in the order that was agreed on: what of it was not delivered here yet.
@@ -548,7 +557,7 @@ class Agreement:
             self._drop(Drop.INVALID)
         else:
             own.missing &= ~(1 << proposer)
-            self._patience_ms[proposer] = RESEND_AFTER_MS
+            self._patience_ms[proposer] = self._resend_after_ms
             own.best = higher(own.best, Key(proposal, proposer))
 
     def _finalise(self) -> None:
@@ -599,7 +608,7 @@ class Agreement:
             return
         row = self._finals[process]
         if message.finals[self.me] > row[self.me]:
-            self._patience_ms[process] = RESEND_AFTER_MS
+            self._patience_ms[process] = self._resend_after_ms
         for sender, number in enumerate(message.finals):
             if number > row[sender]:
                 row[sender] = number
@@ -637,7 +646,7 @@ class Agreement:
                 self._own.pop(run_id.number, None)
 
     def _ask_again(self, process: int) -> None:
-        late = self.now_ms - RESEND_AFTER_MS
+        late = self.now_ms - self._resend_after_ms
         unanswered = (
             (number, own.run)
             for number, own in self._own.items()
@@ -652,7 +661,7 @@ class Agreement:
             questions.append(Finals(self.view, first, tuple(own.best for own in unknown)))
         if questions:
             self._asked_at_ms[process] = self.now_ms
-            self._patience_ms[process] = min(MAX_PATIENCE_MS, 2 * self._patience_ms[process])
+            self._patience_ms[process] = min(MAX_PATIENCE * self._resend_after_ms, 2 * self._patience_ms[process])
             self._waiting.outputs += [Tell(process, question) for question in questions]
 
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 def encode(value: object) -> bytes:
     """A value as JSON, equal values as equal bytes."""
-    return json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=True).encode("ascii")
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=True, default=_plain).encode("ascii")
 
 
 def decode(kind: type[T], raw: bytes) -> T:
@@ -35,13 +35,12 @@ def decode(kind: type[T], raw: bytes) -> T:
 
 
 def _plain(value: object) -> object:
+    """What JSON does not know by itself: it writes tuples, named ones too, as lists."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
-    return value
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    raise TypeError(f"{value!r:.40} can't be stored")
 
 
 @functools.cache

@@ -26,6 +26,13 @@ def may_exclude(size: int, gone: Iterable[int]) -> bool:
     return len(set(gone)) < size // 2 + 1
 
 
+def is_report(report: Report, size: int) -> bool:
+    """Whether a report can be about a view of that size: a process that has gone astray may send any."""
+    runs = (*report.recent, *report.finals)
+    places = [place for run in runs for place in (run.id.sender, run.key.proposer)]
+    return len(report.ordered) == size and all(place < size for place in places)
+
+
 def settle(reports: Sequence[Report]) -> tuple[Placed, ...]:
     """The end of a view from what a quorum of frozen members knows; see the module's text, "The new value"."""
     delivered = {placed.seqno: placed for report in reports for placed in report.recent}

@@ -81,7 +81,7 @@ from ordering.isis import (
 )
 from ordering.isis import Deliver as Delivered
 from ordering.isis_codec import decode, encode
-from ordering.isis_flush import is_quorum, may_exclude, next_view
+from ordering.isis_flush import is_quorum, is_report, may_exclude, next_view
 from ordering.isis_formation import Formation, Hello, Life, View
 from ordering.isis_messages import (
     NO_BALLOT,
@@ -162,6 +162,7 @@ class ProcessState:
     beat_at_ms: int = 0
     patience_ms: int = 0
     ignored: int = 0
+    resend_after_ms: int = RESEND_AFTER_MS
 
     def to_bytes(self) -> bytes:
         """The state as JSON, equal states as equal bytes."""
@@ -192,18 +193,32 @@ def step(state: ProcessState, events: Iterable[Event]) -> Step:
     return Step(process.state(), outputs)
 
 
-def member(me: Life, view: View, *, now_ms: int = 0, suspect_after_ms: int = SUSPECT_AFTER_MS) -> ProcessState:
+def member(
+    me: Life,
+    view: View,
+    *,
+    now_ms: int = 0,
+    suspect_after_ms: int = SUSPECT_AFTER_MS,
+    resend_after_ms: int = RESEND_AFTER_MS,
+) -> ProcessState:
     """A process that begins in a view it was given: a site, whose file says who is in the first one."""
-    rows = [0] * len(view.members)
+    rows, place = [0] * len(view.members), view.members.index(me)
     return ProcessState(
         me=me,
         view=view,
         suspect_after_ms=suspect_after_ms,
-        agreement=begin(view.id, view.members.index(me), rows, delivered=view.base, now_ms=now_ms),
+        agreement=begin(view.id, place, rows, delivered=view.base, now_ms=now_ms, resend_after_ms=resend_after_ms),
         delivered=view.base,
         heard=tuple((life, now_ms) for life in view.members),
         now_ms=now_ms,
+        resend_after_ms=resend_after_ms,
     )
+
+
+def awake(state: ProcessState, now_ms: int) -> ProcessState:
+    """A process that goes on after some time: nobody is suspected for what nobody was there to hear."""
+    now_ms = max(state.now_ms, now_ms)
+    return replace(state, now_ms=now_ms, heard=tuple((life, now_ms) for life, _ in state.heard))
 
 
 def fresh(me: Life, *, now_ms: int = 0, suspect_after_ms: int = SUSPECT_AFTER_MS) -> ProcessState:
@@ -231,6 +246,7 @@ class Process:
         self.formation = formation
         self.agreement = Agreement(state.agreement) if state.agreement is not None else None
         self.suspect_after_ms, self.now_ms = state.suspect_after_ms, state.now_ms
+        self._resend_after_ms = state.resend_after_ms
         self._settled = state.settled
         self._promised, self._vote, self._attempt = state.promised, state.vote, state.attempt
         self._highest_round = state.highest_round
@@ -378,7 +394,7 @@ class Process:
     def _tell_view(self, receiver: Life) -> None:
         """Say which view is in force, if this process is or was in one; and not to everybody all the time."""
         last = self._told.get(receiver)
-        if self.formation is None and self.view.id and (last is None or self.now_ms - last >= RESEND_AFTER_MS):
+        if self.formation is None and self.view.id and (last is None or self.now_ms - last >= self._resend_after_ms):
             if last is None and len(self._told) >= MAX_JOINERS:
                 self._told.clear()
             self._told[receiver] = self.now_ms
@@ -387,7 +403,7 @@ class Process:
     def _ask_view(self, sender: Life) -> None:
         """A process that is in a later view tells it to who asks to join."""
         last = self._told.get(sender)
-        if last is None or self.now_ms - last >= RESEND_AFTER_MS:
+        if last is None or self.now_ms - last >= self._resend_after_ms:
             self._told[sender] = self.now_ms
             self._outputs.append(To(sender, Join(self.view.id)))
 
@@ -414,7 +430,7 @@ class Process:
             self._open_ballot()
 
     def _tick_outside(self) -> None:
-        if self.now_ms - self._beat_at_ms < max(RESEND_AFTER_MS, self.suspect_after_ms // 8) and self._beat_at_ms:
+        if self.now_ms - self._beat_at_ms < max(self._resend_after_ms, self.suspect_after_ms // 8) and self._beat_at_ms:
             return
         self._beat_at_ms = self.now_ms
         if self.formation is not None:
@@ -462,7 +478,7 @@ class Process:
     def _go_on(self, attempt: Attempt) -> None:
         """Ask those again who have not answered; say it if too few do."""
         mine, size = self._places[self.me], len(self.view.members)
-        if self.now_ms - attempt.asked_at_ms >= RESEND_AFTER_MS:
+        if self.now_ms - attempt.asked_at_ms >= self._resend_after_ms:
             self._attempt = attempt = attempt._replace(asked_at_ms=self.now_ms)
             answered = attempt.accepted_by if attempt.value is not None else tuple(dict(attempt.promises))
             for life, place in self._places.items():
@@ -484,6 +500,9 @@ class Process:
     def _count_promise(self, place: int, message: Promise) -> None:
         attempt = self._attempt
         if attempt is None or message.ballot != attempt.ballot or attempt.value is not None:
+            return
+        if not is_report(message.report, len(self.view.members)):
+            self.ignored += 1
             return
         promises = {**dict(attempt.promises), place: message}
         self._attempt = attempt._replace(promises=tuple(sorted(promises.items())))
@@ -633,6 +652,7 @@ class Process:
                 counter=counter,
                 backlog=self._backlog,
                 now_ms=self.now_ms,
+                resend_after_ms=self._resend_after_ms,
             )
         )
         self._backlog = deque()

@@ -22,6 +22,7 @@ from ordering.isis_messages import (
     Output,
     Outside,
     Prepare,
+    Promise,
     Report,
     Stuck,
     To,
@@ -98,6 +99,28 @@ def test_the_next_view_says_up_to_where_each_life_was_ordered() -> None:
         Life("d"): 0,
         Life("z", 9): 6,
     }
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        Report(0, (), (), (0, 0)),
+        Report(0, (placed(1, 3, 1, 5),), (), (0, 0, 0)),
+        Report(0, (), (Placed(0, RunId(0, 1), 1, Key(5, 3)),), (0, 0, 0)),
+    ],
+    ids=["size", "sender", "proposer"],
+)
+def test_a_promise_about_another_view_is_ignored(report: Report) -> None:
+    """A process that has gone astray may have a view of that number with other members."""
+    sites = Sites("abc")
+    for now_ms in (SUSPECT_AFTER_MS + 1, SUSPECT_AFTER_MS + 3):
+        sites.take("a", Tick(now_ms))
+    attempt = sites.states["a"].attempt
+    assert attempt is not None
+    promise = Promise(sites.view.id, attempt.ballot, None, report)
+    sites.take("a", From(Life("b"), promise), From(Life("c"), promise))
+    assert sites.states["a"].attempt == attempt
+    assert sites.states["a"].ignored == 2
 
 
 def test_those_who_join_are_at_most_as_many_as_those_who_stay() -> None:

@@ -8,7 +8,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from tests.simulator import isis, isis_mutations, membership_mutations, mesh_mutations, mutations, sites_schedule
+from tests.simulator import (
+    isis,
+    isis_mutations,
+    isis_site_mutations,
+    isis_sites,
+    membership_mutations,
+    mesh_mutations,
+    mutations,
+    sites_schedule,
+)
 from tests.simulator.orders import Orders
 from tests.simulator.schedule import History, history, run, shrink
 
@@ -69,6 +78,12 @@ def report_isis(seed: int, name: str) -> list[str]:
     return [f"{anomaly.name}: {anomaly.detail}" for anomaly in isis.run(seed, isis_mutations.by_name(name))]
 
 
+def report_isis_sites(seed: int, name: str) -> list[str]:
+    """Sites that agree without a home."""
+    found = isis_sites.run(seed, isis_site_mutations.by_name(name))
+    return [f"{anomaly.name}: {anomaly.detail}" for anomaly in found]
+
+
 GROUP = Simulation("a group", report_group, [mutation.name for mutation in mutations.MUTATIONS])
 SIMULATIONS: Mapping[str, Simulation] = {
     "sites": Simulation("meshes of sites", report_mesh, [mutation.name for mutation in mesh_mutations.MESH_MUTATIONS]),
@@ -82,6 +97,11 @@ SIMULATIONS: Mapping[str, Simulation] = {
         "histories of processes that agree without a sequencer",
         report_isis,
         [mutation.name for mutation in isis_mutations.MUTATIONS],
+    ),
+    "isis-sites": Simulation(
+        "histories of sites that agree without a home",
+        report_isis_sites,
+        [mutation.name for mutation in isis_site_mutations.MUTATIONS],
     ),
 }
 

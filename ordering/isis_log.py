@@ -1,0 +1,117 @@
+"""What a site of the ISIS agreement writes into its log, and other sites read there: entries. Plain values.
+
+An *entry* is one record: what the site has promised (its state), what it says to others (letters), and what is ordered
+by then. A letter leaves a site only as part of an entry that stands in its log, since what relays carry is the log. So
+there is no moment at which a promise is known to others and may still be forgotten.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple, cast
+
+from ordering.errors import ProtocolViolation
+from ordering.hold_back import Run
+from ordering.isis import Finals, Known, Propose, Send
+from ordering.isis_codec import decode, encode
+from ordering.isis_formation import Life
+from ordering.isis_messages import (
+    Accept,
+    Accepted,
+    Beat,
+    Decided,
+    Join,
+    Message,
+    Prepare,
+    Promise,
+    Refuse,
+)
+
+_KINDS = {
+    kind.__name__.lower(): kind
+    for kind in (Send, Propose, Finals, Known, Beat, Join, Prepare, Promise, Refuse, Accept, Accepted, Decided)
+}
+
+
+class Range(NamedTuple):
+    """FORWARD records of one partition: those with `first` <= offset < `end` at their own site."""
+
+    place: str
+    first: int
+    end: int
+
+
+class _Ranges(NamedTuple):
+    ranges: tuple[Range, ...]
+
+
+class Ordered(NamedTuple):
+    """A run in its place of the agreed order: its first position is `first`, and it takes one a record."""
+
+    first: int
+    sender: Life
+    run: Run
+
+    @property
+    def last(self) -> int:
+        """The position of its last record."""
+        return self.first + self.run.length - 1
+
+
+class Letter(NamedTuple):
+    """A message of the agreement to some sites."""
+
+    receivers: tuple[str, ...]
+    kind: str
+    body: str
+
+
+class Entry(NamedTuple):
+    """One step of a site: the `number`th of its log, in that epoch. `origin` is the group's of ISIS views.
+
+    `ordered` follows what earlier entries of the log have, without a gap. `state` is the site's own business.
+    """
+
+    origin: int
+    epoch: int
+    number: int
+    letters: tuple[Letter, ...] = ()
+    ordered: tuple[Ordered, ...] = ()
+    state: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        """As the payload of a record."""
+        return encode(self)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Entry:
+        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        return decode(cls, raw)
+
+
+def run_of(ranges: tuple[Range, ...]) -> Run:
+    """What is agreed on as one: these records, in this order."""
+    return Run(encode(_Ranges(ranges)), sum(part.end - part.first for part in ranges))
+
+
+@functools.lru_cache(maxsize=4096)
+def ranges_of(run: Run) -> tuple[Range, ...]:
+    """Inverse of `run_of`. Raises ProtocolViolation if it is not so many records, of different partitions."""
+    ranges = decode(_Ranges, run.reference).ranges
+    is_proper = all(part.first < part.end for part in ranges) and len({part.place for part in ranges}) == len(ranges)
+    if not is_proper or sum(part.end - part.first for part in ranges) != run.length:
+        raise ProtocolViolation(f"{ranges} are not the {run.length} records of a run.")
+    return ranges
+
+
+def write_letter(receivers: tuple[str, ...], message: Message) -> Letter:
+    """A message as it stands in an entry."""
+    return Letter(receivers, type(message).__name__.lower(), encode(message).decode("ascii"))
+
+
+def read_letter(letter: Letter) -> Message:
+    """Inverse of `write_letter`. Raises ProtocolViolation."""
+    kind = _KINDS.get(letter.kind)
+    if kind is None:
+        raise ProtocolViolation(f"{letter.kind!r:.40} is no message of the agreement between sites.")
+    return cast("Message", decode(kind, letter.body.encode("utf-8")))

@@ -1,0 +1,478 @@
+"""ISIS between sites: one order without a home. A site's part in it, around the processes of `ordering.isis_views`.
+
+Each site is one process of the agreement. What it submits are *runs*: all of its FORWARD that has come since the last
+one, by reference (partition and offsets). What comes out, at every site, is one sequence of runs, and so of FORWARD
+records; the *position* of a record is its number there. Every site puts the same records in the same order through the
+same `ordering.sequencer`, from the same state. So every site's DATA is the same, views and refusals included, but for
+the epoch, which says which job of the site wrote it.
+
+    FORWARD ─→ run ─→ agreement ─→ entry ─→ the site's log ─→ relays ─→ the other sites' agreement
+                                               └→ runs that are ordered ─→ `Sequenced` ─→ DATA
+
+A *step* takes what has come: FORWARD of its own, FORWARD that relays have brought, entries of other sites' logs, the
+time. If something is to leave the site by it, all that the site knows is written with it as one entry (`isis_log`).
+DATA is made of runs of entries that are in the log, never of what a job knows and may forget.
+
+Rules.
+
+1. *Nothing leaves but by the log.* Letters are part of entries, and DATA follows the entry that has its runs. A step
+   that makes no entry may be forgotten: who starts again reads the same inputs from where the last entry stood.
+2. *One chain.* An entry that counts was made from the state of the one that counts before it. A job claims an epoch,
+   seals the log, reads it up to the seal, and goes on from the last entry that counts; what a job of a lower epoch
+   writes behind the seal counts for nobody. Readers of the log, at home and elsewhere, know by `ordering.reader`:
+   entries are numbered 1, 2, 3 …, and seals stand among them.
+3. *Payload first.* A site proposes for another's run only when all its records stand in its own Kafka. What relays
+   bring is taken in the order of its offsets at home, each once. So a payload crosses a bridge once, and what is
+   ordered needs nobody any more to be read.
+4. *What one site has ordered is ordered.* An entry says which runs were ordered. A site takes that over from any
+   entry that counts, in the order of positions, besides what its own process delivers. So a site that was away, and
+   one that was left out of a view, catch up by reading the others' logs; they need not be asked.
+
+Why no two sites have different DATA, whatever is cut off, killed at any point, started twice or suspected wrongly:
+
+* *A site is a process that forgets nothing.* By (2) the entries that count are one history of steps of one process. By
+  (1) nobody has ever seen anything of it that is not in that history: no letter and no DATA. What a killed job, or one
+  that was replaced, had done besides is as if it had not been. So the sites are processes as `isis_views` demands, of
+  one life each, that store each step before its outputs leave.
+* *So all that is delivered is the same.* By the invariants of `isis_views` the run at a position is the same at all
+  sites that deliver one there; by (4) a site takes a run over only where a process has delivered it, or took it over
+  itself; so by induction there is one sequence. Counting its own knowledge of a final number, as `isis` does, is right
+  since the entry that delivers has that knowledge in it.
+* *The same runs are the same records.* A run names offsets of one log, whose records never change, and by (3) each site
+  has exactly these.
+* *The same records are the same DATA.* `Sequenced` goes from run to run, and its state after a run depends on nothing
+  but the runs up to it. It is never rebuilt from DATA, which does not tell all of it (times, records dropped): an entry
+  has a snapshot and all runs since, and who starts again makes the same DATA from them. What of it stands in the log is
+  not written again.
+
+Each message is ordered once: a run's records follow those of the run before it (`submitted`), the process gives each
+run one number for ever, `isis_views` orders each number once, and what a member has sent twice is dropped by the
+received table.
+
+What waits. With a majority of the last view everything goes on, at the sites that are in the view. A site outside it
+orders nothing of its own, and says so (`is_waiting`); its members' messages stand in its FORWARD, and are ordered when
+it is back. Two sites need each other, or an operator's `Exclude`. A site whose log is lost is not the same site any
+more: it must not come back under its name.
+
+Bounds. At most `MAX_RUNS_IN_FLIGHT` runs of a site are under way, of `MAX_RUN_RECORDS` each; what has come besides
+stands in FORWARD. Runs that wait for their records are at most the runs in flight; one that is too many is dropped, and
+sent again. `MAX_AHEAD_RUNS` may be known before those that come before them; what is beyond is dropped, and read in
+another site's log. `MAX_UNSEQUENCED_RUNS` may be ordered whose records are not here; then `is_behind` says that FORWARD
+is to be read first. An entry is O(runs in flight and not sequenced + senders of the group).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ordering.errors import ProtocolViolation
+from ordering.isis import RESEND_AFTER_MS, Send, Tick
+from ordering.isis_codec import decode, encode
+from ordering.isis_formation import Life, first_view
+from ordering.isis_log import Entry, Letter, Ordered, Range, ranges_of, read_letter, run_of, write_letter
+from ordering.isis_messages import Deliver, Exclude, Installed, Message, NotExcluded, Output, Outside, Stuck, To
+from ordering.isis_views import SUSPECT_AFTER_MS, Process, ProcessState, awake, member
+from ordering.reader import Reader, Verdict
+from ordering.records import EPOCH, MESSAGE, Data, DeadLetter, Forward, Malformed
+from ordering.sequencer import SequencerState, end_batch, step
+
+MAX_RUNS_IN_FLIGHT = 8
+"""Runs of a site that are not known to be delivered everywhere in the view."""
+
+MAX_RUN_RECORDS = 20_000
+"""FORWARD records in one run, about: a partition more or less."""
+
+MAX_WAITING_RUNS = 256
+"""Runs of other sites that may wait for their records."""
+
+MAX_AHEAD_RUNS = 65_536
+"""Runs that may be known to be ordered before all that come before them are."""
+
+MAX_UNSEQUENCED_RUNS = 1_024
+"""Runs that may be ordered and not sequenced, as their records are not here."""
+
+MAX_MARKS = 16
+"""Places from which the records of one partition can be read again."""
+
+SNAPSHOT_EVERY_RUNS = 32
+"""Runs between two snapshots, about: what a job that starts has to sequence again."""
+
+
+class Arrived(NamedTuple):
+    """FORWARD of a partition, the site's own or another's, stands at this site up to `end`, its offset at home.
+
+    `at` is where to read on in this site's Kafka for what comes next. For what is the site's own it is `end`, too.
+    """
+
+    place: str
+    end: int
+    at: int
+
+
+class Heard(NamedTuple):
+    """A record of another site's log: an entry, or a seal of that epoch. `at` is where to read on here."""
+
+    site: str
+    at: int
+    epoch: int
+    entry: Entry | None = None
+
+
+SiteEvent = Arrived | Heard | Tick | Exclude
+
+Notice = Installed | Outside | Stuck | NotExcluded
+"""What an operator may want to know: which view is in force, and what a site waits for."""
+
+
+class Place(NamedTuple):
+    """How far a partition of FORWARD is here (`end`), was submitted by this site, and is ordered; and see `Mark`."""
+
+    name: str
+    end: int = 0
+    submitted: int = 0
+    ordered: int = 0
+    marks: tuple[Mark, ...] = ()
+
+
+class Mark(NamedTuple):
+    """What comes from offset `end` on at home stands from `at` on here."""
+
+    end: int
+    at: int
+
+
+class LogRow(NamedTuple):
+    """How far another site's log was read: the state of the reading rule, and where to read on here."""
+
+    site: str
+    epoch: int
+    number: int
+    at: int
+
+
+class Waiting(NamedTuple):
+    """A run of another site that waits for its records."""
+
+    sender: Life
+    message: Send
+
+
+@dataclass(frozen=True, slots=True)
+class SiteState:
+    """All that a site knows of the agreement of a group.
+
+    `number` is that of its last entry, `position` the last one ordered. `snapshot` is the sequencer's state after the
+    position `sequenced`, and `since` has the runs ordered after that. `ahead` are runs that are ordered, and do not
+    follow yet.
+    """
+
+    group: str
+    process: ProcessState
+    snapshot: bytes
+    number: int = 0
+    position: int = 0
+    sequenced: int = 0
+    since: tuple[Ordered, ...] = ()
+    ahead: tuple[Ordered, ...] = ()
+    places: tuple[Place, ...] = ()
+    logs: tuple[LogRow, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+    rejected: int = 0
+
+    def to_bytes(self) -> bytes:
+        """The state as JSON, equal states as equal bytes."""
+        return encode(self)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> SiteState:
+        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        return decode(cls, raw)
+
+
+def first_state(
+    group: str,
+    site: str,
+    sites: Iterable[str],
+    *,
+    now_ms: int = 0,
+    suspect_after_ms: int = SUSPECT_AFTER_MS,
+    resend_after_ms: int = RESEND_AFTER_MS,
+) -> SiteState:
+    """A site whose log has no entry yet. All must be given the same `sites`."""
+    view = first_view(Life(name) for name in sites)
+    process = member(
+        Life(site), view, now_ms=now_ms, suspect_after_ms=suspect_after_ms, resend_after_ms=resend_after_ms
+    )
+    return SiteState(group, process, SequencerState(group).to_bytes())
+
+
+def last_state(log: Iterable[Entry | int], otherwise: SiteState) -> SiteState:
+    """The state that a site's log tells: entries and seals (their epochs) in the order in which they stand there."""
+    row, last = LogRow("", 0, 0, 0), None
+    for record in log:
+        entry = record if isinstance(record, Entry) else None
+        row, counts = read_on(row, record if isinstance(record, int) else record.epoch, entry)
+        last = entry if counts else last
+    return otherwise if last is None else SiteState.from_bytes(last.state)
+
+
+def read_on(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]:
+    """The row behind the next record of a site's log, an entry or a seal; and whether it is an entry that counts."""
+    reader = Reader(row.epoch, row.number)
+    kind, number = (MESSAGE, entry.number) if entry is not None else (EPOCH, 0)
+    verdict = reader.accept(kind, epoch, number)
+    return LogRow(row.site, reader.epoch, reader.last_seqno, row.at), verdict is Verdict.TAKE
+
+
+class Site:
+    """A site, as the job of one epoch has it: take events, `end_step`, write the entry, then the DATA of what is `due`.
+
+    Mutable, as a cursor is; not thread-safe.
+    """
+
+    def __init__(self, state: SiteState, epoch: int, *, now_ms: int = 0) -> None:
+        self.group, self.epoch = state.group, epoch
+        self.process = Process(awake(state.process, now_ms))
+        self.me = self.process.me
+        self.position, self.number, self.rejected = state.position, state.number, state.rejected
+        self._places = {place.name: place for place in state.places}
+        self._logs = {row.site: row for row in state.logs}
+        self._waiting = list(state.waiting)
+        self._ahead = {ordered.first: ordered for ordered in state.ahead}
+        self._since = deque(state.since)
+        self._snapshot, self._sequenced = state.snapshot, state.sequenced
+        self._news: list[Ordered] = []
+        self.notices: tuple[Notice, ...] = ()
+        """Of the last step."""
+        self.sequenced = Sequenced(state, epoch)
+
+    def state(self) -> SiteState:
+        """The value of it, at the end of a step."""
+        return SiteState(
+            group=self.group,
+            process=self.process.state(),
+            snapshot=self._snapshot,
+            number=self.number,
+            position=self.position,
+            sequenced=self._sequenced,
+            since=tuple(self._since),
+            ahead=tuple(self._ahead[first] for first in sorted(self._ahead)),
+            places=tuple(self._places[name] for name in sorted(self._places)),
+            logs=tuple(self._logs[site] for site in sorted(self._logs)),
+            waiting=tuple(self._waiting),
+            rejected=self.rejected,
+        )
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing of this site's own can be ordered now: it is outside the view, or a view is being left."""
+        return self.process.is_waiting
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much is ordered that can't be sequenced that other sites' logs are to be left alone for now."""
+        return len(self._since) >= MAX_UNSEQUENCED_RUNS
+
+    def place(self, name: str) -> Place:
+        """How far a partition of FORWARD is."""
+        return self._places.get(name) or Place(name)
+
+    def log_row(self, site: str) -> LogRow:
+        """How far another site's log was read."""
+        return self._logs.get(site) or LogRow(site, 0, 0, 0)
+
+    def take(self, event: SiteEvent) -> None:
+        """Take one event; what follows from it goes out with `end_step`."""
+        if isinstance(event, Arrived):
+            self._arrive(event)
+        elif isinstance(event, Heard):
+            self._hear(event)
+        else:
+            self.process.take(event)
+
+    def end_step(self) -> Entry | None:
+        """The entry to write, if something is to leave: nothing else may be done before it stands in the log."""
+        self._submit()
+        self._waiting = [run for run in self._waiting if run.message.view == self.process.view.id]
+        letters = self._take_outputs(self.process.end_batch())
+        if not letters and not self._news:
+            return None
+        ordered, self._news = tuple(self._news), []
+        self.number += 1
+        self._since += ordered
+        self._take_snapshot()
+        entry = Entry(self.process.view.origin, self.epoch, self.number, letters, ordered, self.state().to_bytes())
+        self.sequenced.expect(ordered)
+        return entry
+
+    def due(self) -> Ordered | None:
+        """The next run to be sequenced, if its records are here. To be asked when the last entry is in the log."""
+        run = self.sequenced.next()
+        return run if run is not None and self._is_here(run) else None
+
+    # FORWARD
+
+    def _arrive(self, event: Arrived) -> None:
+        place = self.place(event.place)
+        if event.end <= place.end:
+            return
+        marks = (*(place.marks or (Mark(0, 0),)), Mark(event.end, event.at))
+        if len(marks) > MAX_MARKS:
+            marks = (*marks[:-1:2], marks[-1])
+        self._places[event.place] = place._replace(end=event.end, marks=marks)
+        waiting, self._waiting = self._waiting, []
+        for run in waiting:
+            self._take_send(run.sender, run.message)
+
+    def _is_here(self, ordered: Ordered) -> bool:
+        """Whether all records of a run stand at this site."""
+        return all(part.end <= self.place(part.place).end for part in ranges_of(ordered.run))
+
+    def _submit(self) -> None:
+        """One run of all that has come, as long as not too many are under way."""
+        if self.process.in_flight >= MAX_RUNS_IN_FLIGHT:
+            return
+        ranges, room = [], MAX_RUN_RECORDS
+        for name in sorted(self._places):
+            place = self._places[name]
+            end = min(place.end, place.submitted + room)
+            if self._is_own(name) and place.submitted < end:
+                ranges.append(Range(name, place.submitted, end))
+                room -= end - place.submitted
+                self._places[name] = place._replace(submitted=end)
+        if ranges:
+            self.process.submit(run_of(tuple(ranges)))
+
+    def _is_own(self, place: str) -> bool:
+        return place.rpartition("-")[0].endswith(f".forward.{self.me.name}")
+
+    # Other sites' logs
+
+    def _hear(self, event: Heard) -> None:
+        entry = event.entry
+        if entry is not None and entry.origin != self.process.view.origin:
+            raise ProtocolViolation(
+                f"site {event.site} is of another group of sites than {self.me.name}: have they the same sites' file?"
+            )
+        row = self.log_row(event.site)
+        row, counts = read_on(row._replace(at=max(row.at, event.at)), event.epoch, entry)
+        self._logs[event.site] = row
+        if entry is not None and counts:
+            self._take_entry(event.site, entry)
+
+    def _take_entry(self, site: str, entry: Entry) -> None:
+        for ordered in entry.ordered:
+            self._order(ordered)
+        for letter in entry.letters:
+            if self.me.name not in letter.receivers:
+                continue
+            try:
+                message = read_letter(letter)
+            except ProtocolViolation:
+                self.rejected += 1
+                continue
+            if isinstance(message, Send):
+                self._take_send(Life(site), message)
+            else:
+                self.process.receive(Life(site), message)
+
+    def _take_send(self, sender: Life, message: Send) -> None:
+        """Hand on the runs whose records are here; the others wait."""
+        for number, run in enumerate(message.runs, message.first):
+            alone = Send(message.view, number, (run,))
+            try:
+                is_here = self._is_here(Ordered(0, sender, run))
+            except ProtocolViolation:
+                self.rejected += 1
+                return
+            if is_here or message.view != self.process.view.id:
+                self.process.receive(sender, alone)
+            elif Waiting(sender, alone) not in self._waiting and len(self._waiting) < MAX_WAITING_RUNS:
+                self._waiting.append(Waiting(sender, alone))
+
+    # What comes out
+
+    def _take_outputs(self, outputs: Iterable[Output]) -> tuple[Letter, ...]:
+        """Note what is ordered; return what is to be said, each message once."""
+        said: list[tuple[Message, list[str]]] = []
+        notices: list[Notice] = []
+        for output in outputs:
+            if isinstance(output, Deliver):
+                self._order(Ordered(output.seqno, output.sender, output.run))
+            elif isinstance(output, To):
+                if said and said[-1][0] is output.message:
+                    said[-1][1].append(output.receiver.name)
+                else:
+                    said.append((output.message, [output.receiver.name]))
+            elif isinstance(output, Notice):
+                notices.append(output)  # not `Missing`: that stands in others' logs; nor `Refused`: so few are sent
+        self.notices = tuple(notices)
+        return tuple(write_letter(tuple(receivers), message) for message, receivers in said)
+
+    def _order(self, ordered: Ordered) -> None:
+        """Some process has delivered it there. It comes out when all before it have."""
+        if ordered.first <= self.position:
+            return
+        known = self._ahead.get(ordered.first)
+        if known is not None and known != ordered:
+            raise ProtocolViolation(f"{known} and {ordered} are both ordered.")
+        if ordered.first == self.position + 1 or len(self._ahead) < MAX_AHEAD_RUNS:
+            self._ahead[ordered.first] = ordered
+        while (following := self._ahead.pop(self.position + 1, None)) is not None:
+            self.position = following.last
+            self._news.append(following)
+            for part in ranges_of(following.run):
+                self._note_ordered(part)
+
+    def _note_ordered(self, part: Range) -> None:
+        place = self.place(part.place)
+        ordered = max(place.ordered, part.end)
+        submitted = max(place.submitted, ordered)
+        self._places[part.place] = place._replace(ordered=ordered, submitted=submitted)
+
+    def _take_snapshot(self) -> None:
+        """The sequencer's state, now and then, in the place of runs that it counts."""
+        done = self.sequenced
+        if done.position > self._sequenced and len(self._since) >= SNAPSHOT_EVERY_RUNS:
+            self._snapshot, self._sequenced = done.state.to_bytes(), done.position
+            while self._since and self._since[0].last <= done.position:
+                run = self._since.popleft()
+                for part in ranges_of(run.run):
+                    self._forget_marks(part)
+
+    def _forget_marks(self, part: Range) -> None:
+        """From where to read again: at the latest mark before all that is not in the snapshot."""
+        place = self.place(part.place)
+        passed = [mark for mark in place.marks if mark.end <= part.end]
+        self._places[part.place] = place._replace(marks=place.marks[max(0, len(passed) - 1) :])
+
+
+class Sequenced:
+    """The sequencer of a site, which goes from run to run: the same at all sites, but for the epoch it writes."""
+
+    def __init__(self, state: SiteState, epoch: int) -> None:
+        known = SequencerState.from_bytes(state.snapshot)
+        self.state = replace(known, epoch=epoch)
+        self.position = state.sequenced
+        self._runs = deque(state.since)
+
+    def expect(self, runs: Iterable[Ordered]) -> None:
+        """These runs follow."""
+        self._runs += runs
+
+    def next(self) -> Ordered | None:
+        """The next run, None if there is none."""
+        return self._runs[0] if self._runs else None
+
+    def sequence(self, records: Sequence[Forward | Malformed]) -> tuple[Data | DeadLetter, ...]:
+        """Decide the next run, whose records these are. What of it stands in DATA already need not be written again."""
+        run = self._runs.popleft()
+        if len(records) != run.run.length:
+            raise ProtocolViolation(f"{len(records)} records are not those of {run}.")
+        state, outputs = step(self.state, sorted(records, key=lambda record: record.source))
+        state, closing = end_batch(state)
+        self.state, self.position = state, run.last
+        return (*outputs, *closing)

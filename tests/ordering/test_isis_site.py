@@ -1,0 +1,305 @@
+"""A site's part in the agreement: what leaves it and when, what it takes from others' logs, and how it goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from ordering.errors import ProtocolViolation
+from ordering.isis import Propose, Tick
+from ordering.isis_formation import Life
+from ordering.isis_log import Entry, Letter, Ordered, Range, ranges_of, read_letter, run_of, write_letter
+from ordering.isis_messages import Exclude, Stuck
+from ordering.isis_site import (
+    MAX_MARKS,
+    MAX_RUNS_IN_FLIGHT,
+    SNAPSHOT_EVERY_RUNS,
+    Arrived,
+    Heard,
+    Notice,
+    Site,
+    SiteState,
+    first_state,
+    last_state,
+)
+from ordering.records import Data, DeadLetter, Forward, Malformed, Source
+
+SITES = ("nyc", "sfo", "lax")
+
+
+def forward_topic(site: str) -> str:
+    return f"abcast.g.forward.{site}"
+
+
+def record(site: str, offset: int, *, local_seqno: int | None = None) -> Forward:
+    number = offset + 1 if local_seqno is None else local_seqno
+    return Forward(f"{site}/m", 1, number, b"%d" % number, Source(forward_topic(site), 0, offset))
+
+
+def place(site: str) -> str:
+    return f"{forward_topic(site)}-0"
+
+
+class Cluster:
+    """Sites whose relays carry all at once, entry by entry. `logs` is what stands in each site's log."""
+
+    def __init__(self, sites: tuple[str, ...] = SITES) -> None:
+        self.sites = {name: Site(first_state("g", name, sites), 1) for name in sites}
+        self.logs: dict[str, list[Entry]] = {name: [] for name in sites}
+        self.read = {name: dict.fromkeys(sites, 0) for name in sites}
+        self.data: dict[str, list[Data | DeadLetter]] = {name: [] for name in sites}
+        self.ends = dict.fromkeys(sites, 0)
+        self.down: set[str] = set()
+        self.now_ms = 0
+
+    def forward(self, site: str, count: int, *, to: tuple[str, ...] | None = None) -> None:
+        """So many records come at a site, and the relays bring them to the others."""
+        self.ends[site] += count
+        for name in to if to is not None else self.sites:
+            self.sites[name].take(Arrived(place(site), self.ends[site], self.ends[site]))
+
+    def step(self, name: str) -> Entry | None:
+        """One step of a site, with all that is there for it."""
+        for other, log in self.logs.items():
+            if other != name and other not in self.down:
+                for entry in log[self.read[name][other] :]:
+                    self.read[name][other] += 1
+                    self.sites[name].take(Heard(other, entry.number, entry.epoch, entry))
+        self.sites[name].take(Tick(self.now_ms))
+        written = self.sites[name].end_step()
+        if written is not None:
+            self.logs[name].append(written)
+        self.sequence(name)
+        return written
+
+    def sequence(self, name: str) -> None:
+        site = self.sites[name]
+        while (run := site.due()) is not None:
+            self.data[name] += site.sequenced.sequence(records_of(run))
+
+    def settle(self, rounds: int = 12) -> None:
+        for _ in range(rounds):
+            self.now_ms += 20
+            for name in self.sites:
+                if name not in self.down:
+                    self.step(name)
+
+
+def records_of(run: Ordered) -> list[Forward | Malformed]:
+    found: list[Forward | Malformed] = []
+    for part in ranges_of(run.run):
+        site = part.place.removesuffix("-0").rpartition(".")[2]
+        found += [record(site, offset) for offset in range(part.first, part.end)]
+    return found
+
+
+def test_all_sites_have_the_same_data() -> None:
+    cluster = Cluster()
+    for name in SITES:
+        cluster.forward(name, 3)
+    cluster.settle()
+    first, *others = cluster.data.values()
+    assert len(first) == 9
+    assert all(other == first for other in others)
+    assert [data.seqno for data in first if isinstance(data, Data)] == list(range(1, 10))
+
+
+def test_what_comes_while_a_run_is_under_way_is_one_run() -> None:
+    """The cost of agreement is a run's, and a site has a bounded number of them under way."""
+    cluster = Cluster()
+    for _ in range(MAX_RUNS_IN_FLIGHT + 20):
+        cluster.forward("nyc", 1)
+        cluster.step("nyc")
+    cluster.settle(40)
+    lengths = [ordered.run.length for entry in cluster.logs["nyc"] for ordered in entry.ordered]
+    assert lengths == [1] * MAX_RUNS_IN_FLIGHT + [20]
+
+
+def test_nothing_leaves_without_an_entry_and_no_entry_is_made_for_nothing() -> None:
+    cluster = Cluster()
+    cluster.settle(2)
+    before = len(cluster.logs["nyc"])
+    assert cluster.step("nyc") is None
+    cluster.forward("nyc", 1)
+    entry = cluster.step("nyc")
+    assert entry is not None
+    assert [letter.kind for letter in entry.letters] == ["send"]
+    assert len(cluster.logs["nyc"]) == before + 1
+
+
+def test_a_run_is_proposed_for_when_its_records_are_here() -> None:
+    cluster = Cluster()
+    cluster.forward("nyc", 2, to=("nyc", "sfo"))
+    cluster.settle(4)
+    assert not any(cluster.data.values())
+    said = [read_letter(letter) for entry in cluster.logs["lax"] for letter in entry.letters]
+    assert not any(isinstance(message, Propose) for message in said)
+    cluster.sites["lax"].take(Arrived(place("nyc"), 2, 2))
+    cluster.settle()
+    assert [len(data) for data in cluster.data.values()] == [2, 2, 2]
+
+
+def test_a_job_goes_on_from_the_last_entry_and_makes_the_same_data() -> None:
+    """From the snapshot in it, and the runs that are not in the snapshot."""
+    cluster = Cluster()
+    for _ in range(SNAPSHOT_EVERY_RUNS + 5):
+        cluster.forward("nyc", 1)
+        cluster.settle(3)
+    cluster.settle()
+    again = Site(last_state([1, *cluster.logs["sfo"], 2], first_state("g", "sfo", SITES)), 2)
+    assert 0 < again.sequenced.position < SNAPSHOT_EVERY_RUNS + 5
+    made: list[Data | DeadLetter] = []
+    while (run := again.due()) is not None:
+        made += again.sequenced.sequence(records_of(run))
+    known = {data.seqno: data for data in cluster.data["sfo"] if isinstance(data, Data)}
+    assert made
+    for data in made:
+        assert isinstance(data, Data)
+        assert (data.id, data.source) == (known[data.seqno].id, known[data.seqno].source)
+        assert data.epoch == 2
+
+
+def test_a_sealed_job_is_not_heard() -> None:
+    cluster = Cluster()
+    cluster.forward("nyc", 1)
+    entry = cluster.step("nyc")
+    assert entry is not None
+    sfo = cluster.sites["sfo"]
+    sfo.take(Heard("nyc", 1, 2))
+    sfo.take(Heard("nyc", 2, entry.epoch, entry))
+    assert sfo.log_row("nyc")[1:] == (2, 0, 2)
+    assert sfo.end_step() is None
+
+
+def test_a_site_that_was_away_reads_what_was_ordered() -> None:
+    """It is left out of the view, catches up from the others' logs, and what its members have sent is ordered."""
+    cluster = Cluster()
+    cluster.forward("lax", 1)
+    cluster.settle()
+    cluster.down.add("lax")
+    cluster.forward("nyc", 3)
+    for _ in range(200):
+        cluster.now_ms += 40
+        cluster.step("nyc")
+        cluster.step("sfo")
+    assert len(cluster.data["nyc"]) == 4
+    assert cluster.sites["nyc"].process.view.id == 2
+    cluster.down.clear()
+    cluster.forward("lax", 2)
+    for _ in range(100):
+        cluster.now_ms += 40
+        cluster.settle(1)
+    assert [len(data) for data in cluster.data.values()] == [6, 6, 6]
+    assert cluster.data["lax"] == cluster.data["nyc"] == cluster.data["sfo"]
+    assert not cluster.sites["lax"].is_waiting
+
+
+def test_a_minority_waits() -> None:
+    cluster = Cluster()
+    cluster.settle(2)
+    cluster.down |= {"sfo", "lax"}
+    cluster.forward("nyc", 3)
+    stuck: list[Notice] = []
+    for _ in range(200):
+        cluster.now_ms += 40
+        cluster.step("nyc")
+        stuck += cluster.sites["nyc"].notices
+    assert [(notice.reached, notice.needed) for notice in stuck if isinstance(notice, Stuck)] == [((Life("nyc"),), 2)]
+    assert cluster.sites["nyc"].is_waiting
+    assert not cluster.data["nyc"]
+
+
+def test_of_two_sites_one_goes_on_when_an_operator_says_so() -> None:
+    """A majority of two is both. Who was excluded is back as soon as it can be, and has the same order."""
+    cluster = Cluster(("nyc", "sfo"))
+    cluster.forward("sfo", 1)
+    cluster.settle()
+    cluster.down.add("sfo")
+    cluster.forward("nyc", 2)
+    for _ in range(150):
+        cluster.now_ms += 40
+        cluster.step("nyc")
+    assert len(cluster.data["nyc"]) == 1
+    cluster.sites["nyc"].take(Exclude(("sfo",)))
+    for _ in range(150):
+        cluster.now_ms += 40
+        cluster.step("nyc")
+    assert len(cluster.data["nyc"]) == 3
+    cluster.down.clear()
+    cluster.forward("sfo", 1)
+    for _ in range(100):
+        cluster.now_ms += 40
+        cluster.settle(1)
+    assert len(cluster.data["sfo"]) == 4
+    assert cluster.data["sfo"] == cluster.data["nyc"]
+
+
+def test_a_site_without_the_records_takes_no_more_than_it_can_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ordering.isis_site.MAX_UNSEQUENCED_RUNS", 3)
+    cluster = Cluster()
+    view = cluster.sites["lax"].process.view
+    runs = [Ordered(n, Life("nyc"), run_of((Range(place("nyc"), n - 1, n),))) for n in range(1, 6)]
+    lax = cluster.sites["lax"]
+    for number, run in enumerate(runs, 1):
+        assert not lax.is_behind or number > 3
+        if not lax.is_behind:
+            lax.take(Heard("nyc", number, 1, Entry(view.origin, 1, number, ordered=(run,))))
+            lax.end_step()
+    assert lax.is_behind
+    assert lax.due() is None
+    lax.take(Arrived(place("nyc"), 5, 5))
+    assert lax.due() == runs[0]
+
+
+def test_sites_of_other_files_are_refused() -> None:
+    entry = Entry(first_state("g", "sfo", ("nyc", "sfo")).process.view.origin, 1, 1)
+    with pytest.raises(ProtocolViolation, match="same sites' file"):
+        Cluster().sites["nyc"].take(Heard("sfo", 1, 1, entry))
+
+
+def test_a_letter_that_can_not_be_read_is_counted() -> None:
+    site = Cluster().sites["nyc"]
+    letters = (Letter(("nyc",), "gossip", "[]"), Letter(("nyc",), "propose", "[1]"), Letter(("sfo",), "gossip", "[]"))
+    site.take(Heard("sfo", 1, 1, Entry(site.process.view.origin, 1, 1, letters)))
+    assert site.rejected == 2
+
+
+def test_marks_are_few_and_reach_back_to_what_is_not_in_the_snapshot() -> None:
+    site = Cluster().sites["nyc"]
+    for end in range(1, 200):
+        site.take(Arrived(place("sfo"), end, end + 7))
+    marks = site.place(place("sfo")).marks
+    assert len(marks) <= MAX_MARKS
+    assert marks[0] == (0, 0)
+    assert marks[-1] == (199, 206)
+
+
+def test_values_are_stored_and_found_again() -> None:
+    cluster = Cluster()
+    cluster.forward("nyc", 2)
+    cluster.forward("sfo", 1, to=("sfo", "nyc"))
+    cluster.settle(3)
+    for name, site in cluster.sites.items():
+        state = site.state()
+        assert SiteState.from_bytes(state.to_bytes()) == state
+        for entry in cluster.logs[name]:
+            assert Entry.from_bytes(entry.to_bytes()) == entry
+            for letter in entry.letters:
+                assert write_letter(letter.receivers, read_letter(letter)) == letter
+    run = run_of((Range("a-0", 3, 5), Range("a-1", 0, 1)))
+    assert run.length == 3
+    assert ranges_of(run) == (("a-0", 3, 5), ("a-1", 0, 1))
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"[1,2]", b"null", b"\xff"])
+def test_what_is_no_entry_is_refused(raw: bytes) -> None:
+    for kind in (Entry, SiteState):
+        with pytest.raises(ProtocolViolation):
+            kind.from_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    "ranges", [(Range("a", 2, 2),), (Range("a", 3, 2),), (Range("a", 0, 1), Range("a", 1, 2))], ids=str
+)
+def test_what_is_no_run_is_refused(ranges: tuple[Range, ...]) -> None:
+    with pytest.raises(ProtocolViolation):
+        ranges_of(run_of(ranges))

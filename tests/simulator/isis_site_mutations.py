@@ -1,0 +1,92 @@
+"""Each rule of ISIS between sites broken on purpose: the simulator must then name what is broken.
+
+A mutation replaces a piece of the core, or of the job that drives it, for the time of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ordering.checker import DIVERGENT
+from ordering.isis_log import Entry, Ordered
+from ordering.isis_site import LogRow, Site, SiteState
+from ordering.isis_site import last_state as true_last_state
+from ordering.records import EPOCH, Data
+from ordering.sequencer import SequencerState, absorb
+from tests.simulator.isis_mutations import NONE, Mutation
+
+UNREADABLE = "unreadable"
+_SITES = "tests.simulator.isis_sites"
+
+
+def data_first(job: Any) -> None:
+    """DATA is written before the entry that has its runs."""
+    job.poll()
+    entry = job.site.end_step()
+    if entry is not None:
+        job.sequence()
+        if not job.died and not job.dies():
+            job.kafka.log.append(entry)
+
+
+def without_seal(world: Any, kafka: Any) -> tuple[Site, int]:
+    """A job starts, and does not end what the one before it may write."""
+    kafka.claims = 1
+    return Site(true_last_state(kafka.entries(), world.first(kafka)), 1), kafka.written().last_seqno
+
+
+def older_state(log: Iterable[Entry | int], otherwise: SiteState) -> SiteState:
+    """The last entries are forgotten."""
+    records = list(log)
+    entries = [record for record in records if isinstance(record, Entry)]
+    forgotten = entries[-2:]
+    return true_last_state([record for record in records if record not in forgotten], otherwise)
+
+
+def from_data(world: Any, kafka: Any) -> tuple[Site, int]:
+    """The sequencer's state is rebuilt from DATA, not from the snapshot and the runs."""
+    kafka.claims += 1
+    kafka.log.append(Data(EPOCH, kafka.claims))
+    site = Site(true_last_state(kafka.entries(), world.first(kafka)), kafka.claims)
+    told = absorb(SequencerState(site.group), (record for record in kafka.log if isinstance(record, Data)))
+    site.sequenced.state = told
+    return site, kafka.written().last_seqno
+
+
+def any_entry(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]:
+    """What stands behind a seal counts, too."""
+    if entry is None:
+        return row, False
+    return LogRow(row.site, epoch, max(row.number, entry.number), row.at), entry.number >= row.number
+
+
+def always_here(_site: Site, _run: Ordered) -> bool:
+    """A run is proposed for before its records are here."""
+    return True
+
+
+MUTATIONS = (
+    Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 575),
+    Mutation("no-seal", "a job takes over without a seal", DIVERGENT, ((f"{_SITES}.take_over", without_seal),), 70),
+    Mutation("forget", "a job forgets the last entries", DIVERGENT, ((f"{_SITES}.last_state", older_state),), 10),
+    Mutation("from-data", "the sequencer is rebuilt from DATA", DIVERGENT, ((f"{_SITES}.take_over", from_data),)),
+    Mutation(
+        "stale-entries",
+        "entries behind a seal count at other sites",
+        DIVERGENT,
+        (("ordering.isis_site.read_on", any_entry),),
+        from_seed=245,
+    ),
+    Mutation(
+        "no-payload",
+        "a site proposes for what it can't read",
+        UNREADABLE,
+        (("ordering.isis_site.Site._is_here", always_here),),
+    ),
+)
+
+
+def by_name(name: str) -> Mutation:
+    """The mutation of that name. Raises KeyError."""
+    return {mutation.name: mutation for mutation in (NONE, *MUTATIONS)}[name]

@@ -1,0 +1,506 @@
+"""Sites of the ISIS agreement around the very same core, each with its Kafka, its job and its relays.
+
+Jobs are killed between any two records that they write, started while another of the site still runs, and cut off;
+relays stop, repeat and begin anew; clocks run ahead; an operator excludes who is down. Kafka forgets nothing.
+
+    python -m tests.simulator --isis-sites --seeds 2000
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
+from ordering.errors import ProtocolViolation
+from ordering.isis import Tick
+from ordering.isis_log import Entry, Ordered, ranges_of
+from ordering.isis_messages import Exclude
+from ordering.isis_site import Arrived, Heard, Site, SiteState, first_state, last_state
+from ordering.membership import Settings
+from ordering.reader import Reader, Verdict
+from ordering.records import (
+    EPOCH,
+    HEARTBEAT,
+    JOIN,
+    MESSAGE,
+    SETTINGS,
+    Data,
+    DeadLetter,
+    Forward,
+    Malformed,
+    MessageId,
+    Source,
+)
+from tests.simulator.isis_mutations import NONE, Mutation
+
+GROUP = "g"
+SUSPECT_AFTER_MS = 400
+RESEND_AFTER_MS = 80
+MEMBER_SUSPECT_AFTER_MS = 600
+"""So much silence of a member makes a view without it, which all sites must put in the same place."""
+ACTIONS = 100
+SETTLING_ROUNDS = 300
+ROUND_MS = 40
+KINDS = {
+    "send": 18,
+    "round": 30,
+    "step": 20,
+    "carry": 20,
+    "crash": 3,
+    "restart": 8,
+    "start_second": 3,
+    "cut": 3,
+    "heal": 4,
+    "run_ahead": 1,
+    "exclude": 1,
+    "storm": 4,
+}
+"""What happens, and how often."""
+WRONG_STATE = "wrong-state"
+UNREADABLE = "unreadable"
+"""A run is ordered, and a site that has taken part in that lacks its records."""
+
+Record = Data | Entry
+"""What stands in a site's log: DATA, seals among it, and entries."""
+
+
+@dataclass
+class Kafka:
+    """A site's topics. `copies` and `logs` are what relays have brought, with the offset at home."""
+
+    name: str
+    forward: list[Forward] = field(default_factory=list)
+    log: list[Record] = field(default_factory=list)
+    copies: dict[str, list[tuple[int, Forward]]] = field(default_factory=dict)
+    logs: dict[str, list[tuple[int, Record]]] = field(default_factory=dict)
+    claims: int = 0
+
+    @property
+    def place(self) -> str:
+        return f"abcast.{GROUP}.forward.{self.name}-0"
+
+    def written(self) -> Reader:
+        """The reading rule behind all of DATA."""
+        reader = Reader()
+        for record in self.log:
+            if isinstance(record, Data):
+                reader.accept(record.kind, record.epoch, record.seqno)
+        return reader
+
+    def entries(self) -> list[Entry | int]:
+        """Entries and seals, as `last_state` takes them."""
+        return [
+            record if isinstance(record, Entry) else record.epoch
+            for record in self.log
+            if isinstance(record, Entry) or record.kind == EPOCH
+        ]
+
+
+class Job:
+    """A job of a site: takes over, then step by step."""
+
+    def __init__(self, world: World, kafka: Kafka) -> None:
+        self.world, self.kafka = world, kafka
+        self.site, self.written = take_over(world, kafka)
+        self.read = {place: self.restart(place) for place in world.places.values()}
+        self.records: dict[str, dict[int, Forward]] = {place: {} for place in self.read}
+        self.heard = {name: self.site.log_row(name).at for name in kafka.logs}
+        self.unwritten: list[Data] = []
+        self.died = False
+
+    @property
+    def counts(self) -> bool:
+        """Whether no later job of the site has taken over. One that does not may find that others contradict it."""
+        return self.site.epoch == self.kafka.claims
+
+    def restart(self, place: str) -> int:
+        """Where this job reads a partition of FORWARD again."""
+        marks = self.site.place(place).marks
+        return marks[0].at if marks else 0
+
+    def step(self) -> None:
+        """Take what there is, write the entry, then DATA; die on the way, perhaps."""
+        self.poll()
+        entry = self.site.end_step()
+        if entry is not None:
+            if self.dies():
+                return
+            self.kafka.log.append(entry)
+            self.world.note_view(self)
+            if self.dies():
+                return
+        self.sequence()
+
+    def sequence(self) -> None:
+        """Write the DATA of what is ordered, record by record."""
+        while (run := self.site.due()) is not None and (records := self._fetch(run)) is not None:
+            for data in sequence_run(self.site, run, records):
+                if isinstance(data, DeadLetter) or data.seqno <= self.written:
+                    continue
+                if self.dies():
+                    return
+                self.kafka.log.append(data)
+                self.written = data.seqno
+
+    def dies(self) -> bool:
+        if self.world.dice.random() < self.world.sudden_death:
+            self.died = True
+        return self.died
+
+    def _fetch(self, run: Ordered) -> list[Forward | Malformed] | None:
+        """The records of a run, None if not all have been read again since the start."""
+        offsets = [(part.place, n) for part in ranges_of(run.run) for n in range(part.first, part.end)]
+        if any(offset not in self.records[place] for place, offset in offsets):
+            return None
+        return [self.records[place][offset] for place, offset in offsets]
+
+    def poll(self) -> None:
+        dice = self.world.dice
+        self.site.take(Tick(self.world.now_ms + self.world.ahead.get(self.kafka.name, 0)))
+        inputs = [("forward", name) for name in self.world.places] + [("log", name) for name in self.kafka.logs]
+        dice.shuffle(inputs)
+        for kind, name in inputs:
+            if dice.random() < 0.2:
+                continue
+            if kind == "log" and self.site.is_behind:
+                continue
+            if kind == "log":
+                self._read_log(name, dice.randrange(1, 30))
+            elif name == self.kafka.name:
+                self._read_own(dice.randrange(1, 12))
+            else:
+                self._read_copy(name, dice.randrange(1, 12))
+
+    def _read_own(self, count: int) -> None:
+        place = self.kafka.place
+        start = self.read[place]
+        for offset, record in enumerate(self.kafka.forward[start : start + count], start):
+            self.records[place][offset] = record
+            self.read[place] = offset + 1
+        self.site.take(Arrived(place, self.read[place], self.read[place]))
+
+    def _read_copy(self, name: str, count: int) -> None:
+        place = self.world.places[name]
+        end = self.site.place(place).end
+        for offset, record in self.kafka.copies[name][self.read[place] : self.read[place] + count]:
+            self.read[place] += 1
+            self.records[place].setdefault(offset, record)
+            end = offset + 1 if offset == end else end
+        self.site.take(Arrived(place, end, self.read[place]))
+
+    def _read_log(self, name: str, count: int) -> None:
+        start = self.heard[name]
+        for at, (_, record) in enumerate(self.kafka.logs[name][start : start + count], start + 1):
+            self.heard[name] = at
+            entry = record if isinstance(record, Entry) else None
+            self.site.take(Heard(name, at, record.epoch, entry))
+
+
+def take_over(world: World, kafka: Kafka) -> tuple[Site, int]:
+    """Claim, seal, read up to the seal: every start of a job."""
+    kafka.claims += 1
+    kafka.log.append(Data(EPOCH, kafka.claims))
+    return Site(known_state(world, kafka), kafka.claims, now_ms=world.now_ms), kafka.written().last_seqno
+
+
+def known_state(world: World, kafka: Kafka) -> SiteState:
+    """What the log tells."""
+    return last_state(kafka.entries(), world.first(kafka))
+
+
+def sequence_run(site: Site, _run: Ordered, records: list[Forward | Malformed]) -> tuple[Data | DeadLetter, ...]:
+    """DATA of the next run."""
+    return site.sequenced.sequence(records)
+
+
+@dataclass
+class Sender:
+    """A member: sends again what it has not seen in its site's DATA, and now and then in a wrong order."""
+
+    name: str
+    site: str
+    sent: int = 0
+    ordered: int = 0
+
+
+class World:
+    """One history."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        size = self.dice.choice((2, 3, 3, 3, 3, 4, 5, 6, 7))
+        self.names = [f"s{number}" for number in range(size)]
+        self.kafkas = {name: Kafka(name) for name in self.names}
+        for kafka in self.kafkas.values():
+            others = [name for name in self.names if name != kafka.name]
+            kafka.copies = {name: [] for name in others}
+            kafka.logs = {name: [] for name in others}
+        self.places = {name: kafka.place for name, kafka in self.kafkas.items()}
+        self.has_members = seed % 2 == 1
+        self.now_ms = 1_000
+        self.ahead: dict[str, int] = {}
+        self.cut: set[tuple[str, str]] = set()
+        self.sudden_death = 0.01
+        self.anomalies: list[Anomaly] = []
+        self.views: dict[int, object] = {}
+        self.has_excluded = False
+        self.senders = [Sender(f"{name}/m{n}", name) for name in self.names for n in range(self.dice.choice((1, 1, 2)))]
+        self.jobs: dict[str, list[Job]] = {name: [] for name in self.names}
+        for name in self.names:
+            self._start(name)
+
+    def first(self, kafka: Kafka) -> SiteState:
+        """A site that begins."""
+        return first_state(
+            GROUP,
+            kafka.name,
+            self.names,
+            now_ms=self.now_ms,
+            suspect_after_ms=SUSPECT_AFTER_MS,
+            resend_after_ms=RESEND_AFTER_MS,
+        )
+
+    def run(self) -> list[Anomaly]:
+        """Act, settle, and ask the checker."""
+        for _ in range(ACTIONS):
+            self._act()
+        self._settle()
+        return self._check()
+
+    # The history
+
+    def _act(self) -> None:
+        kind = self.dice.choices(list(KINDS), list(KINDS.values()))[0]
+        getattr(self, f"_{kind}")(self.dice.choice(self.names))
+
+    def _crash(self, name: str) -> None:
+        self.jobs[name].clear()
+
+    def _restart(self, name: str) -> None:
+        if not self.jobs[name]:
+            self._start(name)
+
+    def _start_second(self, name: str) -> None:
+        if len(self.jobs[name]) < 2:
+            self._start(name)
+
+    def _heal(self, _name: str) -> None:
+        self.cut.clear()
+        self.ahead.clear()
+
+    def _run_ahead(self, name: str) -> None:
+        """A clock does: its site suspects all others."""
+        self.ahead[name] = SUSPECT_AFTER_MS + 2 * ROUND_MS
+
+    def _storm(self, _name: str) -> None:
+        """A site is cut off, or dies, while runs are under way, long enough for the others to go on without it."""
+        for _ in range(6):
+            self._send()
+        for _ in range(self.dice.randrange(4)):
+            self._round()
+        if self.dice.random() < 0.5:
+            self._hear_last_words()
+        else:
+            self._cut()
+        if self.dice.random() < 0.5:
+            self.jobs[self.dice.choice(self.names)].clear()
+        for _ in range(self.dice.randrange(10, 30)):
+            self._round()
+
+    def _hear_last_words(self) -> None:
+        """When a site has just written a final number, it is cut off from all but one, who may die in its next step."""
+        for _ in range(60):
+            name = self.dice.choice(self.names)
+            self._step(name)
+            last = self.kafkas[name].log[-1:]
+            if last and isinstance(last[0], Entry) and any(letter.kind == "finals" for letter in last[0].letters):
+                other = self.dice.choice([other for other in self.names if other != name])
+                for _ in range(8):
+                    self._relay(name, other)
+                self.sudden_death, before = 0.4, self.sudden_death
+                for _ in range(3):
+                    self._step(other)
+                self.sudden_death = before
+                self.cut = {(one, two) for one in self.names for two in self.names if (one == name) != (two == name)}
+                if self.dice.random() < 0.7:  # when it is back, the others have gone on
+                    for _ in range(self.dice.randrange(25)):
+                        self._round()
+                if not self.jobs[other]:
+                    self._start(other)
+                return
+            self._relay(name, self.dice.choice(self.names))
+
+    def _start(self, name: str) -> None:
+        try:
+            self.jobs[name].append(Job(self, self.kafkas[name]))
+        except ProtocolViolation as error:
+            self.anomalies.append(Anomaly(WRONG_STATE, f"{name}: {error}", ()))
+
+    def _step(self, name: str) -> None:
+        for job in list(self.jobs[name]):
+            try:
+                job.step()
+            except ProtocolViolation as error:
+                if job.counts:
+                    self.anomalies.append(Anomaly(WRONG_STATE, f"{name}: {error}", ()))
+                job.died = True
+            self._note_held(job)
+            is_told = not job.counts and self.dice.random() < 0.05  # that it was fenced
+            if job.died or is_told:
+                self.jobs[name].remove(job)
+
+    def note_view(self, job: Job) -> None:
+        """Views that entries tell of are the same; one that is in no entry may be forgotten."""
+        view = job.site.process.view
+        if job.counts and self.views.setdefault(view.id, view) != view:
+            self.anomalies.append(Anomaly(VIEW_VIOLATION, f"{self.views[view.id]} and {view}", ()))
+
+    def _round(self, _name: str = "") -> None:
+        """Time goes on, relays carry, jobs work."""
+        self.now_ms += self.dice.randrange(1, 2 * ROUND_MS)
+        for name in self.names:
+            for other in self.names:
+                if self.dice.random() < 0.8:
+                    self._relay(name, other)
+        for name in self.names:
+            self._step(name)
+
+    def _send(self, _name: str = "") -> None:
+        """New messages; and sometimes what was sent before, or message n + 1 before n."""
+        sender = self.dice.choice(self.senders)
+        numbers = list(range(sender.ordered + 1, sender.sent + 1)) if self.dice.random() < 0.3 else []
+        new = self.dice.choice((1, 1, 2, 5))
+        numbers += range(sender.sent + 1, sender.sent + new + 1)
+        sender.sent += new
+        if self.dice.random() < 0.3:
+            self.dice.shuffle(numbers)
+        self._forward(sender, numbers)
+
+    def _forward(self, sender: Sender, numbers: list[int]) -> None:
+        kafka = self.kafkas[sender.site]
+        for number in numbers:
+            source = Source(f"abcast.{GROUP}.forward.{sender.site}", 0, len(kafka.forward))
+            kind, payload = self._said(sender, number)
+            record = Forward(sender.name, 1, number, payload, source, kind=kind, timestamp_ms=self.now_ms)
+            kafka.forward.append(record)
+
+    def _said(self, sender: Sender, number: int) -> tuple[str, bytes]:
+        if self.dice.random() < 0.05:
+            return HEARTBEAT, b""
+        if self.has_members and number == 1:
+            return JOIN, b""
+        if self.has_members and number == 2 and sender is self.senders[0]:
+            return SETTINGS, Settings(suspect_after_ms=MEMBER_SUSPECT_AFTER_MS).to_json()
+        return MESSAGE, b"%s %d" % (sender.name.encode(), number)
+
+    def _carry(self, name: str) -> None:
+        self._relay(name, self.dice.choice(self.names))
+
+    def _relay(self, source: str, target: str) -> None:
+        """Carry on after what the target has; or begin before that, as a relay does that was started again."""
+        if source == target or (source, target) in self.cut:
+            return
+        here, there = self.kafkas[source], self.kafkas[target]
+        back = self.dice.randrange(1, 12) if self.dice.random() < 0.1 else 0
+        count = self.dice.randrange(1, 40)
+        copy = there.copies[source]
+        start = max(0, 1 + max((offset for offset, _ in copy[-60:]), default=-1) - back)
+        copy += enumerate(here.forward[start : start + count], start)
+        log = there.logs[source]
+        start = max(0, 1 + max((offset for offset, _ in log[-60:]), default=-1) - back)
+        for offset, record in enumerate(here.log[start : start + count], start):
+            log.append((offset, record if isinstance(record, Entry) else Data(EPOCH, record.epoch)))
+
+    def _cut(self, _name: str = "") -> None:
+        pairs = [(one, other) for one in self.names for other in self.names if one != other]
+        if self.dice.random() < 0.3:
+            self.cut.add(self.dice.choice(pairs))  # one way of one bridge
+            return
+        side = {name for name in self.names if self.dice.random() < 0.4}
+        self.cut = {(one, other) for one, other in pairs if (one in side) != (other in side)}
+
+    def _exclude(self, name: str) -> None:
+        """An operator decides once, at one site, and about sites that are down."""
+        down = tuple(other for other in self.names if not self.jobs[other])
+        if self.jobs[name] and down and not self.has_excluded:
+            self.has_excluded = True
+            self.jobs[name][-1].site.take(Exclude(down))
+
+    def _note_held(self, job: Job) -> None:
+        """Who has proposed for a run has its records."""
+        agreement = job.site.process.agreement
+        for held in agreement.held() if agreement is not None else ():
+            if any(part.end > job.site.place(part.place).end for part in ranges_of(held.run)):
+                self.anomalies.append(Anomaly(UNREADABLE, f"{held.run} at {job.kafka.name}", ()))
+
+    # The end
+
+    def _settle(self) -> None:
+        """All is healed and up; what can be ordered is."""
+        self.cut.clear()
+        self.ahead.clear()
+        self.sudden_death = 0.0
+        for name in self.names:
+            self.jobs[name] = [job for job in self.jobs[name] if job.counts]
+            if not self.jobs[name]:
+                self._start(name)
+        for number in range(SETTLING_ROUNDS):
+            self._round()
+            if number % 10 == 9 and self._resend():
+                break
+
+    def _resend(self) -> bool:
+        """Members send again what is not ordered; whether there is nothing of the kind, and all sites are even."""
+        ordered: dict[str, int] = {}
+        ends = set()
+        for kafka in self.kafkas.values():
+            reader = Reader()
+            for record in kafka.log:
+                if isinstance(record, Entry):
+                    continue
+                taken = reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE
+                if taken and record.sender.startswith(f"{kafka.name}/"):
+                    ordered[record.sender] = record.local_seqno
+            ends.add(reader.last_seqno)
+        is_done = len(ends) == 1
+        for sender in self.senders:
+            sender.ordered = ordered.get(sender.name, 0)
+            missing = list(range(sender.ordered + 1, sender.sent + 1))
+            is_done = is_done and not missing
+            self._forward(sender, missing)
+        return is_done
+
+    def _check(self) -> list[Anomaly]:
+        checker = Checker()
+        found: list[Anomaly] = []
+        for kafka in self.kafkas.values():
+            for record in kafka.log:
+                if isinstance(record, Data):
+                    checker.data(kafka.name, record)
+        for sender in self.senders:
+            for number in range(1, sender.sent + 1):
+                checker.sent(MessageId(sender.name, 1, number))
+        found += checker.finish()
+        ends = {name: kafka.written().last_seqno for name, kafka in self.kafkas.items()}
+        if len(set(ends.values())) > 1 and not found and not self.anomalies:
+            found.append(Anomaly(LOST, f"not all sites have all: {ends}", ()))
+        return [*self.anomalies, *found]
+
+
+@contextmanager
+def broken(mutation: Mutation) -> Iterator[None]:
+    """Break a rule for the time of a run."""
+    with ExitStack() as stack:
+        for target, replacement in mutation.patches:
+            stack.enter_context(patch(target, replacement))
+        yield
+
+
+def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
+    """Run one history; what it breaks."""
+    with broken(mutation):
+        return World(seed).run()
