@@ -46,6 +46,7 @@ from ordering.errors import (
     AbcastError,
     Blocked,
     BrokerUnreachable,
+    EnvironmentProblem,
     Excluded,
     FlushFailed,
     ForwardTableFull,
@@ -293,14 +294,26 @@ class Forwarder:
     # --- driving the participant, under the lock ---
 
     def _step(self, event: Event) -> Receipt | None:
-        """What the event changes, and all that follows from it; the receipt of the last record that it sends."""
+        """What the event changes, and all that follows from it; the receipt of the last record that it sends.
+
+        If the outbox can't take that record, what the application has asked for was not begun, and may be asked again.
+        """
         receipt: Receipt | None = None
-        self._participant, actions = step(self._participant, event)
+        before = self._participant
+        self._participant, actions = step(before, event)
         for action in actions:
-            if action.do is Do.SEND:
-                receipt = self._accept(action.payload, control_headers(action.kind))
-            else:
+            if action.do is not Do.SEND:
                 self._perform(action)
+                continue
+            try:
+                receipt = self._accept(action.payload, control_headers(action.kind))
+            except EnvironmentProblem as error:
+                if isinstance(event, Asked | FlushWanted):
+                    self._participant = before
+                if isinstance(event, Answered | Asked | FlushWanted | FlushUnwanted | FlushDone):
+                    raise
+                # The log goes on; the group ends by itself what this record was to end.
+                _logger.warning("%s could not send %s: %s", self.address, action.kind, error)
         if self._beating is None and self._participant.is_heard:
             self._beating = threading.Thread(target=self._beat, name=f"abcast-{self.address}-beat", daemon=True)
             self._beating.start()
@@ -357,7 +370,7 @@ class Forwarder:
             self.changed.release()
 
     def _beat(self) -> None:
-        while not self._stopping.is_set() and self._participant.is_heard:
+        while not self.has_ended and self._participant.is_heard:
             self.heartbeat()
             self._stopping.wait(HEARTBEAT_S)
 
@@ -419,7 +432,10 @@ class Forwarder:
         self._memory.close()
         with self.changed:
             if self._outbox is not None:
-                self._outbox.acknowledge(self._table.acknowledged, self._last_seqno, at_once=True)
+                try:
+                    self._outbox.acknowledge(self._table.acknowledged, self._last_seqno, at_once=True)
+                except EnvironmentProblem as error:  # DATA tells at the next start
+                    _logger.warning("%s: what is ordered stays in the outbox: %s", self.address, error)
                 self._outbox = None  # it may be a later life's from here on
             self._fail_receipts(
                 NotOrderedInTime(f"{self.address} was closed before its message was ordered. It may still be ordered.")

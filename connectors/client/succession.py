@@ -31,6 +31,7 @@ The application's block(), unblock() and get_state() are called without any of t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -203,13 +204,14 @@ class Succession:
             _logger.debug("%s was taken for dead before it could leave", self.address)
 
     def _close(self) -> None:
-        if self.letters is not None:
-            self.letters.close()
-        if self.forwarder is not None:
-            self.forwarder.close()
-        self._callbacks.close()
-        if self._lives.outbox is not None:
-            self._lives.outbox.close()
+        with contextlib.ExitStack() as closing:  # each, whatever the others raise; the last one first
+            if self._lives.outbox is not None:
+                closing.callback(self._lives.outbox.close)
+            closing.callback(self._callbacks.close)
+            if self.forwarder is not None:
+                closing.callback(self.forwarder.close)
+            if self.letters is not None:
+                closing.callback(self.letters.close)
 
     # --- from one life to the next ---
 
@@ -252,7 +254,14 @@ class Succession:
         carried = old.hand_over(
             Excluded(f"{self.address} was taken for dead by the group. What it had sent may be lost: broadcast again.")
         )
-        old.close()
+        try:
+            old.close()
+            self._begin_next(carried)
+        except BaseException as error:
+            self._give_up(old, carried, error)
+            raise
+
+    def _begin_next(self, carried: Sequence[Carried]) -> None:
         while True:
             try:
                 with self.lock:
@@ -262,9 +271,6 @@ class Succession:
             except (BrokerUnreachable, TopicMissing) as error:
                 _logger.warning("%s can't join again yet: %s", self.address, error)
                 time.sleep(RETRY_S)
-            except BaseException as error:
-                self._give_up(old, carried, error)
-                raise
 
     def _give_up(self, old: Forwarder, carried: Sequence[Carried], error: BaseException) -> None:
         """What was carried over is lost in this process; nothing more is taken."""

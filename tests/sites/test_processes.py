@@ -86,7 +86,7 @@ def test_the_checker_tells_what_is_under_way_from_what_is_lost(make_world: MakeW
     [
         ("", (), "give each site a table"),
         ("sites = 1", (), "give each site a table"),
-        ('home = "x"\n[sites.a]\nbootstrap_servers = "h:1"', (), "none of the sites"),
+        ('home = "x"\n[sites.a]\nbootstrap_servers = "h:1"', (), "is not one of the sites a"),
         ('mode = "ring"\n[sites.a]\nbootstrap_servers = "h:1"', (), "mode is one of"),
         ('colour = "red"\n[sites.a]\nbootstrap_servers = "h:1"', (), "unknown keys: colour"),
         ("[sites.a]\nport = 1", (), "[sites.a] has unknown keys: port"),

@@ -1,0 +1,106 @@
+"""An outbox that can't take a record for a while: what was asked for can be asked again, and nothing is left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from connectors.client.outbox import Outbox
+from connectors.testing import MemoryGroup
+from ordering.errors import EnvironmentProblem
+from ordering.forward_table import Pending, is_control, kind_of
+from ordering.records import JOIN, START_FLUSH, Headers
+from tests.waiting import eventually
+
+
+class Disk:
+    """Refuses control records of a kind, and what is written at the end of a life."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refused = ""
+        self.refuses_the_end = False
+        append, acknowledge = Outbox.append, Outbox.acknowledge
+
+        def append_if_there_is_room(outbox: Outbox, local_seqno: int, payload: bytes, headers: Headers) -> None:
+            entry = Pending(local_seqno, payload, headers)
+            if is_control(entry) and kind_of(entry) == self.refused:
+                raise EnvironmentProblem("the disk is full.")
+            append(outbox, local_seqno, payload, headers)
+
+        def acknowledge_if_there_is_room(
+            outbox: Outbox, local_seqno: int, seqno: int | None, at_once: bool = False
+        ) -> None:
+            if at_once and self.refuses_the_end:
+                raise EnvironmentProblem("the disk is full.")
+            acknowledge(outbox, local_seqno, seqno, at_once)
+
+        monkeypatch.setattr(Outbox, "append", append_if_there_is_room)
+        monkeypatch.setattr(Outbox, "acknowledge", acknowledge_if_there_is_room)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+@pytest.fixture
+def group() -> Iterator[MemoryGroup]:
+    with MemoryGroup() as running:
+        yield running
+
+
+def test_a_join_is_asked_for_again(group: MemoryGroup, disk: Disk, tmp_path: Path) -> None:
+    member = group.member("a", outbox=tmp_path / "a")
+    disk.refused = JOIN
+    with pytest.raises(EnvironmentProblem):
+        member.connect(timeout=10)
+    disk.refused = ""
+    assert member.connect(timeout=10).members == ("nyc/a",)
+
+
+def test_a_flush_is_asked_for_again(group: MemoryGroup, disk: Disk, tmp_path: Path) -> None:
+    member = group.member("a", outbox=tmp_path / "a")
+    member.connect(timeout=10)
+    disk.refused = START_FLUSH
+    with pytest.raises(EnvironmentProblem), member.flush(timeout=10):
+        pass
+    disk.refused = ""
+    with member.flush(timeout=10):
+        pass
+    assert member.broadcast(b"x").result(10)
+
+
+def test_a_close_leaves_nothing_behind(group: MemoryGroup, disk: Disk, tmp_path: Path) -> None:
+    """What is ordered stays in the file, and is known to be at the next start."""
+    member = group.member("a", outbox=tmp_path / "a")
+    member.broadcast(b"x").result(10)
+    disk.refuses_the_end = True
+    member.close(timeout=10)
+    assert not [thread for thread in threading.enumerate() if "nyc/a" in thread.name]
+    disk.refuses_the_end = False
+    again = group.member("a", outbox=tmp_path / "a")
+    again.broadcast(b"y").result(10)
+    reader = group.member("reader")
+    payloads = [delivery.payload for delivery in reader.deliveries(from_seqno=1, timeout=0.5)]
+    assert payloads == [b"x", b"y"]
+
+
+def test_a_member_that_has_failed_falls_silent(
+    group: MemoryGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the others suspect it, instead of waiting for it in each flush."""
+    member = group.member("a", outbox=tmp_path / "a")
+    member.connect(timeout=10)
+
+    def fail(*_: object, **__: object) -> None:
+        raise EnvironmentProblem("the disk is gone.")
+
+    monkeypatch.setattr(Outbox, "acknowledge", fail)
+    member.broadcast(b"x")
+    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name == "abcast-nyc/a-beat"])
+    monkeypatch.undo()
+    with pytest.raises(EnvironmentProblem):
+        member.close(timeout=1)
