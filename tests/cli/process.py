@@ -20,8 +20,11 @@ STOP_TIMEOUT_S = 60.0
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The tests' environment without its ABCAST_* variables, with `.venv/bin` first on the PATH, plus `variables`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ABCAST_")}
+    """The tests' environment without its ABCAST_* variables, with `.venv/bin` first on the PATH, plus `variables`.
+
+    A Spark session in the tests' own process has set PYSPARK_PYTHON for itself.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ABCAST_", "PYSPARK_PYTHON"))}
     return {**kept, "PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "COLUMNS": "160", **variables}
 
 
