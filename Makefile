@@ -30,7 +30,7 @@ test: setup ## run every test, one after the other; PROCESSES=2 takes two thirds
 	@$(BIN)/python -m pytest $(call SIDE_BY_SIDE,0) $(ARGS)
 
 soak: setup ## run what takes six JVMs and many minutes: a mesh of three clusters in which everything is killed
-	@ABCAST_SOAK=1 $(BIN)/python -m pytest tests/sites/test_mesh_under_fire.py tests/test_wheel.py $(ARGS)
+	@ABCAST_SOAK=1 $(BIN)/python -m pytest tests/sites/test_mesh_under_fire.py $(ARGS)
 
 lint: setup ## check style, types and the direction of imports
 	@$(BIN)/ruff check .

@@ -202,7 +202,6 @@ def test_no_jars_without_the_extra(base: Installed, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.skipif("ABCAST_SOAK" not in os.environ, reason="a soak: the ledger of its job is found gone in a full run")
 @pytest.mark.broker
 def test_readme_example(base: Installed, with_jobs: Installed, broker: EmbeddedBroker) -> None:
     """With one process that has the jobs, members need no more than the base: the README's example and the commands

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -134,6 +135,8 @@ def _create_or_mend(spark: SparkSession, path: Path, layout: _Layout) -> None:
     if table is None:
         partitioned = f"PARTITIONED BY ({', '.join(layout.partitioned_by)})" if layout.partitioned_by else ""
         properties = ", ".join(f"'{key}' = '{value}'" for key, value in layout.properties.items())
+        # To Delta a log directory is a table, also without a commit: a job killed in its first start leaves that.
+        shutil.rmtree(path / "_delta_log", ignore_errors=True)
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({_ddl(layout.columns)}) USING delta {partitioned} "
             f"TBLPROPERTIES ({properties})"

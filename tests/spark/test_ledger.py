@@ -442,3 +442,12 @@ def test_a_table_of_an_earlier_layout(spark: SparkSession, tmp_path: Path, group
     assert rows_of(spark, table, group) == expected(1, 2, 3)
     offsets = spark.read.format("delta").load(str(table)).orderBy("seqno").select("data_offset")
     assert [row[0] for row in offsets.collect()] == [None, None, 2]
+
+
+def test_a_first_start_that_was_killed(spark: SparkSession, tmp_path: Path) -> None:
+    """It leaves the directory of a log, and maybe a part of its first commit: no table yet."""
+    log = tmp_path / "ledger" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / ".00000000000000000000.json.part.tmp").touch()
+    create_tables(spark, tmp_path)
+    assert (log / "00000000000000000000.json").exists()
