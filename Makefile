@@ -53,8 +53,8 @@ simulate: setup ## run SEEDS=1000 simulated histories with crashes through the c
 	@$(BIN)/python -m tests.simulator --isis-sites --seeds $$(($(SEEDS) / 10)) $(ARGS)
 
 lock: setup ## write conf/*.lock anew from pyproject.toml
-	@$(UV) pip compile pyproject.toml --extra jobs --upgrade $(LOCK_OPTIONS) --output-file conf/requirements.lock
-	@$(UV) pip compile pyproject.toml --extra jobs --group dev --constraint conf/requirements.lock --upgrade $(LOCK_OPTIONS) \
+	@$(UV) pip compile pyproject.toml --extra jobs --extra fast --upgrade $(LOCK_OPTIONS) --output-file conf/requirements.lock
+	@$(UV) pip compile pyproject.toml --extra jobs --extra fast --group dev --constraint conf/requirements.lock --upgrade $(LOCK_OPTIONS) \
 		--output-file conf/requirements-dev.lock
 	@echo "Wrote conf/requirements.lock and conf/requirements-dev.lock."
 
