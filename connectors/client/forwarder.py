@@ -54,7 +54,7 @@ from ordering.errors import (
     NotOrderedInTime,
     UsageError,
 )
-from ordering.forward_table import Pending, control_headers, is_control, message_bytes
+from ordering.forward_table import Pending, control_headers, is_control, kind_of, message_bytes
 from ordering.membership import Life
 from ordering.names import Address, Topic
 from ordering.participant import (
@@ -76,7 +76,7 @@ from ordering.participant import (
     step,
 )
 from ordering.reader import Reader, Verdict
-from ordering.records import HEARTBEAT, MESSAGE, Data, Headers, MessageId
+from ordering.records import HEARTBEAT, JOIN, MESSAGE, Data, Headers, MessageId
 from ordering.sequencer import SequencerState
 
 LINGER_MS = 10
@@ -193,7 +193,8 @@ class Forwarder:
         with self.changed:
             life = Life(str(self.address), self.incarnation)
             answered = newest_answer(self._table.pending())
-            self._step(Began(life, state, self._join is not None, answered))
+            joins = any(kind_of(entry) == JOIN for entry in self._table.pending())
+            self._step(Began(life, state, joins, answered))
             self._send_table()
         self._thread.start()
 
@@ -286,10 +287,9 @@ class Forwarder:
                 self._step(Answered(flush_id))
 
     @property
-    def is_stranded(self) -> bool:
-        """Whether messages that are kept back stand before the JOIN that is missing: this life can't join any more."""
-        with self.changed:
-            return self._participant.is_stranded(next(self._table.pending(), None))
+    def has_pending(self) -> bool:
+        """Whether something that it has accepted is not ordered yet."""
+        return bool(len(self._table))
 
     # --- driving the participant, under the lock ---
 
@@ -318,6 +318,8 @@ class Forwarder:
             self._beating = threading.Thread(target=self._beat, name=f"abcast-{self.address}-beat", daemon=True)
             self._beating.start()
         self.changed.notify_all()
+        if self._participant.is_stranded(self._table.pending()):
+            self._step(Asked(Cause.STRANDED))
         return receipt
 
     def _perform(self, action: Action) -> None:
