@@ -144,7 +144,7 @@ def test_unacknowledged_messages_come_first(scenario: Scenario) -> None:
     receipts = [members[name].broadcast(f"{name} {stream} 1".encode()) for name, stream in streams]
     eventually(lambda: sum(scenario.forward_ends().values()) >= before + len(streams), 10, "every 1 is in FORWARD")
     process.kill()
-    assert not any(receipt.done for receipt in receipts)
+    assert not any(receipt.done() for receipt in receipts)
 
     successor = scenario.sequencer(ready=False)
     lock = threading.Lock()
