@@ -11,6 +11,7 @@ is data. DATA is written by sequencers only, so a broken DATA record raises `Pro
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 
@@ -91,7 +92,12 @@ LINK_PATTERN = r"(0|[1-9][0-9]{0,17})(\.(0|[1-9][0-9]{0,17})){3}"
 _LINK = re.compile(LINK_PATTERN.encode("ascii"))
 _VERSION = VERSION.encode("ascii")
 _NOTHING = NOTHING.encode("ascii")
-_FORWARD_KINDS = frozenset(kind.encode("ascii") for kind in FORWARD_KINDS)
+_FORWARD_KINDS, _RELAY_KINDS, _LINKED_KINDS, _KINDS_OF_RELAYS_ONLY = (
+    frozenset(kind.encode("ascii") for kind in kinds)
+    for kinds in (FORWARD_KINDS, RELAY_KINDS, LINKED_KINDS, (REMOTE_VIEW, SKIP, LINK_START))
+)
+_SKIP = SKIP.encode("ascii")
+_topic = functools.lru_cache(maxsize=1000)(Topic.parse)
 
 
 def forward_headers(
@@ -126,7 +132,7 @@ def decode_forward(
     timestamp_ms: int = 0,
 ) -> Forward | Malformed:
     """One record of a forward topic, or of one that a relay fills."""
-    topic = Topic.parse(source.topic)
+    topic = _topic(source.topic)
     if topic is None:
         raise ProtocolViolation(f"{source.topic} is not one of abcast's topics.")
     own, application = split_headers(headers)
@@ -137,10 +143,10 @@ def decode_forward(
     link_text = by_relay[1] if len(by_relay) > 1 else _NOTHING
     link = decode_link(link_text)
     incarnation, local_seqno = parse_number(raw_incarnation), parse_number(raw_local_seqno)
-    sender = key or b""
+    sender, names = key or b"", [name for name, _ in own]
     checks = (
-        (sum(name == HEADER for name, _ in own) > 1, REPEATED_HEADER),
-        (any(name != HEADER for name, _ in own), RESERVED_HEADER),
+        (names.count(HEADER) > 1, REPEATED_HEADER),
+        (names.count(HEADER) < len(names), RESERVED_HEADER),
         (size_of(application) > MAX_HEADERS_BYTES, HEADERS_TOO_LARGE),
         (version != _VERSION, WRONG_VERSION),
         (kind not in _FORWARD_KINDS, WRONG_KIND),
@@ -286,19 +292,19 @@ def _is_from(sender: bytes, topic: Topic, link: Link | None) -> bool:
 def _is_linked_right(kind: bytes, text: bytes, link: Link | None) -> bool:
     """Whether a link says something of the record where it has to, and only where it may."""
     if link is None:
-        return text == _NOTHING and kind != SKIP.encode()
-    return kind in [linked.encode() for linked in LINKED_KINDS]
+        return text == _NOTHING and kind != _SKIP
+    return kind in _LINKED_KINDS
 
 
 def _claims_relay(sender: bytes, kind: bytes) -> bool:
     """Whether only a relay may say so."""
-    return is_relay(sender.decode("latin-1")) or kind in [own.encode() for own in (REMOTE_VIEW, SKIP, LINK_START)]
+    return is_relay(sender.decode("latin-1")) or kind in _KINDS_OF_RELAYS_ONLY
 
 
 def _is_its_relay(topic: Topic, sender: bytes, kind: bytes) -> bool:
     """Whether it is the relay that fills the topic, and speaks for itself."""
-    is_own = kind in [own.encode() for own in RELAY_KINDS]
-    return topic.role == "relayed" and sender == relay_of(topic.neighbour).encode() and is_own
+    is_its = topic.role == "relayed" and sender == relay_of(topic.neighbour).encode()
+    return is_its and kind in _RELAY_KINDS
 
 
 def parse_number(raw: bytes | None) -> int | None:
