@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 
@@ -28,11 +27,21 @@ def number(name: str, value: object) -> int:
 
 def seconds(name: str, value: object) -> float:
     """A time to wait; None is as long as it takes, and what is below 0 is over already. Raises UsageError."""
+    if type(value) is float and 0 <= value <= FOR_EVER_S:  # the usual case; NaN is in no range
+        return value
     if value is None:
         return FOR_EVER_S
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise UsageError(f"{name} is a number of seconds, or None for as long as it takes; not {value!r}.")
     return float(max(0, min(value, FOR_EVER_S)))
+
+
+def silence(name: str, value: object) -> float | None:
+    """A time without news, after which an iterator ends; None if it never does. Raises UsageError."""
+    limit = seconds(name, value)
+    if isinstance(value, int | float) and value < 0:
+        raise UsageError(f"{name} is {value}: give seconds, or None to wait for ever.")
+    return None if value is None else limit
 
 
 def positive_seconds(name: str, value: object) -> float:

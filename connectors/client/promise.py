@@ -72,16 +72,15 @@ class Promise(Future[int]):
 
     def _outcome(self, timeout: float | None) -> AbcastError | None:
         """The error, or None when the number is there."""
+        limit = seconds("timeout", timeout)
         if not self.done():
-            limit = seconds("timeout", timeout)
             with self._changed:
                 self._changed.wait_for(self.done, limit)
         if self._number:
             return None
         if self._error is not None:
             return raised_again(self._error)
-        assert timeout is not None
-        raise self._late(timeout)
+        raise self._late(limit)
 
     def _late(self, timeout: float) -> AbcastError:
         """What is raised when it was not settled in time."""

@@ -74,10 +74,12 @@ def test_no_future_before_it_is_one(alice: Member) -> None:
     assert receipt.exception() is None
 
 
-def test_it_cannot_be_cancelled(alice: Member) -> None:
+def test_it_cannot_be_cancelled() -> None:
     """A task that was waiting may be; the message is on its way."""
+    connection = MemoryConnection()
+    connection.create("g", "nyc")
 
-    async def give_up() -> int:
+    async def give_up(alice: Member) -> int:
         receipt = alice.broadcast(b"x")
         waiting = asyncio.ensure_future(receipt)
         await asyncio.sleep(0)
@@ -85,9 +87,11 @@ def test_it_cannot_be_cancelled(alice: Member) -> None:
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert not receipt.cancel()
-        return await receipt
+        with TinySequencer(connection, "g"):
+            return await asyncio.wait_for(receipt, WAIT)
 
-    assert asyncio.run(give_up()) == 1
+    with Member("g", "nyc/alice", connection=connection) as alice:
+        assert asyncio.run(give_up(alice)) == 1
 
 
 def test_an_error_comes_to_all_who_wait() -> None:
