@@ -41,7 +41,7 @@ from connectors.client.forwarder import (
 from connectors.client.letter import LetterReceipt
 from connectors.client.letter_codec import letter_headers
 from connectors.client.lives import SendingLimits
-from connectors.client.receipt import raised_again
+from connectors.client.promise import raised_again
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import inbox_partitions
 from ordering.errors import AbcastError, BrokerUnreachable, LetterTableFull, NotWrittenInTime, UsageError
@@ -107,7 +107,7 @@ class LetterSender:
             self._wait_for_room(size, timeout)
             local_seqno = self._last.get(to, 0) + 1
             receipt = LetterReceipt(to, self.incarnation, local_seqno, self._changed)
-            wire = letter_headers(str(self.address), self.incarnation, local_seqno, to, headers, kind)
+            wire = letter_headers(str(self.address), self.incarnation, local_seqno, headers, kind)
             entry = _Entry(topic, payload, wire, size, receipt)
             if not self._table:
                 self._progress_at = time.monotonic()

@@ -11,6 +11,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from connectors.kafka.configuration import check_servers
 from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS
 from connectors.kafka.security import Security
 from ordering.errors import BrokerUnreachable
@@ -19,15 +20,21 @@ from ordering.records import MAX_RECORD_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A Kafka cluster. `timeout` is how long, in seconds, a client waits for a first answer from it."""
+    """A Kafka cluster. `timeout` is how long, in seconds, a client waits for a first answer from it.
+
+    Raises UsageError.
+    """
 
     bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS
     timeout: float = 10.0
     security: Security = field(default_factory=Security)
 
+    def __post_init__(self) -> None:
+        check_servers(self.bootstrap_servers)
+
     def _client(self) -> dict[str, Any]:
         return {
-            "bootstrap_servers": self.bootstrap_servers.split(","),
+            "bootstrap_servers": check_servers(self.bootstrap_servers),
             "bootstrap_timeout_ms": int(self.timeout * 1000),
             "reconnect_backoff_max_ms": 1000,
             **self.security.for_python(),
@@ -44,7 +51,8 @@ class Connection:
             yield
         except KafkaError as error:
             if error.retriable:
-                raise self.unreachable() from error
+                # What kafka-python says of it are four tracebacks, and no more than this sentence.
+                raise self.unreachable() from None
             raise
 
     def cluster_id(self) -> str:
@@ -56,7 +64,7 @@ class Connection:
         """The error that says that no broker answers, and what to do."""
         return BrokerUnreachable(
             f"no Kafka broker answers at {self.bootstrap_servers} (waited {self.timeout:g} s). "
-            "Is it running? `abcast broker start` starts one here; --bootstrap-servers names another."
+            "Is it running? `abcast broker start` starts one here; ABCAST_BOOTSTRAP_SERVERS names another."
         )
 
     def consumer(self, **settings: Any) -> KafkaConsumer:
