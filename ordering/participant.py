@@ -18,8 +18,8 @@ Invariants:
   say waits for the end of the flush, or for the START_FLUSH that begins it again.
 * *In a closed group only JOIN is sent until a view has this life.* What else a non-member sends is a dead letter, and
   the sequencer drops all that follows the gap.
-* *What a stranger has sent is known when the group closes.* What was ordered stands in DATA before that, and the rest is
-  not ordered while the group is closed. If the rest stands before its JOIN, that is not ordered either, and the life is
+* *What a stranger has sent is known when the group closes.* What was ordered stands in DATA before that. The rest is not
+  ordered while the group is closed. If the rest stands before its JOIN, that is not ordered either, and the life is
   *stranded*: it is over, and its messages are carried over. (If the operator opens the group again before the JOIN of
   the next life is ordered, a message that was still on its way may be ordered twice, as two messages.)
 * *What was dropped is sent again as soon as it may be heard.* A name that starts again within a flush which its earlier
@@ -40,8 +40,8 @@ Invariants:
 A crash loses the participant, and nothing else: all of it is a function of DATA and of the forward table. Without an
 outbox the next start is a new life without messages, whose receipts went with the process. With one, it begins with the
 same life at the end of DATA (`Began`). A member in the view goes on as one: quiet if its FLUSH_OK was ordered or stands
-in its table, asked for it if not. A life that has asked to join goes on waiting. A life that is over meanwhile, or begins
-stranded, leaves its messages to a new one, as it does here.
+in its table, asked for it if not. A life that has asked to join goes on waiting. A life that is over meanwhile, or that
+begins stranded, leaves its messages to a new one, as it does here.
 """
 
 from __future__ import annotations
