@@ -284,7 +284,7 @@ def test_errors() -> None:
 
 def test_limits() -> None:
     """The limits it lists are those in the code."""
-    from connectors.client.forwarder import MAX_RESEND_S
+    from connectors.client.go_back_n import MAX_RESEND_S
     from connectors.client.lives import SendingLimits
     from connectors.kafka.backlog import BATCH_BYTES
     from connectors.kafka.connection import Connection
