@@ -223,9 +223,11 @@ def test_variables() -> None:
     """The environment variables that are named mean something."""
     named = set(re.findall(r"ABCAST_[A-Z_]+", section(doc("operations"), "## Configuration")))
     assert named - {"ABCAST_COMMAND_OPTION", "ABCAST_CONFIG", "ABCAST_LOG_LEVEL"} <= set(parameters(command()))
-    source = (ROOT / "jobs" / "options.py").read_text(encoding="utf-8")
-    assert '"ABCAST_CONFIG"' in source
-    assert '"ABCAST_LOG_LEVEL"' in source
+    for variable, file in (
+        ("ABCAST_CONFIG", "connectors/kafka/configuration.py"),
+        ("ABCAST_LOG_LEVEL", "jobs/options.py"),
+    ):
+        assert f'"{variable}"' in (ROOT / file).read_text(encoding="utf-8")
 
 
 def test_configuration(tmp_path: Path) -> None:

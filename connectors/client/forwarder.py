@@ -29,7 +29,8 @@ from connectors.client.callbacks import Callbacks
 from connectors.client.go_back_n import GoBackN, new_producer
 from connectors.client.lives import Beginning, Carried, Lives, is_same
 from connectors.client.member_memory import MemberMemory
-from connectors.client.receipt import Receipt, raised_again
+from connectors.client.promise import raised_again
+from connectors.client.receipt import Receipt
 from connectors.kafka.codec import H_INCARNATION, H_LOCAL_SEQNO, H_SENDER, H_VIEW, forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import DataCursor, Effective

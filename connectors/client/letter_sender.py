@@ -28,7 +28,7 @@ from connectors.client.go_back_n import GoBackN, new_producer
 from connectors.client.letter import LetterReceipt
 from connectors.client.letter_codec import letter_headers
 from connectors.client.lives import SendingLimits
-from connectors.client.receipt import raised_again
+from connectors.client.promise import raised_again
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import inbox_partitions
 from connectors.kafka.transport import Sent

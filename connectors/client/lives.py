@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from connectors.client.arguments import number, positive_seconds
 from connectors.client.member_memory import MemberMemory
 from connectors.client.outbox import Outbox
 from connectors.client.receipt import Receipt
@@ -57,9 +58,10 @@ class SendingLimits:
 
     def validate(self) -> None:
         """Raises UsageError."""
-        for name in ("max_pending_records", "max_pending_bytes", "resend_after"):
-            if getattr(self, name) <= 0:
+        for name in ("max_pending_records", "max_pending_bytes"):
+            if number(name, getattr(self, name)) <= 0:
                 raise UsageError(f"{name} must be greater than 0.")
+        positive_seconds("resend_after", self.resend_after)
 
 
 class Carried(NamedTuple):

@@ -11,9 +11,10 @@ from kafka import KafkaConsumer
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from connectors.kafka.configuration import check_servers
 from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS
 from connectors.kafka.security import Security
-from connectors.kafka.transport import Consumer, Producer, transport
+from connectors.kafka.transport import Consumer, Producer, check_transport, transport
 from connectors.kafka.transport.kafka_python import CONSUMER_SETTINGS, client_settings
 from ordering.errors import BrokerUnreachable
 
@@ -23,12 +24,17 @@ class Connection:
     """A Kafka cluster. `timeout` is how long, in seconds, a client waits for a first answer from it.
 
     `transport` names the library that reads and appends (`connectors.kafka.transport`); "" leaves the choice to it.
+    Raises UsageError.
     """
 
     bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS
     timeout: float = 10.0
     security: Security = field(default_factory=Security)
     transport: str = ""
+
+    def __post_init__(self) -> None:
+        check_servers(self.bootstrap_servers)
+        check_transport(self.transport)
 
     def spark_options(self) -> dict[str, str]:
         """Options of Spark's Kafka source and sink."""
@@ -41,7 +47,8 @@ class Connection:
             yield
         except KafkaError as error:
             if error.retriable:
-                raise self.unreachable() from error
+                # What kafka-python says of it are four tracebacks, and no more than this sentence.
+                raise self.unreachable() from None
             raise
 
     def cluster_id(self) -> str:
@@ -53,7 +60,7 @@ class Connection:
         """The error that says that no broker answers, and what to do."""
         return BrokerUnreachable(
             f"no Kafka broker answers at {self.bootstrap_servers} (waited {self.timeout:g} s). "
-            "Is it running? `abcast broker start` starts one here; --bootstrap-servers names another."
+            "Is it running? `abcast broker start` starts one here; ABCAST_BOOTSTRAP_SERVERS names another."
         )
 
     def consumer(self, **settings: Any) -> Consumer:

@@ -109,7 +109,7 @@ class TestSending:
         names = [f"{site}/m{number}" for site in "ab" for number in range(6)]
         receipts = [alice.send(name, b"%d" % number) for number in range(50) for name in names]
         assert [receipt.result(WAIT) for receipt in receipts] == [n for n in range(1, 51) for _ in names]
-        assert all(receipt.done for receipt in receipts)
+        assert all(receipt.done() for receipt in receipts)
         for name in names:
             letters = received(connection, group, name)
             assert payloads(letters) == list(range(50))

@@ -150,7 +150,7 @@ class TestBroadcast:
             receipts = [alice.broadcast(b"%d" % number) for number in range(500)]
             assert [receipt.result(WAIT) for receipt in receipts] == list(range(1, 501))
             assert alice.wait_ordered(WAIT) == 500
-            assert all(receipt.done for receipt in receipts)
+            assert all(receipt.done() for receipt in receipts)
         assert [delivery.payload for delivery in delivered(connection, group)] == [b"%d" % n for n in range(500)]
 
     def test_threads_share_a_member(self, connection: Connection, group: str) -> None:

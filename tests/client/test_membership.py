@@ -425,7 +425,7 @@ def test_what_is_carried_into_a_flush_that_is_run_again(
         receipt = b.broadcast(b"x")
         begin_flush(r)
         eventually(lambda: a.view and a.view.joined == ("nyc/b",))
-        assert not receipt.done
+        assert not receipt.done()
         killed(r)
         started = time.monotonic()
         receipt.result(WAIT)

@@ -14,7 +14,17 @@ from typing import cast
 from connectors.kafka.transport.seam import Consumer, Producer, Record, Sent, Transport
 from ordering.errors import UsageError
 
-__all__ = ["TRANSPORTS", "VARIABLE", "Consumer", "Producer", "Record", "Sent", "Transport", "transport"]
+__all__ = ["Consumer", "Producer", "Record", "Sent", "Transport", "check_transport", "transport"]
+    "TRANSPORTS",
+    "VARIABLE",
+    "Consumer",
+    "Producer",
+    "Record",
+    "Sent",
+    "Transport",
+    "check_transport",
+    "transport",
+]
 
 VARIABLE = "ABCAST_TRANSPORT"
 
@@ -27,12 +37,18 @@ def transport(name: str = "") -> Transport:
 
     Raises UsageError.
     """
-    name = name or os.environ.get(VARIABLE, "") or next(filter(_is_installed, TRANSPORTS))
-    if name not in TRANSPORTS:
-        raise UsageError(f"transport {name!r} is unknown: {VARIABLE} is one of {', '.join(TRANSPORTS)}.")
-    if not _is_installed(name):
-        raise UsageError(f"transport {name!r} is not installed: `pip install 'abcast[fast]'` brings it.")
+    name = check_transport(name) or next(filter(_is_installed, TRANSPORTS))
     return cast("Transport", importlib.import_module(f"{__name__}.{TRANSPORTS[name][1]}"))
+
+
+def check_transport(name: str = "") -> str:
+    """The transport that is asked for, by that name or in the environment; "" if none is. Raises UsageError."""
+    name = name or os.environ.get(VARIABLE, "")
+    if name and name not in TRANSPORTS:
+        raise UsageError(f"there is no transport {name!r}: {VARIABLE} is one of {', '.join(TRANSPORTS)}.")
+    if name and not _is_installed(name):
+        raise UsageError(f"the transport {name} is not installed: `pip install 'abcast[fast]'` brings it.")
+    return name
 
 
 def _is_installed(name: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError
 
+from connectors.kafka.configuration import check_servers
 from connectors.kafka.transport.seam import Cluster, Consumer, Producer
 from ordering.records import MAX_RECORD_BYTES
 
@@ -38,7 +39,7 @@ CONSUMER_SETTINGS: dict[str, Any] = {
 def client_settings(cluster: Cluster) -> dict[str, Any]:
     """What all of kafka-python's clients need to know."""
     return {
-        "bootstrap_servers": cluster.bootstrap_servers.split(","),
+        "bootstrap_servers": check_servers(cluster.bootstrap_servers),
         "bootstrap_timeout_ms": int(cluster.timeout * 1000),
         "reconnect_backoff_max_ms": 1000,
         **cluster.security.for_python(),
