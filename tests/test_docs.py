@@ -222,10 +222,13 @@ def parameters(group: TyperGroup, path: str = "ABCAST") -> Iterator[str]:
 def test_variables() -> None:
     """The environment variables that are named mean something."""
     named = set(re.findall(r"ABCAST_[A-Z_]+", section(doc("operations"), "## Configuration")))
-    assert named - {"ABCAST_COMMAND_OPTION", "ABCAST_CONFIG", "ABCAST_LOG_LEVEL"} <= set(parameters(command()))
+    assert named - {
+        *("ABCAST_COMMAND_OPTION", "ABCAST_CONFIG", "ABCAST_LOG_LEVEL", "ABCAST_TRANSPORT"),
+    } <= set(parameters(command()))
     for variable, file in (
         ("ABCAST_CONFIG", "connectors/kafka/configuration.py"),
         ("ABCAST_LOG_LEVEL", "jobs/options.py"),
+        ("ABCAST_TRANSPORT", "connectors/kafka/transport/__init__.py"),
     ):
         assert f'"{variable}"' in (ROOT / file).read_text(encoding="utf-8")
 

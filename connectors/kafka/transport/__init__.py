@@ -1,7 +1,7 @@
 """Which Kafka library talks to the brokers: one small seam (`seam`), and what stands behind it.
 
 `kafka_python` is always there. `librdkafka` needs the extra `abcast[fast]` and moves several times as many records a
-second. It is taken where it is installed, unless a `Connection` or the environment names one.
+second. A `Connection` or the environment names it.
 """
 
 from __future__ import annotations
@@ -15,29 +15,20 @@ from connectors.kafka.transport.seam import Consumer, Producer, Record, Sent, Tr
 from ordering.errors import UsageError
 
 __all__ = ["Consumer", "Producer", "Record", "Sent", "Transport", "check_transport", "transport"]
-    "TRANSPORTS",
-    "VARIABLE",
-    "Consumer",
-    "Producer",
-    "Record",
-    "Sent",
-    "Transport",
-    "check_transport",
-    "transport",
-]
-
 VARIABLE = "ABCAST_TRANSPORT"
 
 TRANSPORTS = {"confluent": ("confluent_kafka", "librdkafka"), "kafka-python": ("kafka", "kafka_python")}
-"""By name: the library, and the module here that drives it. The first one that is installed is taken."""
+"""By name: the library, and the module here that drives it."""
+
+DEFAULT = "kafka-python"
 
 
 def transport(name: str = "") -> Transport:
-    """The transport of that name; without one, what the environment names, or the fastest that is installed.
+    """The transport of that name; without one, what the environment names, or the default.
 
     Raises UsageError.
     """
-    name = check_transport(name) or next(filter(_is_installed, TRANSPORTS))
+    name = check_transport(name) or DEFAULT
     return cast("Transport", importlib.import_module(f"{__name__}.{TRANSPORTS[name][1]}"))
 
 
