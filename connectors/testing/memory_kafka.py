@@ -173,7 +173,7 @@ class MemoryProducer:
         topic: str,
         value: bytes | None = None,
         key: bytes | None = None,
-        headers: list[tuple[str, bytes]] | None = None,
+        headers: Sequence[tuple[str, bytes]] | None = None,
         partition: int | None = None,
     ) -> MemoryFuture:
         """Append a record, unless it is refused. Without a partition, the key's bytes choose one."""

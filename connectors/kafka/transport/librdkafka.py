@@ -15,7 +15,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import confluent_kafka
@@ -191,13 +191,15 @@ class _Producer:
         topic: str,
         value: bytes | None = None,
         key: bytes | None = None,
-        headers: list[tuple[str, bytes]] | None = None,
+        headers: Sequence[tuple[str, bytes]] | None = None,
         partition: int | None = None,
     ) -> _Sent:
         if self._stopping.is_set():
             raise errors.IllegalStateError("the producer is closed")
         sent = _Sent()
         number = -1 if partition is None else partition
+        if headers is not None and type(headers) is not list:
+            headers = list(headers)
         try:
             self._client.produce(topic, value, key, number, sent.report, headers=headers)
         except BufferError:
@@ -213,7 +215,7 @@ class _Producer:
         key: bytes | None,
         number: int,
         sent: _Sent,
-        headers: list[tuple[str, bytes]] | None,
+        headers: Sequence[tuple[str, bytes]] | None,
     ) -> None:
         """Wait until librdkafka's queue has room. Raises KafkaTimeoutError."""
         deadline = time.monotonic() + self._timeout_s

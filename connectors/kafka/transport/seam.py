@@ -107,7 +107,7 @@ class Producer(Protocol):
         topic: str,
         value: bytes | None = None,
         key: bytes | None = None,
-        headers: list[tuple[str, bytes]] | None = None,
+        headers: Sequence[tuple[str, bytes]] | None = None,
         partition: int | None = None,
     ) -> Sent:
         """Append a record, soon. Waits for room. Raises KafkaError if it can't be taken."""
