@@ -18,8 +18,8 @@ Invariants:
   say waits for the end of the flush, or for the START_FLUSH that begins it again.
 * *In a closed group only JOIN is sent until a view has this life.* What else a non-member sends is a dead letter, and
   the sequencer drops all that follows the gap.
-* *What a stranger has sent is known when the group closes.* What was ordered stands in DATA before that. The rest is not
-  ordered while the group is closed. If the rest stands before its JOIN, that is not ordered either, and the life is
+* *What a stranger has sent is known when the group closes.* What was ordered stands in DATA before that. The rest is
+  not ordered while the group is closed. If the rest stands before its JOIN, that is not ordered either, and the life is
   *stranded*: it is over, and its messages are carried over. (If the operator opens the group again before the JOIN of
   the next life is ordered, a message that was still on its way may be ordered twice, as two messages.)
 * *What was dropped is sent again as soon as it may be heard.* A name that starts again within a flush which its earlier

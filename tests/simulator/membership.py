@@ -118,6 +118,8 @@ class Process:
     begins_anew: bool = False
     asked: list[int] = field(default_factory=list)
     """The flushes that its block() is to answer."""
+    answers: bool = False
+    """It says FLUSH_OK now, and before that what it has kept back."""
     ended: int = 0
     """The flush of its own that it has ended."""
     calls: str = ""
@@ -233,7 +235,7 @@ class Group:
         """The first time counts: what is lost on its way is sent again."""
         key, now = (process.life.incarnation, entry.local_seqno), process.participant
         if kind_of(entry) == MESSAGE and key not in process.sent_in:
-            if now.is_silent and key not in process.sent_outside:
+            if now.is_silent and not process.answers and key not in process.sent_outside:
                 self._found(SPOKE, f"{process.life} has sent {entry.payload!r}")
             if now.phase in (Part.KEPT_OUT, Part.AWAITING):
                 self._found(FROM_OUTSIDE, f"{process.life} has sent {entry.payload!r}")
@@ -334,7 +336,9 @@ class Group:
         for flush_id in asked:
             if not self.healing and self.random.random() < 0.03:
                 continue  # it hangs
+            process.answers = True
             self._tell(process, Answered(flush_id))
+            process.answers = False
             said = [entry.payload for entry in process.table.pending() if kind_of(entry) == FLUSH_OK]
             if process.participant.phase is Part.QUIET and b"%d" % process.participant.known.flush_id not in said:
                 self._found(DEAF, f"{process.life} is quiet without a FLUSH_OK")
