@@ -37,7 +37,7 @@ def _place(data: Data, offset: int | None, events: EventReader | None) -> Place:
     # Rows of an earlier layout do not say where they stood. It was at offset seqno - 1 or later, and a place need not
     # say more than where the next seqno is found.
     next_offset = data.seqno if offset is None else offset + 1
-    return Place(data.seqno, next_offset, _delivery(data) if data.kind == MESSAGE else _event(data, events))
+    return data.seqno, next_offset, _delivery(data) if data.kind == MESSAGE else _event(data, events)
 
 
 def _event(data: Data, events: EventReader | None) -> Event | None:

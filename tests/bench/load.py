@@ -11,7 +11,7 @@ from typing import Any
 
 from kafka.structs import TopicPartition
 
-from connectors.client.go_back_n import BATCH_BYTES, LINGER_MS
+from connectors.client.sharing import BATCH_BYTES, LINGER_MS
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.transport import Producer
 from tests.bench.lab import Lab, Place
