@@ -99,7 +99,7 @@ public class OneKey {
     settings.put(StreamsConfig.consumerPrefix("auto.offset.reset"), "earliest");
     settings.put(StreamsConfig.producerPrefix("linger.ms"), isBacklog ? "5" : "0");
     settings.put(StreamsConfig.producerPrefix("batch.size"), isBacklog ? "500000" : "16384");
-    settings.put(StreamsConfig.producerPrefix("compression.type"), "lz4");
+    settings.put(StreamsConfig.producerPrefix("compression.type"), "none");
     return new KafkaStreams(builder.build(), settings);
   }
 
