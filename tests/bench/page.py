@@ -119,6 +119,13 @@ ROWS = (
         "",
         lambda result: [f"{result['latency'][name]:.0f}" for name in ("p50_ms", "p99_ms")],
     ),
+    Row(
+        "state",
+        "the sequencer's state, by number of senders",
+        "bytes, compressed",
+        "grows with senders only",
+        lambda rows: [f"{row['senders']:,} senders: {row['state_bytes']:,}" for row in rows],
+    ),
     *(
         Row(
             "growth",
@@ -128,13 +135,6 @@ ROWS = (
             functools.partial(_grown, what),
         )
         for what in ("payload, bytes", "senders", "partitions", "groups")
-    ),
-    Row(
-        "state",
-        "the sequencer's state, by number of senders",
-        "bytes, compressed",
-        "grows with senders only",
-        lambda rows: [f"{row['senders']:,} senders: {row['state_bytes']:,}" for row in rows],
     ),
     Row("latency", "at 1,000 records/s, copy: p50; p99", "ms", "", _latency("copy")),
     Row(
