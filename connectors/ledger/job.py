@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.data_log import DataLog, Start
 from connectors.ledger.table import LedgerWriter, create_tables, read_table_state
 from connectors.spark.job import JobOptions, StreamingJob
-from ordering.errors import HistoryUnavailable, NoSnapshot
+from ordering.errors import AbcastError, HistoryUnavailable, NoSnapshot
 from ordering.names import Topic
 
 TRIGGER_S = 1
@@ -27,7 +27,7 @@ class LedgerJob(StreamingJob):
     """
 
     name = "ledger"
-    ends_alone_with = (HistoryUnavailable,)
+    ends_alone_with: tuple[type[AbcastError], ...] = (HistoryUnavailable,)
     """What retention has dropped is gone. The sequencer goes on, and so do the members."""
 
     def __init__(self, spark: SparkSession, options: JobOptions) -> None:
