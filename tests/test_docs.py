@@ -325,8 +325,8 @@ def test_limits() -> None:
             f"{sending.max_pending_records:,} messages, {sending.max_pending_bytes // mebibyte} MiB"
         ),
         "first answer of a broker (`connect_timeout`)": f"{Connection().timeout:g} s",
-        "resend (`resend_after`)": (
-            f"after {sending.resend_after:g} s without progress, doubling to {MAX_RESEND_S:g} s"
+        "resend (`resend_after_s`)": (
+            f"after {sending.resend_after_s:g} s without progress, doubling to {MAX_RESEND_S:g} s"
         ),
         "a micro-batch (`--max-batch-records`)": f"{job['max_batch_records']:,} records, all groups together",
         "a micro-batch of large records": (
