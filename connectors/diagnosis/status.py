@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import decode_forward
@@ -17,6 +16,7 @@ from connectors.kafka.liveness import Liveness, judge, look_again
 from connectors.kafka.ranges import read_range
 from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import find_topics
+from connectors.kafka.transport.seam import Consumer
 from ordering.names import Topic
 from ordering.records import Partition, Source
 from ordering.sequencer import SequencerState, step
@@ -95,7 +95,7 @@ def read_status(
                 members=len(state.membership.members),
                 senders=len(state.received),
                 lag=lag,
-                rate=_rate(consumer, TopicPartition(str(Topic(group, "data", site)), 0)),
+                rate=_rate(connection, TopicPartition(str(Topic(group, "data", site)), 0)),
                 duplicates=state.duplicates,
                 dead_letters=sum(end - beginning for beginning, end in _spans(consumer, dead).values()),
                 relays=_relays(connection, consumer, relayed),
@@ -105,7 +105,7 @@ def read_status(
         consumer.close()
 
 
-def _partitions(consumer: KafkaConsumer, topics: Sequence[Topic]) -> list[TopicPartition]:
+def _partitions(consumer: Consumer, topics: Sequence[Topic]) -> list[TopicPartition]:
     """All partitions of the topics, sorted."""
     names = sorted(map(str, topics))
     return [
@@ -113,7 +113,7 @@ def _partitions(consumer: KafkaConsumer, topics: Sequence[Topic]) -> list[TopicP
     ]
 
 
-def _spans(consumer: KafkaConsumer, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+def _spans(consumer: Consumer, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
     """The first offset that each partition still has, and its end."""
     if not partitions:
         return {}
@@ -123,7 +123,7 @@ def _spans(consumer: KafkaConsumer, partitions: Sequence[TopicPartition]) -> dic
 
 def _waiting(
     connection: Connection,
-    consumer: KafkaConsumer,
+    consumer: Consumer,
     state: SequencerState,
     forward: Sequence[TopicPartition],
     considered: Mapping[TopicPartition, int],
@@ -155,14 +155,19 @@ def _waiting(
     return len(step(replace(state, positions=positions), records).outputs)
 
 
-def _rate(consumer: KafkaConsumer, data: TopicPartition) -> float:
+def _rate(connection: Connection, data: TopicPartition) -> float:
     """Records of DATA per second over the last minute."""
-    found = consumer.offsets_for_times({data: int((time.time() - RATE_S) * 1000)}).get(data)
-    return 0.0 if found is None else (consumer.end_offsets([data])[data] - found.offset) / RATE_S
+    consumer = connection.positions("abcast.status")  # which commits nothing
+    try:
+        with connection.reachable():
+            found = consumer.offsets_for_times({data: int((time.time() - RATE_S) * 1000)}).get(data)
+            return 0.0 if found is None else (consumer.end_offsets([data])[data] - found.offset) / RATE_S
+    finally:
+        consumer.close(timeout_ms=1000)
 
 
 def _relays(
-    connection: Connection, consumer: KafkaConsumer, partitions: Sequence[TopicPartition]
+    connection: Connection, consumer: Consumer, partitions: Sequence[TopicPartition]
 ) -> dict[str, float | None]:
     """How long each neighbour's relay has been silent: its heartbeats stand in the topic that it fills."""
     heard: dict[str, float] = {}

@@ -85,7 +85,7 @@ class SignsOfLife:
         signs |= {partition: OffsetAndMetadata(offset, "", -1) for partition, offset in considered.items()}
         try:
             if self._consumer is None:
-                self._consumer = self._connection.consumer(group_id=_group_id(self._site))
+                self._consumer = self._connection.positions(_group_id(self._site))
             self._consumer.commit(signs, timeout_ms=_ASK_MS)
         except KafkaError as error:
             if not self._is_told:
@@ -114,7 +114,7 @@ def read_signs(
     connection: Connection, groups: Iterable[str], site: str, forward: Iterable[TopicPartition] = ()
 ) -> Signs:
     """The newest signs, and how far the FORWARD partitions named are considered. Raises BrokerUnreachable."""
-    consumer = connection.consumer(group_id=_group_id(site))
+    consumer = connection.positions(_group_id(site))
 
     def committed(partition: TopicPartition) -> OffsetAndMetadata | None:
         return consumer.committed(partition, metadata=True, timeout_ms=_ASK_MS)

@@ -43,12 +43,17 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
         membership=Membership(members=(Life("nyc/alice", 1),)),
     )
     producer = connection.producer()
-    producer.send(str(Topic("g", "epoch", "nyc")), value=encode_claim(0))
+    claim(connection, 0)
     for record in (seal(1), snapshot(state)):
         key, value, headers = encode_data(record)
         producer.send(str(Topic("g", "data", "nyc")), key=key, value=value, headers=headers)
     make_older(connection, 60)
     return connection
+
+
+def claim(connection: MemoryConnection, floor: int) -> None:
+    value, headers = encode_claim(floor)
+    connection.producer().send(EPOCH.topic, value=value, headers=headers)
 
 
 def make_older(connection: MemoryConnection, seconds: int) -> None:
@@ -59,7 +64,7 @@ def make_older(connection: MemoryConnection, seconds: int) -> None:
 
 def forward(connection: MemoryConnection, name: str, local_seqno: int, kind: str = "message") -> None:
     sender = f"nyc/{name}"
-    headers = forward_headers(sender, 1, local_seqno, kind=kind)
+    headers = forward_headers(1, local_seqno, kind=kind)
     connection.producer().send(FORWARD.topic, key=sender.encode(), value=b"", headers=headers)
 
 
@@ -120,7 +125,7 @@ def old_sign(seconds: float, host: str = "") -> OffsetAndMetadata:
 
 def test_a_claim_is_a_sign_too(connection: MemoryConnection) -> None:
     """Of a sequencer that has begun to take over; the sign of the one before it says nothing."""
-    connection.producer().send(EPOCH.topic, value=encode_claim(2))
+    claim(connection, 2)
     connection.topics.committed["abcast.sequencer.nyc", EPOCH] = old_sign(40)
     shown = read_status(connection, "g", "nyc").sequencer
     assert (shown.state, shown.epoch, shown.engine) == ("alive", 2, "")
