@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 
 EXIT_INTERRUPTED = 130
 SAID = "Aborted."
 
 _signals: list[int] = []
+_told: list[str] = []
 
 
 def end_at_once() -> None:
@@ -27,6 +29,13 @@ def end_at_once() -> None:
 def raise_in_order() -> None:
     """From here on a signal raises KeyboardInterrupt in the main thread."""
     _handle(_raise)
+
+
+def tell(said: str = SAID) -> None:
+    """Say that the command was ended, in one line; the first time only."""
+    if not _told:
+        _told.append(said)
+        sys.stderr.write(f"{said}\n")
 
 
 def has_come() -> bool:

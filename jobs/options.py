@@ -109,11 +109,12 @@ def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_s
         # reader of our output (say, `head`) has gone.
         config = load_config(command, is_script=is_script)
         command.main(args=arguments, default_map=config, auto_envvar_prefix="ABCAST")
-    except KeyboardInterrupt:
-        _tell(interruption.SAID, interruption.EXIT_INTERRUPTED)
-    except Exception as error:
-        if interruption.has_come():
-            _tell(interruption.SAID, interruption.EXIT_INTERRUPTED)
+    except (KeyboardInterrupt, SystemExit, Exception) as error:
+        if interruption.has_come() and getattr(error, "code", EXIT_FAILED) not in (0, None):
+            interruption.tell()
+            sys.exit(interruption.EXIT_INTERRUPTED)
+        if not isinstance(error, Exception):
+            raise
         sentence = _in_a_sentence(error)
         if sentence is None:
             raise

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from connectors.kafka.configuration import configured
-from jobs.interruption import EXIT_INTERRUPTED
+from jobs.interruption import EXIT_INTERRUPTED, tell
 from jobs.options import DEFAULT_BOOTSTRAP_SERVERS, AsJson, BootstrapServers, Group, Member, run_script
 from jobs.progress import Progress
 from ordering.errors import AbcastError, NotOrderedInTime, UsageError
@@ -48,7 +48,7 @@ def publish(
                 published.publish(client, lines)
         except KeyboardInterrupt:
             rest = "the rest may still be" if outbox is None else f"the next start sends what is in {outbox}"
-            typer.echo(f"interrupted: {published}; {rest}", err=True)
+            tell(f"interrupted: {published}; {rest}")
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except NotOrderedInTime as error:
             raise NotOrderedInTime(f"{published} within {timeout:g} s. {_why(client, address)}") from error
