@@ -277,7 +277,7 @@ class StateTransfer:
     # --- the supplier ---
 
     def between(self, taken: int) -> None:
-        """Answer the joiners that have asked. `taken`: up to where the application, whose thread calls it, has taken."""
+        """Answer the joiners that have asked. The application's thread calls it, and has taken all up to `taken`."""
         if not self._requests or not self.is_ready or self._get_state is None:
             return
         if not any(asked.seqno <= taken for asked in list(self._requests.values())):
