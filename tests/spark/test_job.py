@@ -64,7 +64,7 @@ class _Relay(_Failing):
 
 @pytest.fixture(autouse=True)
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.spark.job.RESTART_BACKOFF_S", (0.0,) * 6)
+    monkeypatch.setattr("connectors.kafka.retrying.BACKOFF_S", (0.0,) * 6)
 
 
 def test_a_relay_tries_for_ever_and_tells_each_change_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
