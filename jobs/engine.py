@@ -27,7 +27,6 @@ EngineOption = Annotated[
     Engine,
     typer.Option(
         "--engine",
-        envvar="ABCAST_ENGINE",
         help="What decides the order: Spark (the most records a second, many groups), or a plain Python process "
         "(milliseconds, no JVM).",
     ),

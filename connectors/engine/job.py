@@ -25,20 +25,21 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kafka import KafkaConsumer
 from kafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
 from connectors.engine.attendant import Attendant, Taken
-from connectors.engine.group import GroupSequencer, Polled
+from connectors.engine.batch import Polled
+from connectors.engine.group import GroupSequencer
 from connectors.engine.writing import Writer
 from connectors.kafka.connection import Connection
 from connectors.kafka.retrying import Retries
 from connectors.kafka.topic_finder import TopicFinder
+from connectors.kafka.transport import Record
 from connectors.sequencer.takeover import yield_to_rival
 from ordering.errors import AbcastError
 
@@ -47,14 +48,8 @@ STOP_S = 10.0
 POLL_S = 0.1
 POLL_RECORDS = 5_000
 """Of all groups, at most so many at once."""
-FETCH_BYTES = 8 * 1024 * 1024
-_CONSUMER = {
-    "max_poll_records": POLL_RECORDS,
-    "fetch_max_bytes": FETCH_BYTES,
-    "max_partition_fetch_bytes": FETCH_BYTES,
-    # What a producer takes back was not broadcast.
-    "isolation_level": "read_committed",
-}
+IN_FLIGHT_BYTES = 16 * 1024 * 1024
+"""With more payload in flight, a group waits for its oldest batch."""
 
 _logger = logging.getLogger(__name__)
 
@@ -138,9 +133,10 @@ class _Loop:
         self._positions: dict[TopicPartition, int] = {}
         self._writer = Writer(connection)
         try:
-            self._consumer: KafkaConsumer = connection.consumer(**_CONSUMER)
+            # What a producer takes back was not broadcast.
+            self._consumer = connection.consumer(max_poll_records=POLL_RECORDS, isolation_level="read_committed")
         except BaseException:
-            self._writer.close(0)
+            self._writer.abandon()
             raise
         self._is_away = False
 
@@ -180,7 +176,7 @@ class _Loop:
             self._stop.wait(POLL_S)
             return {}
         try:
-            polled: Polled = self._consumer.poll(timeout_ms=int(POLL_S * 1000))
+            polled = self._consumer.poll(timeout_ms=int(POLL_S * 1000))
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
             raise PositionLost("what was to be read of FORWARD is gone: taking over anew.") from error
         except KafkaError as error:
@@ -197,21 +193,21 @@ class _Loop:
         return polled
 
     def _by_group(self, polled: Polled) -> Mapping[str, Polled]:
-        groups: dict[str, dict[TopicPartition, list[object]]] = {}
+        groups: dict[str, dict[TopicPartition, Sequence[Record]]] = {}
         for partition, records in polled.items():
-            groups.setdefault(self._group_of[partition], {})[partition] = list(records)
+            groups.setdefault(self._group_of[partition], {})[partition] = records
         return groups
 
     def _decide(self, group: GroupSequencer, polled: Polled) -> None:
         """Decide a batch, as soon as that may be. Stopped meanwhile, leave it to the next start."""
-        while (records := group.decide(polled)) is None:
+        while (outputs := group.decide(polled) if group.bytes_in_flight < IN_FLIGHT_BYTES else None) is None:
             assert group.oldest is not None
             if not self._writer.wait(group.oldest, self._stop.is_set):
                 return
             group.see_written()
-        group.passed(self._writer.write(records))
+        group.passed(self._writer.write(outputs))
 
     def close(self) -> None:
         """Close the connections. What is still in flight is left to chance."""
-        self._writer.close(0)
+        self._writer.abandon()
         self._consumer.close()

@@ -10,12 +10,12 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.transport import Consumer, Producer
 from connectors.sequencer.takeover import check_not_fenced
 from connectors.sequencer.ticks import tick
 from connectors.sequencer.upkeep import Upkeep
@@ -43,8 +43,8 @@ class Keeper:
         self._connection = connection
         self._site = site
         self._epochs = epochs
-        self._consumer: KafkaConsumer = connection.consumer()
-        self._ticker: KafkaProducer | None = None
+        self._consumer: Consumer = connection.consumer()
+        self._ticker: Producer | None = None
         self._upkeep = Upkeep(connection, site)
         self._logs: dict[str, DataLog] = {}
         self._claims_seen: dict[str, int] = {}  # where EPOCH ended when it was last looked at

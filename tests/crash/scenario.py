@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from kafka import KafkaProducer
 from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member
@@ -36,6 +37,8 @@ class Scenario:
         self.directory = directory
         self.data = directory / "data"
         self.connection = Connection(bootstrap_servers)
+        self.engine = "spark"
+        """The one that `sequencer` starts."""
         self.processes: list[Process] = []
         self._closers: list[Member] = []
         self._loads: list[Load] = []
@@ -63,7 +66,7 @@ class Scenario:
         )
 
     def sequencer(self, data: Path | None = None, *, ready: bool = True) -> Process:
-        return self.job("sequence", data, ready=ready)
+        return self.job("sequence", data, "--engine", self.engine, ready=ready)
 
     # --- members ---
 
@@ -108,13 +111,13 @@ class Scenario:
 
     def write_forward(self, message: MessageId, payload: bytes, timestamp_ms: int | None = None) -> None:
         """Write one FORWARD record by hand, as any client could."""
-        producer = self.connection.producer()
+        producer = KafkaProducer(bootstrap_servers=self.connection.bootstrap_servers)
         try:
             producer.send(
                 str(Topic(self.group, "forward", self.site)),
                 key=message.sender.encode(),
                 value=payload,
-                headers=forward_headers(*message),
+                headers=forward_headers(message.incarnation, message.local_seqno),
                 timestamp_ms=timestamp_ms,
             ).get(timeout=30)
         finally:

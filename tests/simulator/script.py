@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from connectors.kafka.codec import WRONG_VERSION
 from ordering.checker import Checker
 from ordering.errors import AbcastError
 from ordering.records import EPOCH, Data, Forward, MessageId
@@ -169,7 +170,7 @@ class Script:
         return [f"delivers {seqno} {name_of(message)}" for seqno, message, _payload in entries]
 
     def _do_poison(self) -> None:
-        self.broker.append_malformed(0, "abcast-version is missing or not 1")
+        self.broker.append_malformed(0, WRONG_VERSION)
 
     def _do_partition(self) -> None:
         self.broker.forward.append([])
@@ -225,7 +226,7 @@ class Script:
 
     def _do_buffered(self, name: str) -> None:
         sequencer = self.sequencers.pop(name)
-        for record in sequencer.outputs[sequencer.written :]:
+        for record in sequencer.outputs:
             self.broker.append_data(record)
 
     def _do_fail(self, name: str) -> None:
@@ -236,9 +237,8 @@ class Script:
             self.broker.append_data(record)
 
     def _do_lose(self, name: str, count: str) -> list[str]:
-        sequencer = self.sequencers[name]
-        lost = sequencer.outputs[sequencer.written : sequencer.written + int(count)]
-        sequencer.written += int(count)
+        [batch] = self.sequencers[name].in_flight
+        lost, batch.data = batch.data[: int(count)], batch.data[int(count) :]
         return ["lost " + " ".join(map(self._short, lost))]
 
     # Readers.

@@ -31,7 +31,7 @@ NOT_YET = 1 << 60
 
 
 @dataclass
-class _Batch:
+class Batch:
     """What is still to be written of a batch, and its dead letters."""
 
     data: list[Data]
@@ -65,7 +65,7 @@ class Sequencer:
         self.own_epoch = 0
         """The newest epoch that this process has claimed."""
         self.rows: list[Forward | Malformed] = []
-        self.in_flight: list[_Batch] = []
+        self.in_flight: list[Batch] = []
         self.dead_letters: list[DeadLetter] = []
         self._life = self._run()
 
@@ -75,11 +75,16 @@ class Sequencer:
     @property
     def state(self) -> SequencerState | None:
         """After everything decided."""
-        return self.pipeline and self.pipeline.state
+        return None if self.pipeline is None else self.pipeline.state
+
+    @property
+    def outputs(self) -> list[Data]:
+        """What is decided and not written yet."""
+        return [record for batch in self.in_flight for record in batch.data]
 
     def fail(self) -> list[Data]:
         """A write fails; return what was still to be written. The next step belongs to a new attempt."""
-        rest = [record for batch in self.in_flight for record in batch.data]
+        rest = self.outputs
         if not self.rules.takes_over_anew and self.pipeline is not None:
             self.in_flight = []
             self.pipeline = replace(self.pipeline, in_flight=())
@@ -140,7 +145,7 @@ class Sequencer:
             if self.rows and part == 0 and not self.rules.snapshot_first and opening:
                 outputs.append(snapshot(state))
         data = [record for record in outputs if isinstance(record, Data)]
-        self.in_flight.append(_Batch(data, [record for record in outputs if isinstance(record, DeadLetter)]))
+        self.in_flight.append(Batch(data, [record for record in outputs if isinstance(record, DeadLetter)]))
         self.pipeline = self.pipeline.decided(state)
 
     def _step(
