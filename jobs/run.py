@@ -37,7 +37,9 @@ def run(
     sequences = known is None or known.sequences(site)
     names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
     beside = [engine_job(bootstrap_servers, site, data, known)] if sequences and engine is Engine.process else []
-    relays = Relays(known, [way for way in known.directions() if way.source == site]) if known else None
+    relays = (
+        Relays(known, [direction for direction in known.directions() if direction.source == site]) if known else None
+    )
     run_jobs(names, options, relays, beside)
 
 
