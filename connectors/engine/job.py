@@ -67,6 +67,7 @@ class EngineJob:
 
     name = "sequence"
     keeps_trying = False
+    ends_alone_with: tuple[type[AbcastError], ...] = ()
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
