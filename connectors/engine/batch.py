@@ -23,7 +23,6 @@ from connectors.kafka.codec import (
     decode_forward,
     encode_data,
     highest_incarnation,
-    parse_number,
 )
 from connectors.kafka.sending import Record
 from connectors.kafka.transport import Record as Read
@@ -32,6 +31,7 @@ from ordering.links import LinkColumns
 from ordering.names import Topic
 from ordering.records import (
     HEARTBEAT,
+    MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
     MESSAGE,
     SKIP,
@@ -48,16 +48,15 @@ COLUMNS_FROM = 64
 """With fewer records the arrays cost more than they save."""
 _NO_LINK = (-1, 0, 0, 0)
 _PLAIN_KINDS = (MESSAGE, HEARTBEAT)
+_ZERO = ord("0")
+_DIGITS = len(str(MAX_NUMBER))
 
 Polled = Mapping[TopicPartition, Sequence[Read]]
 """Records as a consumer gives them, by partition."""
 
 
-class Output(NamedTuple):
-    """A record to write, and the topic."""
-
-    topic: str
-    record: Record
+Output = tuple[str, Record]
+"""A record to write, behind its topic."""
 
 
 class Topics(NamedTuple):
@@ -74,50 +73,47 @@ class Topics(NamedTuple):
     def encode(self, output: Data | DeadLetter, raw: Read | None) -> Output:
         """What was decided, as it is written. `raw`: the record that it came from, if there is one."""
         if isinstance(output, Data):
-            return Output(self.data, encode_data(output))
+            return self.data, encode_data(output)
         assert raw is not None
         # The value is null, too, if that is what is wrong with it.
-        return Output(self.dead_letters, (raw.key, raw.value, dead_letter_headers(output, raw.headers)))  # type: ignore[arg-type]
+        return self.dead_letters, (raw.key, raw.value, dead_letter_headers(output, raw.headers))  # type: ignore[return-value]
+
+
+Rows = Sequence[tuple[TopicPartition, Sequence[Read]]]
+"""Records in the order of the log, by partition."""
 
 
 def decide(state: SequencerState, polled: Polled, topics: Topics) -> tuple[SequencerState, list[Output]]:
     """Decide the records: the state after them, and what is to be written."""
     # The one place where a batch gets its order: topic, partition, offset.
-    rows = [(place, raw) for place in sorted(polled) for raw in polled[place]]
-    if len(rows) < COLUMNS_FROM:
+    rows = sorted(polled.items(), key=lambda item: item[0])
+    if sum(map(len, polled.values())) < COLUMNS_FROM:
         return by_rows(state, rows, topics)
     return by_columns(state, rows, topics)
 
 
-Rows = Sequence[tuple[TopicPartition, Read]]
-"""Records in the order of the log."""
-
-
 def by_rows(state: SequencerState, rows: Rows, topics: Topics) -> tuple[SequencerState, list[Output]]:
     """One by one."""
-    decoded = [_decoded(place, raw) for place, raw in rows]
-    raws = {record.source: raw for record, (_, raw) in zip(decoded, rows, strict=True)}
-    state, outputs = step(state, decoded)
+    raws = {Source(place.topic, place.partition, raw.offset): raw for place, records in rows for raw in records}
+    state, outputs = step(state, [_decoded(source, raw) for source, raw in raws.items()])
     return state, [topics.encode(output, raws.get(output.source)) for output in outputs]  # type: ignore[arg-type]
 
 
 def by_columns(state: SequencerState, rows: Rows, topics: Topics) -> tuple[SequencerState, list[Output]]:
     """As arrays."""
     batch = _Columns(rows)
-    decisions = step_columns(state, batch.columns())
+    decisions = step_columns(state, batch.forward())
     return decisions.state, list(batch.outputs(state, decisions, topics))
 
 
-def _decoded(place: TopicPartition, raw: Read) -> Forward | Malformed:
-    return decode_forward(
-        Source(place.topic, place.partition, raw.offset), raw.key, raw.value, raw.headers, raw.timestamp
-    )
+def _decoded(source: Source, raw: Read) -> Forward | Malformed:
+    return decode_forward(source, raw.key, raw.value, raw.headers, raw.timestamp)
 
 
-class _Sender(NamedTuple):
-    """What all plain records of a sender's life and kind have in common."""
+class _Life(NamedTuple):
+    """What the records of a sender's incarnation and of a kind have in common."""
 
-    code: int
+    sender: int
     incarnation: int
     is_message: bool
 
@@ -126,69 +122,58 @@ class _Columns:
     """The records of a batch, read into columns. `odd` has those that are not plain, as the codec reads them."""
 
     def __init__(self, rows: Rows) -> None:
-        self.rows = rows
+        self._rows = rows
+        self._size = sum(len(records) for _, records in rows)
         self.odd: dict[int, Forward | Malformed] = {}
-        self._codes: dict[str, int] = {}
-        self._partitions: list[Partition] = []
-        self._partition: list[int] = []
-        self._sender: list[int] = []
-        self._incarnation: list[int] = []
+        self._senders: dict[str, int] = {}
+        self._lives: dict[_Life, int] = {}
+        self._life: list[int] = []
+        """Of each row, an index of `_lives`."""
         self._local_seqno: list[int] = []
-        self._is_message: list[bool] = []
-        at: TopicPartition | None = None
-        plain: dict[tuple[bytes | None, bytes], _Sender | None] = {}
-        for row, (place, raw) in enumerate(rows):
-            if place is not at:
-                at, plain = place, {}
-                self._partitions.append(Partition(place.topic, place.partition))
-            sender, local_seqno = self._read(row, place, raw, plain)
-            self._partition.append(len(self._partitions) - 1)
-            self._sender.append(sender.code)
-            self._incarnation.append(sender.incarnation)
-            self._local_seqno.append(local_seqno)
-            self._is_message.append(sender.is_message)
+        for place, records in rows:
+            self._read(place, records)
 
-    def _read(
-        self, row: int, place: TopicPartition, raw: Read, plain: dict[tuple[bytes | None, bytes], _Sender | None]
-    ) -> tuple[_Sender, int]:
-        """The sender, and the local seqno. `plain`: what is known of records of this partition that begin alike."""
-        headers = raw.headers
-        if len(headers) == 1 and headers[0][0] == HEADER:
-            head, _, text = (headers[0][1] or b"").rpartition(b" ")
-            try:
-                sender = plain[raw.key, head]
-            except KeyError:
-                sender = plain[raw.key, head] = self._judge(place, raw, head)
-            if sender is not None:
-                local_seqno = parse_number(text)
-                value = raw.value
-                if (
-                    local_seqno is not None
-                    and value is not None
-                    and len(value) <= MAX_PAYLOAD_BYTES
-                    and sender.incarnation <= highest_incarnation(raw.timestamp)
-                ):
-                    return sender, local_seqno
-        record = self.odd[row] = _decoded(place, raw)
-        if isinstance(record, Malformed):
-            return _Sender(self._code(""), 0, is_message=False), 0
-        return _Sender(self._code(record.sender), record.incarnation, record.kind == MESSAGE), record.local_seqno
+    def _read(self, place: TopicPartition, records: Sequence[Read]) -> None:
+        """Read one partition. `lives` has what is known of its records that begin alike; None: they are not plain."""
+        lives: dict[tuple[bytes | None, bytes], int | None] = {}
+        add_life, add_local_seqno = self._life.append, self._local_seqno.append
+        highest = _highest_incarnation_of_all(records)
+        for raw in records:
+            headers = raw.headers
+            if len(headers) == 1 and headers[0][0] == HEADER and highest:
+                head, _, number = (headers[0][1] or b"").rpartition(b" ")
+                try:
+                    life = lives[raw.key, head]
+                except KeyError:
+                    life = lives[raw.key, head] = self._judge(place, raw, head, highest)
+                if life is not None and number.isdigit() and number[0] != _ZERO and len(number) <= _DIGITS:
+                    add_life(life)
+                    add_local_seqno(int(number))
+                    continue
+            record = self.odd[len(self._life)] = _decoded(Source(place.topic, place.partition, raw.offset), raw)
+            if isinstance(record, Malformed):
+                add_life(self._life_of("", 0, ""))
+                add_local_seqno(0)
+            else:
+                add_life(self._life_of(record.sender, record.incarnation, record.kind))
+                add_local_seqno(record.local_seqno)
 
-    def _judge(self, place: TopicPartition, raw: Read, head: bytes) -> _Sender | None:
-        """Whether records of that key that begin so are plain, if the codec finds nothing wrong with the rest."""
-        record = _decoded(place, raw)
+    def _judge(self, place: TopicPartition, raw: Read, head: bytes, highest: int) -> int | None:
+        """The life, if the codec finds nothing in this record that could make another one of the same beginning odd."""
+        record = _decoded(Source(place.topic, place.partition, raw.offset), raw)
         if isinstance(record, Malformed) or record.kind not in _PLAIN_KINDS or record.link is not None:
             return None
-        if head.count(b" ") != len(FORWARD_FIELDS) - 2:
+        if head.count(b" ") != len(FORWARD_FIELDS) - 2 or record.incarnation > highest:
             return None
-        return _Sender(self._code(record.sender), record.incarnation, record.kind == MESSAGE)
+        return self._life_of(record.sender, record.incarnation, record.kind)
 
-    def _code(self, address: str) -> int:
-        return self._codes.setdefault(address, len(self._codes))
+    def _life_of(self, sender: str, incarnation: int, kind: str) -> int:
+        code = self._senders.setdefault(sender, len(self._senders))
+        return self._lives.setdefault(_Life(code, incarnation, kind == MESSAGE), len(self._lives))
 
-    def columns(self) -> ForwardColumns:
+    def forward(self) -> ForwardColumns:
         """What the core decides on."""
-        size = len(self.rows)
+        size, raws = self._size, [raw for _, records in self._rows for raw in records]
         well_formed = np.ones(size, np.bool_)
         links: dict[int, tuple[int, ...]] = {}
         controls: dict[int, tuple[str, bytes]] = {}
@@ -200,17 +185,19 @@ class _Columns:
                 links[row] = record.link
             if record.kind not in (*_PLAIN_KINDS, SKIP):
                 controls[row] = record.kind, record.payload
+        sender, incarnation, is_message = (np.array(column) for column in zip(*self._lives, strict=True))
+        life = np.array(self._life, dtype=np.int64)
         return ForwardColumns(
-            partitions=self._partitions,
-            partition=np.array(self._partition, dtype=np.int64),
-            offset=np.fromiter((raw.offset for _, raw in self.rows), np.int64, size),
-            senders=list(self._codes),
-            sender=np.array(self._sender, dtype=np.int64),
-            incarnation=np.array(self._incarnation, dtype=np.int64),
+            partitions=[Partition(place.topic, place.partition) for place, _ in self._rows],
+            partition=np.repeat(np.arange(len(self._rows)), [len(records) for _, records in self._rows]),
+            offset=np.array([raw.offset for raw in raws], dtype=np.int64),
+            senders=list(self._senders),
+            sender=sender[life],
+            incarnation=incarnation[life],
             local_seqno=np.array(self._local_seqno, dtype=np.int64),
             well_formed=well_formed,
-            timestamp_ms=np.fromiter((raw.timestamp for _, raw in self.rows), np.int64, size),
-            is_message=np.array(self._is_message, dtype=np.bool_),
+            timestamp_ms=np.array([raw.timestamp for raw in raws], dtype=np.int64),
+            is_message=is_message[life],
             controls=controls,
             link=_link_columns(links, size),
         )
@@ -218,32 +205,30 @@ class _Columns:
     def outputs(self, state: SequencerState, decisions: Decisions, topics: Topics) -> Iterator[Output]:
         """What was decided, in the order of the rows. `state` is the one before."""
         reasons = {row: reason for reason, mask in decisions.dead.items() for row in np.flatnonzero(mask).tolist()}
-        between = [
-            f"{state.epoch} {state.view} {partition.topic}-{partition.number}:".encode("ascii")
-            for partition in self._partitions
-        ]
-        data, odd, partitions = topics.data, self.odd, self._partition
-        for row, seqno in enumerate(decisions.seqno.tolist()):
-            if seqno and row not in odd:
-                raw = self.rows[row][1]
-                header = b"%b %d %b%d %d" % (
-                    raw.headers[0][1], seqno, between[partitions[row]], raw.offset, raw.timestamp
-                )  # fmt: skip
-                yield Output(data, (raw.key, raw.value, [(HEADER, header)]))  # type: ignore[arg-type]
-            elif seqno or row in odd or row in reasons:
-                output = self._odd_output(state, row, seqno, reasons.get(row, ""), decisions)
-                if output is not None:
-                    yield topics.encode(output, self.rows[row][1])
+        odd, data, row, seqnos = self.odd, topics.data, -1, decisions.seqno.tolist()
+        for place, records in self._rows:
+            between = f"{state.epoch} {state.view} {place.topic}-{place.partition}:".encode("ascii")
+            for raw in records:
+                row += 1
+                seqno = seqnos[row]
+                if seqno and row not in odd:
+                    begin = raw.headers[0][1]
+                    header = b"%b %d %b%d %d" % (begin, seqno, between, raw.offset, raw.timestamp)
+                    yield data, (raw.key, raw.value, [(HEADER, header)])  # type: ignore[misc]  # it has a value
+                elif row in odd or row in reasons:
+                    source = Source(place.topic, place.partition, raw.offset)
+                    output = self._odd_output(state, row, source, reasons.get(row, ""), decisions)
+                    if output is not None:
+                        yield topics.encode(output, raw)
 
     def _odd_output(
-        self, state: SequencerState, row: int, seqno: int, reason: str, decisions: Decisions
+        self, state: SequencerState, row: int, source: Source, reason: str, decisions: Decisions
     ) -> Data | DeadLetter | None:
-        place, raw = self.rows[row]
-        record = self.odd.get(row)
+        record, seqno = self.odd.get(row), int(decisions.seqno[row])
         if isinstance(record, Malformed):
-            return DeadLetter(record.source, record.reason)
+            return DeadLetter(source, record.reason)
         if reason:
-            return DeadLetter(Source(place.topic, place.partition, raw.offset), reason)
+            return DeadLetter(source, reason)
         if not seqno or record is None:
             return None
         kind, payload = decisions.controls.get(row, (record.kind, record.payload))
@@ -256,11 +241,23 @@ class _Columns:
             incarnation=record.incarnation,
             local_seqno=record.local_seqno,
             payload=payload,
-            source=record.source,
+            source=source,
             headers=record.headers,
             forwarded_at_ms=record.timestamp_ms,
             link=record.link,
         )
+
+
+def _highest_incarnation_of_all(records: Sequence[Read]) -> int:
+    """The highest incarnation that each of the records may have; 0 if a payload is none, so that all are read one by
+    one.
+    """
+    try:
+        if max(len(raw.value) for raw in records) > MAX_PAYLOAD_BYTES:  # type: ignore[arg-type]  # that is asked
+            return 0
+    except TypeError:
+        return 0
+    return min(highest_incarnation(at_ms) for at_ms in {raw.timestamp for raw in records})
 
 
 def _link_columns(links: Mapping[int, tuple[int, ...]], size: int) -> LinkColumns | None:

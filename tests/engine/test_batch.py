@@ -34,7 +34,8 @@ class Raw(NamedTuple):
 
 
 def in_log(raws: list[Raw]) -> Rows:
-    return [(TopicPartition(raw.topic, raw.partition), raw) for raw in sorted(raws, key=lambda raw: raw.topic)]
+    places = sorted({TopicPartition(raw.topic, raw.partition) for raw in raws})
+    return [(place, [raw for raw in raws if (raw.topic, raw.partition) == place]) for place in places]
 
 
 def both(state: SequencerState, rows: Rows) -> SequencerState:
@@ -65,9 +66,11 @@ def random_record(rng: random.Random, offset: int, next_local: dict[tuple[bytes,
     headers = forward_headers(incarnation, max(local, 0), application, kind)
     if rng.random() < 0.02:
         headers[0] = (headers[0][0], headers[0][1] + b" more 5")
-    value = None if rng.random() < 0.02 else b"%d" % offset
-    timestamp = 1 if rng.random() < 0.01 else corpus.TIMESTAMP_MS + offset
-    return Raw(offset, key, value, headers, timestamp, partition=0)
+    if rng.random() < 0.02:
+        headers[0] = ("abcast-other", headers[0][1])
+    value = None if rng.random() < 0.002 else b"%d" % offset
+    timestamp = 1 if rng.random() < 0.002 else corpus.TIMESTAMP_MS + offset
+    return Raw(offset, key, value, headers, timestamp, partition=offset % 2)
 
 
 @given(st.integers(0, 2**32))
