@@ -23,7 +23,9 @@ def assert_fenced(process: Process, own_epoch: int, newer_epoch: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "engines", [("spark", "spark", "spark"), ("process", "process", "process"), ("process", "spark", "process")]
+    "engines",
+    [("spark", "spark", "spark"), ("process", "process", "process"), ("process", "spark", "process")],
+    ids="-".join,
 )
 def test_the_older_of_two_stops(scenario: Scenario, engines: tuple[str, str, str]) -> None:
     """First two with the same --data (so, the same checkpoint directory), then two with different ones.
