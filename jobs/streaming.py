@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
+from jobs import interruption
 from ordering.errors import AbcastError, EnvironmentProblem
 from ordering.names import check_site
 
@@ -142,8 +143,7 @@ def start_session(name: str, *, cores: int | None = None, parallelism: int = 1) 
 def session_of_command(name: str) -> SparkSession:
     """Start Spark for a command that Ctrl-C may interrupt at any time. Raises KeyboardInterrupt if it has."""
     started = start_session(name)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
+    interruption.raise_in_order()
     if started.spark is not None and not started.asked_to_stop.is_set():
         return started.spark
     if started.spark is not None:

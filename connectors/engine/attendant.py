@@ -74,7 +74,7 @@ class Attendant:
         self._ledger = ledger
         self._finder = finder
         self._epochs = epochs
-        self._keeper = Keeper(connection, site, epochs)
+        self._keeper = Keeper(connection, site, epochs, "process")
         self._watchdogs: dict[str, Watchdog] = {}
         self._told: dict[str, int] = {}  # what each watchdog knows to be written
         self._failed = failed
@@ -131,6 +131,8 @@ class Attendant:
         self._find_changes()
         self._keeper.check_not_fenced()
         now = time.monotonic()
+        # What is decided and not yet written counts as considered: that is so for some milliseconds.
+        self._keeper.sign(positions_of(pipeline.state for pipeline in self.pipelines.values()), now)
         self._keeper.attend(self._to_be_ticked(), now)
         for group, pipeline in self.pipelines.items():
             watchdog = self._watchdogs.get(group)

@@ -1,4 +1,4 @@
-"""What a sequencer looks after beside its batches, with either engine: claims, ticks, upkeep.
+"""What a sequencer looks after beside its batches, with either engine: claims, signs of life, ticks, upkeep.
 
 None of it decides anything: a keeper that sleeps delays a snapshot or a suspicion, or lets a fenced sequencer write on,
 which readers ignore. So it keeps nothing that a crash could cost.
@@ -15,6 +15,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.sign_of_life import SignsOfLife
 from connectors.kafka.transport import Consumer, Producer
 from connectors.sequencer.takeover import check_not_fenced
 from connectors.sequencer.ticks import tick
@@ -33,10 +34,10 @@ _logger = logging.getLogger(__name__)
 class Keeper:
     """Looks after groups that were taken over. Not thread-safe; close it.
 
-    `epochs`: what this process has claimed, by group; takeovers keep it up to date.
+    `epochs`: what this process has claimed, by group; takeovers keep it up to date. `engine`: what it is, in a word.
     """
 
-    def __init__(self, connection: Connection, site: str, epochs: Mapping[str, int]) -> None:
+    def __init__(self, connection: Connection, site: str, epochs: Mapping[str, int], engine: str) -> None:
         """Raises BrokerUnreachable."""
         self.forward: dict[str, list[str]] = {}
         """The groups, each with its forward topics."""
@@ -46,6 +47,7 @@ class Keeper:
         self._consumer: Consumer = connection.consumer()
         self._ticker: Producer | None = None
         self._upkeep = Upkeep(connection, site)
+        self._signs = SignsOfLife(connection, site, engine)
         self._logs: dict[str, DataLog] = {}
         self._claims_seen: dict[str, int] = {}  # where EPOCH ended when it was last looked at
 
@@ -84,6 +86,13 @@ class Keeper:
                 check_not_fenced(self.log(group), self._epochs[group])
                 self._claims_seen[group] = end
 
+    def sign(self, considered: Mapping[TopicPartition, int], now: float) -> None:
+        """Give a sign of life for all groups, right after `check_not_fenced`, if it is time to.
+
+        `considered`: of forward partitions, the first offset that is not considered yet.
+        """
+        self._signs.give({group: self._epochs[group] for group in self.forward}, considered, now)
+
     def attend(self, watched: Mapping[str, int], now: float) -> None:
         """Tick for `watched`, each with a seqno that stands in DATA, and for groups that need a snapshot soon.
 
@@ -103,6 +112,7 @@ class Keeper:
 
     def close(self) -> None:
         """Close all connections."""
+        self._signs.close()
         for data in self._logs.values():
             data.close()
         self._logs = {}

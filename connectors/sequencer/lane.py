@@ -7,12 +7,14 @@ wrong with a start is found before the first claim: whether Spark can run a task
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from kafka.structs import TopicPartition
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -97,7 +99,7 @@ class SequencerLane(StreamingJob):
         self._await_spark()
         history = functools.partial(read_ledger_state, self.options.data / "ledger")
         states = take_over_groups(connection, topics, site, history, self._epochs)
-        self._keeper, self._seen_batch = Keeper(connection, site, self._epochs), -1
+        self._keeper, self._seen_batch = Keeper(connection, site, self._epochs, "spark"), -1
         self._keeper.take(topics)
         ends = self._keeper.ends_of_data(topics)
         self._watchdog = Watchdog(self._keeper.log)
@@ -134,6 +136,7 @@ class SequencerLane(StreamingJob):
         if self._query is None or keeper is None or watchdog is None:
             return
         keeper.check_not_fenced()
+        keeper.sign(self._considered(), time.monotonic())
         report = self._finished_batches(keeper.forward)
         self._stale |= report.changed
         for group in sorted(self._stale):  # also those that the broker did not tell the last time
@@ -145,6 +148,14 @@ class SequencerLane(StreamingJob):
         keeper.attend({**late, **self._watched}, now)
         watchdog.decided(report.decided, report.seqnos)
         watchdog.look(now)
+
+    def _considered(self) -> dict[TopicPartition, int]:
+        """How far the batches that are finished have come in FORWARD."""
+        progress = self._query.lastProgress if self._query is not None else None
+        if progress is None or not progress.sources:
+            return {}
+        offsets: dict[str, dict[str, int]] = json.loads(progress.sources[0].endOffset or "{}")
+        return {TopicPartition(topic, int(n)): end for topic, ends in offsets.items() for n, end in ends.items()}
 
     def _finished_batches(self, groups: Collection[str]) -> _BatchReport:
         """What the batches tell that Spark has reported since the last call."""

@@ -95,6 +95,7 @@ def test_only_the_group_that_changed_is_read_back(
         forward={"g": [], "h": []},
         log=lambda group: SimpleNamespace(state=lambda: state(group)),
         check_not_fenced=lambda: None,
+        sign=lambda *_: None,
         attend=lambda watched, _: ticked.append(watched),
     )
     monkeypatch.setattr(job, "_keeper", keeper)
