@@ -33,7 +33,7 @@ def reports() -> list[Any]:
 @pytest.fixture
 def job(reports: list[Any], tmp_path: Path) -> SequencerLane:
     job = SequencerLane(None, JobOptions(Connection("nowhere:1"), "nyc", tmp_path))  # type: ignore[arg-type]
-    job._query = SimpleNamespace(recentProgress=reports)  # type: ignore[assignment]
+    job._query = SimpleNamespace(recentProgress=reports, lastProgress=None)  # type: ignore[assignment]
     return job
 
 
