@@ -126,7 +126,7 @@ class Forwarder:
         self._shared, self._hearing = opened.shared, opened.hearing
         self._sending = GoBackN(
             *(opened.shared.producers, opened.producer, str(address), self.changed, self._send_table),
-            resend_after=self.limits.resend_after,
+            resend_after_s=self.limits.resend_after_s,
         )
         self._take_life(opened.beginning)
         self._become(Participant(Life(self._name, self.incarnation)))

@@ -282,7 +282,7 @@ class MemberMemory:
 
     def _committed(self, partition: TopicPartition) -> Any:
         """The committed offset with its metadata, or None."""
-        return self.shared.desk.committed(self._name, partition)
+        return self.shared.desk.committed(self._name, [partition]).get(partition)
 
     def _commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], timeout_s: float) -> None:
         self.shared.desk.commit(self._name, offsets, timeout_s)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from kafka.admin import KafkaAdminClient
@@ -59,11 +59,13 @@ class Desk:
 
         return self._ask(question, self._cluster.timeout)
 
-    def committed(self, group_id: str, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """What was committed there, if anything was. Raises BrokerUnreachable, AuthorizationError."""
-        found = self._ask(lambda client: client.list_group_offsets({group_id: [partition]}), self._cluster.timeout)
-        committed = found[group_id].get(partition)
-        return committed if committed is not None and committed.offset >= 0 else None
+    def committed(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What was committed, where something was. Raises BrokerUnreachable, AuthorizationError."""
+        if not partitions:
+            return {}
+        asked = {group_id: list(partitions)}
+        found = self._ask(lambda client: client.list_group_offsets(asked), self._cluster.timeout)
+        return {partition: each for partition, each in found[group_id].items() if each.offset >= 0}
 
     def commit(self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float) -> None:
         """Commit them. Raises BrokerUnreachable, AuthorizationError."""

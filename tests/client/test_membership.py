@@ -39,6 +39,7 @@ from ordering.events import Block, Event, Unblock, ViewChange
 from ordering.membership import Life
 from ordering.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, START_FLUSH, VIEW
 from tests.client.conftest import ON_A_BROKER
+from tests.client.members import kill, silence
 from tests.waiting import WAIT, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -302,7 +303,7 @@ def test_a_closed_group_takes_back_a_killed_member_with_an_outbox(
         sequencer.drop = lambda forward: forward.sender == "nyc/b" and forward.kind == MESSAGE
         b.broadcast(b"kept")
         b.broadcast(b"too")
-        killed(b)
+        kill(b)
         eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
         sequencer.drop = lambda _: False
         with Member(group, "nyc/b", connection=connection, outbox=path) as b:
@@ -314,27 +315,11 @@ def test_a_closed_group_takes_back_a_killed_member_with_an_outbox(
     assert anomalies(connection, group) == []
 
 
-def silence(member: Member) -> None:
-    """It sends no heartbeat any more in this life."""
-    forwarder = member._sending.forwarder
-    assert forwarder is not None
-    forwarder.heartbeat = lambda: None  # type: ignore[method-assign]
-
-
 def begin_flush(member: Member) -> None:
     """A quiet point without an end."""
     session = member._sending.session
     assert session is not None
     session.start_flush(WAIT)
-
-
-def killed(member: Member) -> None:
-    """As kill -9 would, as far as others see: no leave, nothing more is sent."""
-    forwarder, outbox = member._sending.forwarder, member._lives.outbox
-    assert forwarder is not None
-    forwarder.close()
-    if outbox is not None:
-        outbox.close()
 
 
 def dead_letters(connection: Connection, group: str) -> int:
@@ -429,7 +414,7 @@ def test_what_is_carried_into_a_flush_that_is_run_again(
         begin_flush(r)
         eventually(lambda: a.view and a.view.joined == ("nyc/b",))
         assert not receipt.done()
-        killed(r)
+        kill(r)
         started = time.monotonic()
         receipt.result(WAIT)
         assert time.monotonic() - started < 15  # flush_timeout_ms is 30 s
@@ -446,7 +431,7 @@ def test_a_restart_within_the_view(connection: Connection, group: str, tmp_path:
         b = Member(group, "nyc/b", connection=connection, outbox=path)
         b.connect()
         begin_flush(b)
-        killed(b)
+        kill(b)
         with Member(group, "nyc/b", connection=connection, outbox=path) as b:
             view = b.connect()
             assert (view.seqno, view.members) == (0, ("nyc/a", "nyc/b"))
@@ -490,7 +475,7 @@ def test_every_block_has_its_unblock(connection: Connection, group: str) -> None
 
 def test_a_flush_that_is_given_up_blocks_nobody(connection: Connection, group: str, sequencer: TinySequencer) -> None:
     """Its START_FLUSH is ordered after the requester has given up; and one of two at a time is refused."""
-    with Member(group, "nyc/a", connection=connection, resend_after=0.5) as a:
+    with Member(group, "nyc/a", connection=connection, resend_after_s=0.5) as a:
         a.connect()
         with Member(group, "nyc/b", connection=connection) as b:
             b.connect()
@@ -574,7 +559,7 @@ def test_a_join_in_vain_may_be_tried_again_and_is_taken_back(
     with Member(group, "nyc/a", connection=connection) as a:
         a.connect()
         sequencer.drop = lambda forward: forward.kind == JOIN
-        b = Member(group, "nyc/b", connection=connection, resend_after=0.3)
+        b = Member(group, "nyc/b", connection=connection, resend_after_s=0.3)
         for _ in range(2):
             with pytest.raises(NotOrderedInTime):
                 b.connect(timeout=0.3)

@@ -15,6 +15,7 @@ from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.events import ViewChange
 from ordering.participant import Phase
 from ordering.records import FLUSH_OK, MESSAGE
+from tests.client.members import forwarder_of, kill
 from tests.waiting import WAIT, eventually
 
 GROUP = "orders"
@@ -34,17 +35,7 @@ def sequencer(kafka: MemoryConnection) -> Iterator[TinySequencer]:
 
 
 def phase_of(member: Member) -> Phase:
-    assert member._sending.forwarder is not None
-    return member._sending.forwarder.participant.phase
-
-
-def killed(member: Member) -> None:
-    """As kill -9 would, as far as others see."""
-    forwarder, outbox = member._sending.forwarder, member._lives.outbox
-    assert forwarder is not None
-    forwarder.close()
-    if outbox is not None:
-        outbox.close()
+    return forwarder_of(member).participant.phase
 
 
 @pytest.mark.parametrize("with_outbox", [False, True])
@@ -106,8 +97,8 @@ def test_one_whose_earlier_start_has_answered_the_flush_is_heard_at_its_end(
         b = Member(GROUP, "nyc/b", connection=kafka)
         b.connect()
         with a.flush(WAIT):
-            killed(b)
-            again = Member(GROUP, "nyc/b", connection=kafka, resend_after=WAIT)  # not by sending all again
+            kill(b)
+            again = Member(GROUP, "nyc/b", connection=kafka, resend_after_s=WAIT)  # not by sending all again
             receipt = again.broadcast(b"x")
             eventually(lambda: sequencer.state.duplicates > 0, what="it is dropped")
         receipt.result(10)
@@ -130,7 +121,7 @@ def test_a_flush_ok_of_an_earlier_life_does_not_stand_in_the_way(
         assert session is not None
         session._forwarder.want_flush()
         eventually(lambda: phase_of(b) is Phase.QUIET)
-        killed(b)
+        kill(b)
         eventually(lambda: a.view and a.view.members == ("nyc/a",), what="b is missed")
         session.give_up_flush()
         sequencer.drop = lambda _: False

@@ -144,6 +144,10 @@ class Process:
         return self.participant.phase in INSIDE
 
 
+def _is_message(entry: Pending) -> bool:
+    return kind_of(entry) == MESSAGE
+
+
 def decided(state: SequencerState) -> SequencerState:
     """Without what is no decision, and so stands in snapshots at most."""
     membership = replace(state.membership.without_time(), horizon={})
@@ -218,11 +222,17 @@ class Group:
         self._tend_request(process)
         if process.begins_anew:
             self._begin_anew(process)
-        if process.participant.phase is Part.LEAVING and process.participant.joined_at is None and not process.table:
-            self._tell(process, Asked(Cause.CLOSE))  # its LEAVE is ordered, and no view will say so
+        if process.participant.phase is Part.LEAVING and process.participant.joined_at is None:
+            self._leave_unseen(process)
         if process.wants_to_join and process.is_alive and (self.healing or self.random.random() < 0.3):
             self._join(process)
         self._send(process, luck)
+
+    def _leave_unseen(self, process: Process) -> None:
+        """No view says so: its LEAVE is ordered, or never will be, as the group has closed meanwhile (`close` ends)."""
+        is_in_vain = process.participant.settings.closed and any(map(_is_message, process.table.pending()))
+        if is_in_vain or not process.table:
+            self._tell(process, Asked(Cause.CLOSE))
 
     def _send(self, process: Process, luck: float) -> None:
         for entry in process.table.pending():
