@@ -266,11 +266,12 @@ class Feed:
         return fresh
 
     def _fail(self, error: Exception, stopping: threading.Event) -> None:
+        if stopping.is_set():
+            return
         self.has_failed = True
         with self._changed:
-            if not stopping.is_set():
-                self._is_running = False
-                self._changed.notify_all()
+            self._is_running = False
+            self._changed.notify_all()
         with self.telling:
             for each in self._all():
                 each.tell(lambda listener: listener.end(error))
@@ -297,7 +298,8 @@ class Feed:
                 return None
             if offset >= self._position:
                 return Batch(offset, offset, 0, (), 0)
-            return next((batch for batch in self._window if batch.start <= offset < batch.end), None)
+            # Who follows is near the window's end.
+            return next((batch for batch in reversed(self._window) if batch.start <= offset), None)
 
     def holds(self, offset: int) -> bool:
         """Whether who is there can follow from the window."""
@@ -314,6 +316,7 @@ class Hearing:
         self._feed = feed
         self._listener: Listener | None = None
         self._kept: list[Effective] = []
+        self._from = 0  # what stands before is in the state that the listener knows
         self._missed: HistoryUnavailable | None = None
         self._is_closed = False
 
@@ -324,19 +327,22 @@ class Hearing:
     def begin(self, listener: Listener, offset: int) -> None:
         """The listener hears everything from `offset` on, which `end` has told."""
         with self._feed.telling:
-            self._listener = listener
+            self._listener, self._from = listener, offset
             kept, self._kept = self._kept, []
             if self._missed is not None:
-                missed, (_, state) = self._missed, self._feed.end()
+                missed, (start, state) = self._missed, self._feed.end()
+                self._from = start.offset
                 self.tell(lambda each: each.catch_up(missed, state))
-            else:
-                self.hear([record for record in kept if record.offset >= offset])
+            self.hear(kept)
 
     def hear(self, records: list[Effective]) -> None:
         """Pass them on, or keep them."""
         if self._listener is None:
             self._kept += records
-        elif records:
+            return
+        if records and records[0].offset < self._from:
+            records = [record for record in records if record.offset >= self._from]
+        if records:
             self.tell(lambda listener: listener.hear(records))
 
     def miss(self, gone: HistoryUnavailable, state: SequencerState) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Protocol
 
 HEARTBEAT_S = 1.0
 """How often a member says so."""
+
+_logger = logging.getLogger(__name__)
 
 
 class Beating(Protocol):
@@ -46,10 +49,19 @@ class Heartbeats:
         while not self._closing.is_set():
             with self._lock:
                 beating = list(self._beating)
-            ended = [who for who in beating if not who.beat()]
+            ended = [who for who in beating if not _beat(who)]
             with self._lock:
                 self._beating = [who for who in self._beating if who not in ended]
                 if not self._beating:
                     self._thread = None
                     return
             self._closing.wait(HEARTBEAT_S)
+
+
+def _beat(who: Beating) -> bool:
+    try:
+        return who.beat()
+    except Exception:
+        # The others are alive, whatever it is.
+        _logger.exception("a heartbeat failed")
+        return True

@@ -25,20 +25,24 @@ class Producers:
 
     def lease(self, instead_of: Producer | None = None) -> Producer:
         """A producer to send by, until it is released; another one than that. Raises BrokerUnreachable."""
+        unused = None
         with self._lock:
             if self._current is None or self._current is instead_of:
                 fresh = self._opened()
-                old, self._current = self._current, fresh
-                self._close_if_unused(old)
-            self._users[id(self._current)] = self._users.get(id(self._current), 0) + 1
-            return self._current
+                unused, self._current = self._unused(self._current), fresh
+            leased = self._current
+            self._users[id(leased)] = self._users.get(id(leased), 0) + 1
+        if unused is not None:
+            unused.abandon()
+        return leased
 
     def release(self, producer: Producer) -> None:
         """It is not used any more by one who has leased it."""
         with self._lock:
             self._users[id(producer)] -= 1
-            if producer is not self._current:
-                self._close_if_unused(producer)
+            unused = self._unused(producer) if producer is not self._current else None
+        if unused is not None:
+            unused.abandon()
 
     def close(self) -> None:
         """End what is left."""
@@ -47,7 +51,9 @@ class Producers:
         if current is not None:
             current.abandon()
 
-    def _close_if_unused(self, producer: Producer | None) -> None:
-        if producer is not None and not self._users.get(id(producer)):
-            self._users.pop(id(producer), None)
-            producer.abandon()
+    def _unused(self, producer: Producer | None) -> Producer | None:
+        """It, if nobody uses it any more; then it is forgotten."""
+        if producer is None or self._users.get(id(producer)):
+            return None
+        self._users.pop(id(producer), None)
+        return producer
