@@ -30,6 +30,8 @@ SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # 50 partitions to read a log of a few files make the first write take seconds.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # So many groups' files are open at once. At 0, Spark sorts each batch by group before it writes.
+    "spark.sql.maxConcurrentOutputFileWriters": "16",
     # Adaptive planning is off for streaming anyway, and costs time on small batch queries.
     "spark.sql.adaptive.enabled": "false",
     # A batch without data would change nothing: time is data.
