@@ -19,7 +19,8 @@ from connectors.ledger.table import read_table_state
 from connectors.local.broker import EmbeddedBroker
 from connectors.local.jars import say
 from connectors.spark.job import JobOptions
-from connectors.spark.session import build_session, class_archive, end_jvm
+from connectors.spark.jvm import end_jvm
+from connectors.spark.session import build_session, class_archive
 from jobs.streaming import job_classes, running
 
 _GROUP, _SITE = "training", "local"
@@ -42,7 +43,8 @@ def record() -> None:
                 with running(job_classes(["sequence", "ledger"]), spark, options):
                     _exercise(connection, directory / "ledger")
             finally:
-                end_jvm(spark, timeout_s=_PATIENCE_S)
+                spark.stop()
+                end_jvm(_PATIENCE_S)
             partial.replace(archive)
 
 

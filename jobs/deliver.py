@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from connectors.kafka.configuration import configured
 from jobs.options import DEFAULT_BOOTSTRAP_SERVERS, AsJson, BootstrapServers, Group, Member, run_script
 from ordering.names import DEFAULT_SITE, Address
 
@@ -52,7 +53,7 @@ def deliver(
 
     if count == 0:
         return
-    address = str(Address.parse(member, DEFAULT_SITE))
+    address = str(Address.parse(member, configured("site", DEFAULT_SITE)))
     with MemberClient(group, address, bootstrap_servers=bootstrap_servers, ledger=ledger) as client:
         taken = 0
         try:

@@ -17,13 +17,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from connectors.kafka.configuration import ConfigurationFile
 from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS as DEFAULT_BOOTSTRAP_SERVERS
 from ordering.errors import AbcastError, UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # pragma: no cover
-    import tomli as tomllib
 
 EXIT_FAILED, EXIT_USAGE, EXIT_ANOMALY = 1, 2, 3
 
@@ -47,7 +43,6 @@ Parallelism = Annotated[
 ]
 
 DEFAULT_DATA = Path("abcast-data")
-CONFIG_FILE = "abcast.toml"
 _OF_JOBS = {
     "pyspark": "Spark",
     "py4j": "Spark",
@@ -69,23 +64,15 @@ def load_config(command: TyperGroup, path: Path | None = None, *, is_script: boo
     (`[publish]`, `[topics.create]`) for that command only. A script knows its own options only, so it leaves to
     `abcast` what stands outside its table.
     """
-    if path is None:
-        named = os.environ.get("ABCAST_CONFIG")
-        path = Path(named) if named else Path(CONFIG_FILE)
-        if not named and not path.exists():
-            return {}
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"the configuration file {path} can't be read: {error}") from error
-    shared = {key: value for key, value in values.items() if not isinstance(value, dict)}
-    tables = {key: value for key, value in values.items() if isinstance(value, dict)}
+    file = ConfigurationFile(path)
+    shared = {key: value for key, value in file.values.items() if not isinstance(value, dict)}
+    tables = {key: value for key, value in file.values.items() if isinstance(value, dict)}
     unknown = [key for key in shared if key not in _option_names(command)]
     defaults = _defaults(command, shared, tables, "", unknown)
     if is_script:
         unknown = [key for key in unknown if key.split(".")[0] in command.commands]
     if unknown:
-        raise UsageError(f"the configuration file {path} has unknown keys: {', '.join(sorted(unknown))}.")
+        raise UsageError(f"the configuration file {file.path} has unknown keys: {', '.join(sorted(unknown))}.")
     return defaults
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from connectors.kafka.configuration import configured
 from jobs.options import DEFAULT_BOOTSTRAP_SERVERS, AsJson, BootstrapServers, Group, Member, run_script
 from jobs.progress import Progress
 from ordering.errors import UsageError
@@ -33,7 +34,7 @@ def publish(
     """
     from connectors import Member as MemberClient
 
-    address = str(Address.parse(member, DEFAULT_SITE))
+    address = str(Address.parse(member, configured("site", DEFAULT_SITE)))
     count, receipt = 0, None
     with (
         MemberClient(group, address, bootstrap_servers=bootstrap_servers, outbox=outbox) as client,

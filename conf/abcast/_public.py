@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from connectors.client.async_member import AsyncMember, AsyncStream
 from connectors.client.delivery import Delivery
 from connectors.client.letter import Letter, LetterReceipt
 from connectors.client.member import Member
@@ -32,6 +33,8 @@ from ordering.events import Block, RemoteView, Unblock, ViewChange
 
 __all__ = [
     "AbcastError",
+    "AsyncMember",
+    "AsyncStream",
     "Block",
     "Blocked",
     "BrokerUnreachable",

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from connectors.client.delivery import Delivery, Place
 from connectors.ledger.history import read_rows
 from connectors.ledger.row import decode_row
+from ordering.errors import UsageError
 from ordering.events import Event, EventReader
 from ordering.records import MESSAGE, Data
+
+
+def check_can_read_a_ledger() -> None:
+    """Whether the packages that it takes are installed. Raises UsageError."""
+    missing = [name for name in ("deltalake", "pyarrow") if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"ledger= needs {' and '.join(missing)}: pip install 'abcast[jobs]'.")
 
 
 def read_ledger(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-from connectors.client.receipt import raised_again
+from connectors.client.promise import Promise
 from ordering.errors import AbcastError, NotWrittenInTime
 from ordering.records import Headers
 
@@ -20,27 +20,20 @@ class Letter(NamedTuple):
     headers: Headers
 
 
-class LetterReceipt:
-    """The promise of one letter. Thread-safe. Resolved once: written, or the error for which that will not be known."""
+class LetterReceipt(Promise):
+    """The promise of one letter: its local seqno, once it is written. A future, as `Receipt` is. Thread-safe."""
 
-    __slots__ = ("_changed", "_error", "_written", "incarnation", "local_seqno", "receiver")
+    __slots__ = ("incarnation", "local_seqno", "receiver")
 
     def __init__(self, receiver: str, incarnation: int, local_seqno: int, changed: threading.Condition) -> None:
+        super().__init__(changed)  # one condition for all of a member's letters
         self.receiver = receiver
         self.incarnation = incarnation
         self.local_seqno = local_seqno
-        self._changed = changed  # one condition for all of a member's letters
-        self._written = False
-        self._error: AbcastError | None = None
 
     def __repr__(self) -> str:
-        state = "written" if self._written else self._error or "not written yet"
+        state = "written" if self._number else self._error or "not written yet"
         return f"<LetterReceipt of #{self.incarnation}.{self.local_seqno} to {self.receiver}: {state}>"
-
-    @property
-    def done(self) -> bool:
-        """Whether `result` would answer at once."""
-        return self._written or self._error is not None
 
     def result(self, timeout: float | None = None) -> int:
         """The letter's local seqno, when it is durably in the inbox log of the sender's own Kafka.
@@ -50,23 +43,16 @@ class LetterReceipt:
 
         Raises:
             NotWrittenInTime: not within `timeout`, or the member was closed before. It may still be written.
+            UsageError: `timeout` is no number.
         """
-        if not self.done:
-            with self._changed:
-                self._changed.wait_for(lambda: self.done, timeout)
-        if self._written:
-            return self.local_seqno
-        if self._error is not None:
-            raise raised_again(self._error)
-        raise NotWrittenInTime(
+        return super().result(timeout)
+
+    def _late(self, timeout: float) -> AbcastError:
+        return NotWrittenInTime(
             f"the letter {self.local_seqno} to {self.receiver} was not written within {timeout:g} s. It is sent again "
             "until it is: wait on, or see whether Kafka runs."
         )
 
     def resolve(self) -> None:
         """The letter is written. Called by the sender, holding the condition, which it then notifies."""
-        self._written = True
-
-    def fail(self, error: AbcastError) -> None:
-        """Whether it was written will never be known. Called like `resolve`."""
-        self._error = error
+        self._succeed(self.local_seqno)

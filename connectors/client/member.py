@@ -21,23 +21,26 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
+from connectors.client.arguments import function, number, path, positive_seconds, seconds, switch, text
 from connectors.client.callbacks import Callback, Callbacks
 from connectors.client.entrance import Choice
+from connectors.client.ledger_reader import check_can_read_a_ledger
 from connectors.client.letter import LetterReceipt
 from connectors.client.lives import Lives, SendingLimits
 from connectors.client.member_memory import MemberMemory
-from connectors.client.message import GivenHeaders, check_message
+from connectors.client.message import GivenHeaders, GivenPayload, check_headers, check_payload
 from connectors.client.outbox import Outbox
 from connectors.client.quiet_points import QuietPoints
 from connectors.client.reading import ReadingHalf
 from connectors.client.receipt import Receipt
 from connectors.client.state_transfer import GetState, SetState, StateTransfer
 from connectors.client.succession import Succession
+from connectors.kafka.configuration import configured
 from connectors.kafka.connection import Connection
 from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS
 from ordering.errors import AbcastError, UsageError
 from ordering.events import ViewChange
-from ordering.names import DEFAULT_SITE, RESERVED_PREFIX, Address, check_group
+from ordering.names import DEFAULT_SITE, RESERVED_PREFIX, Address, check_group, check_site
 
 CLOSE_TIMEOUT_S = 10.0
 
@@ -53,10 +56,10 @@ class Member(ReadingHalf):
         group: str,
         member: str,
         *,
-        bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS,
+        bootstrap_servers: str | None = None,
         connection: Connection | None = None,
         connect_timeout: float = 10.0,
-        default_site: str = DEFAULT_SITE,
+        default_site: str | None = None,
         outbox: Path | str | None = None,
         ledger: Path | str | None = None,
         max_pending_records: int = 10_000,
@@ -72,13 +75,16 @@ class Member(ReadingHalf):
         Args:
             group: the group's name.
             member: `SITE/NAME`, or `NAME` for a member at `default_site`.
-            bootstrap_servers: Kafka's `HOST:PORT`, several separated by commas.
+            bootstrap_servers: Kafka's `HOST:PORT`, several separated by commas. Default: the variable
+                ABCAST_BOOTSTRAP_SERVERS, else `bootstrap_servers` in ./abcast.toml, else 127.0.0.1:9092.
             connection: in the place of `bootstrap_servers` and `connect_timeout`.
             connect_timeout: how long to wait for Kafka's first answer, in seconds.
-            default_site: the site of a `member` given without one.
+            default_site: the site of a `member` given without one. Default: the variable ABCAST_SITE, else `site` in
+                ./abcast.toml, else `local`.
             outbox: a file that keeps what was broadcast until it is ordered. With it, a member killed at any moment
                 and started again sends what is missing, exactly once. One file per member.
-            ledger: the directory of the group's ledger, to deliver from what Kafka's retention has dropped.
+            ledger: the directory of the group's ledger, to deliver from what Kafka's retention has dropped. It needs
+                what `pip install 'abcast[jobs]'` brings.
             max_pending_records: how many messages may wait to be ordered; `broadcast` blocks at that limit. As many
                 letters may wait to be written; `send` blocks at that limit.
             max_pending_bytes: the same in bytes of payloads and headers.
@@ -100,35 +106,36 @@ class Member(ReadingHalf):
             Superseded: the outbox belongs to an incarnation that another process has superseded.
             EnvironmentProblem: the outbox can't be read.
         """
-        for name, given in (("group", group), ("member", member)):
-            if not isinstance(given, str):
-                raise UsageError(f"{name} is a text, not {type(given).__name__}.")
-        group = check_group(group)
-        address = Address.parse(member, default_site)
+        group = check_group(text("group", group))
+        site = check_site(
+            configured("site", DEFAULT_SITE) if default_site is None else text("default_site", default_site)
+        )
+        address = Address.parse(text("member", member), check_site(site))
         if address.name.startswith(RESERVED_PREFIX):
             raise UsageError(f"member {member!r} can't be used: a name that begins with {RESERVED_PREFIX} is reserved.")
-        if connect_timeout <= 0:
-            raise UsageError("connect_timeout must be greater than 0.")
+        ledger_directory, outbox_file = path("ledger", ledger), path("outbox", outbox)
+        if ledger_directory is not None:
+            check_can_read_a_ledger()
+        for name, call in (("block", block), ("unblock", unblock), ("get_state", get_state), ("set_state", set_state)):
+            function(name, call)
+        connection = _connection(connection, bootstrap_servers, connect_timeout)
         limits = SendingLimits(max_pending_records, max_pending_bytes, resend_after)
         limits.validate()
-        self._default_site = default_site
-        connection = connection or Connection(bootstrap_servers, connect_timeout)
+        self._default_site = site
         self._callbacks = Callbacks(str(address), block, unblock)
         self._lives = Lives(address, limits)
         sending = Succession(connection, group, self._lives, self._callbacks)
         self._transfer: StateTransfer | None = None
         if get_state is not None or set_state is not None:
             self._transfer = StateTransfer(connection, group, address, sending.send_state, get_state, set_state)
-        super().__init__(
-            connection, group, address, Path(ledger) if ledger is not None else None, self._transfer, sending
-        )
+        super().__init__(connection, group, address, ledger_directory, self._transfer, sending)
         self._connecting = threading.Lock()
         self._is_connected = False  # it is in the group, or was
         self._quiet = QuietPoints(self.address, self._callbacks)
-        if outbox is None:
+        if outbox_file is None:
             MemberMemory(self.connection, self.group, self.address).close()  # a wrong address shows now, not later
             return
-        self._lives.outbox = Outbox(outbox, self.group, str(self.address))
+        self._lives.outbox = Outbox(outbox_file, self.group, str(self.address))
         try:
             self._sending.start()
         except BaseException:
@@ -194,8 +201,14 @@ class Member(ReadingHalf):
                 all the same. Call `connect` again, or close it.
             BrokerUnreachable, Superseded, TopicMissing.
         """
+        timeout = seconds("timeout", timeout)
         deadline = time.monotonic() + timeout
-        choice = Choice(from_ledger, state, or_history, from_seqno)
+        choice = Choice(
+            switch("from_ledger", from_ledger),
+            switch("state", state),
+            switch("or_history", or_history),
+            None if from_seqno is None else number("from_seqno", from_seqno),
+        )
         with self._connecting:
             self._entrance.check(choice)
             view = self.view
@@ -226,9 +239,10 @@ class Member(ReadingHalf):
             Excluded: this member was taken for dead meanwhile.
             NotOrderedInTime: the end was not ordered within `timeout`.
         """
-        return self._quiet.point(self._sending.session if self._is_connected else None, timeout)
+        limit = seconds("timeout", timeout)
+        return self._quiet.point(self._sending.session if self._is_connected else None, limit)
 
-    def broadcast(self, payload: bytes, headers: GivenHeaders = (), timeout: float | None = 30.0) -> Receipt:
+    def broadcast(self, payload: GivenPayload, headers: GivenHeaders = (), timeout: float | None = 30.0) -> Receipt:
         """Send a message to the group; returns as soon as it is in the forward table (and the outbox).
 
         The first call also takes an incarnation, which needs an answer from Kafka. Messages of one member are ordered
@@ -236,7 +250,7 @@ class Member(ReadingHalf):
         it waits up to `timeout` seconds (None: as long as it takes).
 
         Raises:
-            UsageError: the payload is no bytes object or over MAX_PAYLOAD_BYTES; a bad header; the member is closed;
+            UsageError: the payload is not bytes or over MAX_PAYLOAD_BYTES; a bad header; the member is closed;
                 the group is closed, and the member did not `connect`.
             ForwardTableFull: nothing was sent; try again later.
             Blocked: the same, since a flush of the group took so long.
@@ -245,18 +259,18 @@ class Member(ReadingHalf):
             BrokerUnreachable: the first call takes an incarnation, or looks whether an old one still holds.
             EnvironmentProblem: the outbox can't be written.
         """
-        checked = check_message(payload, headers)
+        kept, checked, limit = check_payload(payload), check_headers(headers), seconds("timeout", timeout)
         if self._quiet.is_mine:
             raise UsageError("nobody may send in a flush, its requester neither: leave the `with` first.")
         forwarder = self._sending.forwarder or self._sending.start()
         if not self._is_connected and forwarder.participant.settings.closed:
             raise UsageError(f"group {self.group} is closed, and {self.address} is not a member: call connect() first.")
-        return forwarder.broadcast(payload, checked, timeout)
+        return forwarder.broadcast(kept, checked, limit)
 
     def send(
         self,
         address: str | Address,
-        payload: bytes,
+        payload: GivenPayload,
         headers: GivenHeaders = (),
         timeout: float | None = 30.0,
     ) -> LetterReceipt:
@@ -277,9 +291,9 @@ class Member(ReadingHalf):
         if not isinstance(address, str | Address):
             raise UsageError(f"address is a text such as a delivery's sender, not {type(address).__name__}.")
         receiver = Address.parse(str(address), self._default_site)
-        checked = check_message(payload, headers)
+        kept, checked, limit = check_payload(payload), check_headers(headers), seconds("timeout", timeout)
         letters = self._sending.letters or self._sending.start_letters()
-        return letters.send(receiver, payload, checked, timeout)
+        return letters.send(receiver, kept, checked, limit)
 
     def wait_ordered(self, timeout: float | None = None) -> int | None:
         """Wait until everything broadcast so far is ordered; the seqno of the last.
@@ -288,7 +302,7 @@ class Member(ReadingHalf):
         this start, counts too. Raises NotOrderedInTime (after `timeout` seconds; None: never), Superseded; Excluded if
         the group has taken this member for dead and some of it may be lost.
         """
-        return self._sending.wait_ordered(timeout)
+        return self._sending.wait_ordered(seconds("timeout", timeout))
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Wait up to `timeout` seconds until all letters are written and all broadcasts ordered, end all deliveries and
@@ -298,6 +312,7 @@ class Member(ReadingHalf):
         NotOrderedInTime if something was not ordered: nobody will send it again. With an outbox the next start sends
         its broadcasts. Superseded, unless that was raised before. May be called twice.
         """
+        timeout = seconds("timeout", timeout)
         deadline = time.monotonic() + timeout
         if not self._sending.shut(timeout):
             return
@@ -323,3 +338,18 @@ class Member(ReadingHalf):
             self.close(timeout=0)
         except AbcastError as second:
             warnings.warn(str(second), ResourceWarning, stacklevel=2)
+
+
+def _connection(connection: Connection | None, bootstrap_servers: str | None, timeout: float) -> Connection:
+    """What the arguments of `Member` name. Raises UsageError."""
+    timeout = positive_seconds("connect_timeout", timeout)
+    if connection is None:
+        servers = bootstrap_servers
+        if servers is None:
+            servers = configured("bootstrap_servers", DEFAULT_BOOTSTRAP_SERVERS)
+        return Connection(text("bootstrap_servers", servers), timeout)
+    if bootstrap_servers is not None:
+        raise UsageError("take connection= or bootstrap_servers=, not both: each says where Kafka is.")
+    if not isinstance(connection, Connection):
+        raise UsageError(f"connection is a Connection, not {type(connection).__name__}.")
+    return connection

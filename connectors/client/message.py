@@ -8,16 +8,27 @@ from connectors.kafka.codec import check_application_headers
 from ordering.errors import UsageError
 from ordering.records import MAX_PAYLOAD_BYTES, Headers
 
+GivenPayload = bytes | bytearray | memoryview
 GivenHeaders = Iterable[tuple[str, bytes]] | Mapping[str, bytes]
 
 
-def check_message(payload: bytes, headers: GivenHeaders) -> Headers:
-    """The application's headers. Raises UsageError if it can't send that."""
+def check_payload(payload: GivenPayload) -> bytes:
+    """The payload as it is kept and sent; what can change is copied. Raises UsageError if it can't be sent."""
     if not isinstance(payload, bytes):
-        raise UsageError(f"a payload is a bytes object, not {type(payload).__name__}: encode it first.")
+        if not isinstance(payload, bytearray | memoryview):
+            raise UsageError(f"a payload is a bytes object, not {type(payload).__name__}: encode it first.")
+        try:
+            payload = bytes(payload)
+        except ValueError as error:
+            raise UsageError(f"the payload can't be read: {error}.") from error
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise UsageError(f"the payload has {len(payload)} bytes, over the limit of {MAX_PAYLOAD_BYTES}: split it.")
-    if not headers:
+    return payload
+
+
+def check_headers(headers: GivenHeaders) -> Headers:
+    """The application's headers. Raises UsageError if it can't send them."""
+    if headers == ():
         return ()
     try:
         pairs = [(name, value) for name, value in (headers.items() if isinstance(headers, Mapping) else headers)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 from weakref import WeakSet
 
+from connectors.client.arguments import number, silence, switch
 from connectors.client.deliveries import Deliveries, Position
 from connectors.client.delivery import Delivery
 from connectors.client.entrance import Entrance
@@ -94,12 +95,13 @@ class ReadingHalf:
                 it not.
             PositionLost: Kafka has forgotten how far this name was.
         """
+        timeout, events, remember = silence("timeout", timeout), switch("events", events), switch("remember", remember)
         if from_seqno is None and remember:
             raise UsageError("remember=True goes with from_seqno: without it, the position is remembered anyway.")
         if from_seqno is not None:
             position = Position.ANEW if remember else Position.BESIDE
             run = Deliveries(
-                *(self.connection, self.group, self.address, from_seqno, timeout, self.ledger),
+                *(self.connection, self.group, self.address, number("from_seqno", from_seqno), timeout, self.ledger),
                 events=events,
                 position=position,
             )
@@ -125,7 +127,8 @@ class ReadingHalf:
             HistoryUnavailable: the beginning of the inbox topic was dropped.
             PositionLost: Kafka has forgotten which letters this name has taken.
         """
-        run = Inbox(self.connection, self.group, self.address, timeout, from_beginning=from_beginning)
+        limit, anew = silence("timeout", timeout), switch("from_beginning", from_beginning)
+        run = Inbox(self.connection, self.group, self.address, limit, from_beginning=anew)
         return self._stream(Stream(run))
 
     def _stream(self, stream: Stream[T]) -> Stream[T]:

@@ -4,40 +4,28 @@ from __future__ import annotations
 
 import threading
 
+from connectors.client.promise import Promise
 from ordering.errors import AbcastError, NotOrderedInTime
 from ordering.records import MessageId
 
 
-def raised_again(error: AbcastError) -> AbcastError:
-    """A new exception like `error`: one instance raised in several threads would mix up their tracebacks."""
-    again = type(error)(*error.args)
-    again.__cause__ = error
-    error.was_told = True
-    return again
-
-
-class Receipt:
-    """The promise of one broadcast. Thread-safe. `message_id` changes if a later life of the member sends it again.
+class Receipt(Promise):
+    """The promise of one broadcast: its seqno. Thread-safe, and a `concurrent.futures.Future` of it.
 
     It is *resolved* once: with the seqno, when the message's own DATA was seen, or with the error for which that
-    will never be seen (the member was superseded or closed).
+    will never be seen (the member was superseded or closed). `message_id` changes if a later life of the member sends
+    the message again. `add_done_callback`, `await receipt`, `asyncio.wrap_future` and `concurrent.futures.wait` work
+    as with any future; callbacks run one after another in one thread of the process, so let them be short.
     """
 
-    __slots__ = ("_changed", "_error", "_seqno", "message_id")
+    __slots__ = ("message_id",)
 
     def __init__(self, message_id: MessageId, changed: threading.Condition) -> None:
+        super().__init__(changed)
         self.message_id = message_id
-        self._changed = changed  # one condition for all of a member's receipts: a receipt costs no lock
-        self._seqno = 0
-        self._error: AbcastError | None = None
 
     def __repr__(self) -> str:
-        return f"<Receipt of {self.message_id}: {self._seqno or self._error or 'not ordered yet'}>"
-
-    @property
-    def done(self) -> bool:
-        """Whether `result` would answer at once."""
-        return bool(self._seqno) or self._error is not None
+        return f"<Receipt of {self.message_id}: {self._number or self._error or 'not ordered yet'}>"
 
     def result(self, timeout: float | None = None) -> int:
         """The message's seqno. Waits for it, up to `timeout` seconds (None: as long as it takes).
@@ -48,23 +36,16 @@ class Receipt:
             NotOrderedInTime: not within `timeout`, or the member was closed before. It may still be ordered.
             Excluded: the group has taken the member for dead, and the message may be lost.
             Superseded: another process has started under this member's name; the message may be lost.
+            UsageError: `timeout` is no number.
         """
-        if not self.done:
-            with self._changed:
-                self._changed.wait_for(lambda: self.done, timeout)
-        if self._seqno:
-            return self._seqno
-        if self._error is not None:
-            raise raised_again(self._error)
-        raise NotOrderedInTime(
+        return super().result(timeout)
+
+    def _late(self, timeout: float) -> AbcastError:
+        return NotOrderedInTime(
             f"{self.message_id} was not ordered within {timeout:g} s. It is sent again until it is: wait on, or see "
             "whether the group's sequencer runs (`abcast status`)."
         )
 
     def resolve(self, seqno: int) -> None:
         """The message was ordered as `seqno`. The member calls this, holding the condition, which it then notifies."""
-        self._seqno = seqno
-
-    def fail(self, error: AbcastError) -> None:
-        """The message's seqno will never be known. Called like `resolve`."""
-        self._error = error
+        self._succeed(seqno)

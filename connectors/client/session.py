@@ -73,7 +73,7 @@ class Session:
                     raise
             else:
                 return
-        if was_dead or (receipt is not None and not receipt.done):
+        if was_dead or (receipt is not None and not receipt.done()):
             raise Excluded(f"{self.address} was taken for dead before it could leave.")
 
     def start_flush(self, timeout: float) -> FlushRequest:

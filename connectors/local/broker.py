@@ -7,6 +7,7 @@ goes on where the last one stopped. Each node is a JVM that is both broker and c
     node-N/server.properties
     node-N/data           Kafka's log
     node-N/pid            the process, while one runs
+    node-N/tmp            its native libraries; emptied at each start
     node-N/server.log     Kafka's own log, rolling
     node-N/console.log    what the JVM printed since the last start
 
@@ -420,9 +421,13 @@ class EmbeddedBroker:
                 process.wait()
 
     def _launch(self, node: int, java: Path, class_path: str, detached: bool) -> None:
+        temporary_files = self._node_directory(node) / "tmp"
+        shutil.rmtree(temporary_files, ignore_errors=True)
+        temporary_files.mkdir()
         command = [
             str(java),
             *("-Xms256m", "-Xmx512m", "-XX:+UseG1GC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"),
+            f"-Djava.io.tmpdir={temporary_files}",
             *_logging_options(self._log(node)),
             *("-cp", class_path, _MAIN_CLASS, str(self._properties(node))),
         ]

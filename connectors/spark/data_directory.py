@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import shutil
-import uuid
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from connectors.local.owned_directory import OwnedDirectory, remove_abandoned
 from ordering.errors import EnvironmentProblem, UsageError
 
 CHECKPOINTS = "checkpoints"
@@ -22,11 +21,11 @@ _PROBE = bytes(4096)
 def check_writable(data: Path) -> None:
     """Make the directory and write where the jobs will. Raises UsageError, EnvironmentProblem if the disk is full."""
     for directory in (data, data / CHECKPOINTS):
-        probe = directory / f".probe-{uuid.uuid4().hex}"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            probe.mkdir()
-            (probe / "file").write_bytes(_PROBE)
+            # Most file systems give it no name, so a crash leaves none behind.
+            with tempfile.TemporaryFile(dir=directory, buffering=0) as probe:
+                probe.write(_PROBE)
         except OSError as error:
             if error.errno in _FULL:
                 raise disk_full() from error
@@ -34,8 +33,6 @@ def check_writable(data: Path) -> None:
                 f"--data {data} can't be written: {error.strerror or error} ({error.filename or directory}). "
                 "Name a directory that this user may write."
             ) from error
-        finally:
-            shutil.rmtree(probe, ignore_errors=True)
 
 
 def disk_full() -> EnvironmentProblem:
@@ -44,35 +41,33 @@ def disk_full() -> EnvironmentProblem:
 
 
 class HeldDirectory:
-    """A directory of a running query. It is held open, so no other directory can get its inode meanwhile."""
+    """A directory of a running query."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
-        self._made = os.fstat(descriptor)
+    def __init__(self, owned: OwnedDirectory) -> None:
+        self.path = owned.path
+        self._owned = owned
 
     def check(self) -> None:
         """Raise EnvironmentProblem if the directory is no longer the one that was made."""
-        with contextlib.suppress(OSError):
-            if os.path.samestat(self.path.stat(), self._made):
-                return
-        raise EnvironmentProblem(
-            f"{self.path} is gone: --data was deleted, moved or replaced while the job ran. "
-            "Nothing is lost in Kafka; see that the directory stays, and start again."
-        )
+        if not self._owned.is_there():
+            raise EnvironmentProblem(
+                f"{self.path} is gone: --data was deleted, moved or replaced while the job ran. "
+                "Nothing is lost in Kafka; see that the directory stays, and start again."
+            )
 
 
 @contextmanager
-def held(path: Path) -> Iterator[HeldDirectory]:
-    """Make a directory, which is deleted at the end with all that is in it. Raises EnvironmentProblem."""
+def held(parent: Path) -> Iterator[HeldDirectory]:
+    """Make a directory in `parent`, which is deleted at the end with all that is in it. Raises EnvironmentProblem.
+
+    What queries that were killed left in `parent` is deleted, too.
+    """
     try:
-        path.mkdir(parents=True)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        remove_abandoned(parent)
+        owned = OwnedDirectory(parent)
     except OSError as error:
         if error.errno in _FULL:
             raise disk_full() from error
-        raise EnvironmentProblem(f"{path} can't be made: {error.strerror or error}.") from error
-    try:
-        yield HeldDirectory(path, descriptor)
-    finally:
-        os.close(descriptor)
-        shutil.rmtree(path, ignore_errors=True)
+        raise EnvironmentProblem(f"no directory can be made in {parent}: {error.strerror or error}.") from error
+    with contextlib.closing(owned):
+        yield HeldDirectory(owned)

@@ -1,7 +1,8 @@
 """Running a Spark query as a job: start it, watch it, start it again when the topics change or a failure may pass.
 
 Every query starts from what the log and the tables say, never from an old checkpoint: Spark's checkpoint is new for
-each query and deleted after it. There is nothing in it to lose, to corrupt or to share by mistake.
+each query and deleted after it. (The next start deletes what a killed query has left.) There is nothing in it to lose,
+to corrupt or to share by mistake.
 
 A job is ready when the first batch of its query is through, not when Spark has accepted the query: only then have the
 directory, the workers and the sink been seen to work. Spark makes a first batch in an idle group, too, without rows.
@@ -14,7 +15,6 @@ import json
 import logging
 import threading
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -197,7 +197,7 @@ class StreamingJob(ABC):
                 self._ends.wait(LOOK_S)
                 return
             with contextlib.ExitStack() as cleanup:
-                directory = cleanup.enter_context(held(self.checkpoints / uuid.uuid4().hex))
+                directory = cleanup.enter_context(held(self.checkpoints))
                 cleanup.callback(self.close_query)
                 self._query_ends.clear()
                 try:

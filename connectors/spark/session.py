@@ -12,15 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import resolve_name
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from py4j.java_gateway import JVMView
-from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from connectors.local.configuration import configuration_file
 from connectors.local.jars import jars_directory, spark_jars
+from connectors.spark.jvm import SUBMITTED, join_jvm, jvm, start_jvm
 from connectors.spark.query_failure import full_text, true_reason
 from ordering.errors import EnvironmentProblem
 
@@ -79,9 +78,6 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 
-_SUBMITTED = "PYSPARK_GATEWAY_PORT" in os.environ
-"""Whether spark-submit runs us, in a JVM that is there already."""
-
 _COMPILER_NICENESS = 10
 
 _WORKER_JOB = "abcast-python-worker"
@@ -106,29 +102,28 @@ def build_session(
     """
     # Workers must run this very environment, whatever `python3` is on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(name)
     jars = spark_jars()
-    if _SUBMITTED:
+    settings: dict[str, Any] = {**SETTINGS, "spark.app.name": name, "spark.sql.shuffle.partitions": str(parallelism)}
+    if SUBMITTED:
+        join_jvm()
         _add_to_class_path(jars)
-        builder = builder.config("spark.jars", ",".join(map(str, jars)))
+        settings["spark.jars"] = ",".join(map(str, jars))
     else:
         # The JVM takes seconds to come up; what Python will need is imported meanwhile.
         threading.Thread(target=importlib.import_module, args=("pandas",), daemon=True).start()
-        builder = builder.master(f"local[{cores or max(2, os.cpu_count() or 2)}]")
-        builder = builder.config("spark.driver.memory", driver_memory)
-        builder = builder.config("spark.driver.extraJavaOptions", " ".join(_java_options(archive_to)))
+        settings["spark.master"] = f"local[{cores or max(2, os.cpu_count() or 2)}]"
+        settings["spark.driver.memory"] = driver_memory
+        settings["spark.driver.extraJavaOptions"] = " ".join(_java_options(archive_to))
         # Not `spark.jars`, which has them copied at every start, and loaded in a way that no archive can hold.
-        builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(map(str, jars)))
-    for key, value in SETTINGS.items():
-        builder = builder.config(key, value)
-    builder = builder.config("spark.sql.shuffle.partitions", str(parallelism))
-    session = builder.getOrCreate()
+        settings["spark.driver.extraClassPath"] = os.pathsep.join(map(str, jars))
+        start_jvm(settings)
+    session = SparkSession.builder.config(map=settings).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
-    if not _SUBMITTED:
+    if not SUBMITTED:
         _let_compiler_give_way(session)
         # What is sent to all processes (by systemd, say) is Python's to handle: a batch in hand needs the JVM.
-        signals = _jvm().sun.misc.Signal
-        signals.handle(signals("TERM"), _jvm().sun.misc.SignalHandler.SIG_IGN)
+        signals = jvm().sun.misc.Signal
+        signals.handle(signals("TERM"), jvm().sun.misc.SignalHandler.SIG_IGN)
     return session
 
 
@@ -163,16 +158,6 @@ def _java_options(archive_to: Path | None) -> Iterator[str]:
         return
     # It complains on standard output: of classes left out, and of an archive made by another Java.
     yield "-Xlog:cds=off -Xlog:cds+dynamic=off"
-
-
-def end_jvm(session: SparkSession, timeout_s: float) -> None:
-    """Stop the session and wait until its JVM has ended, which otherwise outlives the process for a moment."""
-    gateway = session.sparkContext._gateway  # noqa: SLF001 - there is no public way
-    assert gateway is not None
-    session.stop()
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait(timeout_s)
 
 
 class PythonWorker:
@@ -226,12 +211,12 @@ def _do_nothing(_: int) -> None:
 
 def hand_on_signals(session: SparkSession, stop: Callable[[], None]) -> None:
     """Under spark-submit it is the JVM that a SIGTERM or Ctrl-C ends: let it call `stop` instead, in another thread."""
-    if not _SUBMITTED:
+    if not SUBMITTED:
         return
     gateway = session.sparkContext._gateway  # noqa: SLF001 - there is no public way
     assert gateway is not None
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-    signals = _jvm().sun.misc.Signal
+    signals = jvm().sun.misc.Signal
     for name in ("TERM", "INT"):
         signals.handle(signals(name), _SignalHandler(stop))
 
@@ -253,14 +238,7 @@ class _SignalHandler:
 
 def _add_to_class_path(jars: Iterable[Path]) -> None:
     """Let the JVM that spark-submit has started see the jars."""
-    SparkContext._ensure_initialized()  # noqa: SLF001 - there is no public way
-    jvm = _jvm()
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    java = jvm().java
+    loader = java.lang.Thread.currentThread().getContextClassLoader()
     for jar in jars:
-        loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())
-
-
-def _jvm() -> JVMView:
-    jvm = SparkContext._jvm  # noqa: SLF001 - there is no public way
-    assert jvm is not None
-    return jvm
+        loader.addURL(java.io.File(str(jar)).toURI().toURL())

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kafka import KafkaProducer
 from kafka.structs import TopicPartition
 
-from connectors.client.forwarder import BATCH_BYTES, LINGER_MS
-from connectors.kafka.codec import H_LOCAL_SEQNO, forward_headers
+from connectors.client.go_back_n import BATCH_BYTES, LINGER_MS
+from connectors.kafka.codec import forward_headers
+from connectors.kafka.transport import Producer
 from tests.bench.lab import Lab, Place
 
 PAYLOAD_BYTES = 100
@@ -24,16 +24,16 @@ class BareSender:
     """Sends well-formed FORWARD records with a plain producer: the member's settings and headers, nothing kept."""
 
     def __init__(self, lab: Lab, place: Place, name: str) -> None:
-        self.producer: KafkaProducer = lab.connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
+        self.producer: Producer = lab.connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
         self._topic = place.forward
         self._key = f"{place.site}/{name}".encode()
-        self._headers = forward_headers(f"{place.site}/{name}", time.time_ns() // 1_000_000, 0)[:-1]
+        self._incarnation = time.time_ns() // 1_000_000
         self._local_seqno = 0
 
     def send(self, payload: bytes) -> None:
         """The next message."""
         self._local_seqno += 1
-        headers = [*self._headers, (H_LOCAL_SEQNO, b"%d" % self._local_seqno)]
+        headers = forward_headers(self._incarnation, self._local_seqno)
         self.producer.send(self._topic, value=payload, key=self._key, headers=headers)
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class Arrivals:
                     now = time.monotonic_ns()
                     for record in polled.get(self._partition, ()):
                         # Epoch records have no key.
-                        if record.key is not None:
+                        if record.key is not None and record.value is not None:
                             self.seen.append((_STAMP.unpack_from(record.value)[0], now))
         except BaseException as error:  # noqa: BLE001 - raised by stop
             self.problem = error

@@ -122,18 +122,13 @@ class MemorySampler:
             self.peaks = {part: max(now.get(part, 0.0), self.peaks.get(part, 0.0)) for part in {*now, *self.peaks}}
 
 
-def temporary_files_in(directory: Path) -> dict[str, str]:
-    """Environment that keeps what a killed Spark leaves behind in `directory`."""
-    return {"SPARK_LOCAL_DIRS": str(directory), "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={directory}"}
-
-
 class Child:
     """A process that leads a session of its own, with everything it starts; killed at the end of a `with`."""
 
     def __init__(self, arguments: Sequence[object], log: Path) -> None:
         """Start it; what it says goes to `log`."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        own = {"PYTHONUNBUFFERED": "1", "ABCAST_LOG_LEVEL": "INFO", **temporary_files_in(log.parent)}
+        own = {"PYTHONUNBUFFERED": "1", "ABCAST_LOG_LEVEL": "INFO"}
         self.log = log
         self.started_at = time.monotonic()
         with log.open("wb") as output:

@@ -150,7 +150,7 @@ class TestBroadcast:
             receipts = [alice.broadcast(b"%d" % number) for number in range(500)]
             assert [receipt.result(WAIT) for receipt in receipts] == list(range(1, 501))
             assert alice.wait_ordered(WAIT) == 500
-            assert all(receipt.done for receipt in receipts)
+            assert all(receipt.done() for receipt in receipts)
         assert [delivery.payload for delivery in delivered(connection, group)] == [b"%d" % n for n in range(500)]
 
     def test_threads_share_a_member(self, connection: Connection, group: str) -> None:
@@ -248,11 +248,11 @@ class TestBroadcast:
             alice.broadcast(b"0").result(WAIT)
             forwarder = alice._sending.forwarder
             assert forwarder is not None
-            broken = forwarder._producer
+            broken = forwarder._sending._producer
             broken.close()  # now every send raises IllegalStateError
             receipts = [alice.broadcast(b"%d" % number) for number in range(1, 20)]
             assert [receipt.result(WAIT) for receipt in receipts] == list(range(2, 21))
-            assert forwarder._producer is not broken
+            assert forwarder._sending._producer is not broken
 
     def test_waiting_has_an_end(self, connection: Connection, group: str) -> None:
         alice = Member(group, "nyc/alice", connection=connection)

@@ -425,7 +425,7 @@ def test_what_is_carried_into_a_flush_that_is_run_again(
         receipt = b.broadcast(b"x")
         begin_flush(r)
         eventually(lambda: a.view and a.view.joined == ("nyc/b",))
-        assert not receipt.done
+        assert not receipt.done()
         killed(r)
         started = time.monotonic()
         receipt.result(WAIT)
@@ -628,7 +628,7 @@ def test_many_joins_and_leaves_are_few_views(connection: Connection, group: str)
     def send(numbers: Iterable[int], local_seqno: int, kind: str) -> None:
         for number in numbers:
             sender = f"nyc/m{number}"
-            headers = forward_headers(sender, 1, local_seqno, kind=kind)
+            headers = forward_headers(1, local_seqno, kind=kind)
             producer.send(f"abcast.{group}.forward.nyc", key=sender.encode(), value=b"", headers=headers)
         producer.flush(timeout=10)
 

@@ -10,8 +10,9 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member, Receipt
-from connectors.client import forwarder, letter_sender
-from connectors.kafka.codec import H_LOCAL_SEQNO
+from connectors.client import go_back_n
+from connectors.kafka.codec import first_fields
+from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
 from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
 
@@ -24,7 +25,7 @@ class Pipelined(MemoryConnection):
     """Producers with several requests in flight, as abcast's were once and another client's may be."""
 
     def producer(self, **settings: Any) -> MemoryProducer:
-        return MemoryProducer(self.topics, {**self.producer_settings(), "max_in_flight_requests_per_connection": 5})
+        return MemoryProducer(self.topics, {**PRODUCER_SETTINGS, "max_in_flight_requests_per_connection": 5})
 
 
 @pytest.fixture(params=[MemoryConnection, Pipelined])
@@ -36,14 +37,13 @@ def kafka(request: pytest.FixtureRequest) -> MemoryConnection:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (forwarder, letter_sender):
-        monkeypatch.setattr(module, "FAILED_RESEND_S", 0.02)
+    monkeypatch.setattr(go_back_n, "FAILED_RESEND_S", 0.02)
 
 
 def written(kafka: MemoryConnection, role: str) -> list[int]:
     """The local seqnos of a topic's records, in their order."""
     log = kafka.topics.partitions[TopicPartition(f"abcast.g.{role}.nyc", 0)]
-    return [int(dict(record.headers)[H_LOCAL_SEQNO]) for record in log]
+    return [int(first_fields(record.headers, 4)[3]) for record in log]
 
 
 def test_a_first_batch_that_is_passed(kafka: MemoryConnection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from connectors.local.broker import EmbeddedBroker
+from connectors.local.owned_directory import remove_abandoned
+from connectors.spark.jvm import SCRATCH
 from tests.crash.scenario import Scenario
 
 MakeScenario = Callable[..., Scenario]
@@ -16,7 +19,18 @@ _open: list[Scenario] = []
 
 
 @pytest.fixture
-def make_scenario(tmp_path: Path) -> Iterator[MakeScenario]:
+def temporary_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where processes write temporary files. At the end, nothing is left that their next start would not remove."""
+    with tempfile.TemporaryDirectory() as name:
+        monkeypatch.setenv("TMPDIR", name)
+        directory = Path(name)
+        yield directory
+        remove_abandoned(directory, SCRATCH)
+        assert [*directory.iterdir()] == [], "left behind by the processes of the test"
+
+
+@pytest.fixture
+def make_scenario(tmp_path: Path, temporary_files: Path) -> Iterator[MakeScenario]:
     """Makes scenarios, and ends what they started."""
 
     def make(bootstrap_servers: str, **options: Any) -> Scenario:

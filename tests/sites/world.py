@@ -14,9 +14,10 @@ from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 
 from connectors import Delivery, Member
-from connectors.kafka.codec import H_KIND
+from connectors.kafka.codec import first_fields
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Stored
+from connectors.kafka.ranges import read_range
 from connectors.kafka.settings import change_settings
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topics import count_partitions, create_topics, find_topics
@@ -157,7 +158,7 @@ class World:
 
     def relayed_to(self, site: str, kind: str = MESSAGE) -> int:
         """How many records of that kind relays have written for the site's sequencer."""
-        return sum(dict(record.headers)[H_KIND] == kind.encode() for record in self._relayed(site))
+        return sum(first_fields(record.headers, 2)[1] == kind.encode() for record in self._relayed(site))
 
     def _relayed(self, site: str) -> Iterator[Any]:
         connection = self.sites.connection(site)
@@ -166,14 +167,11 @@ class World:
             TopicPartition(str(topic), partition)
             for topic in find_topics(connection)
             if (topic.group, topic.role, topic.site) == (self.group, "relayed", site)
-            for partition in consumer.partitions_for_topic(str(topic)) or ()
+            for partition in consumer.partitions_for_topic(str(topic))
         ]
-        consumer.assign(places)
-        consumer.seek_to_beginning(*places)
-        ends = consumer.end_offsets(places)
-        while any(consumer.position(place) < end for place, end in ends.items()):
-            for records in consumer.poll(timeout_ms=1000).values():
-                yield from records
+        beginnings, ends = consumer.beginning_offsets(places), consumer.end_offsets(places)
+        for place in places:
+            yield from read_range(connection, consumer, place, beginnings[place], ends[place])
         consumer.close()
 
     def relink(self, *links: tuple[str, str]) -> None:

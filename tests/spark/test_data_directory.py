@@ -32,20 +32,26 @@ def test_a_file_in_the_place_of_the_directory_is_said(tmp_path: Path) -> None:
 
 
 def test_a_directory_made_anew_is_another(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b"
-    with held(path) as directory:
+    with held(tmp_path / "a") as directory:
         directory.check()
-        shutil.rmtree(path)
-        path.mkdir()
+        shutil.rmtree(directory.path)
+        directory.path.mkdir()
         with pytest.raises(EnvironmentProblem, match="deleted, moved or replaced"):
             directory.check()
         shutil.rmtree(tmp_path / "a")
         with pytest.raises(EnvironmentProblem, match="deleted, moved or replaced"):
             directory.check()
-    assert not path.exists()
+    assert not directory.path.exists()
 
 
 def test_it_is_deleted_at_the_end(tmp_path: Path) -> None:
     with held(tmp_path / "a" / "b") as directory:
         (directory.path / "file").write_text("")
     assert not directory.path.exists()
+
+
+def test_what_a_killed_query_left_is_deleted_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / "file").write_text("")
+    with held(tmp_path) as one, held(tmp_path) as other:
+        assert {*tmp_path.iterdir()} == {one.path, other.path}

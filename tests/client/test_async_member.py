@@ -1,0 +1,137 @@
+"""The member for asyncio. In memory; what it does with Kafka is `Member`'s."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from connectors import AsyncMember, Delivery, Member
+from connectors.client.async_member import Options
+from connectors.testing import MemoryGroup
+from ordering.errors import UsageError
+from ordering.events import ViewChange
+from tests.waiting import WAIT
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def group() -> Iterator[MemoryGroup]:
+    with MemoryGroup("g") as running:
+        yield running
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(work, WAIT))
+
+
+def test_options_are_those_of_member() -> None:
+    parameters = inspect.signature(Member).parameters.values()
+    assert set(Options.__annotations__) == {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for name in ("broadcast", "send", "deliveries", "inbox", "wait_ordered", "connect", "close"):
+        ours, theirs = (inspect.signature(getattr(kind, name)).parameters for kind in (AsyncMember, Member))
+        assert [(p.name, p.default) for p in ours.values()] == [(p.name, p.default) for p in theirs.values()], name
+
+
+def test_broadcast_and_deliver(group: MemoryGroup) -> None:
+    """Many at once keep their order; an `async for` ends when it was silent for long enough."""
+
+    async def work() -> tuple[list[int], list[bytes]]:
+        async with AsyncMember("g", "nyc/alice", connection=group.connection) as alice:
+            receipts = await asyncio.gather(*[alice.broadcast(b"%d" % number) for number in range(100)])
+            seqnos = await asyncio.gather(*receipts)
+            assert await alice.wait_ordered() == 100
+            assert await (await alice.send("nyc/alice", b"letter")) == 1
+            assert [letter.payload async for letter in alice.inbox(timeout=0)] == [b"letter"]
+            return seqnos, [delivery.payload async for delivery in alice.deliveries(timeout=0)]
+
+    seqnos, payloads = run(work())
+    assert seqnos == list(range(1, 101))
+    assert payloads == [b"%d" % number for number in range(100)]
+
+
+def test_a_cancelled_wait_loses_nothing(group: MemoryGroup) -> None:
+    """What came meanwhile is what the next one gets."""
+
+    async def work() -> list[int]:
+        async with AsyncMember("g", "nyc/alice", connection=group.connection) as alice:
+            stream = alice.deliveries()
+            for _ in range(3):
+                with pytest.raises(asyncio.TimeoutError):
+                    await asyncio.wait_for(anext(stream), 0.02)
+            for number in range(3):
+                await (await alice.broadcast(b"%d" % number))
+            await asyncio.sleep(0.2)
+            return [(await anext(stream)).seqno for _ in range(3)]
+
+    assert run(work()) == [1, 2, 3]
+
+
+def test_the_loop_goes_on(group: MemoryGroup) -> None:
+    """While all calls wait, the event loop does not."""
+
+    async def work() -> int:
+        async with AsyncMember("g", "nyc/alice", connection=group.connection) as alice:
+            waiting = asyncio.ensure_future(anext(alice.deliveries()))
+            turns = 0
+            while turns < 50:
+                await asyncio.sleep(0.001)
+                turns += 1
+            assert not waiting.done()
+            await alice.broadcast(b"x")
+            return (await waiting).seqno
+
+    assert run(work()) == 1
+
+
+def test_events_and_positions(group: MemoryGroup) -> None:
+    """`taken` and `break` mean what they do in a `for`; closing the member ends the loops of other tasks."""
+
+    async def work() -> None:
+        async with AsyncMember("g", "nyc/alice", connection=group.connection) as alice:
+            view = await alice.connect()
+            await (await alice.broadcast(b"x"))
+            seen = [event async for event in alice.deliveries(events=True, timeout=0)]
+            assert isinstance(seen[0], ViewChange)
+            assert isinstance(seen[1], Delivery)
+            assert view.members == ("nyc/alice",)
+        async with AsyncMember("g", "nyc/bob", connection=group.connection) as bob:
+            stream = bob.deliveries()
+            assert (await anext(stream)).payload == b"x"
+            await stream.aclose()
+            again = bob.deliveries()
+            assert (await anext(again)).payload == b"x"
+            again.taken()
+            await again.aclose()
+            endless = asyncio.ensure_future(_all(bob))
+            await asyncio.sleep(0.1)
+        assert await endless == 0
+
+    run(work())
+
+
+async def _all(member: AsyncMember) -> int:
+    return len([delivery async for delivery in member.deliveries()])
+
+
+def test_misuse(group: MemoryGroup) -> None:
+    async def work() -> None:
+        alice = AsyncMember("g", "nyc/alice", connection=group.connection)
+        with pytest.raises(UsageError, match="async with"):
+            await alice.broadcast(b"x")
+        async with alice:
+            with pytest.raises(UsageError, match="not str"):
+                await alice.broadcast("x")  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match="seqnos start at 1"):
+                await anext(alice.deliveries(from_seqno=0))
+        with pytest.raises(UsageError, match="is closed"):
+            await alice.broadcast(b"x")
+        with pytest.raises(UsageError, match="used once"):
+            async with alice:
+                pass
+
+    run(work())

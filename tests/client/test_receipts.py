@@ -1,0 +1,151 @@
+"""Receipts are futures: for threads, for asyncio, and for `concurrent.futures`. In memory."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from connectors import Member, Receipt
+from connectors.testing import MemoryConnection, MemoryGroup, TinySequencer
+from ordering.errors import NotOrderedInTime, NotWrittenInTime, UsageError
+from ordering.records import MessageId
+from tests.waiting import WAIT, eventually
+
+
+@pytest.fixture
+def alice() -> Iterator[Member]:
+    with MemoryGroup("g") as group:
+        yield group.member("alice")
+
+
+def test_awaited(alice: Member) -> None:
+    """Many at once, in their order, and each again when it is there."""
+
+    async def broadcast() -> list[int]:
+        receipts = [alice.broadcast(b"%d" % number) for number in range(200)]
+        seqnos = await asyncio.wait_for(asyncio.gather(*receipts), WAIT)
+        assert [await receipt for receipt in receipts] == seqnos
+        letter = alice.send("nyc/alice", b"letter")
+        assert await asyncio.wait_for(asyncio.wrap_future(letter), WAIT) == 1
+        return seqnos
+
+    assert asyncio.run(broadcast()) == list(range(1, 201))
+
+
+def test_concurrent_futures(alice: Member) -> None:
+    receipts = [alice.broadcast(b"%d" % number) for number in range(50)]
+    done, waiting = concurrent.futures.wait(receipts, WAIT)
+    assert (len(done), waiting) == (50, set())
+    again = concurrent.futures.as_completed(receipts, WAIT)
+    assert sorted(receipt.result() for receipt in again) == list(range(1, 51))
+
+
+def test_a_callback_may_use_its_member(alice: Member) -> None:
+    """It is called once, outside of every lock; one that fails or ends its thread harms no other."""
+    seqnos: list[int] = []
+
+    def answer(receipt: concurrent.futures.Future[int]) -> None:
+        seqnos.append(receipt.result())
+        if len(seqnos) < 5:
+            alice.broadcast(b"again").add_done_callback(answer)
+
+    alice.broadcast(b"rude").add_done_callback(lambda _: sys.exit(3))
+    first = alice.broadcast(b"first")
+    first.add_done_callback(answer)
+    eventually(lambda: len(seqnos) == 5)
+    assert seqnos == [2, 3, 4, 5, 6]
+    first.add_done_callback(answer)  # it is there: called at once
+    assert seqnos[5:] == [2]
+
+
+def test_no_future_before_it_is_one(alice: Member) -> None:
+    """What a future needs is made when it is used as one."""
+    receipt = alice.broadcast(b"x")
+    assert receipt.result(WAIT) == 1
+    assert receipt.done()
+    assert not vars(receipt)
+    assert not receipt.cancelled()
+    assert vars(receipt)
+    assert receipt.exception() is None
+
+
+def test_it_cannot_be_cancelled() -> None:
+    """A task that was waiting may be; the message is on its way."""
+    connection = MemoryConnection()
+    connection.create("g", "nyc")
+
+    async def give_up(alice: Member) -> int:
+        receipt = alice.broadcast(b"x")
+        waiting = asyncio.ensure_future(receipt)
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not receipt.cancel()
+        with TinySequencer(connection, "g"):
+            return await asyncio.wait_for(receipt, WAIT)
+
+    with Member("g", "nyc/alice", connection=connection) as alice:
+        assert asyncio.run(give_up(alice)) == 1
+
+
+def test_an_error_comes_to_all_who_wait() -> None:
+    connection = MemoryConnection()
+    connection.create("g", "nyc")
+    alice = Member("g", "nyc/alice", connection=connection)
+    receipt = alice.broadcast(b"x")
+    with pytest.raises(NotOrderedInTime, match=r"within 0\.01 s"):
+        receipt.result(0.01)
+    with pytest.raises(NotOrderedInTime):
+        receipt.exception(0.01)
+    for nonsense in ("1", float("nan"), True):
+        with pytest.raises(UsageError, match="number of seconds"):
+            receipt.result(nonsense)  # type: ignore[arg-type]
+
+    async def wait() -> BaseException | None:
+        waiting = asyncio.wrap_future(receipt)
+        with pytest.raises(NotOrderedInTime):
+            await asyncio.to_thread(alice.close, 0.1)
+        with pytest.raises(NotOrderedInTime, match="was closed"):
+            await waiting
+        return receipt.exception()
+
+    assert isinstance(asyncio.run(wait()), NotOrderedInTime)
+    with pytest.raises(NotOrderedInTime) as first:
+        receipt.result()
+    assert first.value is not receipt.exception()  # each has a traceback of its own
+
+
+def test_settled_while_it_becomes_a_future() -> None:
+    """Whoever comes first, application or member, the callback is called once."""
+    changed = threading.Condition(threading.Lock())
+    for _ in range(500):
+        receipt, called = Receipt(MessageId("nyc/a", 1, 1), changed), threading.Semaphore(0)
+
+        def settle(receipt: Receipt = receipt) -> None:
+            with changed:
+                receipt.resolve(7)
+                changed.notify_all()
+
+        thread = threading.Thread(target=settle)
+        thread.start()
+        receipt.add_done_callback(lambda _, called=called: called.release())  # type: ignore[misc]
+        thread.join()
+        assert called.acquire(timeout=WAIT)
+        assert not called.acquire(blocking=False)
+
+
+def test_letters_that_are_late() -> None:
+    connection = MemoryConnection()
+    connection.create("g", "nyc")
+    with TinySequencer(connection, "g"), Member("g", "nyc/alice", connection=connection) as alice:
+        assert alice.send("nyc/alice", b"x").result(WAIT) == 1
+        connection.topics.refuse(1000)
+        with pytest.raises(NotWrittenInTime):
+            alice.send("nyc/alice", b"y").result(0.01)
+        connection.topics.refuse(0)
