@@ -32,6 +32,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from connectors.kafka import codec
+from connectors.sequencer import stored_state
+from connectors.sequencer.stored_state import Stored, load, store
 from connectors.spark import codec as spark_codec
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
@@ -51,7 +53,6 @@ stand behind abcast's own, or of all headers where there are no `senders`. Then 
 stands in the last four, which are null where no link has brought the records.
 """
 _RUN_COLUMNS = [field.split()[0] for field in _RUN.split(", ")]
-_STATE = "state binary"
 _GIVEN = ["key", "value", "names", "values"]
 _SOURCE = ["topic", "partition", "offset"]
 _FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
@@ -122,7 +123,7 @@ def sequence(
         .applyInPandasWithState(
             decider({group: state.to_bytes() for group, state in initial.items()}),
             outputStructType=_RUN,
-            stateStructType=_STATE,
+            stateStructType=stored_state.SCHEMA,
             outputMode="append",
             timeoutConf=GroupStateTimeout.NoTimeout,
         )
@@ -189,7 +190,8 @@ def decider(initial: Mapping[str, bytes]) -> Decide:
 
     def decide(key: tuple[Any, ...], chunks: Iterator[pd.DataFrame], stored: GroupState) -> Iterator[pd.DataFrame]:
         assert_first_attempt()
-        state, opening = begin_batch(SequencerState.from_bytes(stored.get[0] if stored.exists else initial[key[0]]))
+        before = Stored(*map(bytes, stored.get)) if stored.exists else Stored(initial[key[0]], b"")
+        state, opening = begin_batch(load(key[0], before))
         for record in opening:
             yield _run_of(state.group, record)
         for chunk in chunks:
@@ -198,7 +200,7 @@ def decider(initial: Mapping[str, bytes]) -> Decide:
         state, closing = end_batch(state)
         for record in closing:
             yield _run_of(state.group, record)
-        stored.update((state.to_bytes(),))
+        stored.update(tuple(store(state, before)))
 
     return decide
 
