@@ -38,6 +38,7 @@ from connectors.spark import codec as spark_codec
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
 from ordering.links import LinkColumns
+from ordering.names import Topic
 from ordering.records import JOIN, MESSAGE, Data, DeadLetter, Headers, Link, Malformed, Partition, Source
 from ordering.sequencer import SequencerState, begin_batch, end_batch
 
@@ -68,7 +69,8 @@ def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False) -
     `relayed`: whether there may be rows of topics that a relay fills; then there are columns for what links say, -1 and
     0 where no link has brought the row. `packed_headers` are those of the application, null if there are none. A row
     that is not `plain` has the key and all its headers there, for `connectors.kafka.codec` to read; the columns from
-    them are null or 0.
+    them are null or 0. `topic` is null in the site's own, which nearly all are in: a text a row is dear on its way to
+    Python. Null comes first in order, as the site's own topic does.
     """
     numbered = spark_codec.with_fields(kafka_rows).withColumns(
         {
@@ -81,7 +83,7 @@ def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False) -
     plain, headers = F.col("plain"), F.col("headers")
     return judged.select(
         spark_codec.group_of_forward(site).alias("group"),
-        "topic",
+        F.when(~spark_codec.is_local(site), F.col("topic")).alias("topic"),
         "partition",
         "offset",
         "plain",
@@ -108,10 +110,11 @@ def _links() -> list[Column]:
 
 def sequence(
     forward: DataFrame,
+    site: str,
     initial: Mapping[str, SequencerState],
     parallelism: int = 1,
 ) -> DataFrame:
-    """The sequencing transformation: decoded FORWARD rows → runs.
+    """The sequencing transformation: decoded FORWARD rows of the site → runs.
 
     `initial` has the state of every group that may occur. `parallelism` is how many groups are decided at once
     (the number of shuffle partitions, which must be the session's setting if it is not 1).
@@ -121,7 +124,7 @@ def sequence(
         placed.sortWithinPartitions("group", *_SOURCE)
         .groupBy("group")
         .applyInPandasWithState(
-            decider({group: state.to_bytes() for group, state in initial.items()}),
+            decider({group: state.to_bytes() for group, state in initial.items()}, site),
             outputStructType=_RUN,
             stateStructType=stored_state.SCHEMA,
             outputMode="append",
@@ -185,7 +188,7 @@ def encode_decided(runs: DataFrame, site: str, *, relayed: bool = False) -> Data
 Decide = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]
 
 
-def decider(initial: Mapping[str, bytes]) -> Decide:
+def decider(initial: Mapping[str, bytes], site: str) -> Decide:
     """The function of the stateful operator. `initial`: encoded state by group, for the first batch of a run."""
 
     def decide(key: tuple[Any, ...], chunks: Iterator[pd.DataFrame], stored: GroupState) -> Iterator[pd.DataFrame]:
@@ -194,8 +197,9 @@ def decider(initial: Mapping[str, bytes]) -> Decide:
         state, opening = begin_batch(load(key[0], before))
         for record in opening:
             yield _run_of(state.group, record)
+        own_topic = str(Topic(state.group, "forward", site))
         for chunk in chunks:
-            state, decided = decide_chunk(state, chunk)
+            state, decided = decide_chunk(state, chunk.assign(topic=chunk["topic"].fillna(own_topic)))
             yield from decided
         state, closing = end_batch(state)
         for record in closing:

@@ -63,7 +63,11 @@ def store(state: SequencerState, before: Stored) -> Stored:
     load(state.group, before)
     base = _remembered[state.group].base
     known = base.received
-    changed = {sender: row for sender, row in state.received.items() if known.get(sender) != row}
+    changed = {
+        sender: row
+        for sender, row in state.received.items()
+        if (of_base := known.get(sender)) is not row and of_base != row  # mostly it is the same one
+    }
     has_all = len(state.received) == len(known) + sum(sender not in known for sender in changed)
     if has_all and len(changed) <= max(MIN_CHANGED_ROWS, len(state.received) // ROWS_A_CHANGED_ROW):
         stored = Stored(before.base, replace(state, received=changed).to_bytes())

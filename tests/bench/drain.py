@@ -75,7 +75,7 @@ def drain_copy(lab: Lab, place: Place, output: Place, topic: str | None = None) 
 def drain_sequencer(lab: Lab, place: Place, output: Place) -> Drained:
     """(b) FORWARD sequenced to the output's DATA topic, by the functions of the sequencer job, after a takeover."""
     state = take_over(lab.connection, output.group, output.site)
-    decided = sequence(decode_forward(read(lab, place.forward), place.site), {output.group: state})
+    decided = sequence(decode_forward(read(lab, place.forward), place.site), place.site, {output.group: state})
     return measure_drain(lab, to_kafka(lab, encode_decided(decided, output.site)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from connectors.ledger.table import LedgerWriter, create_tables, ledger_rows
 from ordering.reader import Reader, Verdict
 from ordering.records import EPOCH, VIEW, Data
 from ordering.sequencer import SequencerState, seal, snapshot
-from tests.spark.kafka_rows import data, source_frame
+from tests.spark.kafka_rows import Row, data, source_frame_by_task
 from tests.spark.test_ledger import BEGINNING, expected, log_of, message, rows_of, writer_of
 
 pytestmark = pytest.mark.spark
@@ -33,11 +32,9 @@ class Log(NamedTuple):
     next: Next
     records: list[tuple[int, Data]]
 
-    def frame(self, spark: SparkSession) -> DataFrame:
-        """As one task reads it."""
-        return source_frame(
-            spark, [data(record, offset, group=self.group) for offset, record in self.records]
-        ).coalesce(1)
+    def rows(self) -> list[Row]:
+        """As they stand in the topic."""
+        return [data(record, offset, group=self.group) for offset, record in self.records]
 
 
 def random_log(number: int) -> Log:
@@ -95,7 +92,7 @@ def seqnos_of(frame: DataFrame) -> dict[str, list[int]]:
 def test_only_what_the_reading_rule_takes(spark: SparkSession) -> None:
     """Of many topics at once, each up to its first record that is not in line."""
     logs = [random_log(number) for number in range(LOGS)]
-    rows = functools.reduce(DataFrame.unionAll, (log.frame(spark) for log in logs))
+    rows = source_frame_by_task(spark, *(log.rows() for log in logs))
     line = in_line(ledger_rows(rows), {log.group: log.next for log in logs})
     wanted = {log.group: by_the_rule(log) for log in logs}
     assert seqnos_of(line.rows) == {group: taken for group, (taken, _) in wanted.items() if taken}
@@ -111,7 +108,7 @@ def test_only_what_the_reading_rule_takes(spark: SparkSession) -> None:
 def test_it_knows_whether_that_was_all(spark: SparkSession) -> None:
     for log in map(random_log, range(LOGS, LOGS + 12)):
         taken, is_whole = by_the_rule(log)
-        line = in_line(ledger_rows(log.frame(spark)), {log.group: log.next})
+        line = in_line(ledger_rows(source_frame_by_task(spark, log.rows())), {log.group: log.next})
         assert seqnos_of(line.rows).get(log.group, []) == taken
         counted = counted_in(line)
         assert counted is not None
@@ -124,15 +121,14 @@ def test_it_knows_whether_that_was_all(spark: SparkSession) -> None:
 def test_a_row_that_is_in_its_place_again(spark: SparkSession) -> None:
     """2 comes twice and 3 is lost: 4 has the place of the fourth message, and 3 is lacking before it."""
     rows = log_of(message(1), message(2), message(2), message(4), group="g")
-    line = in_line(ledger_rows(source_frame(spark, rows).coalesce(1)), {"g": Next(0, 1, 1)})
+    line = in_line(ledger_rows(source_frame_by_task(spark, rows)), {"g": Next(0, 1, 1)})
     assert seqnos_of(line.rows) == {"g": [1, 2]}
 
 
 def test_a_topic_that_two_tasks_read(spark: SparkSession) -> None:
     """The second task can't know its place, so nothing of it is in line."""
     log = log_of(*map(message, range(1, 5)), group="g")
-    halves = [source_frame(spark, half).coalesce(1) for half in (log[:2], log[2:])]
-    line = in_line(ledger_rows(halves[0].unionAll(halves[1])), {"g": Next(0, 1, 1)})
+    line = in_line(ledger_rows(source_frame_by_task(spark, log[:2], log[2:])), {"g": Next(0, 1, 1)})
     assert seqnos_of(line.rows) == {"g": [1, 2]}
     counted = counted_in(line)
     assert counted is not None
@@ -161,11 +157,8 @@ def test_what_is_in_line_is_read_once(spark: SparkSession, table: Path) -> None:
     writer, ends = writer_of(table, BEGINNING, *groups), dict.fromkeys(groups, 0)
     with patch.object(writer, "_append_effective", wraps=writer._append_effective) as by_rule:
         for number, batch in enumerate(batches):
-            frames = [
-                source_frame(spark, log_of(*records, group=group, first_offset=ends[group])).coalesce(1)
-                for group, records in batch.items()
-            ]
-            writer.write(functools.reduce(DataFrame.unionAll, frames), number)
+            logs = [log_of(*records, group=group, first_offset=ends[group]) for group, records in batch.items()]
+            writer.write(source_frame_by_task(spark, *logs), number)
             ends = {group: end + len(batch[group]) for group, end in ends.items()}
     writer.check()
     assert by_rule.call_count == 1
@@ -178,15 +171,15 @@ def test_killed_after_a_part_of_a_batch(spark: SparkSession, table: Path) -> Non
     """What stood in line before the seal is committed, and the writer dies: the next one adds what is missing."""
     log = log_of(seal(1), message(1), message(2), seal(2), message(3, payload=b"stale"), message(3, epoch=2), group="k")
     writer = writer_of(table, BEGINNING, "k")
-    writer.write(source_frame(spark, log[:1]).coalesce(1), 0)
-    rest = source_frame(spark, log[1:]).coalesce(1)
+    writer.write(source_frame_by_task(spark, log[:1]), 0)
+    rest = source_frame_by_task(spark, log[1:])
     with (
         patch.object(LedgerWriter, "_append_effective", side_effect=RuntimeError("killed")),
         pytest.raises(RuntimeError),
     ):
         writer.write(rest, 1)
     assert rows_of(spark, table, "k") == expected(1, 2)
-    writer_of(table, BEGINNING, "k").write(source_frame(spark, log).coalesce(1), 0)
+    writer_of(table, BEGINNING, "k").write(source_frame_by_task(spark, log), 0)
     assert rows_of(spark, table, "k") == expected(1, 2, 3)
     writer.write(rest, 1)  # the first one still lives: it finds what the other has written
     assert rows_of(spark, table, "k") == expected(1, 2, 3)
@@ -197,8 +190,8 @@ def test_spark_does_not_tell(spark: SparkSession, table: Path) -> None:
     """Then the reading rule is asked what is still missing: nothing."""
     writer = writer_of(table, BEGINNING, "silent")
     log = log_of(seal(1), message(1), message(2), message(3), group="silent")
-    writer.write(source_frame(spark, log[:2]).coalesce(1), 0)
+    writer.write(source_frame_by_task(spark, log[:2]), 0)
     with patch("connectors.ledger.table.counted_in", return_value=None):
-        writer.write(source_frame(spark, log[2:3]).coalesce(1), 1)
-    writer.write(source_frame(spark, log[3:]).coalesce(1), 2)
+        writer.write(source_frame_by_task(spark, log[2:3]), 1)
+    writer.write(source_frame_by_task(spark, log[3:]), 2)
     assert rows_of(spark, table, "silent") == expected(1, 2, 3)
