@@ -70,7 +70,7 @@ from ordering.participant import (
     step,
 )
 from ordering.reader import Reader, Verdict
-from ordering.records import HEARTBEAT, MESSAGE, Data, Headers, MessageId
+from ordering.records import HEARTBEAT, JOIN, MESSAGE, Data, Headers, MessageId
 from ordering.sequencer import SequencerState
 
 POLL_S = 0.1
@@ -178,7 +178,8 @@ class Forwarder:
         with self.changed:
             life = Life(str(self.address), self.incarnation)
             answered = newest_answer(self._table.pending())
-            self._step(Began(life, state, self._join is not None, answered))
+            joins = any(kind_of(entry) == JOIN for entry in self._table.pending())
+            self._step(Began(life, state, joins, answered))
             self._send_table()
         self._thread.start()
 
@@ -263,10 +264,9 @@ class Forwarder:
                 self._step(Answered(flush_id))
 
     @property
-    def is_stranded(self) -> bool:
-        """Whether messages that are kept back stand before the JOIN that is missing: this life can't join any more."""
-        with self.changed:
-            return self._participant.is_stranded(next(self._table.pending(), None))
+    def has_pending(self) -> bool:
+        """Whether something that it has accepted is not ordered yet."""
+        return bool(len(self._table))
 
     # --- driving the participant, under the lock ---
 
@@ -295,6 +295,8 @@ class Forwarder:
             self._beating = threading.Thread(target=self._beat, name=f"abcast-{self.address}-beat", daemon=True)
             self._beating.start()
         self.changed.notify_all()
+        if self._participant.is_stranded(self._table.pending()):
+            self._step(Asked(Cause.STRANDED))
         return receipt
 
     def _perform(self, action: Action) -> None:

@@ -7,6 +7,7 @@ wrong with a start is found before the first claim: whether Spark can run a task
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -20,6 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.sign_of_life import SignsOfLife
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
 from connectors.kafka.transport import Consumer, Producer
@@ -94,6 +96,7 @@ class SequencerLane(StreamingJob):
         self._seen_batch = -1
         self._ticker: Producer | None = None
         self._upkeep: Upkeep | None = None
+        self._signs = SignsOfLife(options.connection, options.site, "spark")
         self._claims_seen: dict[str, int] = {}  # where EPOCH ended when it was last looked at
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
@@ -148,6 +151,7 @@ class SequencerLane(StreamingJob):
         if self._query is None:
             return
         self._check_not_fenced()
+        self._signs.give({group: self._epochs[group] for group in self._forward}, self._considered(), time.monotonic())
         report = self._finished_batches()
         self._stale |= report.changed
         for group in sorted(self._stale):  # also those that the broker did not tell the last time
@@ -172,6 +176,14 @@ class SequencerLane(StreamingJob):
             if ends[partition] != self._claims_seen.get(group):
                 check_not_fenced(self._log(group), self._epochs[group])
                 self._claims_seen[group] = ends[partition]
+
+    def _considered(self) -> dict[TopicPartition, int]:
+        """How far the batches that are finished have come in FORWARD."""
+        progress = self._query.lastProgress if self._query is not None else None
+        if progress is None or not progress.sources:
+            return {}
+        offsets: dict[str, dict[str, int]] = json.loads(progress.sources[0].endOffset or "{}")
+        return {TopicPartition(topic, int(n)): end for topic, ends in offsets.items() for n, end in ends.items()}
 
     def _ends_of_data(self, groups: Iterable[str]) -> dict[str, int]:
         assert self._consumer is not None
@@ -225,6 +237,7 @@ class SequencerLane(StreamingJob):
     def close_query(self) -> None:
         """Close what `check` reads."""
         self._query = None
+        self._signs.close()
         for data in self._logs.values():
             data.close()
         self._logs = {}

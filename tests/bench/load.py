@@ -87,12 +87,12 @@ def stamped_payload() -> bytes:
 class Arrivals:
     """Reads a DATA topic in a thread; `seen` has (sent at, arrived at) of every stamped message, in ns."""
 
-    def __init__(self, lab: Lab, topic: str) -> None:
+    def __init__(self, lab: Lab, topic: str, *, committed: bool = False) -> None:
         self.seen: list[tuple[int, int]] = []
         self.problem: BaseException | None = None
         self._stop = threading.Event()
         self._partition = TopicPartition(topic, 0)
-        self._consumer = lab.connection.consumer()
+        self._consumer = lab.connection.consumer(isolation_level="read_committed" if committed else "read_uncommitted")
         self._consumer.assign([self._partition])
         self._consumer.seek(self._partition, 0)
         self._thread = threading.Thread(target=self._run, daemon=True)
