@@ -6,6 +6,7 @@ import pytest
 
 from tests.simulator.isis import run
 from tests.simulator.isis_mutations import MUTATIONS, Mutation
+from tests.simulator.seeds import blocks
 
 SEEDS = 2_000
 SEEDS_IN_THE_FAST_SUITE = 100
@@ -18,10 +19,10 @@ def test_every_promise_holds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(SEEDS_IN_THE_FAST_SUITE, SEEDS, 300))
-def test_every_promise_holds_for_longer(first: int) -> None:
+@pytest.mark.parametrize("seeds", blocks(SEEDS_IN_THE_FAST_SUITE, 300, SEEDS))
+def test_every_promise_holds_for_longer(seeds: range) -> None:
     """Whatever is lost, repeated, cut off, crashes, comes back, or is suspected wrongly."""
-    for seed in range(first, first + 300):
+    for seed in seeds:
         assert run(seed) == [], f"python -m tests.simulator --isis --seed {seed}"
 
 
