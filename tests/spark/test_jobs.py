@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
 from connectors import Member
@@ -122,7 +123,9 @@ def test_what_a_transaction_takes_back_is_not_ordered(spark: SparkSession, optio
         headers = codec.forward_headers(1, local_seqno)
         producer.send(forward, key=sender.encode(), value=payload, headers=headers)
 
-    producer = options.connection.producer(transactional_id=f"tx-{options.site}")
+    producer = KafkaProducer(
+        bootstrap_servers=options.connection.bootstrap_servers, transactional_id=f"tx-{options.site}"
+    )
     producer.init_transactions()
     try:
         for payload, commits in ((b"aborted before", False), (b"first", True)):
@@ -243,7 +246,9 @@ def test_who_can_not_work_disturbs_nobody(options: JobOptions, tmp_path: Path) -
 
 def test_ctrl_c_while_spark_starts_leaves_no_jvm(tmp_path: Path) -> None:
     (tmp_path / "data" / "ledger" / "_delta_log").mkdir(parents=True)
-    process = Process("query", [ABCAST, "query", "--data", tmp_path / "data", "SELECT 1"], tmp_path)
+    process = Process(
+        "query", [ABCAST, "query", "--engine", "spark", "--data", tmp_path / "data", "SELECT 1"], tmp_path
+    )
     process.wait_for("starting Spark")
     eventually(lambda: process.members("java"), 30, "a JVM")
     process.popen.send_signal(signal.SIGINT)
