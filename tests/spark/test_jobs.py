@@ -246,10 +246,8 @@ def test_who_can_not_work_disturbs_nobody(options: JobOptions, tmp_path: Path) -
 
 def test_ctrl_c_while_spark_starts_leaves_no_jvm(tmp_path: Path) -> None:
     (tmp_path / "data" / "ledger" / "_delta_log").mkdir(parents=True)
-    process = Process(
-        "query", [ABCAST, "query", "--engine", "spark", "--data", tmp_path / "data", "SELECT 1"], tmp_path
-    )
-    process.wait_for("starting Spark")
+    command = [ABCAST, "query", "--engine", "spark", "--data", tmp_path / "data", "SELECT 1"]
+    process = Process("query", command, tmp_path)
     eventually(lambda: process.members("java"), 30, "a JVM")
     process.popen.send_signal(signal.SIGINT)
     assert process.wait_exit(60) == 130
