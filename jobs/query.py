@@ -2,49 +2,148 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
 from jobs.options import DEFAULT_DATA, AsJson, Data, run_script
+from jobs.progress import Progress
 from ordering.errors import UsageError
+
+if TYPE_CHECKING:
+    from connectors.ledger.answer import Answer
+
+SHOWN_ROWS = 1000
+
+
+class Engine(str, Enum):
+    """What runs the SQL."""
+
+    duckdb = "duckdb"
+    spark = "spark"
+
+
+class Format(str, Enum):
+    """What an answer is written as."""
+
+    table = "table"
+    json = "json"
+    csv = "csv"
+    parquet = "parquet"
+
+
+_OF_SUFFIX = {".json": Format.json, ".jsonl": Format.json, ".csv": Format.csv, ".parquet": Format.parquet}
 
 
 def query(
-    sql: Annotated[str, typer.Argument(help="Spark SQL over the tables `ledger` and `views`.")],
+    sql: Annotated[str, typer.Argument(help="One query over the tables `ledger` and `views`.")],
     data: Data = DEFAULT_DATA,
+    form: Annotated[
+        Format | None, typer.Option("--format", help="Of the answer; default: what --output ends in, or a table.")
+    ] = None,
     as_json: AsJson = False,
-    limit: Annotated[int, typer.Option(min=1, help="Rows printed at most.")] = 1000,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer to this file.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help=f"Rows at most; default: {SHOWN_ROWS} in a table, else all.")
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="duckdb answers at once; spark starts a JVM, and has Spark's functions.")
+    ] = Engine.duckdb,
 ) -> None:
-    """Run SQL over the Delta tables `ledger` and `views`.
+    """Run SQL over the Delta tables `ledger` and `views`. It only reads.
 
-    `abcast query "SELECT sender, count(*) FROM ledger GROUP BY sender"`. Payloads are binary: `CAST(payload AS
-    STRING)`, and `get_json_object(CAST(payload AS STRING), '$.field')` for JSON.
+    `abcast query "SELECT sender, count(*) FROM ledger GROUP BY sender"`. Payloads are bytes: `text(payload)` is their
+    text, null if they are none; `text(payload)->>'field'` reads JSON. The column `"group"` needs its double quotes.
+
+    With --engine spark: `CAST(payload AS STRING)`, `get_json_object(CAST(payload AS STRING), '$.field')`.
     """
     if not (data / "ledger" / "_delta_log").is_dir():
         raise UsageError(f"there is no ledger in {data}: point --data at the directory that `abcast run` was given.")
-    typer.echo("starting Spark (about 5 s) …", err=True)
-    from pyspark.errors import PySparkException
-    from pyspark.sql import functions
+    form = _chosen_format(form, as_json=as_json, output=output)
+    shown = limit or (SHOWN_ROWS if form is Format.table else None)
+    with _answered(sql, data, engine, None if shown is None else shown + 1) as answer:
+        has_more = _write(answer, form, shown, output)
+    if has_more and limit is None:
+        typer.echo(f"these are the first {shown} rows: --limit N shows more, --output FILE.csv takes all", err=True)
 
-    from jobs.streaming import session_of_command
 
-    spark = session_of_command("abcast query")
-    try:
-        for name in ("ledger", "views"):
-            spark.read.format("delta").load(str((data / name).absolute())).createOrReplaceTempView(name)
+def _chosen_format(form: Format | None, *, as_json: bool, output: Path | None) -> Format:
+    if as_json and form not in (None, Format.json):
+        raise UsageError(f"--json and --format {form.value if form else ''} contradict each other.")
+    suffix = output.suffix.lower() if output is not None else ""
+    form = form or (Format.json if as_json else _OF_SUFFIX.get(suffix, Format.table))
+    if form is Format.parquet and output is None:
+        raise UsageError("Parquet is for programs: name a file with --output FILE.parquet.")
+    return form
+
+
+@contextlib.contextmanager
+def _answered(sql: str, data: Path, engine: Engine, limit: int | None) -> Iterator[Answer]:
+    """Run the query; its rows can be taken in the block. Spark takes `limit` rows, DuckDB as many as are taken."""
+    if engine is Engine.duckdb:
+        from connectors.ledger.sql import question
+
+        with question(data) as asked:
+            with Progress("reading the ledger", 100, ask=asked.progress):
+                answer = asked.ask(sql)
+            yield answer
+        return
+    with Progress("starting Spark (about 5 s)") as progress:
+        from connectors.ledger.spark_sql import ask_spark
+        from jobs.streaming import session_of_command
+
+        spark = session_of_command("abcast query")
         try:
-            result = spark.sql(sql).limit(limit)
-            if as_json:
-                as_text = result.select(functions.to_json(functions.struct("*"), {"ignoreNullFields": "false"}))
-                for (line,) in as_text.collect():
-                    typer.echo(line)
-            else:
-                result.show(limit, truncate=False)
-        except PySparkException as error:
-            raise UsageError(f"Spark can't run this: {str(error).splitlines()[0]}") from error
+            progress.say("reading the ledger")
+            answer = ask_spark(spark, data, sql, limit)
+        finally:
+            spark.stop()
+    yield answer
+
+
+def _write(answer: Answer, form: Format, limit: int | None, output: Path | None) -> bool:
+    """Print the answer, or write the file as a whole; return whether there are rows beyond the limit."""
+    if output is None:
+        return _write_text(answer, form, limit, sys.stdout)
+    unfinished = output.with_name(f"{output.name}.{os.getpid()}.part")
+    try:
+        if form is Format.parquet:
+            _write_parquet(answer, limit, unfinished)
+            has_more = False
+        else:
+            with unfinished.open("w", encoding="utf-8", newline="") as file:
+                has_more = _write_text(answer, form, limit, file)
+        unfinished.replace(output)
+    except OSError as error:
+        raise UsageError(f"{output} can't be written: {error.strerror or error}.") from error
     finally:
-        spark.stop()
+        unfinished.unlink(missing_ok=True)
+    return has_more
+
+
+def _write_text(answer: Answer, form: Format, limit: int | None, file: IO[str]) -> bool:
+    from jobs.rows import show_table, write_csv, write_json
+
+    write = {Format.table: show_table, Format.json: write_json, Format.csv: write_csv}[form]
+    write(answer.columns, itertools.islice(answer.rows, limit), file)
+    return limit is not None and next(answer.rows, None) is not None
+
+
+def _write_parquet(answer: Answer, limit: int | None, path: Path) -> None:
+    from pyarrow.parquet import ParquetWriter
+
+    batches, left = answer.arrow(), limit
+    with ParquetWriter(path, batches.schema) as file:
+        for batch in batches:
+            file.write_batch(batch if left is None else batch.slice(0, left))
+            left = None if left is None else max(0, left - batch.num_rows)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from ordering.errors import ProtocolViolation
 from ordering.records import MESSAGE, Headers
 
 KIND_HEADER = "abcast-kind"
-"""Tells a control record from a message, in the table, the outbox and on the wire: no application may use it."""
+"""Tells a control record from a message, in the table and the outbox: no application may use it."""
 
 
 class Pending(NamedTuple):

@@ -110,7 +110,7 @@ class Link(NamedTuple):
     origin_seqno: int
 
     def __str__(self) -> str:
-        return f"{self.session} {self.epoch} {self.seqno} {self.origin_seqno}"
+        return f"{self.session}.{self.epoch}.{self.seqno}.{self.origin_seqno}"
 
 
 class MessageId(NamedTuple):

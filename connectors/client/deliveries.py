@@ -23,7 +23,6 @@ from connectors.client.delivery import Delivery, Place
 from connectors.client.ledger_reader import read_ledger
 from connectors.client.member_memory import MemberMemory
 from connectors.client.silence import Silence
-from connectors.kafka.codec import H_EPOCH, H_INCARNATION, H_LOCAL_SEQNO, H_SENDER, H_VIEW
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import DataCursor, Effective
 from connectors.kafka.data_log import DataLog
@@ -236,21 +235,18 @@ class Deliveries:
         if record.kind == MESSAGE:
             what = _delivery(record)
         elif self._events is not None:
-            sender = record.fields.get(H_SENDER, b"").decode("ascii")
-            view_id = int(record.fields[H_VIEW])
-            what = self._events.accept(record.kind, record.seqno, view_id, sender, record.value or b"")
+            what = self._events.accept(record.kind, record.seqno, record.view, record.sender, record.value or b"")
         return Place(record.seqno, record.offset + 1, what)
 
 
 def _delivery(record: Effective) -> Delivery:
-    fields = record.fields
     return Delivery(
         record.seqno,
-        fields[H_SENDER].decode("ascii"),
-        int(fields[H_INCARNATION]),
-        int(fields[H_LOCAL_SEQNO]),
+        record.sender,
+        record.incarnation,
+        record.local_seqno,
         record.value or b"",
         record.application_headers(),
-        int(fields[H_VIEW]),
-        int(fields[H_EPOCH]),
+        record.view,
+        record.epoch,
     )

@@ -39,7 +39,7 @@ from connectors.client.lives import Beginning, Carried, Lives, is_same
 from connectors.client.member_memory import MemberMemory
 from connectors.client.promise import raised_again
 from connectors.client.receipt import Receipt
-from connectors.kafka.codec import H_INCARNATION, H_LOCAL_SEQNO, H_SENDER, H_VIEW, forward_headers
+from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import DataCursor, Effective
 from connectors.kafka.data_log import DataLog, Start
@@ -55,7 +55,7 @@ from ordering.errors import (
     NotOrderedInTime,
     UsageError,
 )
-from ordering.forward_table import Pending, control_headers, is_control, message_bytes
+from ordering.forward_table import Pending, control_headers, is_control, kind_of, message_bytes
 from ordering.membership import Life
 from ordering.names import Address, Topic
 from ordering.participant import (
@@ -200,7 +200,6 @@ class Forwarder:
 
     def _take_life(self, begun: Beginning) -> None:
         self.incarnation, self._table, self._receipts, self._join, self.is_continued = begun
-        self._key_headers = forward_headers(str(self.address), self.incarnation, 0)[:-1]
         self._is_unheard = not self._receipts  # nothing of it was sent by this process
         self._begun_at = time.monotonic()
 
@@ -363,7 +362,7 @@ class Forwarder:
         if self._produce_failed or not self.changed.acquire(blocking=False):
             return
         try:
-            headers = forward_headers(str(self.address), self.incarnation, 1, kind=HEARTBEAT)
+            headers = forward_headers(self.incarnation, 1, kind=HEARTBEAT)
             self._producer.send(self._topic, value=b"", key=self._sender, headers=headers)
         except KafkaError as error:
             _logger.debug("%s: a heartbeat could not be sent: %r", self.address, error)
@@ -480,9 +479,10 @@ class Forwarder:
             )
 
     def _send(self, pending: Pending) -> None:
-        headers = [*self._key_headers, (H_LOCAL_SEQNO, b"%d" % pending.local_seqno), *pending.headers]
         if is_control(pending):
-            headers[1] = headers.pop()  # its kind, in the place of a message's
+            headers = forward_headers(self.incarnation, pending.local_seqno, kind=kind_of(pending))
+        else:
+            headers = forward_headers(self.incarnation, pending.local_seqno, pending.headers)
         try:
             future = self._producer.send(self._topic, value=pending.payload, key=self._sender, headers=headers)
         except KafkaError as error:
@@ -537,7 +537,6 @@ class Forwarder:
     def _acknowledge(self, records: list[Effective]) -> None:
         own: list[Effective] = []
         for record in records:
-            fields = record.fields
             if record.kind != MESSAGE:
                 # What stands before it is ordered, also if it puts this member out of the view.
                 self._apply(own)
@@ -546,9 +545,9 @@ class Forwarder:
                     if not self._stopping.is_set():
                         self._step(_as_data(record))
             # Other members' records, the most of them, cost no more than this comparison.
-            if fields.get(H_SENDER) != self._sender:
+            if record.key != self._sender:
                 continue
-            incarnation = int(fields[H_INCARNATION])
+            incarnation = record.incarnation
             if incarnation > self.incarnation:
                 self._apply(own)
                 raise self._lives.superseded(incarnation, self.incarnation)
@@ -562,7 +561,7 @@ class Forwarder:
             return
         with self.changed:
             for record in own:
-                local_seqno = int(record.fields[H_LOCAL_SEQNO])
+                local_seqno = record.local_seqno
                 if not self._is_ours(local_seqno, record):
                     raise self._lives.shared(self.incarnation, local_seqno)
                 for _ in range(self._table.acknowledge(local_seqno)):
@@ -668,18 +667,8 @@ def _ordered_since(connection: Connection, group: str, address: Address, seqno: 
 
 def _as_data(record: Effective) -> Data:
     """A control record as the core knows it."""
-    fields = record.fields
-    sender = fields.get(H_SENDER, b"").decode("ascii")
-    return Data(
-        record.kind,
-        0,
-        record.seqno,
-        int(fields.get(H_VIEW, 0)),
-        sender,
-        int(fields[H_INCARNATION]) if sender else 0,
-        int(fields[H_LOCAL_SEQNO]) if sender else 0,
-        record.value or b"",
-    )
+    who = record.sender, record.incarnation, record.local_seqno
+    return Data(record.kind, 0, record.seqno, record.view, *who, record.value or b"")
 
 
 def abandon(producer: KafkaProducer) -> None:

@@ -31,7 +31,7 @@ from kafka.structs import TopicPartition
 
 from connectors.client.deliveries import COMMIT_EVERY_S, POLL_S, REFRESH_EVERY_S
 from connectors.client.letter import Letter
-from connectors.client.letter_codec import H_RECEIVER, decode_letter, is_state_letter
+from connectors.client.letter_codec import decode_letter, is_state_letter
 from connectors.client.member_memory import MemberMemory
 from connectors.client.silence import Silence
 from connectors.kafka.connection import Connection
@@ -172,8 +172,8 @@ class Inbox:
     def _judge(self, record: Any, is_new: bool) -> Letter | None:
         """The letter, if the record is one for this member and the next one of its sender."""
         key, headers = self._key, record.headers
-        # Other members' letters cost no more than these comparisons.
-        if record.key != key and (H_RECEIVER, key) not in headers:
+        # Other members' letters cost no more than this comparison.
+        if record.key != key:
             return None
         letter = decode_letter(key, record.key, record.value, headers)
         if isinstance(letter, str):

@@ -107,7 +107,7 @@ class LetterSender:
             self._wait_for_room(size, timeout)
             local_seqno = self._last.get(to, 0) + 1
             receipt = LetterReceipt(to, self.incarnation, local_seqno, self._changed)
-            wire = letter_headers(str(self.address), self.incarnation, local_seqno, to, headers, kind)
+            wire = letter_headers(str(self.address), self.incarnation, local_seqno, headers, kind)
             entry = _Entry(topic, payload, wire, size, receipt)
             if not self._table:
                 self._progress_at = time.monotonic()

@@ -33,7 +33,7 @@ from connectors.client.arguments import number, positive_seconds
 from connectors.client.member_memory import MemberMemory
 from connectors.client.outbox import Outbox
 from connectors.client.receipt import Receipt
-from connectors.kafka.codec import PREFIX
+from connectors.kafka.codec import HEADER
 from ordering.errors import HistoryUnavailable, ProtocolViolation, Superseded, UsageError
 from ordering.forward_table import ForwardTable, Pending, is_control, kind_of
 from ordering.names import Address
@@ -264,4 +264,4 @@ def is_same(ours: Pending, kind: str, payload: bytes, headers: Sequence[tuple[st
 
 def application_headers(headers: Sequence[tuple[str, bytes]]) -> Headers:
     """Those that are not abcast's own: what a relay adds travels with a message, too."""
-    return tuple((name, value or b"") for name, value in headers if not name.startswith(PREFIX))
+    return tuple((name, value or b"") for name, value in headers if not name.startswith(HEADER))

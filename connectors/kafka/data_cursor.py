@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kafka import KafkaConsumer
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import H_EPOCH, H_KIND, H_SEQNO, H_VERSION, PREFIX, VERSION
+from connectors.kafka.codec import data_fields, data_number
 from connectors.kafka.data_log import Start
 from ordering.errors import HistoryUnavailable, ProtocolViolation
 from ordering.reader import Verdict
@@ -23,23 +23,51 @@ from ordering.records import Headers
 
 RETRY_PAUSE_S = 0.2
 
-_VERSION = VERSION.encode()
 _logger = logging.getLogger(__name__)
 
 
 class Effective(NamedTuple):
-    """A DATA record that was taken. `fields` are its headers by name, still as bytes."""
+    """A DATA record that was taken. `fields` are those of its header, still as bytes (`codec.DATA_FIELDS`).
+
+    What the sequencer decided by itself has no key, and so no sender.
+    """
 
     seqno: int
     offset: int
     kind: str
-    fields: Mapping[str, bytes]
+    key: bytes | None
+    fields: Sequence[bytes]
     headers: Sequence[tuple[str, bytes]]
     value: bytes | None
 
+    @property
+    def sender(self) -> str:
+        """The sender's address, or nothing."""
+        return (self.key or b"").decode("ascii")
+
+    @property
+    def incarnation(self) -> int:
+        """The sender's incarnation, or 0."""
+        return data_number(self.fields[2])
+
+    @property
+    def local_seqno(self) -> int:
+        """The sender's local seqno, or 0."""
+        return data_number(self.fields[3])
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that decided it."""
+        return int(self.fields[5])
+
+    @property
+    def view(self) -> int:
+        """The view in force."""
+        return data_number(self.fields[6])
+
     def application_headers(self) -> Headers:
         """The headers that are not abcast's own, in their order."""
-        return tuple((name, value) for name, value in self.headers if not name.startswith(PREFIX))
+        return tuple(self.headers[1:])
 
 
 class DataCursor:
@@ -89,19 +117,17 @@ class DataCursor:
         taken = []
         for record in records:
             headers = record.headers
-            fields = dict(headers)
             try:
-                if fields[H_VERSION] != _VERSION:
-                    raise ValueError(f"version {fields[H_VERSION]!r}")
-                kind = fields[H_KIND].decode("ascii")
-                seqno = int(fields.get(H_SEQNO, 0))
-                verdict = accept(kind, int(fields[H_EPOCH]), seqno)
-            except (KeyError, ValueError, TypeError) as error:
+                fields = data_fields(headers)
+                kind = fields[1].decode("ascii")
+                seqno = data_number(fields[4])
+                verdict = accept(kind, int(fields[5]), seqno)
+            except ValueError as error:
                 raise ProtocolViolation(
-                    f"{self._partition.topic} at offset {record.offset} is not DATA ({error!r}): who else writes there?"
+                    f"{self._partition.topic} at offset {record.offset} is not DATA ({error}): who else writes there?"
                 ) from error
             if verdict is Verdict.TAKE:
-                taken.append(Effective(seqno, record.offset, kind, fields, headers, record.value))
+                taken.append(Effective(seqno, record.offset, kind, record.key, fields, headers, record.value))
         if records:
             self.position = records[-1].offset + 1
         return taken

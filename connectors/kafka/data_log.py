@@ -132,7 +132,7 @@ class DataLog:
     def records(self, start: int, end: int) -> Iterator[Stored]:
         """The records of DATA with `start` <= offset < `end`, in order."""
         for record in read_range(self.connection, self._consumer, self.partition, start, end):
-            yield Stored(record.offset, record.timestamp, decode_data(record.value, record.headers))
+            yield Stored(record.offset, record.timestamp, decode_data(record.key, record.value, record.headers))
 
     def claims(self) -> list[Claim]:
         """Every claim so far, in the order of epochs."""

@@ -1,12 +1,12 @@
 """The records of a group's EPOCH topic. What they say is in `connectors.kafka.data_log`, of moves in
 `connectors.relay.promotion`.
 
-| record | headers | value |
+| record | header `abcast` | value |
 | --- | --- | --- |
-| claim | none | `FLOOR HOST PID`: who takes over, and where DATA ended before |
-| note | `abcast-kind: note` | `OFFSET EPOCH SEQNO` |
-| base | those of an `epoch` record | a state; in a copy |
-| move | `abcast-kind: move` | `HOME ABOVE`: the site that is the group's home from here on; in a hub |
+| claim | `2 claim` | `FLOOR HOST PID`: who takes over, and where DATA ended before |
+| note | `2 note` | `OFFSET EPOCH SEQNO` |
+| base | that of an `epoch` record | a state; in a copy |
+| move | `2 move` | `HOME ABOVE`: the site that is the group's home from here on; in a hub |
 
 A claim's epoch is its offset plus one, and plus ABOVE if a move stands before it. So a note, which claims nothing,
 makes the epochs skip a number, and no more.
@@ -20,11 +20,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from connectors.kafka.codec import H_KIND
+from connectors.kafka.codec import HEADER, VERSION, first_fields
 from ordering.errors import ProtocolViolation
+from ordering.records import EPOCH
 
-_NOTE = b"note"
-_MOVE = b"move"
+_CLAIM = f"{VERSION} claim".encode("ascii")
+_NOTE = f"{VERSION} note".encode("ascii")
+_MOVE = f"{VERSION} move".encode("ascii")
+_BASE = f"{VERSION} {EPOCH}".encode("ascii")
 
 FEUD_CHANGES = 3
 """Of hosts, from one claim to the next. Two are a handover and its way back; from the third on it is a feud."""
@@ -75,19 +78,19 @@ def this_host() -> str:
     return "".join(socket.gethostname().split()).encode("ascii", "replace").decode("ascii") or "unknown"
 
 
-def encode_claim(floor: int) -> bytes:
-    """The value of this process's claim."""
-    return f"{floor} {this_host()} {os.getpid()}".encode("ascii")
+def encode_claim(floor: int) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """(value, headers) of this process's claim."""
+    return f"{floor} {this_host()} {os.getpid()}".encode("ascii"), [(HEADER, _CLAIM)]
 
 
 def encode_note(note: Note) -> tuple[bytes, list[tuple[str, bytes]]]:
     """(value, headers) of a note."""
-    return b"%d %d %d" % note, [(H_KIND, _NOTE)]
+    return b"%d %d %d" % note, [(HEADER, _NOTE)]
 
 
 def encode_move(move: Move) -> tuple[bytes, list[tuple[str, bytes]]]:
     """(value, headers) of a move."""
-    return f"{move.home} {move.above}".encode("ascii"), [(H_KIND, _MOVE)]
+    return f"{move.home} {move.above}".encode("ascii"), [(HEADER, _MOVE)]
 
 
 def decode(
@@ -95,16 +98,18 @@ def decode(
 ) -> Claim | Note | Move | None:
     """One record of an EPOCH topic; None for a base. Raises ProtocolViolation for anything else."""
     try:
-        if not headers:
-            floor, host, pid, *_ = [*(value or b"").decode("ascii").split(), "", "0"]
-            return Claim(above + offset + 1, int(floor), host, int(pid) if host else 0, at_ms)
-        kind = dict(headers).get(H_KIND)
-        if kind == _MOVE:
-            home, highest = (value or b"").decode("ascii").split()
+        version_and_kind = b" ".join(first_fields(headers, 2))
+        if version_and_kind == _CLAIM:
+            floor, host, pid = (value or b"").decode("ascii").split()[:3]
+            return Claim(above + offset + 1, int(floor), host, int(pid), at_ms)
+        if version_and_kind == _MOVE:
+            home, highest = (value or b"").decode("ascii").split()[:2]
             return Move(home, int(highest))
-        if kind != _NOTE:
+        if version_and_kind == _NOTE:
+            return Note(*map(int, (value or b"").split()[:3]))
+        if version_and_kind == _BASE:
             return None
-        return Note(*map(int, (value or b"").split()[:3]))
+        raise ValueError(f"{HEADER}: {version_and_kind!r}")
     except (ValueError, TypeError) as error:
         raise ProtocolViolation(
             f"{topic} at offset {offset} is neither a claim nor a note ({error}): who else writes there? Take that "

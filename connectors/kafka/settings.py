@@ -39,7 +39,7 @@ def change_settings(
     sender = str(Address(site, ADMIN_NAME))
     with DataLog(connection, group, site) as data:
         incarnation, start = _next_life(data, sender)
-        record = sender.encode("ascii"), payload, forward_headers(sender, incarnation, 1, kind=SETTINGS)
+        record = sender.encode("ascii"), payload, forward_headers(incarnation, 1, kind=SETTINGS)
         append(connection, str(Topic(group, "forward", site)), record, partition=None)
         if start is None or not (data.is_copy() or data.newest_epoch()):
             return False

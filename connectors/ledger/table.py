@@ -47,7 +47,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from connectors.kafka import codec
 from connectors.kafka.data_log import Start
 from connectors.ledger.table_lock import StoppedWaiting, TableLock
 from connectors.ledger.table_state import (
@@ -161,35 +160,24 @@ def _ddl(columns: Mapping[str, str]) -> str:
 
 def ledger_rows(kafka_rows: DataFrame) -> DataFrame:
     """Rows of Spark's Kafka source over DATA topics → the columns of the ledger, plus topic and offset."""
-    extracted = spark_codec.extract(kafka_rows, (*codec.DATA_HEADERS, codec.H_LINK))
-    source, sender = F.col(codec.H_SOURCE), F.col(codec.H_SENDER)
-    number = {
-        name: F.col(header).cast("long")
-        for name, header in (
-            ("seqno", codec.H_SEQNO),
-            ("epoch", codec.H_EPOCH),
-            ("view_id", codec.H_VIEW),
-            ("incarnation", codec.H_INCARNATION),
-            ("local_seqno", codec.H_LOCAL_SEQNO),
-        )
-    }
-    return extracted.select(
+    source, sender, kind = spark_codec.data_field("SOURCE"), F.col("key").cast("string"), spark_codec.data_field("KIND")
+    return spark_codec.with_fields(kafka_rows).select(
         spark_codec.group_of(F.col("topic")).alias("group"),
-        number["seqno"].alias("seqno"),
-        number["epoch"].alias("epoch"),
-        number["view_id"].alias("view_id"),
+        spark_codec.data_number("SEQNO").alias("seqno"),
+        spark_codec.data_number("EPOCH").alias("epoch"),
+        spark_codec.data_number("VIEW").alias("view_id"),
         F.substring_index(sender, "/", 1).alias("site"),
         sender.alias("sender"),
-        number["incarnation"].alias("incarnation"),
-        number["local_seqno"].alias("local_seqno"),
-        F.col(codec.H_KIND).alias("kind"),
+        spark_codec.data_number("INCARNATION").alias("incarnation"),
+        spark_codec.data_number("LOCAL_SEQNO").alias("local_seqno"),
+        kind.alias("kind"),
         F.col("value").alias("payload"),
         spark_codec.application_headers().alias("headers"),
-        F.substring_index(F.substring_index(source, ":", 1), "-", -1).cast("int").alias("forward_partition"),
-        F.substring_index(source, ":", -1).cast("long").alias("forward_offset"),
-        F.timestamp_millis(F.col(codec.H_FORWARDED_AT).cast("long")).alias("forwarded_at"),
+        F.substring_index(F.substring_index(source, ":", 1), "-", -1).try_cast("int").alias("forward_partition"),
+        F.substring_index(source, ":", -1).try_cast("bigint").alias("forward_offset"),
+        F.timestamp_millis(spark_codec.data_number("FORWARDED_AT_MS")).alias("forwarded_at"),
         F.col("timestamp").alias("sequenced_at"),
-        F.when(F.col(codec.H_KIND) == MESSAGE, F.substring_index(F.col(codec.H_LINK), " ", -1).cast("long")).alias(
+        F.when(kind == MESSAGE, F.substring_index(spark_codec.data_field("LINK"), ".", -1).try_cast("bigint")).alias(
             "origin_seqno"
         ),
         F.col("offset").alias("data_offset"),

@@ -16,7 +16,7 @@ from typing import Any
 
 from kafka.future import Future
 
-from connectors.kafka.codec import encode_data, forward_headers, link_header
+from connectors.kafka.codec import encode_data, forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.sending import Record, append, producing
@@ -94,9 +94,7 @@ def _write_session(
     target = sites.connection(way.target)
     start = _link_start(ledger, group, reached, carries)
     topic, relay = str(Topic(group, "relayed", way.target, way.source)), relay_of(way.source)
-    session = append(
-        target, topic, (relay.encode("ascii"), start.to_json(), forward_headers(relay, 1, 1, kind=LINK_START))
-    )
+    session = append(target, topic, (relay.encode("ascii"), start.to_json(), forward_headers(1, 1, kind=LINK_START)))
     rows = read_rows(ledger, group, start.seqno + 1)
     _write(target, topic, _session(way.source, session, carries, rows), written)
 
@@ -117,9 +115,8 @@ def _session(
         for row in chunk:
             data = decode_row(row)
             kind, sender, incarnation, local_seqno, payload, link = carry(data, source, session, carries)
-            headers = forward_headers(sender, incarnation, local_seqno, kind=kind)
             application = data.headers if kind == MESSAGE else ()
-            yield sender.encode("ascii"), payload, [*headers, *link_header(link), *application]
+            yield sender.encode("ascii"), payload, forward_headers(incarnation, local_seqno, application, kind, link)
 
 
 def _write(connection: Connection, topic: str, records: Iterator[Record], written: Written) -> None:

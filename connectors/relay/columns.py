@@ -11,7 +11,7 @@ Stateless, record by record. Nothing here needs to be exactly-once: the neighbou
   had delivered before it sent is there first.
 * `Letters`: the inbox topics, partition by partition.
 
-`abcast-relayed-from` says which record a FORWARD or a letter was made from. A relay that starts goes on after the last
+The field RELAYED_FROM says which record a FORWARD or a letter was made from. A relay that starts goes on after the last
 one.
 """
 
@@ -26,10 +26,7 @@ from connectors.kafka import codec
 from connectors.kafka.sites import Direction
 from connectors.spark import codec as spark_codec
 from ordering.names import relay_of
-from ordering.records import MESSAGE, REMOTE_VIEW, SKIP, VIEW
-
-_FORWARD_COUNT = len(codec.FORWARD_HEADERS)
-_DATA_COUNT = len(codec.DATA_HEADERS)
+from ordering.records import EPOCH, MESSAGE, REMOTE_VIEW, SKIP, VIEW
 
 
 def relay_home_data(rows: DataFrame, way: Direction) -> DataFrame:
@@ -39,15 +36,10 @@ def relay_home_data(rows: DataFrame, way: Direction) -> DataFrame:
 
 def relay_forward(rows: DataFrame, way: Direction) -> DataFrame:
     """FORWARD of another site → FORWARD at the home."""
-    headers = F.coalesce("headers", F.array().cast(spark_codec.HEADERS_TYPE))
-    mark = F.array(_mark(way))
-    # Behind abcast's own, as between the sites of a mesh: where the sequencer at the home finds it without a search.
-    others = spark_codec.behind(headers, F.lit(_FORWARD_COUNT))
-    marked = F.when(F.size(headers) <= _FORWARD_COUNT, F.concat(headers, mark)).otherwise(
-        F.concat(F.slice(headers, 1, _FORWARD_COUNT), mark, others)
-    )
+    behind = len(codec.FORWARD_FIELDS)
+    said = F.concat(_mark(way), F.lit(f" {codec.NOTHING}"))
     topic = _renamed(f".forward.{way.source}", _relayed(way))
-    return rows.select(topic, "partition", "key", "value", marked.alias("headers"))
+    return rows.select(topic, "partition", "key", "value", _marked(said, behind, behind).alias("headers"))
 
 
 def relay_mesh_data(
@@ -57,45 +49,38 @@ def relay_mesh_data(
 
     `sessions`: by DATA topic. `not_carried`: the origins whose messages this link does not carry.
     """
-    headers, relay = F.col("headers"), relay_of(way.source)
-    named = rows.withColumns(
-        {
-            "kind": spark_codec.header(codec.H_KIND, 1).cast("string"),
-            "epoch": spark_codec.header(codec.H_EPOCH, 6).cast("string"),
-            "seqno": F.coalesce(spark_codec.header(codec.H_SEQNO, 5).cast("string"), F.lit("0")),
-            "linked": F.when(F.size(headers) > _DATA_COUNT, spark_codec.header(codec.H_LINK, _DATA_COUNT)).cast(
-                "string"
-            ),
-            "origin": F.substring_index(F.col("key").cast("string"), "/", 1),
-        }
-    )
-    kind, linked = F.col("kind"), F.col("linked")
-    has_number = linked.isNotNull() | (F.col("origin") == way.source)
-    is_carried = has_number & ~F.col("origin").isin(*sorted(not_carried))
-    is_message = F.coalesce((kind == MESSAGE) & is_carried, F.lit(False))
+    relay, seqno, text = relay_of(way.source), spark_codec.data_field("SEQNO"), spark_codec.data_field("LINK")
+    kind, origin = spark_codec.data_field("KIND"), F.substring_index(F.col("key").cast("string"), "/", 1)
+    has_number = text.isNotNull() | (origin == way.source)
+    is_carried = has_number & ~origin.isin(*sorted(not_carried))
     is_view = kind == VIEW
-    origin_seqno = F.when(~is_message, "0").when(linked.isNull(), F.col("seqno"))
-    link = F.concat_ws(
-        " ",
-        _session(sessions),
-        F.col("epoch"),
-        F.col("seqno"),
-        origin_seqno.otherwise(F.substring_index(linked, " ", -1)),
+    named = spark_codec.with_fields(rows).withColumn(
+        "is_message", F.coalesce((kind == MESSAGE) & is_carried, F.lit(False))
     )
-    said = F.array(spark_codec.header_struct(codec.H_LINK, link))
-    has_more = F.size(headers) > _DATA_COUNT
-    message = F.concat(F.slice(headers, 1, _FORWARD_COUNT), said)
-    view = _own_headers(REMOTE_VIEW, relay, F.col("epoch"), spark_codec.header(codec.H_VIEW, 4))
+    is_message = F.col("is_message")
+    origin_seqno = F.when(~is_message, "0").when(text.isNull(), seqno).otherwise(F.substring_index(text, ".", -1))
+    link = F.concat_ws(
+        ".",
+        _session(sessions),
+        spark_codec.data_field("EPOCH"),
+        F.when(kind == EPOCH, "0").otherwise(seqno),
+        origin_seqno,
+    )
+    # A view's epoch and number are its incarnation and local seqno.
+    incarnation, local_seqno = (
+        F.when(is_message, spark_codec.data_field(of_message))
+        .when(is_view, spark_codec.data_field(of_view))
+        .otherwise("1")
+        for of_message, of_view in (("INCARNATION", "EPOCH"), ("LOCAL_SEQNO", "VIEW"))
+    )
+    said_kind = F.when(is_message, kind).when(is_view, REMOTE_VIEW).otherwise(SKIP)
+    header = spark_codec.header(said_kind, incarnation, local_seqno, F.lit(codec.NOTHING), link)
     return named.select(
         _renamed(f".data.{way.source}", _relayed(way)),
         "partition",
         F.when(is_message, F.col("key")).otherwise(F.lit(relay).cast("binary")).alias("key"),
         F.when(is_message | is_view, F.col("value")).otherwise(F.lit(b"")).alias("value"),
-        F.when(is_message & has_more, F.concat(message, spark_codec.application_headers()))
-        .when(is_message, message)
-        .when(is_view, F.concat(view, said))
-        .otherwise(F.concat(_own_headers(SKIP, relay, F.lit("1"), F.lit("1")), said))
-        .alias("headers"),
+        F.when(is_message, F.concat(header, spark_codec.application_headers())).otherwise(header).alias("headers"),
     )
 
 
@@ -104,23 +89,28 @@ def _session(sessions: Mapping[str, int]) -> Column:
     return F.coalesce(*(F.when(F.col("topic") == topic, F.lit(str(name))) for topic, name in sorted(sessions.items())))
 
 
-def _own_headers(kind: str, relay: str, incarnation: Column, local_seqno: Column) -> Column:
-    """The headers of a record of the relay's own."""
-    return F.array(
-        spark_codec.header_struct(codec.H_VERSION, F.lit(codec.VERSION)),
-        spark_codec.header_struct(codec.H_KIND, F.lit(kind)),
-        spark_codec.header_struct(codec.H_SENDER, F.lit(relay)),
-        spark_codec.header_struct(codec.H_INCARNATION, incarnation),
-        spark_codec.header_struct(codec.H_LOCAL_SEQNO, local_seqno),
-    )
-
-
 def relay_letters(rows: DataFrame, way: Direction) -> DataFrame:
     """Letters → the same letters, in the topic and the partition of the same name."""
+    count = len(codec.LETTER_FIELDS)
+    return rows.select("topic", "partition", "key", "value", _marked(_mark(way), count - 1, count).alias("headers"))
+
+
+def _marked(said: Column, begin: int, end: int) -> Column:
+    """The headers with `said` in the place of the fields from `begin` to `end` of the header `abcast`.
+
+    All else stays as it is, so that what is wrong with a record has the same name at the other site; what lacks fields
+    gets `-` for them. The header is the first one then, where the sequencer at the home finds it without a search.
+    """
     headers = F.coalesce("headers", F.array().cast(spark_codec.HEADERS_TYPE))
-    others = F.filter(headers, lambda h: h["key"] != codec.H_RELAYED_FROM)
-    marked = F.concat(others, F.array(_mark(way))).alias("headers")
-    return rows.select("topic", "partition", "key", "value", marked)
+    at = F.array_position(headers["key"], codec.HEADER).cast("int")  # 0 if there is none
+    text = F.coalesce(F.get(headers, at - 1)["value"].cast("string"), F.lit(""))
+    head, replaced = F.substring_index(text, " ", begin), F.substring_index(text, " ", end)
+    lacking = F.greatest(begin - F.size(F.split(text, " ")), F.lit(0))
+    tail = F.substring(text, F.length(replaced) + 1, F.length(text))
+    whole = F.concat(head, F.repeat(F.lit(f" {codec.NOTHING}"), lacking), F.lit(" "), said, tail)
+    before, after = F.slice(headers, 1, F.greatest(at - 1, F.lit(0))), F.slice(headers, at + 1, F.size(headers))
+    header = F.struct(F.lit(codec.HEADER).alias("key"), whole.cast("binary").alias("value"))
+    return F.concat(F.array(header), before, after)
 
 
 def _relayed(way: Direction) -> str:
@@ -135,6 +125,5 @@ def _renamed(suffix: str, other: str) -> Column:
 
 
 def _mark(way: Direction) -> Column:
-    """The header that says which record of the source a copy was made from."""
-    source = F.concat(F.lit(f"{way.source}/"), "topic", F.lit("-"), "partition", F.lit(":"), "offset")
-    return spark_codec.header_struct(codec.H_RELAYED_FROM, source)
+    """Which record of the source a copy was made from."""
+    return F.concat(F.lit(f"{way.source}/"), "topic", F.lit("-"), "partition", F.lit(":"), "offset")

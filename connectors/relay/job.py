@@ -9,7 +9,7 @@ copies a partition in order. It has one producer, which never gives up on a reco
 starts at or before the first record that the neighbour lacks, and only the neighbour is asked for that:
 
 * of a hub's DATA, the seqno that the copy has reached tells;
-* of FORWARD and letters, `abcast-relayed-from` of the last record tells.
+* of FORWARD and letters, RELAYED_FROM of the last record tells.
 
 So a crash at any point, a lost checkpoint, or two relays at once repeat runs of records and leave no hole. The reading
 rule and the sequencer's received table drop the repeats.
@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka.codec import H_RELAYED_FROM, encode_data
+from connectors.kafka.codec import LETTER_FIELDS, RELAYED_FIELDS, encode_data, first_fields
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.ranges import read_range, windows_back
@@ -447,6 +447,9 @@ def last_relayed(
     """The offset, at `site`, of the newest record in `topic` that was made from one of the source; -1 if none was."""
     consumer = connection.consumer()
     filled = TopicPartition(topic, partition)
+    parsed = Topic.parse(topic)
+    fields = LETTER_FIELDS if parsed is not None and parsed.role == "inbox" else RELAYED_FIELDS
+    at = fields.index("RELAYED_FROM")
     try:
         with connection.reachable():
             if partition not in (consumer.partitions_for_topic(topic) or ()):
@@ -455,7 +458,7 @@ def last_relayed(
         for start, below in windows_back(beginning, end, _FIRST_WINDOW):
             newest = -1
             for record in read_range(connection, consumer, filled, start, below):
-                found = _parse_mark(dict(record.headers).get(H_RELAYED_FROM) or b"", site)
+                found = _parse_mark(first_fields(record.headers, at + 1)[at:], site)
                 if found is not None and found[:2] == (source_topic, source_partition):
                     newest = found.offset
             if newest >= 0:
@@ -465,10 +468,10 @@ def last_relayed(
         consumer.close()
 
 
-def _parse_mark(mark: bytes, site: str) -> Source | None:
-    """What `abcast-relayed-from` says, if it says that the record is from `site`."""
+def _parse_mark(mark: Sequence[bytes], site: str) -> Source | None:
+    """What RELAYED_FROM says, if it is there and says that the record is from `site`."""
     try:
-        name, _, source = mark.decode("ascii").partition("/")
+        name, _, source = b"".join(mark).decode("ascii").partition("/")
         return Source.parse(source) if name == site else None
     except ValueError:
         return None

@@ -91,13 +91,13 @@ class Presence:
 
     def _append(self, group: str, kind: str, incarnation: int = 1, local_seqno: int = 1, value: bytes = b"") -> int:
         sender = relay_of(self._way.source)
-        record = sender.encode("ascii"), value, forward_headers(sender, incarnation, local_seqno, kind=kind)
+        record = sender.encode("ascii"), value, forward_headers(incarnation, local_seqno, kind=kind)
         return append(self._target, self._topic(group), record, producer=self._producer)
 
     def _send(self, group: str, kind: str) -> FutureRecordMetadata:
         """Without waiting."""
         sender = relay_of(self._way.source)
-        headers = forward_headers(sender, 1, 1, kind=kind)
+        headers = forward_headers(1, 1, kind=kind)
         return self._producer.send(
             self._topic(group), key=sender.encode("ascii"), headers=headers, value=b"", partition=0
         )

@@ -88,7 +88,7 @@ def fence(old_home: DataLog, new_home: str) -> None:
     above = move.above if move is not None else 0
     connection = old_home.connection
     append(connection, old_home.claims_topic, (None, *encode_move(Move(new_home, above))))
-    claimed_at = append(connection, old_home.claims_topic, (None, encode_claim(old_home.end()), []))
+    claimed_at = append(connection, old_home.claims_topic, (None, *encode_claim(old_home.end())))
     append(connection, str(old_home.topic), encode_data(seal(old_home.epoch_of_claim(claimed_at))))
     _logger.warning("group %s: %s is not the home any more, %s is", old_home.topic.group, old_home.topic.site, new_home)
 

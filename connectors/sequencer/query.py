@@ -52,7 +52,7 @@ stands in the last four, which are null where no link has brought the records.
 """
 _RUN_COLUMNS = [field.split()[0] for field in _RUN.split(", ")]
 _STATE = "state binary"
-_BY_ROW = ["local_seqno", "forwarded_at_ms", "key", "value", "names", "values"]
+_GIVEN = ["key", "value", "names", "values"]
 _SOURCE = ["topic", "partition", "offset"]
 _FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
 _LINK = ["link_session", "link_epoch", "link_seqno", "link_origin_seqno"]
@@ -69,23 +69,22 @@ def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False) -
     that is not `plain` has the key and all its headers there, for `connectors.kafka.codec` to read; the columns from
     them are null or 0.
     """
-    extracted = spark_codec.extract_in_order(kafka_rows, codec.FORWARD_HEADERS)
-    numbered = extracted.withColumns(
+    numbered = spark_codec.with_fields(kafka_rows).withColumns(
         {
-            "incarnation": spark_codec.number(codec.H_INCARNATION),
-            "local_seqno": spark_codec.number(codec.H_LOCAL_SEQNO),
+            "sender": F.col("key").cast("string"),
+            "incarnation": spark_codec.number("INCARNATION"),
+            "local_seqno": spark_codec.number("LOCAL_SEQNO"),
         }
     )
     judged = numbered.withColumn("plain", spark_codec.is_plain_forward(site, relayed=relayed))
     plain, headers = F.col("plain"), F.col("headers")
-    others = spark_codec.others_of_plain(site, relayed=relayed)
     return judged.select(
         spark_codec.group_of_forward(site).alias("group"),
         "topic",
         "partition",
         "offset",
         "plain",
-        F.when(plain, F.col(codec.H_SENDER)).alias("sender"),
+        F.when(plain, F.col("sender")).alias("sender"),
         F.when(plain, F.col("incarnation")).otherwise(0).alias("incarnation"),
         F.when(plain, F.col("local_seqno")).otherwise(0).alias("local_seqno"),
         F.when(plain, spark_codec.kind_code()).otherwise(0).alias("kind"),
@@ -93,14 +92,10 @@ def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False) -
         F.when(~plain, F.col("key")).alias("key"),
         "value",
         F.when(~plain, spark_codec.pack_headers(headers))
-        .when(F.size(headers) > len(codec.FORWARD_HEADERS), _packed(others))
+        .when(F.size(headers) > 1, spark_codec.pack_headers(spark_codec.application_headers()))
         .alias("packed_headers"),
         *(_links() if relayed else ()),
     )
-
-
-def _packed(others: Column) -> Column:
-    return F.when(F.size(others) > 0, spark_codec.pack_headers(others))
 
 
 def _links() -> list[Column]:
@@ -135,45 +130,46 @@ def sequence(
 
 
 def unpack_runs(runs: DataFrame, *kept: str, linked: bool = False) -> DataFrame:
-    """Runs → one row a record, in the JVM, with headers as text. `kept`: further columns of the run to keep.
+    """Runs → one row a record, in the JVM, with `own`: the header of a DATA row. `kept`: further columns of the run.
 
-    `linked`: with the columns of what links say.
+    `linked`: whether there are columns of what links say.
     """
     # What is the same for all rows of a run, or for all of a sender's, is put into words before the rows are made.
     worded = runs.withColumns(
         {
-            "partition_text": F.concat(F.concat_ws("-", "topic", "partition"), F.lit(":")),
-            "epoch": F.col("epoch").cast("string"),
-            "view": F.col("view").cast("string"),
+            "behind_seqno": F.concat(
+                F.concat_ws(" ", "epoch", "view", F.concat_ws("-", "topic", "partition")), F.lit(":")
+            ),
             "incarnations": F.col("incarnations").cast("array<string>"),
         }
     )
     row = F.col("row")
     records = worded.select("*", F.explode(F.sequence(F.lit(0), F.col("size") - 1)).alias("row"))
     sender = F.get("sender", row)
+    own = spark_codec.header(
+        F.col("kind"),
+        F.get("incarnations", sender),
+        F.get("local_seqno", row),
+        F.col("first_seqno") + row,
+        F.concat("behind_seqno", F.col("first_offset") + row),
+        F.get("forwarded_at_ms", row),
+        *([spark_codec.link_text(*(F.get(name, row) for name in _LINK))] if linked else ()),
+    )
     return records.select(
         *kept,
-        "kind",
-        F.concat("partition_text", F.col("first_offset") + row).alias("source"),
-        (F.col("first_seqno") + row).alias("seqno"),
-        "epoch",
-        "view",
+        own.alias("own"),
         F.get("senders", sender).alias("sender"),
-        F.get("incarnations", sender).alias("incarnation"),
-        *(F.get(name, row).alias(name) for name in (*_BY_ROW, *(_LINK if linked else ()))),
+        *(F.get(name, row).alias(name) for name in _GIVEN),
     )
 
 
 def encode_decided(runs: DataFrame, site: str, *, relayed: bool = False) -> DataFrame:
     """Runs → the rows of Spark's Kafka sink. `relayed`: as in `decode_forward`."""
     topic = F.concat(F.lit("abcast."), "group", F.lit("."), "role", F.lit(f".{site}"))
+    # A step of its own, so that the header is built once and the plan stays small: Spark plans every batch anew.
     records = unpack_runs(runs.withColumn("written_to", topic), "written_to", linked=relayed)
-    # A step of its own, so that the array is built once and the plan stays small: Spark plans every batch anew.
     own, given = F.col("own"), F.arrays_zip("names", "values").cast(spark_codec.HEADERS_TYPE)
-    own_headers = spark_codec.own_data_headers()
-    if relayed:
-        own_headers = F.concat(own_headers, spark_codec.link_header(*map(F.col, _LINK)))
-    return records.withColumn("own", own_headers).select(
+    return records.select(
         F.col("written_to").alias("topic"),
         F.lit(0).alias("partition"),  # readers of DATA and of dead letters read this one only
         F.coalesce("key", F.col("sender").cast("binary")).alias("key"),
@@ -331,10 +327,9 @@ def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[
         headers: Sequence[tuple[str, bytes]] = _unpack(packed)
         if plain:
             incarnation, local_seqno, kind, *linked = numbers
-            link = codec.link_header(Link(*linked) if linked and linked[0] >= 0 else None)
-            of_kind = codec.FORWARD_KINDS[kind]
+            link = Link(*linked) if linked and linked[0] >= 0 else None
             key = sender.encode("ascii")
-            headers = codec.forward_headers(sender, incarnation, local_seqno, (*link, *_unpack(packed)), of_kind)
+            headers = codec.forward_headers(incarnation, local_seqno, _unpack(packed), codec.FORWARD_KINDS[kind], link)
         letter = DeadLetter(Source(topic, partition, offset), reason)
         letters.append((key, value, codec.dead_letter_headers(letter, headers)))
     return _given(letters)

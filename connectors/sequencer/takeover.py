@@ -190,7 +190,7 @@ def _claim(data: DataLog, producer: KafkaProducer, found: _Survey, claimed: dict
     group = data.topic.group
     if group in claimed:
         check_not_fenced(data, claimed[group])
-    epoch = data.epoch_of_claim(_append(data, producer, data.claims_topic, (None, encode_claim(data.end()), [])))
+    epoch = data.epoch_of_claim(_append(data, producer, data.claims_topic, (None, *encode_claim(data.end()))))
     claimed[group] = epoch
     sealed_at = _append_data(data, producer, seal(epoch))
     before = absorb(found.state, (stored.data for stored in data.records(found.end, sealed_at)))

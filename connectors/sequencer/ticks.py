@@ -26,6 +26,6 @@ def tick(producer: KafkaProducer, forward_topic: str, partitions: Iterable[int],
     assert topic is not None
     # In a relay's topic it speaks for the members there: if their relay is silent, they are.
     sender = f"{topic.neighbour or topic.site}/{TICK_NAME}"
-    headers = forward_headers(sender, 1, max(seqno, 1), kind=HEARTBEAT)
+    headers = forward_headers(1, max(seqno, 1), kind=HEARTBEAT)
     for partition in partitions:
         producer.send(forward_topic, key=sender.encode("ascii"), value=b"", headers=headers, partition=partition)

@@ -13,7 +13,7 @@ from kafka import KafkaProducer
 from kafka.structs import TopicPartition
 
 from connectors.client.forwarder import BATCH_BYTES, LINGER_MS
-from connectors.kafka.codec import H_LOCAL_SEQNO, forward_headers
+from connectors.kafka.codec import forward_headers
 from tests.bench.lab import Lab, Place
 
 PAYLOAD_BYTES = 100
@@ -27,13 +27,13 @@ class BareSender:
         self.producer: KafkaProducer = lab.connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
         self._topic = place.forward
         self._key = f"{place.site}/{name}".encode()
-        self._headers = forward_headers(f"{place.site}/{name}", time.time_ns() // 1_000_000, 0)[:-1]
+        self._incarnation = time.time_ns() // 1_000_000
         self._local_seqno = 0
 
     def send(self, payload: bytes) -> None:
         """The next message."""
         self._local_seqno += 1
-        headers = [*self._headers, (H_LOCAL_SEQNO, b"%d" % self._local_seqno)]
+        headers = forward_headers(self._incarnation, self._local_seqno)
         self.producer.send(self._topic, value=payload, key=self._key, headers=headers)
 
     def close(self) -> None:

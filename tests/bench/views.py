@@ -62,7 +62,7 @@ class Crowd:
 
     def send(self, address: str, kind: str, payload: bytes = b"") -> None:
         local_seqno = self.local_seqnos[address] = self.local_seqnos.get(address, 0) + 1
-        headers = codec.forward_headers(address, 1, local_seqno, kind=kind)
+        headers = codec.forward_headers(1, local_seqno, kind=kind)
         self.producer.send(self.topic, key=address.encode(), value=payload, headers=headers)
 
     def wait_for(self, wanted: Any) -> None:

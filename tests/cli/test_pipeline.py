@@ -75,7 +75,8 @@ def test_from_publish_to_query(pipeline: Pipeline, tmp_path: Path) -> None:
     assert (state["members"], state["senders"]) == (0, 2)  # `publish` sends and does not join
     assert state["epoch"] >= 1
     assert state["ledger_lag"] == 0
-    sql = f"SELECT seqno, CAST(payload AS STRING) AS text FROM ledger WHERE group = '{group}' AND seqno > 4 ORDER BY 1"
+    where = f"""WHERE "group" = '{group}' AND seqno > 4 ORDER BY seqno"""
+    sql = f"SELECT seqno, text(payload) AS text FROM ledger {where}"
     assert pipeline.json_lines("query", sql) == [{"seqno": 5, "text": "fünf"}, {"seqno": 6, "text": "sechs"}]
 
     log.write_text(log.read_text().replace('"payload": "last"', '"payload": "lost"'))

@@ -628,7 +628,7 @@ def test_many_joins_and_leaves_are_few_views(connection: Connection, group: str)
     def send(numbers: Iterable[int], local_seqno: int, kind: str) -> None:
         for number in numbers:
             sender = f"nyc/m{number}"
-            headers = forward_headers(sender, 1, local_seqno, kind=kind)
+            headers = forward_headers(1, local_seqno, kind=kind)
             producer.send(f"abcast.{group}.forward.nyc", key=sender.encode(), value=b"", headers=headers)
         producer.flush(timeout=10)
 

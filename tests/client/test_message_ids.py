@@ -50,7 +50,7 @@ def left_open() -> Iterator[list[Member]]:
 def ordered(kafka: MemoryConnection) -> list[str]:
     """The payloads of all messages in DATA."""
     log = kafka.topics.partitions[TopicPartition("abcast.g.data.nyc", 0)]
-    data = [decode_data(record.value, record.headers) for record in log]
+    data = [decode_data(record.key, record.value, record.headers) for record in log]
     return [each.payload.decode() for each in data if each.kind == MESSAGE]
 
 
@@ -271,7 +271,7 @@ class TestOldLives:
         for kind, local_seqno in ((JOIN, 1), (LEAVE, 2)):
             for number in range(MAX_LEFT + 1):
                 sender = f"nyc/m{number}"
-                headers = forward_headers(sender, incarnation, local_seqno, kind=kind)
+                headers = forward_headers(incarnation, local_seqno, kind=kind)
                 producer.send("abcast.g.forward.nyc", key=sender.encode(), value=b"", headers=headers)
         with DataLog(kafka, "g", "nyc") as log:
             eventually(lambda: log.state().membership.incarnation_floor == incarnation)

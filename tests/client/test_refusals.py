@@ -11,7 +11,7 @@ from kafka.structs import TopicPartition
 
 from connectors import Member, Receipt
 from connectors.client import forwarder, letter_sender
-from connectors.kafka.codec import H_LOCAL_SEQNO
+from connectors.kafka.codec import first_fields
 from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
 
@@ -43,7 +43,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def written(kafka: MemoryConnection, role: str) -> list[int]:
     """The local seqnos of a topic's records, in their order."""
     log = kafka.topics.partitions[TopicPartition(f"abcast.g.{role}.nyc", 0)]
-    return [int(dict(record.headers)[H_LOCAL_SEQNO]) for record in log]
+    return [int(first_fields(record.headers, 4)[3]) for record in log]
 
 
 def test_a_first_batch_that_is_passed(kafka: MemoryConnection) -> None:

@@ -114,7 +114,7 @@ class Scenario:
                 str(Topic(self.group, "forward", self.site)),
                 key=message.sender.encode(),
                 value=payload,
-                headers=forward_headers(*message),
+                headers=forward_headers(message.incarnation, message.local_seqno),
                 timestamp_ms=timestamp_ms,
             ).get(timeout=30)
         finally:

@@ -30,7 +30,7 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
         membership=Membership(members=(Life("nyc/alice", 1),)),
     )
     producer = connection.producer()
-    producer.send(str(Topic("g", "epoch", "nyc")), value=b"0")
+    producer.send(str(Topic("g", "epoch", "nyc")), value=b"0 host 7", headers=[("abcast", b"2 claim")])
     for record in (seal(1), snapshot(state)):
         key, value, headers = encode_data(record)
         producer.send(str(Topic("g", "data", "nyc")), key=key, value=value, headers=headers)

@@ -10,13 +10,13 @@ from kafka.structs import TopicPartition
 from connectors.kafka import codec
 from ordering.errors import ProtocolViolation, UsageError
 from ordering.records import EPOCH, MAX_NUMBER, Data, DeadLetter, Forward, Headers, Link, Malformed, Partition, Source
-from tests.forward_corpus import CORPUS, GOOD, RELAYED, TOPIC, Case
+from tests.forward_corpus import CORPUS, RELAYED, TOPIC, Case
 
 SOURCE = Source(TOPIC, 3, 17)
 
 numbers = st.integers(1, MAX_NUMBER)
 application_headers = st.lists(
-    st.tuples(st.text(max_size=8).filter(lambda name: not name.startswith("abcast-")), st.binary(max_size=8)),
+    st.tuples(st.text(max_size=8).filter(lambda name: not name.startswith("abcast")), st.binary(max_size=8)),
     max_size=3,
 ).map(tuple)
 data_records = st.builds(
@@ -43,11 +43,15 @@ def test_a_record_of_the_corpus(case: Case) -> None:
         assert decoded == Malformed(source, case.reason)
     else:
         assert isinstance(decoded, Forward)
-        application = tuple(h for h in case.headers if not h[0].startswith("abcast-"))
-        assert (decoded.payload, decoded.headers) == (case.value, application)
-        link = dict(case.headers).get(codec.H_LINK)
-        assert decoded.link == (None if link is None else Link(*map(int, link.split())))
-        assert codec.link_header(decoded.link) == ([] if link is None else [(codec.H_LINK, link)])
+        application = tuple(h for h in case.headers if not h[0].startswith("abcast"))
+        assert (decoded.sender.encode(), decoded.payload, decoded.headers) == (case.key, case.value, application)
+        _, kind, incarnation, local_seqno, *behind = dict(case.headers)["abcast"].split(b" ")
+        assert (decoded.kind.encode(), decoded.incarnation, decoded.local_seqno) == (
+            *(kind, int(incarnation)),
+            int(local_seqno),
+        )
+        link = behind[1] if case.topic == RELAYED and len(behind) > 1 else b"-"
+        assert (str(decoded.link) if decoded.link else "-") == link.decode()
 
 
 def test_the_corpus_has_every_reason() -> None:
@@ -62,16 +66,17 @@ def test_the_corpus_has_every_reason() -> None:
 
 @given(incarnation=numbers, local_seqno=numbers, payload=st.binary(max_size=50), application=application_headers)
 def test_forward_round_trip(incarnation: int, local_seqno: int, payload: bytes, application: Headers) -> None:
-    headers = codec.forward_headers("nyc/alice", incarnation, local_seqno, application)
+    headers = codec.forward_headers(incarnation, local_seqno, application)
     decoded = codec.decode_forward(SOURCE, b"nyc/alice", payload, headers)
     assert decoded == Forward("nyc/alice", incarnation, local_seqno, payload, SOURCE, application)
 
 
 @given(st.binary(max_size=20) | st.none(), st.binary(max_size=20) | st.none(), st.data())
 def test_no_bytes_make_the_decoder_raise(key: bytes | None, value: bytes | None, data: st.DataObject) -> None:
-    names = st.sampled_from([name for name, _ in GOOD] + ["abcast-seqno", codec.H_LINK, "other"])
-    values = st.binary(max_size=5) | st.sampled_from([good for _, good in GOOD])
-    headers = data.draw(st.lists(st.tuples(names, values), max_size=8))
+    names = st.sampled_from(["abcast"] * 5 + ["abcast-seqno", "other"])
+    fields = st.binary(max_size=5) | st.sampled_from([b"2", b"message", b"1", b"-", b"17.4.9.3", b""])
+    values = st.lists(fields, max_size=8).map(b" ".join)
+    headers = data.draw(st.lists(st.tuples(names, values), max_size=3))
     for topic in (TOPIC, RELAYED):
         source = SOURCE._replace(topic=topic)
         assert isinstance(codec.decode_forward(source, key, value, headers), Forward | Malformed)
@@ -81,7 +86,7 @@ def test_no_bytes_make_the_decoder_raise(key: bytes | None, value: bytes | None,
 def test_data_round_trip(record: Data) -> None:
     key, value, headers = codec.encode_data(record)
     assert key == b"nyc/alice"
-    assert codec.decode_data(value, headers) == record
+    assert codec.decode_data(key, value, headers) == record
 
 
 @given(st.sampled_from(codec.DECIDED_KINDS), numbers, numbers, st.integers(0, 99), st.binary(max_size=20))
@@ -89,7 +94,7 @@ def test_what_the_sequencer_decides_round_trip(kind: str, epoch: int, seqno: int
     record = Data(kind, epoch, seqno, view, payload=payload)
     key, value, headers = codec.encode_data(record)
     assert key is None
-    assert codec.decode_data(value, headers) == record
+    assert codec.decode_data(key, value, headers) == record
 
 
 @given(numbers, st.binary(max_size=20))
@@ -97,41 +102,69 @@ def test_epoch_round_trip(epoch: int, payload: bytes) -> None:
     record = Data(EPOCH, epoch, payload=payload)
     key, value, headers = codec.encode_data(record)
     assert key is None
-    assert codec.decode_data(value, headers) == record
+    assert codec.decode_data(key, value, headers) == record
 
 
-@given(data_records.filter(lambda record: record.link is not None))
-def test_what_a_link_says_stands_behind_abcasts_own_headers(record: Data) -> None:
-    _, _, headers = codec.encode_data(record)
-    assert [name for name, _ in headers[: len(codec.DATA_HEADERS) + 1]] == [*codec.DATA_HEADERS, codec.H_LINK]
-    assert tuple(headers[len(codec.DATA_HEADERS) + 1 :]) == record.headers
+@given(data_records)
+def test_data_has_all_that_is_abcasts_in_its_first_header(record: Data) -> None:
+    _, _, ((name, text), *application) = codec.encode_data(record)
+    fields = text.decode("ascii").split(" ")
+    assert (name, tuple(application)) == ("abcast", record.headers)
+    assert fields[:4] == ["2", record.kind, str(record.incarnation), str(record.local_seqno)]
+    assert fields[4:7] == [str(record.seqno), str(record.epoch), str(record.view)]
+    assert fields[7:9] == [str(record.source), str(record.forwarded_at_ms)]
+    assert fields[9:] == ([] if record.link is None else [".".join(map(str, record.link))])
+
+
+@pytest.mark.parametrize("more", [b" -", b" - later", b" - \xff  "])
+def test_fields_of_data_that_nobody_knows_yet_are_ignored(more: bytes) -> None:
+    record = Data("message", 1, 1, 0, "sfo/bob", 1, 1, b"x", SOURCE)
+    key, value, [(name, text)] = codec.encode_data(record)
+    assert codec.decode_data(key, value, [(name, text + more)]) == record
 
 
 def test_data_whose_link_is_broken_is_a_violation() -> None:
-    _, value, headers = codec.encode_data(
+    key, value, headers = codec.encode_data(
         Data("message", 1, 1, 0, "sfo/bob", 1, 1, b"x", SOURCE, link=Link(1, 2, 3, 4))
     )
-    broken = [(name, b"1 2 3" if name == codec.H_LINK else text) for name, text in headers]
+    broken = [(name, text.replace(b"1.2.3.4", b"1.2.3")) for name, text in headers]
+    assert broken != headers
     with pytest.raises(ProtocolViolation, match="who else writes there"):
-        codec.decode_data(value, broken)
+        codec.decode_data(key, value, broken)
 
 
 @pytest.mark.parametrize(
-    "broken", [(), (("abcast-version", b"2"),), (("abcast-version", b"1"), ("abcast-kind", b"message"))]
+    "broken",
+    [
+        [],
+        [("abcast", None)],
+        [("abcast", b"")],
+        [("abcast", b"1 message 1 1 1 1 0 t-0:1 0")],
+        [("abcast", b"2 message 1 1")],
+        [("abcast", b"2 message 1 1 1 1 0 t-0:1")],
+        [("abcast", b"2 message 1 1 - 1 0 t-0:1 0")],
+        [("abcast", b"2 message 1 1 1 1 0 - 0")],
+        [("abcast", b"2 message\xff 1 1 1 1 0 t-0:1 0")],
+        [("abcast", b"2 message 1 1 1  1 0 t-0:1 0")],
+        [("abcast", b"2 view - - 1 - 0 - -")],
+        [("other", b""), ("abcast", b"2 message 1 1 1 1 0 t-0:1 0")],
+    ],
 )
-def test_broken_data_is_a_violation(broken: tuple[tuple[str, bytes], ...]) -> None:
+@pytest.mark.parametrize("key", [b"sfo/bob", None])
+def test_broken_data_is_a_violation(broken: list[tuple[str, bytes]], key: bytes | None) -> None:
     with pytest.raises(ProtocolViolation, match="who else writes there"):
-        codec.decode_data(b"", broken)
+        codec.decode_data(key, b"", broken)
 
 
 def test_a_dead_letter_keeps_the_original_headers() -> None:
-    headers = codec.dead_letter_headers(DeadLetter(SOURCE, "why"), [("mine", b"1")])
-    assert headers == [("mine", b"1"), ("abcast-reason", b"why"), ("abcast-source", f"{TOPIC}-3:17".encode())]
+    headers = codec.dead_letter_headers(DeadLetter(SOURCE, "why so"), [("mine", b"1")])
+    assert headers == [("mine", b"1"), ("abcast-dead-letter", f"2 {TOPIC}-3:17 why so".encode())]
 
 
-def test_our_own_names_are_refused_at_the_client() -> None:
+@pytest.mark.parametrize("name", ["abcast", "abcast-mine", "abcasts"])
+def test_our_own_names_are_refused_at_the_client(name: str) -> None:
     with pytest.raises(UsageError, match="abcast's own"):
-        codec.check_application_headers([("abcast-mine", b"")])
+        codec.check_application_headers([(name, b"")])
 
 
 def test_a_partition_is_kafkas_own_and_its_text_can_be_parsed() -> None:

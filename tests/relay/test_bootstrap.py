@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import decode_data, decode_forward, forward_headers, link_header
+from connectors.kafka.codec import decode_data, decode_forward, first_fields, forward_headers
 from connectors.kafka.sites import Direction, Sites
 from connectors.ledger.history import read_rows
 from connectors.ledger.state import state_from_ledger
@@ -43,7 +43,7 @@ def test_a_hubs_copy_is_the_data_of_its_home(tmp_path: Path) -> None:
     assert {record.kind for record in log} >= {VIEW, JOIN, MESSAGE}
     ledger = write_ledger(tmp_path / "ledger", log)
     written = [
-        (key, decode_data(value, headers))
+        (key, decode_data(key, value, headers))
         for key, value, headers in _hub_records("g", "nyc", read_rows(ledger, "g", 1))
     ]
     assert [record for _, record in written] == log
@@ -83,12 +83,12 @@ class There:
             absorb(SequencerState("g"), log[:begin]), "nyc", lambda origin: self.sites.carries(WAY, origin)
         )
         producer, relay, session = self.kafka.producer(), relay_of("nyc"), len(self.log)
-        headers = forward_headers(relay, 1, 1, kind=LINK_START)
+        headers = forward_headers(1, 1, kind=LINK_START)
         producer.send(self.topic, start.to_json(), relay.encode(), headers, 0)
         for record in log[begin:end]:
             said = carry(record, "nyc", session, lambda origin: self.sites.carries(WAY, origin))
-            own = forward_headers(said.sender, said.incarnation, said.local_seqno, kind=said.kind)
-            headers = [*own, *link_header(said.link), *(record.headers if said.kind == MESSAGE else ())]
+            application = record.headers if said.kind == MESSAGE else ()
+            headers = forward_headers(said.incarnation, said.local_seqno, application, said.kind, said.link)
             producer.send(self.topic, said.payload, said.sender.encode(), headers, 0)
         self.order()
 
@@ -129,7 +129,7 @@ def test_a_session_begins_before_what_is_lacking(tmp_path: Path) -> None:
         at for at, record in enumerate(rows) if record.kind == MESSAGE and not _is_there(there.state, record)
     )
     assert there.bootstrap(ledger) == 1 + len(rows) - lacking
-    kinds = [dict(record.headers)["abcast-kind"].decode() for record in there.log[-(len(rows) - lacking) :]]
+    kinds = [first_fields(record.headers, 2)[1].decode() for record in there.log[-(len(rows) - lacking) :]]
     told = {MESSAGE: MESSAGE, VIEW: REMOTE_VIEW}
     assert kinds == [told.get(record.kind, SKIP) for record in rows[lacking:]]
     assert HEARTBEAT not in kinds

@@ -6,6 +6,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
+from connectors.kafka.codec import first_fields
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.sites import Sites
 from connectors.relay.promotion import Promotion, copy_rest, fence_former_home, promote
@@ -135,7 +136,7 @@ def test_cut_off_midway_it_is_done_again(hub: Hub) -> None:
     with pytest.raises(UsageError, match="is no copy of group g"):
         promote(hub.sites, GROUP, "sfo")
     place = TopicPartition(str(Topic(GROUP, "data", "sfo")), 0)
-    kinds = [dict(record.headers)["abcast-kind"] for record in hub.connections["sfo"].topics.partitions[place]]
+    kinds = [first_fields(record.headers, 2)[1] for record in hub.connections["sfo"].topics.partitions[place]]
     assert kinds.count(MESSAGE.encode()) == 8
 
 

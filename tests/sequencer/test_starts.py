@@ -26,7 +26,7 @@ from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation, TopicMissing, UsageError
 from ordering.names import Topic
-from ordering.records import Data, Partition
+from ordering.records import Data, Headers, Partition
 from ordering.sequencer import SequencerState, absorb, seal
 
 DATA, EPOCH, FORWARD = Topic("g", "data", "nyc"), Topic("g", "epoch", "nyc"), Topic("g", "forward", "nyc")
@@ -39,12 +39,14 @@ def kafka() -> MemoryConnection:
     return connection
 
 
-def log_of(kafka: MemoryConnection, topic: Topic) -> list[tuple[bytes | None, list[tuple[str, bytes]]]]:
-    return [(record.value, record.headers) for record in kafka.topics.partitions[TopicPartition(str(topic), 0)]]
+def log_of(kafka: MemoryConnection, topic: Topic) -> list[tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]]:
+    return [
+        (record.key, record.value, record.headers) for record in kafka.topics.partitions[TopicPartition(str(topic), 0)]
+    ]
 
 
 def data_of(kafka: MemoryConnection) -> list[Data]:
-    return [decode_data(value, headers) for value, headers in log_of(kafka, DATA)]
+    return [decode_data(*record) for record in log_of(kafka, DATA)]
 
 
 def order(kafka: MemoryConnection, count: int) -> None:
@@ -173,15 +175,20 @@ class TestNothingIsClaimedInVain:
         with pytest.raises(HistoryUnavailable, match=r"the first 2 records of abcast\.g\.epoch\.nyc"):
             take_over(kafka, "g", "nyc")
 
-    @pytest.mark.parametrize("value", [b"garbage", b"", None, b"1 host x", "1 \u00e9".encode()])
-    def test_an_epoch_topic_with_something_else_in_it(self, kafka: MemoryConnection, value: bytes | None) -> None:
-        kafka.producer().send(str(EPOCH), value=value)
+    @pytest.mark.parametrize("value", [b"garbage", b"", None, b"1 host x", b"1 host", "1 \u00e9 7".encode()])
+    @pytest.mark.parametrize("header", [[("abcast", b"2 claim")], [("abcast", b"2 note")]])
+    def test_an_epoch_topic_with_something_else_in_it(
+        self, kafka: MemoryConnection, value: bytes | None, header: Headers
+    ) -> None:
+        kafka.producer().send(str(EPOCH), value=value, headers=header)
         with pytest.raises(ProtocolViolation, match=r"abcast\.g\.epoch\.nyc at offset 0 is neither a claim nor a note"):
             take_over(kafka, "g", "nyc")
 
-    def test_a_claim_of_an_earlier_version(self, kafka: MemoryConnection) -> None:
-        kafka.producer().send(str(EPOCH), value=b"0")
-        assert take_over(kafka, "g", "nyc").epoch == 2
+    @pytest.mark.parametrize("header", [[], [("abcast", b"")], [("abcast", b"1 claim")], [("abcast", b"2 view")]])
+    def test_an_epoch_topic_with_another_header_in_it(self, kafka: MemoryConnection, header: Headers) -> None:
+        kafka.producer().send(str(EPOCH), value=b"0 host 7", headers=header)
+        with pytest.raises(ProtocolViolation, match=r"abcast\.g\.epoch\.nyc at offset 0 is neither a claim nor a note"):
+            take_over(kafka, "g", "nyc")
 
 
 class TestAnIdleGroup:
@@ -290,7 +297,7 @@ class TestTwoUnderSupervisors:
         waits: list[float] = []
         assert not yield_to_rival(kafka, "nyc", waits.append)
         for host in [this_host(), "elsewhere"] * 3:
-            kafka.producer().send(str(EPOCH), value=f"0 {host} 7".encode())
+            kafka.producer().send(str(EPOCH), value=f"0 {host} 7".encode(), headers=[("abcast", b"2 claim")])
         with patch("connectors.sequencer.takeover._logger.warning") as warning:
             assert not yield_to_rival(kafka, "nyc", waits.append)
         assert "process 7 on host elsewhere" in warning.call_args.args

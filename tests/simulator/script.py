@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from connectors.kafka.codec import WRONG_VERSION
 from ordering.checker import Checker
 from ordering.errors import AbcastError
 from ordering.records import EPOCH, Data, Forward, MessageId
@@ -169,7 +170,7 @@ class Script:
         return [f"delivers {seqno} {name_of(message)}" for seqno, message, _payload in entries]
 
     def _do_poison(self) -> None:
-        self.broker.append_malformed(0, "abcast-version is missing or not 1")
+        self.broker.append_malformed(0, WRONG_VERSION)
 
     def _do_partition(self) -> None:
         self.broker.forward.append([])

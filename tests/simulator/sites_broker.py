@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from connectors.kafka.codec import decode_forward, forward_headers, link_header
+from connectors.kafka.codec import decode_forward, forward_headers
 from connectors.kafka.data_log import DataLog
 from ordering import sequencer
 from ordering.errors import HistoryUnavailable
@@ -70,7 +70,7 @@ class SiteBroker(Broker):
         source = self.next_source(place)
         record: Forward | Malformed
         if self.coded:
-            headers = [*forward_headers(sender, incarnation, local_seqno, kind=kind), *link_header(link)]
+            headers = forward_headers(incarnation, local_seqno, kind=kind, link=link)
             record = decode_forward(source, sender.encode("ascii"), payload, headers, at_ms)
         else:
             record = Forward(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from connectors.kafka.codec import WRONG_VERSION
 from ordering.checker import DIVERGENT, GAP, LOST, Anomaly, Checker
 from ordering.errors import AbcastError, Fenced
 from ordering.reader import Reader, Verdict
@@ -117,7 +118,7 @@ class World:
         """Somebody else writes into a forward topic: not ours, or from no proper address."""
         partition = dice.below(len(self.broker.forward))
         if dice.chance(50):
-            self.broker.append_malformed(partition, "abcast-version is missing or not 1")
+            self.broker.append_malformed(partition, WRONG_VERSION)
         else:
             self.broker.append_message(partition, "nobody", 1, 1, b"poison")
 

@@ -14,7 +14,7 @@ from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 
 from connectors import Delivery, Member
-from connectors.kafka.codec import H_KIND
+from connectors.kafka.codec import first_fields
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Stored
 from connectors.kafka.settings import change_settings
@@ -157,7 +157,7 @@ class World:
 
     def relayed_to(self, site: str, kind: str = MESSAGE) -> int:
         """How many records of that kind relays have written for the site's sequencer."""
-        return sum(dict(record.headers)[H_KIND] == kind.encode() for record in self._relayed(site))
+        return sum(first_fields(record.headers, 2)[1] == kind.encode() for record in self._relayed(site))
 
     def _relayed(self, site: str) -> Iterator[Any]:
         connection = self.sites.connection(site)

@@ -69,7 +69,7 @@ def forward(
         offset,
         sender.encode(),
         payload,
-        codec.forward_headers(sender, incarnation, local_seqno, application, kind),
+        codec.forward_headers(incarnation, local_seqno, application, kind),
         TIMESTAMP_MS + offset,
     )
 
@@ -87,8 +87,7 @@ def linked(
     kind: str = MESSAGE,
 ) -> Row:
     """What a link of a mesh has brought from this neighbour."""
-    own = codec.forward_headers(sender, incarnation, local_seqno, kind=kind)
-    headers = [*own, *codec.link_header(link), *application]
+    headers = codec.forward_headers(incarnation, local_seqno, application, kind, link)
     topic = str(Topic("g", "relayed", SITE, neighbour))
     return Row(topic, 0, offset, sender.encode(), payload, headers, TIMESTAMP_MS + offset)
 
@@ -98,7 +97,7 @@ BAD_ADDRESSES = [
         f"address {sender}",
         sender.encode(),
         b"x",
-        codec.forward_headers(sender, 1, 1, application),
+        codec.forward_headers(1, 1, application),
         BAD_ADDRESS,
     )
     for sender, application in (
@@ -114,7 +113,7 @@ BAD_ADDRESSES_BY_LINK = [
     case._replace(
         name=f"linked, {case.name}",
         key=sender,
-        headers=[*codec.forward_headers(sender.decode(), 1, 1), (codec.H_LINK, b"17 4 9 3"), *case.headers[5:]],
+        headers=codec.forward_headers(1, 1, tuple(case.headers[1:]), link=Link(17, 4, 9, 3)),
         topic=RELAYED,
     )
     for case in BAD_ADDRESSES

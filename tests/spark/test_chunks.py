@@ -45,8 +45,8 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
         odd: list[tuple[str, bytes]] = []
         link: tuple[int, ...] = (-1, 0, 0, 0)
         if isinstance(record, Forward):
-            odd = codec.forward_headers(*record.id, kind=record.kind)
-            odd += [*codec.link_header(record.link), *record.headers]
+            life = record.incarnation, record.local_seqno
+            odd = codec.forward_headers(*life, record.headers, record.kind, record.link)
             link = record.link if good and record.link else link
         rows.append(
             {
@@ -92,10 +92,12 @@ def written(runs: list[pd.DataFrame]) -> list[tuple[Any, ...]]:
                 continue
             headers = _zipped(run, index)
             if run["role"] == "dead-letter":
-                (_, reason), (_, came_from) = headers[-2:]
-                told.append(("dead", reason.decode(), tuple(Source.parse(came_from.decode()))))
+                (name, told_of) = headers[-1]
+                version, came_from, reason = told_of.decode().split(" ", 2)
+                assert (name, version) == (codec.DEAD_LETTER_HEADER, "2")
+                told.append(("dead", reason, tuple(Source.parse(came_from))))
             else:
-                own = codec.decode_data(value, headers)
+                own = codec.decode_data(run["key"][index], value, headers)
                 told.append((own.kind, own.seqno, own.view, "", own.payload))
     return told
 

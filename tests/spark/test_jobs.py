@@ -118,7 +118,7 @@ def test_what_a_transaction_takes_back_is_not_ordered(spark: SparkSession, optio
     forward, sender = str(Topic("tx", "forward", options.site)), f"{options.site}/flink"
 
     def send(local_seqno: int, payload: bytes) -> None:
-        headers = codec.forward_headers(sender, 1, local_seqno)
+        headers = codec.forward_headers(1, local_seqno)
         producer.send(forward, key=sender.encode(), value=payload, headers=headers)
 
     producer = options.connection.producer(transactional_id=f"tx-{options.site}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from chispa import assert_df_equality
@@ -11,9 +12,8 @@ from pyspark.sql import SparkSession
 from connectors.kafka import codec
 from connectors.kafka.sites import Direction
 from connectors.ledger.table import ledger_rows
-from connectors.relay.columns import relay_forward, relay_mesh_data
+from connectors.relay.columns import relay_forward, relay_letters, relay_mesh_data
 from ordering.links import carry
-from ordering.names import Topic
 from ordering.records import (
     EPOCH,
     FLUSH_COMPLETED,
@@ -33,7 +33,7 @@ from ordering.records import (
     Source,
 )
 from ordering.sequencer import SequencerState, seal, snapshot
-from tests.spark.kafka_rows import Row, SinkRow, data, forward, sink_frame, source_frame
+from tests.spark.kafka_rows import Row, SinkRow, data, sink_frame, source_frame
 
 pytestmark = pytest.mark.spark
 
@@ -89,9 +89,9 @@ def _numbered(record: Data, seqno: int) -> Data:
 def carried(record: Data, topic: str) -> SinkRow:
     """What the row form says of it."""
     said = carry(record, WAY.source, SESSION, lambda origin: origin not in NOT_CARRIED)
-    headers = codec.forward_headers(said.sender, said.incarnation, said.local_seqno, kind=said.kind)
     application = record.headers if said.kind == "message" else ()
-    return SinkRow(topic, said.sender.encode(), said.payload, [*headers, *codec.link_header(said.link), *application])
+    headers = codec.forward_headers(said.incarnation, said.local_seqno, application, said.kind, said.link)
+    return SinkRow(topic, said.sender.encode(), said.payload, headers)
 
 
 def test_news_are_what_the_row_form_says(spark: SparkSession) -> None:
@@ -99,7 +99,7 @@ def test_news_are_what_the_row_form_says(spark: SparkSession) -> None:
     rows = [data(record, offset, site="sfo") for offset, record in enumerate(log())]
     news = relay_mesh_data(source_frame(spark, rows), WAY, {"abcast.g.data.sfo": SESSION}, NOT_CARRIED)
     expected = [carried(record, "abcast.g.relayed-sfo.nyc") for record in log()]
-    assert {dict(row.headers)[codec.H_KIND] for row in expected} == {b"message", b"remote-view", b"skip"}
+    assert {row.headers[0][1].split()[1] for row in expected} == {b"message", b"remote-view", b"skip"}
     assert_df_equality(news, sink_frame(spark, expected), ignore_nullable=True)
 
 
@@ -117,51 +117,82 @@ def test_the_neighbour_reads_all_of_it(spark: SparkSession) -> None:
 
 
 def test_each_group_has_a_session_of_its_own(spark: SparkSession) -> None:
-    """Also where there is nothing that is not carried, and where DATA has headers in another order."""
+    """Also where there is nothing that is not carried."""
     message = Data("message", 1, 1, 0, "sfo/bob", 1, 1, b"x", OWN, TRACE, link=None)
-    shuffled = data(message, 2, group="a.b-c", site="sfo")
-    shuffled = shuffled._replace(headers=[*shuffled.headers[:5], *reversed(shuffled.headers[5:])])
     rows = [
         data(message, 0, site="sfo"),
         data(message, 1, group="a.b-c", site="sfo"),
-        shuffled,
     ]
     sessions = {"abcast.g.data.sfo": 0, "abcast.a.b-c.data.sfo": 10**12}
     found = relay_mesh_data(source_frame(spark, rows), WAY, sessions, ()).collect()
-    assert [(row["topic"], _headers(row["headers"])[codec.H_LINK]) for row in found] == [
-        ("abcast.g.relayed-sfo.nyc", b"0 1 1 1"),
-        ("abcast.a.b-c.relayed-sfo.nyc", b"1000000000000 1 1 1"),
-        ("abcast.a.b-c.relayed-sfo.nyc", b"1000000000000 1 1 1"),
+    assert [(row["topic"], bytes(row["headers"][0]["value"])) for row in found] == [
+        ("abcast.g.relayed-sfo.nyc", b"2 message 1 1 - 0.1.1.1"),
+        ("abcast.a.b-c.relayed-sfo.nyc", b"2 message 1 1 - 1000000000000.1.1.1"),
     ]
 
 
-def _headers(headers: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
-    return {name: bytes(value) for name, value in headers}
-
-
-def requested(row: Row) -> SinkRow:
-    """FORWARD of another site at the home: the relay's mark behind abcast's own headers."""
-    mark = (codec.H_RELAYED_FROM, f"sfo/{row.source}".encode())
-    own = len(codec.FORWARD_HEADERS)
-    topic = str(Topic("g", "relayed", "nyc", "sfo"))
-    return SinkRow(topic, row.key, row.value, [*row.headers[:own], mark, *row.headers[own:]])
+ASKED: list[tuple[list[Any], list[Any]]] = [
+    (["2 message 7 1"], ["2 message 7 1 MARK -"]),
+    (["2 message 7 1", ("trace", b"\xff")], ["2 message 7 1 MARK -", ("trace", b"\xff")]),
+    (["2 message 7 1 later  still"], ["2 message 7 1 MARK - later  still"]),
+    (["2 message 7 1 - 1.2.3.4"], ["2 message 7 1 MARK - - 1.2.3.4"]),
+    (["2 message 7 "], ["2 message 7  MARK -"]),
+    (["2 message 7"], ["2 message 7 - MARK -"]),
+    (["2"], ["2 - - - MARK -"]),
+    ([""], [" - - - MARK -"]),
+    ([], [" - - - MARK -"]),
+    ([("trace", b"")], [" - - - MARK -", ("trace", b"")]),
+    ([("abcast", None)], [" - - - MARK -"]),
+    ([("a", b"1"), "2 message 7 1", ("b", b"2")], ["2 message 7 1 MARK -", ("a", b"1"), ("b", b"2")]),
+    (["2 message 7 1", "2 message 7 2"], ["2 message 7 1 MARK -", "2 message 7 2"]),
+    (["2 message 7 1", ("abcast-x", b"")], ["2 message 7 1 MARK -", ("abcast-x", b"")]),
+    ([("abcast", b"2 m\xff 7 1 \xff\0")], [("abcast", b"2 m\xff 7 1 MARK - \xff\0")]),
+]
+"""Headers as a client wrote them, and as the relay of a hub passes them on; a text is that of the header `abcast`."""
+LETTERS = [
+    ("2 letter 7 1 sfo/bob -", "2 letter 7 1 sfo/bob MARK"),
+    ("2 letter 7 1 sfo/bob lax/abcast.g.inbox.nyc-0:4", "2 letter 7 1 sfo/bob MARK"),
+    ("2 letter 7 1 sfo/bob", "2 letter 7 1 sfo/bob MARK"),
+    ("2 letter 7 1 sfo/bob - later", "2 letter 7 1 sfo/bob MARK later"),
+    ("2 letter", "2 letter - - - MARK"),
+]
 
 
 def test_requests_are_marked(spark: SparkSession) -> None:
-    """Whatever a client has written, and in the partition where it stands."""
-    good = forward("sfo/bob", 1, 3, application=TRACE)._replace(topic="abcast.g.forward.sfo")
+    """Each in its partition. Nothing else changes, and what is wrong with a record has the same name at the home."""
     rows = [
-        good,
-        good._replace(offset=4, headers=good.headers[:5], value=b""),
-        good._replace(offset=5, headers=(), key=None, value=None),
-        good._replace(offset=6, headers=[*good.headers, (codec.H_LINK, b"1 2 3 4")]),
-        good._replace(offset=7, headers=good.headers[:2]),
-        good._replace(offset=8, headers=list(reversed(good.headers))),
+        Row("abcast.g.forward.sfo", offset % 3, offset, b"sfo/bob", b"x", _whole(headers))
+        for offset, (headers, _) in enumerate(ASKED)
     ]
-    marked = relay_forward(source_frame(spark, rows), WAY)
-    assert_df_equality(marked, sink_frame(spark, map(requested, rows)), ignore_nullable=True)
-    other = relay_forward(source_frame(spark, [good._replace(partition=2)]), WAY).collect()
-    assert [row["partition"] for row in other] == [2]
+    expected = [_whole(marked, row) for row, (_, marked) in zip(rows, ASKED, strict=True)]
+    found = relay_forward(source_frame(spark, rows), WAY).collect()
+    for row, headers, written in zip(rows, expected, found, strict=True):
+        topic = "abcast.g.relayed-sfo.nyc"
+        assert written[:4] == (topic, row.partition, row.key, row.value)
+        assert [tuple(header) for header in written["headers"]] == headers
+        assert codec.first_fields(headers, 5)[4:] == [f"sfo/{row.source}".encode()]  # where a relay that starts looks
+        before = codec.decode_forward(row.source, row.key, row.value, row.headers)
+        after = codec.decode_forward(row.source._replace(topic=topic), row.key, row.value, headers)
+        assert after == replace(before, source=after.source)
+
+
+def test_letters_are_marked(spark: SparkSession) -> None:
+    """Also those that were before: the mark is that of the last relay."""
+    rows = [
+        Row("abcast.g.inbox.nyc", 1, offset, b"nyc/al", b"x", _whole([header, ("trace", b"1")]))
+        for offset, (header, _) in enumerate(LETTERS)
+    ]
+    found = relay_letters(source_frame(spark, rows), WAY).collect()
+    for row, (_, marked), written in zip(rows, LETTERS, found, strict=True):
+        assert written[:4] == (row.topic, 1, row.key, row.value)
+        assert [tuple(header) for header in written["headers"]] == _whole([marked, ("trace", b"1")], row)
+
+
+def _whole(headers: list[Any], row: Row | None = None) -> list[tuple[str, Any]]:
+    """Headers of the tables above, with the mark of that row."""
+    mark = f"sfo/{row.source}".encode() if row is not None else b""
+    named = [("abcast", header.encode()) if isinstance(header, str) else header for header in headers]
+    return [(name, value and value.replace(b"MARK", mark)) for name, value in named]
 
 
 def test_the_ledger_has_the_seqno_at_the_origin(spark: SparkSession) -> None:

@@ -105,37 +105,19 @@ def test_data_rows(spark: SparkSession) -> None:
         forward("local/alice", 1, 10, payload=b"one"),
         forward("local/bob", 1, 11, payload=b"", application=(("trace", b"\x00\xff"), ("trace", b"2"))),
     ]
-    common = [(codec.H_VERSION, b"1"), (codec.H_KIND, b"message")]
-    decided = [(codec.H_EPOCH, b"3"), (codec.H_VIEW, b"2")]
     expected = [
         SinkRow(
             "abcast.g.data.local",
             b"local/alice",
             b"one",
-            [
-                *common,
-                (codec.H_SENDER, b"local/alice"),
-                (codec.H_INCARNATION, b"1"),
-                (codec.H_LOCAL_SEQNO, b"1"),
-                (codec.H_SEQNO, b"42"),
-                *decided,
-                (codec.H_SOURCE, b"abcast.g.forward.local-0:10"),
-                (codec.H_FORWARDED_AT, b"1700000000133"),
-            ],
+            [("abcast", b"2 message 1 1 42 3 2 abcast.g.forward.local-0:10 1700000000133")],
         ),
         SinkRow(
             "abcast.g.data.local",
             b"local/bob",
             b"",
             [
-                *common,
-                (codec.H_SENDER, b"local/bob"),
-                (codec.H_INCARNATION, b"1"),
-                (codec.H_LOCAL_SEQNO, b"1"),
-                (codec.H_SEQNO, b"43"),
-                *decided,
-                (codec.H_SOURCE, b"abcast.g.forward.local-0:11"),
-                (codec.H_FORWARDED_AT, b"1700000000134"),
+                ("abcast", b"2 message 1 1 43 3 2 abcast.g.forward.local-0:11 1700000000134"),
                 ("trace", b"\x00\xff"),
                 ("trace", b"2"),
             ],
@@ -145,7 +127,7 @@ def test_data_rows(spark: SparkSession) -> None:
 
 
 def test_data_rows_of_a_link(spark: SparkSession) -> None:
-    """What the link says stands between abcast's own headers and the application's, where there is one."""
+    """What the link says is the last field, where there is one."""
     state = replace(START, links={"far": LinkRow(7, 2, 90)})
     rows = [
         forward("local/alice", 1, 10, payload=b"one", application=(("trace", b"1"),)),
@@ -160,12 +142,10 @@ def test_data_rows_of_a_link(spark: SparkSession) -> None:
     assert after.links == {"far": LinkRow(7, 3, 93)}
     assert after.origins == {"far": 91, "lax": 55}
     assert after.duplicates == 2
-    own = [name for name, _ in codec.forward_headers("a/b", 1, 1)]
-    behind = [codec.H_SEQNO, codec.H_EPOCH, codec.H_VIEW, codec.H_SOURCE, codec.H_FORWARDED_AT]
-    assert [[name for name, _ in row.headers] for row in expected] == [
-        [*own, *behind, "trace"],
-        [*own, *behind, codec.H_LINK],
-        [*own, *behind, codec.H_LINK, "trace", "trace"],
+    assert [[text.split(b" ")[9:] if name == "abcast" else name for name, text in row.headers] for row in expected] == [
+        [[], "trace"],
+        [[b"7.2.91.91"]],
+        [[b"7.3.93.55"], "trace", "trace"],
     ]
     assert_decided(spark, decide(source_frame(spark, rows), state), expected)
 
@@ -186,8 +166,8 @@ def row_of(record: Forward | Malformed) -> Row:
     """As our own client or relay has written it; what is malformed has no headers."""
     if isinstance(record, Malformed):
         return Row(*record.source, b"x", b"y", (), 1)
-    own = codec.forward_headers(*record.id, kind=record.kind)
-    headers = [*own, *codec.link_header(record.link), *record.headers]
+    life = record.incarnation, record.local_seqno
+    headers = codec.forward_headers(*life, record.headers, record.kind, record.link)
     return Row(*record.source, record.sender.encode(), record.payload, headers, record.timestamp_ms)
 
 
@@ -206,7 +186,7 @@ def test_go_back_n_and_incarnations(spark: SparkSession) -> None:
         forward("local/new", 1, 9),
     ]
     _, expected = decide_rows(START, rows)
-    assert [row.headers[8][1].decode().rpartition(":")[2] for row in expected] == ["1", "4", "5", "6", "9"]
+    assert [row.headers[0][1].split()[7].decode().rpartition(":")[2] for row in expected] == ["1", "4", "5", "6", "9"]
     assert_decided(spark, decide(source_frame(spark, rows), START), expected)
 
 
@@ -281,8 +261,8 @@ def test_a_snapshot_comes_first(spark: SparkSession) -> None:
     written = decide(source_frame(spark, rows), due).collect()
     assert [row["key"] for row in written] == [None, b"local/a", b"local/a"]
     headers = [(header["key"], bytes(header["value"])) for header in written[0]["headers"]]
-    assert headers == [(codec.H_VERSION, b"1"), (codec.H_KIND, b"epoch"), (codec.H_EPOCH, b"5")]
-    record = decode_data(bytes(written[0]["value"]), headers)
+    assert headers == [("abcast", b"2 epoch - - - 5 - - -")]
+    record = decode_data(None, bytes(written[0]["value"]), headers)
     assert record.kind == EPOCH
     assert SequencerState.from_bytes(record.payload) == replace(due, unsnapped=0)
     assert_decided(spark, decide(source_frame(spark, rows), due), expected)

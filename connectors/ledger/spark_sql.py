@@ -1,0 +1,58 @@
+"""SQL over the ledger in Spark's dialect, for what DuckDB lacks. Like `connectors.ledger.sql`, it only reads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from py4j.java_gateway import is_instance_of
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from connectors.ledger.answer import ONLY_QUERIES, TABLES, Answer
+from ordering.errors import UsageError
+
+_LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
+_DOES_SOMETHING = (f"{_LOGICAL}.Command", f"{_LOGICAL}.ParsedStatement")
+"""What a statement is to Spark's parser unless it is a query."""
+
+
+def ask_spark(spark: SparkSession, data: Path, sql: str, limit: int | None = None) -> Answer:
+    """Run one query over the tables below `data`; at most `limit` rows of its answer. Raises UsageError."""
+    # Spark would write its errors there as JSON, with all of Java's stack.
+    logging.getLogger("SQLQueryContextLogger").disabled = True
+    for name in TABLES:
+        spark.read.format("delta").load(str((data / name).absolute())).createOrReplaceTempView(name)
+    with _in_a_sentence():
+        if not _is_query(spark, sql):
+            raise UsageError(ONLY_QUERIES)
+        found = spark.sql(sql)
+        table = (found if limit is None else found.limit(limit)).toArrow()
+    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    return Answer(table.column_names, iter(rows), lambda: table.to_reader())
+
+
+def _is_query(spark: SparkSession, sql: str) -> bool:
+    """Whether nothing in the statement does anything: a command may stand below a WITH."""
+    gateway = spark.sparkContext._gateway  # noqa: SLF001 - there is no public way
+    parser = spark._jsparkSession.sessionState().sqlParser()  # noqa: SLF001
+    plans: list[Any] = [parser.parsePlan(sql)]
+    while plans:
+        plan = plans.pop()
+        if any(is_instance_of(gateway, plan, name) for name in _DOES_SOMETHING):
+            return False
+        children = plan.children()
+        plans += [children.apply(index) for index in range(children.size())]
+    return True
+
+
+@contextmanager
+def _in_a_sentence() -> Iterator[None]:
+    try:
+        yield
+    except PySparkException as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UsageError(f"Spark can't run this: {first.partition(' SQLSTATE')[0].strip()}") from None

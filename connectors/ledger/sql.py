@@ -1,0 +1,191 @@
+"""SQL over the ledger without a JVM: DuckDB over exactly the files that make up the two Delta tables now.
+
+Which files those are stands in the tables' logs, and `deltalake` reads these. Files that no version names, or that a
+later version has dropped, are not read. DuckDB's own reader for Delta has to be downloaded, so it is not used.
+
+Invariant: nothing is written, and nothing else is read. Only queries are run; the session may open the tables' files
+and no other, loads no extension, sees nothing of this process, and lets nobody change that. So a crash costs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
+
+import duckdb
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
+
+from connectors.ledger.answer import ONLY_QUERIES, TABLES, Answer
+from ordering.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch, RecordBatchReader
+
+_Result = TypeVar("_Result")
+
+_ROWS_AT_ONCE = 1000
+_TYPES = {
+    "string": "VARCHAR",
+    "long": "BIGINT",
+    "integer": "INTEGER",
+    "short": "SMALLINT",
+    "byte": "TINYINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "boolean": "BOOLEAN",
+    "binary": "BLOB",
+    "date": "DATE",
+    "timestamp": "TIMESTAMPTZ",
+    "timestamp_ntz": "TIMESTAMP",
+}
+_RESERVED_COLUMN = re.compile(r'(?<!")\bgroup\b(?!"|\s+by\b)', re.IGNORECASE)
+
+
+class Question:
+    """A session of DuckDB with the tables `ledger` and `views` and the function `text(payload)`."""
+
+    def __init__(self, session: duckdb.DuckDBPyConnection, thread: Executor) -> None:
+        self._session = session
+        self._thread = thread
+
+    def progress(self) -> float:
+        """How much of the running query is done, in percent; below zero if that can't be said. From any thread."""
+        return self._session.query_progress()
+
+    def ask(self, sql: str) -> Answer:
+        """Run one query. Raises UsageError, also while the rows are taken."""
+        with _in_a_sentence(sql):
+            kinds = [statement.type for statement in self._session.extract_statements(sql)]
+            if kinds != [duckdb.StatementType.SELECT]:
+                raise UsageError(ONLY_QUERIES)
+            result = self._wait(lambda: self._session.execute(sql))
+        return Answer([column[0] for column in result.description], self._rows(sql), lambda: self._arrow(sql))
+
+    def _rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        while True:
+            with _in_a_sentence(sql):
+                rows = self._wait(lambda: self._session.fetchmany(_ROWS_AT_ONCE))
+            if not rows:
+                return
+            yield from rows
+
+    def _arrow(self, sql: str) -> RecordBatchReader:
+        from pyarrow import RecordBatchReader
+
+        reader = self._session.to_arrow_reader(_ROWS_AT_ONCE)
+        return RecordBatchReader.from_batches(reader.schema, self._batches(reader, sql))
+
+    def _batches(self, reader: RecordBatchReader, sql: str) -> Iterator[RecordBatch]:
+        while True:
+            with _in_a_sentence(sql):
+                batch = self._wait(lambda: next(reader, None))
+            if batch is None:
+                return
+            yield batch
+
+    def _wait(self, call: Callable[[], _Result]) -> _Result:
+        """Call DuckDB in another thread: while it works, it lets no Ctrl-C through. This one is interrupted, and it."""
+        called = self._thread.submit(call)
+        try:
+            return called.result()
+        except BaseException:
+            self._session.interrupt()
+            wait([called])
+            raise
+
+
+@contextmanager
+def question(data: Path) -> Iterator[Question]:
+    """The tables below `data` as they are now, until the end of the block. Raises UsageError, LedgerDamaged."""
+    files, views = [], []
+    for name in TABLES:
+        table = _open(data / name)
+        of_table = [unquote(file) for file in table.file_uris()]
+        views.append((name, table, of_table))
+        files += of_table
+    with (
+        TemporaryDirectory(prefix="abcast-query-") as spill,
+        duckdb.connect() as session,
+        ThreadPoolExecutor(1, "abcast-query") as thread,
+    ):
+        session.execute("SET TimeZone = 'UTC'")
+        session.execute(f"SET temp_directory = {_literal(spill)}")
+        session.execute("SET autoinstall_known_extensions = false")
+        session.execute("SET autoload_known_extensions = false")
+        session.execute("SET python_enable_replacements = false")
+        session.execute(f"SET allowed_paths = [{', '.join(map(_literal, files))}]")
+        session.execute("SET enable_external_access = false")
+        for name, table, of_table in views:
+            session.execute(f"CREATE VIEW {name} AS {_relation(session, table, of_table)}")
+        session.execute("CREATE MACRO text(payload) AS TRY(decode(payload))")
+        session.execute("SET lock_configuration = true")
+        yield Question(session, thread)
+
+
+def _open(path: Path) -> DeltaTable:
+    try:
+        return DeltaTable(str(path))
+    except DeltaError as error:
+        from connectors.ledger.table_state import damaged  # it loads Arrow, which a query need not wait for
+
+        raise damaged(path, str(error)) from error
+
+
+def _relation(session: duckdb.DuckDBPyConnection, table: DeltaTable, files: Sequence[str]) -> str:
+    """A SELECT of all columns of the table. Files from before a column was added lack it."""
+    columns = {field.name: _type(field.type) for field in table.schema().fields}
+    if not files:
+        return f"SELECT {', '.join(map(_no_value, columns, columns.values()))} WHERE false"
+    partitions = {name: columns[name] for name in table.metadata().partition_columns}
+    options = "union_by_name = true, hive_partitioning = " + str(bool(partitions)).lower()
+    if partitions:
+        options += f", hive_types = {{{', '.join(f'{_literal(name)}: {kind}' for name, kind in partitions.items())}}}"
+    scan = f"FROM read_parquet([{', '.join(map(_literal, files))}], {options})"
+    there = {column[0] for column in session.execute(f"SELECT * {scan} LIMIT 0").description or ()}
+    chosen = (_name(name) if name in there else _no_value(name, kind) for name, kind in columns.items())
+    return f"SELECT {', '.join(chosen)} {scan}"
+
+
+def _type(of: object) -> str:
+    """DuckDB's name of one of Delta's types."""
+    if isinstance(of, ArrayType):
+        return f"{_type(of.element_type)}[]"
+    if isinstance(of, MapType):
+        return f"MAP({_type(of.key_type)}, {_type(of.value_type)})"
+    if isinstance(of, StructType):
+        return f"STRUCT({', '.join(f'{_name(field.name)} {_type(field.type)}' for field in of.fields)})"
+    return _TYPES.get(of.type, of.type) if isinstance(of, PrimitiveType) else "JSON"
+
+
+def _no_value(name: str, kind: str) -> str:
+    return f"CAST(NULL AS {kind}) AS {_name(name)}"
+
+
+def _name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+@contextmanager
+def _in_a_sentence(sql: str) -> Iterator[None]:
+    """Turn what DuckDB says of a query into one sentence: without the name of its error and the place in the query."""
+    try:
+        yield
+    except duckdb.Error as error:
+        told = " ".join(re.split(r"\n\s*\nLINE \d+:|\n\n?LINE \d+:", str(error))[0].split())
+        told = re.sub(r"^[\w ]*Error: ", "", told)
+        if isinstance(error, duckdb.IOException):
+            raise UsageError(f"a file of the tables can't be read ({told}): ask again.") from None
+        hint = ' (the column is written "group", in double quotes)' if _RESERVED_COLUMN.search(sql) else ""
+        raise UsageError(f"DuckDB can't run this: {told.rstrip('.')}{hint}.") from None

@@ -1,0 +1,124 @@
+"""`abcast query` as a user types it: what comes out in which form, and how it ends."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+
+from tests.cli.process import ABCAST, abcast, environment
+from tests.ledger.test_sql import write_tables
+
+SQL = "SELECT seqno, sender, payload FROM ledger WHERE seqno < 3 ORDER BY seqno"
+ENDLESS = "SELECT count(*) FROM range(1000000) a, range(1000000) b, ledger WHERE a.range + b.range = seqno"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tables(tmp_path_factory.mktemp("query"))
+
+
+def query(data: Path, *arguments: str | Path) -> str:
+    done = abcast("query", "--data", data, *arguments, cwd=data)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def test_forms(data: Path, tmp_path: Path) -> None:
+    """A table; JSON a line; CSV; and a file in the form that it is named after."""
+    shown = ["seqno sender payload", "─" * 24, "1 nyc/a", "2 nyc/b nyc/b 1"]
+    assert [" ".join(line.split()) for line in query(data, SQL).splitlines()] == shown
+    rows = [{"seqno": 1, "sender": "nyc/a", "payload": ""}, {"seqno": 2, "sender": "nyc/b", "payload": "nyc/b 1"}]
+    assert [json.loads(line) for line in query(data, SQL, "--json").splitlines()] == rows
+    assert query(data, SQL, "--format", "csv") == "seqno,sender,payload\n1,nyc/a,\n2,nyc/b,nyc/b 1\n"
+    for suffix in ("jsonl", "csv", "parquet"):
+        assert query(data, SQL, "--output", tmp_path / f"rows.{suffix}") == ""
+    assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == rows
+    with (tmp_path / "rows.csv").open() as file:
+        assert [row["sender"] for row in csv.DictReader(file)] == ["nyc/a", "nyc/b"]
+    assert [row["payload"] for row in parquet.read_table(tmp_path / "rows.parquet").to_pylist()] == [b"", b"nyc/b 1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv", "rows.jsonl", "rows.parquet"]
+
+
+def test_rows_beyond_a_table(data: Path) -> None:
+    """A table ends after 1,000 rows and says so; what programs read has all."""
+    done = abcast("query", "--data", data, "SELECT * FROM range(1500)", cwd=data)
+    assert done.stdout.splitlines()[-1].strip() == "999"
+    assert done.stderr == "these are the first 1000 rows: --limit N shows more, --output FILE.csv takes all\n"
+    assert len(query(data, "SELECT * FROM range(1500)", "--json").splitlines()) == 1500
+    assert len(query(data, "SELECT * FROM range(1500)", "--json", "--limit", "7").splitlines()) == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["SELECT 1", "--format", "parquet"], "name a file with --output FILE.parquet"),
+        (["SELECT 1", "--format", "csv", "--json"], "--json and --format csv contradict each other"),
+        (["SELECT 1", "--output", "missing/file.csv"], "missing/file.csv can't be written: No such file or directory"),
+        (["DELETE FROM ledger"], "the tables are only read"),
+        (["SELEC 1"], "DuckDB can't run this: syntax error"),
+    ],
+)
+def test_mistakes(data: Path, arguments: list[str], said: str) -> None:
+    done = abcast("query", "--data", data, *arguments, cwd=data)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_terminal(data: Path) -> None:
+    """What does not fit it stands below each other, and what a payload has for the terminal does not reach it."""
+    shown = on_a_terminal("SELECT *, chr(27) || '[2J' AS odd FROM ledger ORDER BY seqno LIMIT 1", data)
+    assert "\r\n  local_seqno        1\r\n" in shown
+    assert "\\x1b[2J" in shown
+    assert "\x1b[2J" not in shown
+    narrow = on_a_terminal("SELECT sender, site, kind, repeat('long', 40) AS text FROM ledger LIMIT 3", data)
+    widths = [len(re.sub(r"\x1b\[\d*m", "", line)) for line in narrow.splitlines()]
+    assert 70 < max(widths) <= 80
+    assert "…" in narrow
+
+
+def on_a_terminal(sql: str, data: Path, *, interrupt_at: str = "", code: int = 0) -> str:
+    """What a terminal of 80 columns shows until the command ends. Ctrl-C is pressed when it has shown a text."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    variables = {name: value for name, value in environment(TERM="xterm").items() if name != "COLUMNS"}
+    process = subprocess.Popen(
+        [ABCAST, "query", "--data", data, sql], stdin=theirs, stdout=theirs, stderr=theirs, cwd=data, env=variables
+    )
+    os.close(theirs)
+    shown, deadline = b"", time.monotonic() + 30
+    try:
+        with suppress(OSError):  # the other end is closed
+            while time.monotonic() < deadline:
+                if select.select([ours], [], [], 0.1)[0]:
+                    shown += os.read(ours, 65536)
+                if interrupt_at and interrupt_at.encode() in shown:
+                    process.send_signal(signal.SIGINT)
+                    interrupt_at = ""
+        assert process.wait(timeout=10) == code, shown.decode()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    return shown.decode()
+
+
+def test_ctrl_c_ends_a_long_query(data: Path) -> None:
+    """Which shows meanwhile that it works; nothing is left, not even of what it had put aside on the disk."""
+    shown = on_a_terminal(ENDLESS, data, interrupt_at="reading the ledger", code=130)
+    assert "Traceback" not in shown

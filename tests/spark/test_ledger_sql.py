@@ -1,0 +1,143 @@
+"""SQL over tables that Spark has written: DuckDB reads the same, and Spark, asked itself, only reads too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from connectors.ledger.spark_sql import ask_spark
+from connectors.ledger.sql import question
+from connectors.ledger.table import create_tables
+from ordering.errors import UsageError
+from tests.cli.process import abcast, environment
+
+pytestmark = pytest.mark.spark
+
+SQL = 'SELECT "group", seqno, sender, payload, members FROM ledger LEFT JOIN views USING ("group", seqno) ORDER BY 1, 2'
+SCHEMA = "group string, view_id long, seqno long, members array<string>"
+ENDLESS = "SELECT max(a.id) FROM range(1000000) a, range(1000000) b"
+
+
+@pytest.fixture(scope="module")
+def data(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two groups in the real tables, one of them with a view."""
+    data = tmp_path_factory.mktemp("spark sql")
+    create_tables(spark, data)
+    for group in ("orders.eu", "2024-01-01"):
+        rows = [(group, n, 1, "nyc/a", bytearray(f"ü{n}".encode())) for n in range(1, 4)]
+        frame = spark.createDataFrame(rows, "group string, seqno long, epoch long, sender string, payload binary")
+        frame.write.format("delta").mode("append").save(str(data / "ledger"))
+    views = spark.createDataFrame(
+        [("orders.eu", 1, 2, ["nyc/a"])], "group string, view_id long, seqno long, members array<string>"
+    )
+    views.write.format("delta").mode("append").save(str(data / "views"))
+    return data
+
+
+def test_duckdb_reads_what_spark_wrote(data: Path) -> None:
+    with question(data) as asked:
+        assert list(asked.ask(SQL).rows) == [
+            ("2024-01-01", 1, "nyc/a", "ü1".encode(), None),
+            ("2024-01-01", 2, "nyc/a", "ü2".encode(), None),
+            ("2024-01-01", 3, "nyc/a", "ü3".encode(), None),
+            ("orders.eu", 1, "nyc/a", "ü1".encode(), None),
+            ("orders.eu", 2, "nyc/a", "ü2".encode(), ["nyc/a"]),
+            ("orders.eu", 3, "nyc/a", "ü3".encode(), None),
+        ]
+
+
+def test_both_engines_answer_alike(spark: SparkSession, data: Path) -> None:
+    with question(data) as asked:
+        expected = list(asked.ask(SQL).rows)
+    answer = ask_spark(spark, data, SQL.replace('"', "`"))
+    assert (list(answer.columns), list(answer.rows)) == (["group", "seqno", "sender", "payload", "members"], expected)
+    assert len(list(ask_spark(spark, data, "SELECT * FROM ledger", limit=2).rows)) == 2
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM ledger WHERE seqno = 1",
+        "INSERT INTO views SELECT * FROM views",
+        "WITH x AS (SELECT * FROM views) INSERT INTO views SELECT * FROM x",
+        "FROM views INSERT INTO views SELECT *",
+        "CREATE TABLE t AS SELECT 1",
+        "SET spark.sql.ansi.enabled = false",
+        "ADD JAR 'x.jar'",
+        "OPTIMIZE ledger",
+    ],
+)
+def test_spark_runs_only_queries(spark: SparkSession, data: Path, sql: str) -> None:
+    with pytest.raises(UsageError, match="the tables are only read"):
+        ask_spark(spark, data, sql)
+    assert ask_spark(spark, data, "SELECT count(*) AS n FROM views").arrow().read_all().to_pylist() == [{"n": 1}]
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELEC 1", r"Spark can't run this: \[PARSE_SYNTAX_ERROR\] Syntax error at or near 'SELEC'\."),
+        ("SELECT nosuch FROM ledger", r"Spark can't run this: \[UNRESOLVED_COLUMN.WITH_SUGGESTION\] .*`nosuch`"),
+        ("SELECT raise_error('at a row') FROM ledger", r"Spark can't run this: .*at a row"),
+    ],
+)
+def test_what_spark_can_not_run_is_told_in_a_sentence(
+    spark: SparkSession, data: Path, sql: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        ask_spark(spark, data, sql)
+    assert "\n" not in str(caught.value)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("seconds", [1.0, 2.5, 6.0])
+def test_ctrl_c_leaves_no_jvm(data: Path, seconds: float) -> None:
+    """However far Spark has come with its start. A terminal sends it to all processes, the JVM among them."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "abcast",
+            "query",
+            "--engine",
+            "spark",
+            "--data",
+            data,
+            "SELECT max(a.id) FROM range(1000000) a, range(1000000) b",
+        ],
+        cwd=data,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in said
+    assert b"Exception" not in said
+    deadline = time.monotonic() + 20
+    while left := left_of(process.pid):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
+def left_of(session: int) -> list[str]:
+    """The processes of a session that are still there."""
+    found = subprocess.run(["ps", "-s", str(session), "-o", "stat=,args="], capture_output=True, text=True, check=False)
+    return [line for line in found.stdout.splitlines() if not line.startswith("Z")]
+
+
+def test_from_the_command_line(data: Path) -> None:
+    done = abcast("query", "--engine", "spark", "--data", data, "SELECT count(*) AS n FROM ledger", "--json", cwd=data)
+    assert (done.returncode, done.stdout) == (0, '{"n": 6}\n')
