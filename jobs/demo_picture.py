@@ -146,7 +146,8 @@ def _moment(place: float, number: int, moment: Moment, height: int) -> list[str]
     """A line through all lanes; the texts take turns in two rows, and stand on the side where there is room."""
     anchor, away = ("end", -6) if place > _WIDTH / 2 else ("start", 6)
     y = _TOP - 34 + 18 * (number % 2)
+    across = f'x1="{place:.1f}" y1="{y - 10}" x2="{place:.1f}" y2="{height - 20}"'
     return [
-        f'<line x1="{place:.1f}" y1="{y - 10}" x2="{place:.1f}" y2="{height - 20}" stroke="#c00" stroke-dasharray="4 3"/>',
+        f'<line {across} stroke="#c00" stroke-dasharray="4 3"/>',
         f'<text x="{place + away:.1f}" y="{y}" text-anchor="{anchor}" fill="#c00">{escape(moment.text)}</text>',
     ]
