@@ -110,8 +110,11 @@ def _empty_directory(data: Path) -> Path:
             with contextlib.suppress(AbcastError):
                 EmbeddedBroker(left / "broker").stop()
         shutil.rmtree(directory)
-    directory.mkdir(parents=True)
-    (directory / MARKER).touch()
+    try:
+        directory.mkdir(parents=True)
+        (directory / MARKER).touch()
+    except OSError as error:
+        raise UsageError(f"{directory} can't be written: {error.strerror}.") from error
     return directory
 
 
@@ -134,6 +137,9 @@ def _show(lines: Lines, directory: Path, port: int, *, is_feed: bool) -> bool:
             with Cast(connection, GROUP, SITE, lines, directory / "member.log") as cast:
                 survived, last = _perform(cast, jobs)
                 _await_ledger(directory / "ledger", last)
+        except KeyboardInterrupt:
+            say("stopping …")
+            raise
         finally:
             jobs.stop()
         return _conclude(connection, directory, cast, survived, last, is_feed=is_feed)
