@@ -184,8 +184,8 @@ class JobThread:
 
     @property
     def ends_alone(self) -> bool:
-        """Whether the others go on if this one fails: it serves another site, and they this one."""
-        return self._job.keeps_trying
+        """Whether the others go on if this one fails: it serves another site, or starting again would be in vain."""
+        return self._job.keeps_trying or isinstance(self._failure, self._job.ends_alone_with)
 
     def raise_failure(self) -> None:
         """Raise what ended the job, if something did that has not been told."""

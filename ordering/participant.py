@@ -14,14 +14,20 @@ Invariants:
 
 * *FLUSH_OK is the last message before a view.* The step that sends it is the step after which the participant takes no
   message, so no thread of the application can put one in between. It takes them again at the STOP_FLUSH only.
-* *Nothing is sent while quiet.* Whoever is admitted within a flush is quiet from its first view on; what it has to say
-  waits for the end of the flush, or for the START_FLUSH that begins it again.
-* *In a closed group only JOIN is sent until a view has this life.* What comes from a non-member is a dead letter, and
+* *Nothing is sent while quiet.* A life that is admitted within a flush is quiet from its first view on; what it has to
+  say waits for the end of the flush, or for the START_FLUSH that begins it again.
+* *In a closed group only JOIN is sent until a view has this life.* What else a non-member sends is a dead letter, and
   the sequencer drops all that follows the gap.
+* *What a stranger has sent is known when the group closes.* What was ordered stands in DATA before that. The rest is
+  not ordered while the group is closed. If the rest stands before its JOIN, that is not ordered either, and the life is
+  *stranded*: it is over, and its messages are carried over. (If the operator opens the group again before the JOIN of
+  the next life is ordered, a message that was still on its way may be ordered twice, as two messages.)
+* *What was dropped is sent again as soon as it may be heard.* A name that starts again within a flush which its earlier
+  start has answered is dropped until that flush is over.
 * *A flush that is not wanted is stopped:* at once, or as soon as it has its number. The same holds for one that a
   killed process had asked for under this incarnation.
 * *Each block() is followed by one unblock()*, however its flush ends: with STOP_FLUSH, an exclusion, or the close.
-* *LEAVE is the last record of a life.* Who has left does not come back by itself.
+* *LEAVE is the last record of a life.* A member that has left does not come back by itself.
 * *Each message of the application is ordered once, or its receipt fails with a named outcome.* Within a life,
   go-back-N sees to it: the forward table keeps a message until its own DATA comes. A life that is put out of the view
   is over, or it is not (`ordering.membership`, "Lives that are over"). If it is over, nothing more of it is ordered,
@@ -33,14 +39,15 @@ Invariants:
 
 A crash loses the participant, and nothing else: all of it is a function of DATA and of the forward table. Without an
 outbox the next start is a new life without messages, whose receipts went with the process. With one, it begins with the
-same life at the end of DATA (`Began`): a member in the view goes on as one, quiet if its FLUSH_OK was ordered, asked
-for it if not; a life that is over meanwhile leaves its messages to a new one, as it does here.
+same life at the end of DATA (`Began`). A member in the view goes on as one: quiet if its FLUSH_OK was ordered or stands
+in its table, asked for it if not. A life that has asked to join goes on waiting. A life that is over meanwhile, or that
+begins stranded, leaves its messages to a new one, as it does here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
@@ -77,7 +84,7 @@ class Phase(Enum):
     STRANGER = "stranger"  # sends to an open group, and is in no view
     JOINING = "joining"  # the same, and has sent JOIN
     KEPT_OUT = "kept out"  # of a closed group, which it has not asked to join
-    AWAITING = "awaiting its view"  # it has asked a closed group
+    AWAITING = "awaiting its view"  # it has asked to join, and the group is closed
     MEMBER = "member"  # there is no flush
     BLOCKING = "blocking"  # a flush is in hand: block() runs, and may send
     QUIET = "quiet"  # has sent FLUSH_OK
@@ -109,6 +116,8 @@ class Cause(Enum):
     OVER = "a view without it, after which nothing of it is ordered"
     CLOSED = "the group is closed"
     OPENED = "the group is open"
+    STRANDED = "its JOIN can't be ordered"
+    HEARD = "an earlier start has not answered for it any more"
 
 
 class Do(Enum):
@@ -177,19 +186,22 @@ TRANSITIONS: dict[tuple[Phase, Cause], Row] = {
     (P.JOINING, C.LEAVE): Row(P.LEAVING, (SEND_LEAVE,)),
     (P.JOINING, C.ADMITTED): Row(P.MEMBER),
     (P.JOINING, C.ADMITTED_IN_FLUSH): Row(P.BORN_QUIET),
+    (P.JOINING, C.ADMITTED_QUIET): Row(P.QUIET),
     (P.JOINING, C.OVER): Row(P.OVER, (BEGIN_ANEW,)),
     (P.KEPT_OUT, C.JOIN): Row(P.AWAITING, (SEND_JOIN,)),
     (P.KEPT_OUT, C.OPENED): Row(P.STRANGER, (SEND_TABLE,)),
     (P.KEPT_OUT, C.LEAVE): Row(P.LEAVING),
     (P.KEPT_OUT, C.ADMITTED): Row(P.MEMBER, (SEND_TABLE,)),
     (P.KEPT_OUT, C.ADMITTED_IN_FLUSH): Row(P.BORN_QUIET),
-    (P.KEPT_OUT, C.HAND_OVER): Row(P.BETWEEN, (CARRY,)),
     (P.AWAITING, C.JOIN): Row(P.AWAITING),
     (P.AWAITING, C.OPENED): Row(P.JOINING, (SEND_TABLE,)),
     (P.AWAITING, C.LEAVE): Row(P.LEAVING, (SEND_LEAVE,)),
     (P.AWAITING, C.ADMITTED): Row(P.MEMBER, (SEND_TABLE,)),
     (P.AWAITING, C.ADMITTED_IN_FLUSH): Row(P.BORN_QUIET),
     (P.AWAITING, C.OVER): Row(P.OVER, (BEGIN_ANEW,)),
+    (P.AWAITING, C.STRANDED): Row(P.OVER, (BEGIN_ANEW,)),
+    # What it said in a flush that an earlier start has answered was dropped.
+    **{(phase, C.HEARD): Row(phase, (SEND_TABLE,)) for phase in (P.STRANGER, P.JOINING, P.MEMBER, P.BLOCKING)},
     # A flush.
     (P.MEMBER, C.FLUSH): Row(P.BLOCKING, (BLOCK, ASK)),
     (P.MEMBER, C.LEAVE): Row(P.LEAVING, (SEND_LEAVE,)),
@@ -219,6 +231,7 @@ TRANSITIONS: dict[tuple[Phase, Cause], Row] = {
     (P.ASKED_AGAIN, C.EXCLUDED): Row(P.EXCLUDED, (UNBLOCK, SEND_TABLE, BEGIN_ANEW)),
     (P.ASKED_AGAIN, C.OVER): Row(P.OVER, (UNBLOCK, BEGIN_ANEW)),
     # ... which ends this life, with or without its messages.
+    (P.EXCLUDED, C.CLOSED): Row(P.OVER),
     (P.EXCLUDED, C.HAND_OVER): Row(P.BETWEEN, (LOSE,)),
     (P.EXCLUDED, C.LEAVE): Row(P.GONE),
     (P.OVER, C.HAND_OVER): Row(P.BETWEEN, (CARRY,)),
@@ -235,11 +248,13 @@ TRANSITIONS: dict[tuple[Phase, Cause], Row] = {
     **{(phase, C.CLOSE): Row(P.GONE, (UNBLOCK,)) for phase in Phase},
 }
 
-OUTSIDE = frozenset({P.STRANGER, P.JOINING, P.KEPT_OUT, P.AWAITING})
+SENDING_FROM_OUTSIDE = frozenset({P.STRANGER, P.JOINING})
+KEPT_FROM_OUTSIDE = frozenset({P.KEPT_OUT, P.AWAITING})
+OUTSIDE = SENDING_FROM_OUTSIDE | KEPT_FROM_OUTSIDE
 IN_A_FLUSH = frozenset({P.BLOCKING, P.QUIET, P.BORN_QUIET, P.ASKED_AGAIN})
 ADMISSIONS = frozenset({C.ADMITTED, C.ADMITTED_IN_FLUSH, C.ADMITTED_QUIET})
 INSIDE = IN_A_FLUSH | {P.MEMBER}
-KEEPING_BACK = frozenset({P.KEPT_OUT, P.AWAITING, P.BORN_QUIET, P.ASKED_AGAIN})
+KEEPING_BACK = KEPT_FROM_OUTSIDE | {P.BORN_QUIET, P.ASKED_AGAIN}
 SILENT = frozenset({P.QUIET, P.BORN_QUIET, P.ASKED_AGAIN})
 DEAD = frozenset({P.BETWEEN, P.EXCLUDED, P.OVER})
 ENDING = frozenset({P.LEAVING, P.GONE})
@@ -251,8 +266,8 @@ ENDING = frozenset({P.LEAVING, P.GONE})
 class Began(NamedTuple):
     """A life begins where the log stands at `state`.
 
-    `joins`: its forward table begins with a JOIN. `answered`: the flush whose FLUSH_OK an earlier start has left in the
-    table (`newest_answer`).
+    `joins`: a JOIN stands in its forward table. `answered`: the flush whose FLUSH_OK an earlier start has left there
+    (`newest_answer`).
     """
 
     life: Life
@@ -274,7 +289,10 @@ class Renewed(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The application asks to join, to leave, or to be closed; or the driver to end a life that can't go on."""
+    """The application asks to join, to leave, or to be closed; or the driver to end a life that can't go on.
+
+    The driver says STRANDED as soon as the participant `is_stranded`: it has the table.
+    """
 
     cause: Cause
 
@@ -363,9 +381,22 @@ class Participant:
         """Whether the group waits for its heartbeats."""
         return self.phase in INSIDE or self.phase in (Phase.JOINING, Phase.AWAITING, Phase.LEAVING)
 
-    def is_stranded(self, first: Pending | None) -> bool:
-        """Whether `first`, the first in the table, stands in the way of the JOIN that this life needs to send it."""
-        return self.phase is Phase.KEPT_OUT and first is not None and not is_control(first)
+    @property
+    def name_is_in(self) -> bool:
+        """Whether the newest view has its name: this life, or an earlier start."""
+        return self.known.view is not None and self.life.address in self.known.view.members
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether its messages may be dropped, as an earlier start of its name may have answered the flush in hand."""
+        return self.phase in SENDING_FROM_OUTSIDE and bool(self.known.flush_id) and self.name_is_in
+
+    def is_stranded(self, pending: Iterable[Pending]) -> bool:
+        """Whether its JOIN stands in the table behind what a closed group does not take before it."""
+        if self.phase is not Phase.AWAITING or self.name_is_in:
+            return False
+        kinds = [kind_of(entry) for entry in pending]
+        return JOIN in kinds and kinds[0] != JOIN
 
 
 class Step(NamedTuple):
@@ -402,11 +433,12 @@ class Step(NamedTuple):
 def step(now: Participant, event: Event) -> Step:
     """The participant after an event, and what follows. Raises ProtocolViolation, and nothing has changed."""
     if isinstance(event, Data):
-        return _take(now, event)
+        return _say_again(now, _take(now, event))
     if isinstance(event, CaughtUp):
-        return _catch_up(Step(now), event.state)
+        return _say_again(now, _catch_up(Step(now), event.state))
     if isinstance(event, Began):
-        born = Step(now).turn(Cause.BEGIN_JOINING if event.joins else Cause.BEGIN)
+        has_asked = event.joins or event.life in event.state.membership.joining
+        born = Step(now).turn(Cause.BEGIN_JOINING if has_asked else Cause.BEGIN)
         born = born.but(life=event.life, known=KnownGroup(), joined_at=None, request=None)
         return _catch_up(born, event.state, event.answered)
     if isinstance(event, Renewed):
@@ -452,10 +484,25 @@ def _is_own(now: Participant, record: Data) -> bool:
 
 def _take_settings(here: Step, payload: bytes) -> Step:
     here = here.but(settings=here.participant.settings.updated(payload))
-    # One that sent to an open group before goes on: what has come of it is known when it is ordered, and not now.
-    if here.participant.phase in (Phase.KEPT_OUT, Phase.AWAITING) and not here.participant.settings.closed:
+    return _see_whether_closed(here, here.participant.settings.closed)
+
+
+def _see_whether_closed(here: Step, is_closed: bool) -> Step:
+    """What has come of a stranger's messages is known when the group closes: the others are not ordered any more."""
+    phase = here.participant.phase
+    if is_closed and (phase in SENDING_FROM_OUTSIDE or phase is Phase.EXCLUDED):
+        return here.turn(Cause.CLOSED)
+    if not is_closed and phase in KEPT_FROM_OUTSIDE:
         return here.turn(Cause.OPENED)
     return here
+
+
+def _say_again(before: Participant, here: Step) -> Step:
+    """Send what was dropped, as soon as it may be heard: the flush is over, or runs again, or the name is out."""
+    now = here.participant
+    is_heard = not now.is_unheard or now.known.flush_id != before.known.flush_id
+    is_due = before.is_unheard and is_heard and (now.phase, Cause.HEARD) in TRANSITIONS
+    return here.turn(Cause.HEARD) if is_due else here
 
 
 def _take_view(here: Step, view: ViewChange) -> Step:
@@ -538,19 +585,15 @@ def _catch_up_view(here: Step, state: SequencerState, answered: int) -> Step:
     if now.life in membership.members:
         if not _may_be_admitted(now):
             return here
-        has_answered = now.life.address in membership.flush.answered  # as whoever is admitted within it has
-        if now.phase is Phase.STRANGER and (has_answered or 0 < answered == membership.flush.id):
-            return here.turn(Cause.ADMITTED_QUIET)
+        if 0 < answered == membership.flush.id:
+            return here.turn(Cause.ADMITTED_QUIET)  # what stands before its answer is still to be sent
+        has_answered = now.life.address in membership.flush.answered  # as one has that is admitted within it
         return here.turn(Cause.ADMITTED_IN_FLUSH if has_answered else Cause.ADMITTED)
     if _is_in(now):
         return here.turn(Cause.OVER if is_closed or state.is_over(*now.life) else Cause.EXCLUDED)
     if now.phase in (Phase.JOINING, Phase.AWAITING) and state.is_over(*now.life):
         return here.turn(Cause.OVER)
-    if is_closed and now.phase in (Phase.STRANGER, Phase.JOINING):
-        return here.turn(Cause.CLOSED)
-    if not is_closed and now.phase in (Phase.KEPT_OUT, Phase.AWAITING):
-        return here.turn(Cause.OPENED)
-    return here
+    return _see_whether_closed(here, is_closed)
 
 
 def _catch_up_request(here: Step, state: SequencerState) -> Step:
@@ -586,6 +629,16 @@ def _request(now: Participant, event: FlushWanted | FlushUnwanted | FlushDone) -
 
 
 # --- the forward table from life to life ---
+
+
+def begins_stranded(life: Life, pending: Sequence[Pending], state: SequencerState) -> bool:
+    """Whether a life that goes on where the log stands at `state` could have nothing ordered any more.
+
+    The group is closed, the life is not in it and has not asked, and its table does not begin with the JOIN.
+    """
+    membership = state.membership
+    is_outside = not membership.is_member(life.address) and life not in membership.joining
+    return membership.settings.closed and is_outside and bool(pending) and kind_of(pending[0]) != JOIN
 
 
 def newest_answer(pending: Iterable[Pending]) -> int:

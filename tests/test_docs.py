@@ -234,10 +234,13 @@ def parameters(group: TyperGroup, path: str = "ABCAST") -> Iterator[str]:
 def test_variables() -> None:
     """The environment variables that are named mean something."""
     named = set(re.findall(r"ABCAST_[A-Z_]+", section(doc("operations"), "## Configuration")))
-    assert named - {"ABCAST_COMMAND_OPTION", "ABCAST_CONFIG", "ABCAST_LOG_LEVEL"} <= set(parameters(command()))
+    assert named - {
+        *("ABCAST_COMMAND_OPTION", "ABCAST_CONFIG", "ABCAST_LOG_LEVEL", "ABCAST_TRANSPORT"),
+    } <= set(parameters(command()))
     for variable, file in (
         ("ABCAST_CONFIG", "connectors/kafka/configuration.py"),
         ("ABCAST_LOG_LEVEL", "jobs/options.py"),
+        ("ABCAST_TRANSPORT", "connectors/kafka/transport/__init__.py"),
     ):
         assert f'"{variable}"' in (ROOT / file).read_text(encoding="utf-8")
 
@@ -298,7 +301,7 @@ def test_errors() -> None:
 
 def test_limits() -> None:
     """The limits it lists are those in the code."""
-    from connectors.client.forwarder import MAX_RESEND_S
+    from connectors.client.go_back_n import MAX_RESEND_S
     from connectors.client.lives import SendingLimits
     from connectors.kafka.backlog import BATCH_BYTES
     from connectors.kafka.connection import Connection

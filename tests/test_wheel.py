@@ -20,6 +20,7 @@ from packaging.requirements import Requirement
 from connectors.local.broker import EmbeddedBroker
 from connectors.local.jars import jars_directory
 from tests.cli.process import ROOT, background, environment
+from tests.papers import doc, fences
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -160,6 +161,12 @@ except ImportError as error:
     packages = next(base.python.parents[1].glob("lib/python*/site-packages"))
     assert (packages / "abcast" / "py.typed").exists()
     assert not any((packages / name).exists() for name in ("connectors", "jobs", "ordering", "conf", "tests", *OF_JOBS))
+
+
+def test_in_memory(base: Installed) -> None:
+    """An application that has installed the wheel tests its use of `Member` without a broker, as its page shows."""
+    [code] = fences(doc("testing"), "python")
+    assert base.output("python", "-c", f"{code}\ntest_everybody_sees_the_order()") == ""
 
 
 def test_version(base: Installed) -> None:

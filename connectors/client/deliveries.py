@@ -1,8 +1,7 @@
 """Deliveries: the messages of a group, in the total order, from any seqno on.
 
-Invariant. The *position* is what Kafka remembers under the member's name: the last seqno up to which the application
-has taken everything. It follows the application and is never ahead of it, so what was in hand when a run ended,
-however it ended, comes again in the next. A run that begins at a seqno of the application's choice stands beside it and
+The *position* is what Kafka remembers under the member's name: the last seqno up to which the application has taken
+everything (`connectors.client.bookmark`). A run that begins at a seqno of the application's choice stands beside it and
 moves nothing, unless it is told to be the member's own.
 
 A name that has once had a position does not begin at seqno 1 because Kafka has forgotten it: see
@@ -11,14 +10,14 @@ A name that has once had a position does not begin at seqno 1 because Kafka has 
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from enum import Enum
 from pathlib import Path
 
+from connectors.client.bookmark import Bookmark, Mark
 from connectors.client.delivery import Delivery, Place
 from connectors.client.ledger_reader import read_ledger
 from connectors.client.member_memory import MemberMemory
@@ -26,19 +25,12 @@ from connectors.client.silence import Silence
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import DataCursor, Effective
 from connectors.kafka.data_log import DataLog
-from ordering.errors import AbcastError, HistoryUnavailable, UsageError
+from ordering.errors import HistoryUnavailable, UsageError
 from ordering.events import Event, EventReader
 from ordering.names import Address
 from ordering.records import MESSAGE
 
 POLL_S = 0.1
-COMMIT_EVERY_S = 0.5
-"""How much of what was taken may come again after kill -9, in seconds."""
-
-REFRESH_EVERY_S = 3600.0
-"""The position is committed again after so long without news, so that Kafka does not forget it."""
-
-_logger = logging.getLogger(__name__)
 
 
 class Position(Enum):
@@ -95,10 +87,7 @@ class Deliveries:
         self._between = between or (lambda _: None)
         self._next_seqno = self._first_seqno = from_seqno or 0
         self._position = position
-        self._taken = Place(0, 0, None)
-        self._in_hand: Place | None = None
-        self._committed_seqno = 0
-        self._committed_at = time.monotonic()
+        self._bookmark = Bookmark(str(address))
 
     def stop(self) -> None:
         """End the run: the application's loop ends as if there were no more messages."""
@@ -106,13 +95,12 @@ class Deliveries:
 
     def take(self) -> None:
         """What is in hand counts as taken."""
-        if self._in_hand is not None:
-            self._taken, self._in_hand = self._in_hand, None
+        self._bookmark.take()
 
     @property
     def taken_seqno(self) -> int:
         """Up to this seqno the application has taken everything, this run's start being where it began."""
-        return max(self._taken.seqno, self._first_seqno - 1, self._counted, 0)
+        return max(self._bookmark.taken.number, self._first_seqno - 1, self._counted, 0)
 
     def run(self) -> Iterator[Delivery | Event]:
         """The messages, and the events if asked for.
@@ -129,27 +117,28 @@ class Deliveries:
             finally:
                 # While the interpreter shuts down there are no threads left to talk to Kafka with.
                 if not sys.is_finalizing():
-                    self._commit(memory)
+                    self._bookmark.commit()
                     memory.close()
         finally:
             self.finished.set()
 
     def _deliver(self, memory: MemberMemory) -> Iterator[Delivery | Event]:
         self._next_seqno = self._first_seqno = self._begin(memory)
+        bookmark = self._bookmark
         for places in self._places(memory):
             for place in places:
                 if (what := self._new(place)) is not None:
-                    self._in_hand = place
+                    bookmark.hand_out(place.seqno, place.next_offset)
                     yield what
-                    self.take()
+                    bookmark.take()
                     self._silence.broken()
-                    self._commit_if_due(memory)
+                    bookmark.commit_if_due()
                     if self._stopping.is_set():
                         return
                     self._between(self.taken_seqno)
                 else:
-                    self._taken = place
-            self._commit_if_due(memory)
+                    bookmark.pass_over(place.seqno, place.next_offset)
+            bookmark.commit_if_due()
             if self._stopping.is_set():
                 return
             self._between(self.taken_seqno)
@@ -158,39 +147,19 @@ class Deliveries:
 
     def _begin(self, memory: MemberMemory) -> int:
         """The first seqno. Raises PositionLost."""
-        if self._position is Position.OWN:
-            if self.from_seqno is None:
-                self._committed_seqno = memory.position()
-                self._taken = Place(self._committed_seqno, self._committed_seqno, None)
-                return self._committed_seqno + 1
-            self._committed_seqno = memory.taken() or 0
-        assert self.from_seqno is not None
+        remember = None if self._position is Position.BESIDE else memory.remember_taken
+        if self.from_seqno is None:
+            committed = memory.position()
+            self._bookmark.begin(Mark(committed, committed), committed, remember)
+            return committed + 1
+        committed = (memory.taken() or 0) if self._position is Position.OWN else 0
+        self._bookmark.begin(Mark(0, 0), committed, remember)
         return self.from_seqno
 
     def _new(self, place: Place) -> Delivery | Event | None:
         """What the application gets."""
         is_counted = isinstance(place.delivery, Delivery) and place.seqno <= self._counted
         return None if is_counted else place.delivery
-
-    def _commit_if_due(self, memory: MemberMemory) -> None:
-        if time.monotonic() - self._committed_at >= COMMIT_EVERY_S:
-            self._commit(memory)
-
-    def _commit(self, memory: MemberMemory) -> None:
-        """Remember what was taken. A failure is not the application's: the next commit makes up for it."""
-        if self._position is Position.BESIDE:
-            return
-        taken, now = self._taken, time.monotonic()
-        is_old_news = 0 < taken.seqno == self._committed_seqno and now - self._committed_at > REFRESH_EVERY_S
-        if taken.seqno <= self._committed_seqno and not is_old_news:
-            return
-        self._committed_at = now
-        try:
-            memory.remember_taken(taken.seqno, taken.next_offset)
-        except AbcastError as error:
-            _logger.warning("%s: the position %d could not be committed: %s", self.address, taken.seqno, error)
-        else:
-            self._committed_seqno = taken.seqno
 
     def _places(self, memory: MemberMemory) -> Iterator[list[Place]]:
         """Everything from `_next_seqno` on without a seam, from Kafka or the ledger; an empty list now and then."""
@@ -224,11 +193,12 @@ class Deliveries:
             # Asked for a seqno that is still to come, we wait for it. A position that was once reached and is not
             # there any more is another matter, about which `after` complains.
             start = log.after(first - 1, or_end=self.from_seqno is not None)
-        cursor = DataCursor(memory.consumer, memory.data, start)
-        while True:
-            effective = cursor.poll(POLL_S)
-            self._silence.read_up_to(cursor.position)
-            yield [self._place(record) for record in effective if record.seqno >= first]
+        with closing(self.connection.consumer()) as consumer:
+            cursor = DataCursor(consumer, memory.data, start)
+            while True:
+                effective = cursor.poll(POLL_S)
+                self._silence.read_up_to(cursor.position)
+                yield [self._place(record) for record in effective if record.seqno >= first]
 
     def _place(self, record: Effective) -> Place:
         what: Delivery | Event | None = None

@@ -9,13 +9,8 @@ It drives the member's participant (`ordering.participant`), which says when mes
 tells it the control records of DATA, the application's threads what they ask for, and the actions are performed under
 the lock, in the same step.
 
-Two rules keep it simple:
-
-* Whoever sends holds the lock, broadcasts and resends alike. So the FORWARD log has this member's messages in order,
-  except where a produce request failed.
-* After a failed produce request nothing more is sent by that producer: broadcasts only enter the table, until the
-  thread has a new producer and sends the table from its beginning. (kafka-python's idempotent producer fails the
-  batches in flight when its epoch is bumped, and may then be in a fatal state; a new one is in a known state.)
+Whoever sends holds the lock, broadcasts and resends alike. So the FORWARD log has this member's messages in order,
+except where a produce request failed (`connectors.client.go_back_n`).
 """
 
 from __future__ import annotations
@@ -30,11 +25,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from kafka import KafkaProducer
-from kafka.errors import KafkaError
-from kafka.future import Future
-
 from connectors.client.callbacks import Callbacks
+from connectors.client.go_back_n import GoBackN, new_producer
 from connectors.client.lives import Beginning, Carried, Lives, is_same
 from connectors.client.member_memory import MemberMemory
 from connectors.client.promise import raised_again
@@ -43,6 +35,7 @@ from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import DataCursor, Effective
 from connectors.kafka.data_log import DataLog, Start
+from connectors.kafka.transport import Consumer, Producer
 from ordering.errors import (
     AbcastError,
     Blocked,
@@ -77,24 +70,11 @@ from ordering.participant import (
     step,
 )
 from ordering.reader import Reader, Verdict
-from ordering.records import HEARTBEAT, MESSAGE, Data, Headers, MessageId
+from ordering.records import HEARTBEAT, JOIN, MESSAGE, Data, Headers, MessageId
 from ordering.sequencer import SequencerState
-
-LINGER_MS = 10
-BATCH_BYTES = 256 * 1024
-"""The producer collects records for so long, or so many bytes, into one batch. It is little beside what ordering takes;
-with 5 ms, member and broker took a quarter of a core more for their requests at 1,000 records/s.
-"""
 
 POLL_S = 0.1
 """How often, at least, the thread looks whether something is to be sent again."""
-
-FAILED_RESEND_S = 0.2
-MAX_RESEND_S = 30.0
-"""A failed produce request is repaired after the first; both it and `resend_after` double up to the second."""
-
-STUCK_PRODUCER_S = 150.0
-"""Longer than the 120 s in which a producer gives up on a record: if it did not, it is replaced."""
 
 FRESH_S = 5.0
 """A life that is older when it sends its first record looks whether it may still begin."""
@@ -112,7 +92,8 @@ class Opened(NamedTuple):
     """What a forwarder begins with."""
 
     memory: MemberMemory
-    producer: KafkaProducer
+    producer: Producer
+    consumer: Consumer
     cursor: DataCursor
     beginning: Beginning
 
@@ -146,15 +127,15 @@ class Forwarder:
         self._outbox = lives.outbox
         self._sender = str(address).encode("ascii")
         self._topic = str(Topic(group, "forward", address.site))
-        self._memory, self._cursor = opened.memory, opened.cursor
-        self._use(opened.producer)
+        self._memory, self._consumer, self._cursor = opened.memory, opened.consumer, opened.cursor
+        self._sending = GoBackN(
+            connection, opened.producer, str(address), self.changed, self._send_table, self.limits.resend_after
+        )
         self._take_life(opened.beginning)
         self._participant = Participant(Life(str(address), self.incarnation))
         self._stopping = threading.Event()
         self._failure: AbcastError | None = None
         self._last_seqno: int | None = None
-        self._resends = 0  # since the last progress
-        self._progress_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"abcast-{group}-{address}", daemon=True)
         self._beating: threading.Thread | None = None
 
@@ -177,13 +158,16 @@ class Forwarder:
         with contextlib.ExitStack() as to_close:
             memory = MemberMemory(connection, group, lives.address)
             to_close.callback(memory.close)
-            producer = _new_producer(connection)
-            to_close.callback(abandon, producer)
+            producer = new_producer(connection)
+            to_close.callback(producer.abandon)
+            consumer = connection.consumer()
+            to_close.callback(consumer.close)
             # The log's end is taken before the first message is sent: nothing of ours can be missed behind it.
             start, state = _end_of_data(connection, group, lives.address)
             history = functools.partial(_ordered_since, connection, group, lives.address, end=start.offset)
             beginning = lives.begin(memory, state, carried, history)
-            opened = Opened(memory, producer, DataCursor(memory.consumer, memory.data, start), beginning)
+            cursor = DataCursor(consumer, memory.data, start)
+            opened = Opened(memory, producer, consumer, cursor, beginning)
             forwarder = cls(connection, group, lives, callbacks, successor, opened)
             to_close.callback(forwarder._stopping.set)
             forwarder._start(state)
@@ -194,7 +178,8 @@ class Forwarder:
         with self.changed:
             life = Life(str(self.address), self.incarnation)
             answered = newest_answer(self._table.pending())
-            self._step(Began(life, state, self._join is not None, answered))
+            joins = any(kind_of(entry) == JOIN for entry in self._table.pending())
+            self._step(Began(life, state, joins, answered))
             self._send_table()
         self._thread.start()
 
@@ -202,13 +187,6 @@ class Forwarder:
         self.incarnation, self._table, self._receipts, self._join, self.is_continued = begun
         self._is_unheard = not self._receipts  # nothing of it was sent by this process
         self._begun_at = time.monotonic()
-
-    def _use(self, producer: KafkaProducer) -> None:
-        self._producer = producer
-        # One object for all of a producer's records: nothing is made for it on the hot path.
-        self._on_failure = functools.partial(self._note_failure, producer)
-        self._newest: Future | None = None
-        self._produce_failed = False
 
     # --- what applications call ---
 
@@ -286,10 +264,9 @@ class Forwarder:
                 self._step(Answered(flush_id))
 
     @property
-    def is_stranded(self) -> bool:
-        """Whether messages that are kept back stand before the JOIN that is missing: this life can't join any more."""
-        with self.changed:
-            return self._participant.is_stranded(next(self._table.pending(), None))
+    def has_pending(self) -> bool:
+        """Whether something that it has accepted is not ordered yet."""
+        return bool(len(self._table))
 
     # --- driving the participant, under the lock ---
 
@@ -318,12 +295,13 @@ class Forwarder:
             self._beating = threading.Thread(target=self._beat, name=f"abcast-{self.address}-beat", daemon=True)
             self._beating.start()
         self.changed.notify_all()
+        if self._participant.is_stranded(self._table.pending()):
+            self._step(Asked(Cause.STRANDED))
         return receipt
 
     def _perform(self, action: Action) -> None:
         if action.do is Do.SEND_TABLE:
-            if not self._produce_failed:
-                self._send_table()
+            self._send_table()
         elif action.do is Do.BLOCK:
             self._callbacks.block()
         elif action.do is Do.ASK:
@@ -338,12 +316,12 @@ class Forwarder:
         if self._outbox is not None:
             self._outbox.append(self._table.last + 1, payload, headers)
         if not self._receipts:
-            self._progress_at = time.monotonic()
+            self._sending.note_progress()
         self._is_unheard = False
         pending = self._table.append(payload, headers)
         receipt = Receipt(MessageId(str(self.address), self.incarnation, pending.local_seqno), self.changed)
         self._receipts.append(receipt)
-        if not self._produce_failed and self._may_send(pending):
+        if self._may_send(pending):
             self._send(pending)
         return receipt
 
@@ -359,13 +337,11 @@ class Forwarder:
 
     def heartbeat(self) -> None:
         """Say that this incarnation is alive, if that costs no waiting."""
-        if self._produce_failed or not self.changed.acquire(blocking=False):
+        if not self.changed.acquire(blocking=False):
             return
         try:
             headers = forward_headers(self.incarnation, 1, kind=HEARTBEAT)
-            self._producer.send(self._topic, value=b"", key=self._sender, headers=headers)
-        except KafkaError as error:
-            _logger.debug("%s: a heartbeat could not be sent: %r", self.address, error)
+            self._sending.send_beside(self._topic, self._sender, b"", headers)
         finally:
             self.changed.release()
 
@@ -428,7 +404,8 @@ class Forwarder:
         self._thread.join(self.connection.timeout + 5)
         if self._beating is not None:
             self._beating.join(2)
-        abandon(self._producer)
+        self._sending.close()
+        self._consumer.close()
         self._memory.close()
         with self.changed:
             if self._outbox is not None:
@@ -483,31 +460,16 @@ class Forwarder:
             headers = forward_headers(self.incarnation, pending.local_seqno, kind=kind_of(pending))
         else:
             headers = forward_headers(self.incarnation, pending.local_seqno, pending.headers)
-        try:
-            future = self._producer.send(self._topic, value=pending.payload, key=self._sender, headers=headers)
-        except KafkaError as error:
-            self._note_failure(self._producer, error)
-            return
-        future.add_errback(self._on_failure)
-        self._newest = future
+        self._sending.send(self._topic, self._sender, pending.payload, headers)
 
     def _send_table(self) -> None:
         """Send everything pending that may be sent, in increasing order of local seqnos."""
         for pending in self._table.pending():
-            if self._produce_failed:
-                return
             if self._may_send(pending):
                 self._send(pending)
 
     def _may_send(self, pending: Pending) -> bool:
         return self._participant.sends_messages or is_control(pending)
-
-    def _note_failure(self, producer: KafkaProducer, error: BaseException) -> None:
-        """A produce request failed. Called by the producer's thread too, so without the lock (it may hold it up)."""
-        if producer is self._producer and not self._stopping.is_set():
-            if not self._produce_failed:
-                _logger.warning("%s: a produce request failed (%r); sending again soon", self.address, error)
-            self._produce_failed = True
 
     def _fail_receipts(self, error: AbcastError) -> None:
         for receipt in self._receipts:
@@ -525,7 +487,8 @@ class Forwarder:
                     self._acknowledge(self._cursor.poll(POLL_S))
                 except HistoryUnavailable as gone:
                     self._catch_up(gone)
-                self._resend_if_due()
+                if self._receipts:
+                    self._sending.send_again_if_due()
         except AbcastError as error:
             _logger.warning("%s stops sending: %s", self.address, error)
             self.fail(error)
@@ -582,8 +545,7 @@ class Forwarder:
         return ours is not None and is_same(ours, record.kind, record.value or b"", record.headers)
 
     def _progressed(self) -> None:
-        self._progress_at = time.monotonic()
-        self._resends = 0
+        self._sending.note_progress()
         self.changed.notify_all()
 
     def _catch_up(self, gone: HistoryUnavailable) -> None:
@@ -603,48 +565,10 @@ class Forwarder:
                     if receipt is not None:
                         receipt.fail(HistoryUnavailable(f"{receipt.message_id} is ordered, but as which seqno? {gone}"))
             self._progressed()
-        self._cursor = DataCursor(self._memory.consumer, self._memory.data, start)
+        self._cursor = DataCursor(self._consumer, self._memory.data, start)
         with self.changed:
             if not self._stopping.is_set():
                 self._step(CaughtUp(state))
-
-    def _resend_if_due(self) -> None:
-        if not self._receipts:
-            return
-        stuck = False
-        waited = time.monotonic() - self._progress_at
-        if self._produce_failed:
-            first = FAILED_RESEND_S
-        else:
-            first = self.limits.resend_after
-            # A producer that is still at it (the broker is away) will send it all; sending again only adds to it.
-            if self._newest is not None and not self._newest.is_done:
-                stuck = waited > STUCK_PRODUCER_S
-                if not stuck:
-                    return
-        if waited < min(first * 2 ** min(self._resends, 20), max(first, MAX_RESEND_S)):
-            return
-        self._resends += 1
-        self._progress_at = time.monotonic()
-        fresh: KafkaProducer | None = None
-        if self._produce_failed or stuck:
-            self._produce_failed = True  # until the table is sent, broadcasts only enter it
-            try:
-                fresh = _new_producer(self.connection)
-            except BrokerUnreachable:
-                return
-        with self.changed:
-            _logger.info("%s: no progress for %.1f s; sending %d again", self.address, waited, len(self._receipts))
-            old = self._producer
-            if fresh is not None:
-                self._use(fresh)
-            self._send_table()
-        if fresh is not None:
-            abandon(old)
-
-
-def _new_producer(connection: Connection) -> KafkaProducer:
-    return connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
 
 
 def _end_of_data(connection: Connection, group: str, address: Address) -> tuple[Start, SequencerState]:
@@ -669,14 +593,3 @@ def _as_data(record: Effective) -> Data:
     """A control record as the core knows it."""
     who = record.sender, record.incarnation, record.local_seqno
     return Data(record.kind, 0, record.seqno, record.view, *who, record.value or b"")
-
-
-def abandon(producer: KafkaProducer) -> None:
-    """Close a producer at once, whatever it still holds: the forward table has it."""
-    # kafka-python's close does not stop its thread when records are left, and does not wait for it with timeout 0.
-    producer._sender.force_close()  # noqa: SLF001 - there is no public way
-    producer._sender.join(5)  # noqa: SLF001 - there is no public way
-    try:
-        producer.close(timeout=0)
-    except KafkaError:
-        _logger.warning("a producer did not stop; it goes with the process")

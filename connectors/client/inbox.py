@@ -5,11 +5,10 @@ the member's address. What is taken is a pure function of that partition (`order
 partitions must stay what it was at the first letter, and nothing may be dropped from the log's beginning.
 
 Invariant. What the application was given are the letters that the rule takes, each once, as long as this run lasts. The
-offset up to which they were *taken* is committed every COMMIT_EVERY_S seconds and at the end, never ahead of the
-application. After kill -9 a run reads the partition from its beginning, makes the received table again, and gives what
-stands at the committed offset or behind it: nothing is lost, and at most the letters of the last half second are given
-again (their numbers tell). The letter in hand when a run ends comes again (`connectors.client.stream`), and a name
-whose offset Kafka has forgotten is told so (`connectors.client.member_memory`).
+offset up to which they were *taken* is committed (`connectors.client.bookmark`). After kill -9 a run reads the
+partition from its beginning, makes the received table again, and gives what stands at the committed offset or behind
+it: nothing is lost, and at most the letters of the last half second are given again (their numbers tell). A name whose
+offset Kafka has forgotten is told so (`connectors.client.member_memory`).
 
 The cost: a start reads the partition's whole history, payloads of other receivers included (Kafka sends no headers
 alone); memory is one row a sender.
@@ -17,19 +16,21 @@ alone); memory is one row a sender.
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
-from kafka import KafkaConsumer
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.partitioner.default import murmur2
 from kafka.structs import TopicPartition
 
-from connectors.client.deliveries import COMMIT_EVERY_S, POLL_S, REFRESH_EVERY_S
+from connectors.client.bookmark import Bookmark, Mark
+from connectors.client.deliveries import POLL_S
 from connectors.client.letter import Letter
 from connectors.client.letter_codec import decode_letter, is_state_letter
 from connectors.client.member_memory import MemberMemory
@@ -37,14 +38,15 @@ from connectors.client.silence import Silence
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import RETRY_PAUSE_S
 from connectors.kafka.topics import inbox_partitions
-from ordering.errors import AbcastError, HistoryUnavailable, UsageError
+from connectors.kafka.transport import Consumer
+from ordering.errors import HistoryUnavailable, UsageError
 from ordering.inbox import InboxReader
 from ordering.names import Address
 
 _logger = logging.getLogger(__name__)
 
 
-def inbox_partition(connection: Connection, consumer: KafkaConsumer, group: str, address: Address) -> TopicPartition:
+def inbox_partition(connection: Connection, consumer: Consumer, group: str, address: Address) -> TopicPartition:
     """Where a member's letters are: the partition in which a producer puts its address as the key.
 
     Raises TopicMissing, BrokerUnreachable.
@@ -81,8 +83,7 @@ class Inbox:
         self._stopping = threading.Event()
         self._reader = InboxReader()
         self._failing = False
-        self._taken = self._committed = self._in_hand = 0
-        self._committed_at = time.monotonic()
+        self._bookmark = Bookmark(f"{address}'s inbox")
 
     def stop(self) -> None:
         """End the run: the application's loop ends as if there were no more letters."""
@@ -90,66 +91,65 @@ class Inbox:
 
     def take(self) -> None:
         """What is in hand counts as taken."""
-        self._taken = max(self._taken, self._in_hand)
+        self._bookmark.take()
 
     def run(self) -> Iterator[Letter]:
         """The letters. Raises BrokerUnreachable (at the start), TopicMissing, HistoryUnavailable, PositionLost."""
         try:
             memory = MemberMemory(self.connection, self.group, self.address)
             try:
-                partition = inbox_partition(self.connection, memory.consumer, self.group, self.address)
-                try:
-                    yield from self._receive(memory, partition)
-                finally:
-                    # While the interpreter shuts down there are no threads left to talk to Kafka with.
-                    if not sys.is_finalizing():
-                        self._commit(memory, partition)
+                with closing(self.connection.consumer()) as consumer:
+                    yield from self._receive(memory, consumer)
             finally:
+                # While the interpreter shuts down there are no threads left to talk to Kafka with.
                 if not sys.is_finalizing():
+                    self._bookmark.commit()
                     memory.close()
         finally:
             self.finished.set()
 
-    def _receive(self, memory: MemberMemory, partition: TopicPartition) -> Iterator[Letter]:
+    def _receive(self, memory: MemberMemory, consumer: Consumer) -> Iterator[Letter]:
+        partition = inbox_partition(self.connection, consumer, self.group, self.address)
         first = 0 if self.from_beginning else memory.letters_taken(partition)
-        self._taken = self._committed = first
+        self._bookmark.begin(Mark(first, first), first, functools.partial(_remember, memory, partition))
         silence = Silence(self.timeout, self.connection.timeout)
-        silence.expect(self._seek_beginning(memory.consumer, partition))
+        silence.expect(self._seek_beginning(consumer, partition, first))
+        bookmark = self._bookmark
         while not self._stopping.is_set():
-            records = self._poll(memory.consumer, partition)
+            records = self._poll(consumer, partition)
             for record in records:
                 letter = self._judge(record, is_new=record.offset >= first)
                 if letter is not None and record.offset >= first:
-                    self._in_hand = record.offset + 1
+                    bookmark.hand_out(record.offset + 1, record.offset + 1)
                     yield letter
-                    self.take()
+                    bookmark.take()
                     silence.broken()
-                    self._commit_if_due(memory, partition)
+                    bookmark.commit_if_due()
                     if self._stopping.is_set():
                         return
             if records:
                 position = records[-1].offset + 1
-                self._taken = max(self._taken, position)
+                bookmark.pass_over(position, position)
                 silence.read_up_to(position)
-            self._commit_if_due(memory, partition)
+            bookmark.commit_if_due()
             if silence.is_over:
                 return
 
-    def _seek_beginning(self, consumer: KafkaConsumer, partition: TopicPartition) -> int:
+    def _seek_beginning(self, consumer: Consumer, partition: TopicPartition, taken: int) -> int:
         """Go to the log's first record; where the log ends now. Raises HistoryUnavailable if a part is missing."""
         consumer.assign([partition])
         consumer.seek(partition, 0)
         with self.connection.reachable():
             beginning = consumer.beginning_offsets([partition])[partition]
             end = int(consumer.end_offsets([partition])[partition])
-        if beginning > 0 or end < self._committed:
+        if beginning > 0 or end < taken:
             raise HistoryUnavailable(
                 f"{partition.topic}-{partition.partition} holds the offsets {beginning} to {end}, but {self.address} "
-                f"needs all from 0 on and was at {self._committed} before. Inbox topics must have no retention."
+                f"needs all from 0 on and was at {taken} before. Inbox topics must have no retention."
             )
         return end
 
-    def _poll(self, consumer: KafkaConsumer, partition: TopicPartition) -> Sequence[Any]:
+    def _poll(self, consumer: Consumer, partition: TopicPartition) -> Sequence[Any]:
         try:
             polled = consumer.poll(timeout_ms=int(POLL_S * 1000))
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
@@ -184,22 +184,6 @@ class Inbox:
         is_next = self._reader.accept(letter.sender, letter.incarnation, letter.local_seqno)
         return letter if is_next and not is_state_letter(headers) else None
 
-    def _commit_if_due(self, memory: MemberMemory, partition: TopicPartition) -> None:
-        if time.monotonic() - self._committed_at >= COMMIT_EVERY_S:
-            self._commit(memory, partition)
 
-    def _commit(self, memory: MemberMemory, partition: TopicPartition) -> None:
-        """Remember what was taken. A failure is not the application's: the next commit makes up for it."""
-        now = time.monotonic()
-        is_old_news = 0 < self._taken == self._committed and now - self._committed_at > REFRESH_EVERY_S
-        if self._taken <= self._committed and not is_old_news:
-            return
-        self._committed_at = now
-        try:
-            memory.remember_letters_taken(partition, self._taken)
-        except AbcastError as error:
-            _logger.warning(
-                "%s: the offset %d of the inbox could not be committed: %s", self.address, self._taken, error
-            )
-        else:
-            self._committed = self._taken
+def _remember(memory: MemberMemory, partition: TopicPartition, _: int, offset: int) -> None:
+    memory.remember_letters_taken(partition, offset)

@@ -8,60 +8,50 @@ when its own produce request and those of all letters before it succeeded, and i
 all earlier acknowledged letters in its partition. So whatever is acknowledged is taken by the receiver's rule
 (`ordering.inbox`), which drops what follows a gap.
 
-After a failed request nothing more is sent by that producer; a new one sends the table from its beginning, also what
-succeeded behind the failure: that followed a gap. Repeats are dropped by the receiver. (The forwarder does the same.)
+After a failed request a new producer sends the table from its beginning, also what succeeded behind the failure: that
+followed a gap. Repeats are dropped by the receiver (`connectors.client.go_back_n`).
 
 A crash of the process loses what is in the table, the letters whose receipts have no result; the next start has a new
 incarnation, whose letters count from 1, so that no gap is left behind.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass
 
-from kafka import KafkaProducer
 from kafka.errors import KafkaError
-from kafka.future import Future
 from kafka.structs import TopicPartition
 
-from connectors.client.forwarder import (
-    BATCH_BYTES,
-    FAILED_RESEND_S,
-    LINGER_MS,
-    MAX_RESEND_S,
-    POLL_S,
-    STUCK_PRODUCER_S,
-    abandon,
-)
+from connectors.client.go_back_n import GoBackN, new_producer
 from connectors.client.letter import LetterReceipt
 from connectors.client.letter_codec import letter_headers
 from connectors.client.lives import SendingLimits
 from connectors.client.promise import raised_again
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import inbox_partitions
-from ordering.errors import AbcastError, BrokerUnreachable, LetterTableFull, NotWrittenInTime, UsageError
+from connectors.kafka.transport import Sent
+from ordering.errors import AbcastError, LetterTableFull, NotWrittenInTime, UsageError
 from ordering.forward_table import message_bytes
 from ordering.names import Address
 from ordering.records import LETTER, Headers
+
+POLL_S = 0.1
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A letter that is not acknowledged. `future`: of its newest produce request; None if there was none yet."""
+    """A letter that is not acknowledged. `sent`: of its newest produce request; None if there was none yet."""
 
     topic: str
     payload: bytes
     headers: list[tuple[str, bytes]]
     size: int
     receipt: LetterReceipt
-    future: Future | None = None
+    sent: Sent | None = None
 
 
 class LetterSender:
@@ -85,15 +75,11 @@ class LetterSender:
         self._sent = 0
         self._last: dict[str, int] = {}  # the last local seqno by receiver
         self._written: dict[TopicPartition, int] = {}  # offset of the last acknowledged record
-        self._produce_failed = False
-        self._resends = 0  # since the last progress
-        self._progress_at = time.monotonic()
-        self._producer = self._new_producer()
+        self._sending = GoBackN(
+            connection, new_producer(connection), f"{address}'s letters", self._changed, self._send_table
+        )
         self._thread = threading.Thread(target=self._run, name=f"abcast-letters-{group}-{address}", daemon=True)
         self._thread.start()
-
-    def _new_producer(self) -> KafkaProducer:
-        return self.connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
 
     # --- what applications call ---
 
@@ -110,14 +96,13 @@ class LetterSender:
             wire = letter_headers(str(self.address), self.incarnation, local_seqno, headers, kind)
             entry = _Entry(topic, payload, wire, size, receipt)
             if not self._table:
-                self._progress_at = time.monotonic()
+                self._sending.note_progress()
                 self._changed.notify_all()  # the thread waits for work
             self._last[to] = local_seqno
             self._table.append(entry)
             self._bytes += size
             self._sent += 1
-            if not self._produce_failed:
-                self._produce(entry)
+            self._produce(entry)
         return receipt
 
     def wait_written(self, timeout: float | None) -> None:
@@ -139,7 +124,7 @@ class LetterSender:
         with self._changed:
             self._changed.notify_all()
         self._thread.join(self.connection.timeout + 5)
-        abandon(self._producer)
+        self._sending.close()
         with self._changed:
             self._fail_receipts(
                 NotWrittenInTime(f"{self.address} was closed before its letter was written. It may still be written.")
@@ -187,15 +172,11 @@ class LetterSender:
 
     def _produce(self, entry: _Entry) -> None:
         key = entry.receipt.receiver.encode("ascii")
-        try:
-            entry.future = self._producer.send(entry.topic, value=entry.payload, key=key, headers=entry.headers)
-        except KafkaError as error:
-            self._note_failure(error)
+        entry.sent = self._sending.send(entry.topic, key, entry.payload, entry.headers)
 
-    def _note_failure(self, why: object) -> None:
-        if not self._produce_failed and not self._stopping.is_set():
-            _logger.warning("%s: a letter was not written (%r); sending again soon", self.address, why)
-        self._produce_failed = True
+    def _send_table(self) -> None:
+        for entry in self._table:
+            self._produce(entry)
 
     def _fail_receipts(self, error: AbcastError) -> None:
         for entry in self._table:
@@ -209,14 +190,14 @@ class LetterSender:
             while not self._stopping.is_set():
                 with self._changed:
                     self._changed.wait_for(lambda: self._table or self._stopping.is_set())
-                    head = self._table[0].future if self._table else None
-                if head is None:
+                    head = self._table[0].sent if self._table else None
+                if head is None or self._sending.has_failed:
                     self._stopping.wait(POLL_S)
-                elif not self._produce_failed:
+                else:
                     _wait_for(head, POLL_S)
                 self._acknowledge()
-                if self._produce_failed:
-                    self._send_again()
+                if self._table:
+                    self._sending.send_again_if_due()
         except Exception as error:
             # Whatever it is, the applications that wait must hear of it.
             _logger.error("%s stops sending letters", self.address, exc_info=not isinstance(error, AbcastError))
@@ -228,51 +209,29 @@ class LetterSender:
     def _acknowledge(self) -> None:
         with self._changed:
             before = self._acknowledged
-            while self._table and (future := self._table[0].future) is not None and future.is_done:
-                if not self._is_written(future):
+            while self._table and (sent := self._table[0].sent) is not None and sent.is_done:
+                if not self._is_written(sent):
                     break
                 entry = self._table.popleft()
                 self._bytes -= entry.size
                 entry.receipt.resolve()
             if self._acknowledged > before:
-                self._progress_at, self._resends = time.monotonic(), 0
+                self._sending.note_progress()
                 self._changed.notify_all()
-            elif self._table and time.monotonic() - self._progress_at > STUCK_PRODUCER_S:
-                self._note_failure("the producer is stuck")
 
-    def _is_written(self, future: Future) -> bool:
+    def _is_written(self, sent: Sent) -> bool:
         """Whether the table's first letter stands where the invariant wants it; notes a failure if not."""
-        if future.failed():
-            self._note_failure(future.exception)
+        if sent.failed():
+            self._sending.note_failure(sent.exception)
             return False
-        place, offset = future.value.topic_partition, future.value.offset
+        place, offset = sent.value.topic_partition, sent.value.offset
         if offset <= self._written.get(place, -1):
-            self._note_failure(f"{place.topic}-{place.partition}:{offset} stands before an earlier letter")
+            self._sending.note_failure(f"{place.topic}-{place.partition}:{offset} stands before an earlier letter")
             return False
         self._written[place] = offset
         return True
 
-    def _send_again(self) -> None:
-        """The whole table, by a new producer, after a pause that grows while nothing helps."""
-        self._stopping.wait(min(FAILED_RESEND_S * 2 ** min(self._resends, 20), MAX_RESEND_S))
-        self._resends += 1
-        try:
-            fresh = self._new_producer()
-        except BrokerUnreachable:
-            return
-        with self._changed:
-            old, self._producer = self._producer, fresh
-            self._produce_failed = False
-            self._progress_at = time.monotonic()
-            for entry in self._table:
-                entry.future = None  # what the old producer says no longer counts
-            for entry in self._table:
-                self._produce(entry)
-                if self._produce_failed:
-                    break
-        abandon(old)
 
-
-def _wait_for(future: Future, timeout: float) -> None:
-    with contextlib.suppress(KafkaError):  # a failure, or not done in time: the future itself tells
-        future.get(timeout)
+def _wait_for(sent: Sent, timeout: float) -> None:
+    with contextlib.suppress(KafkaError):  # a failure, or not done in time: `sent` itself tells
+        sent.get(timeout)

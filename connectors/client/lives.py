@@ -4,9 +4,10 @@ A life begins with the process, or goes on from the outbox. Each message is orde
 
 * *A life that goes on* keeps its incarnation, so what it sends again has the same message ids.
 * *A life that can't go on* leaves its messages to a new one, under new ids, if the log says that none of them will be
-  ordered under the old ones: it is over (`ordering.membership`), or *stranded*: the group is closed, and messages stand
-  before the JOIN that it would need. The log has been read up to a point behind that decision, so what was ordered
-  is known, too. The outbox changes from the old life to the new one in one step, before anything is sent.
+  ordered under the old ones: it is over (`ordering.membership`), or *stranded* (`ordering.participant`): the group is
+  closed, and what it does not take stands before the JOIN that the life would need. The log has been read up to a point
+  behind that decision, so what was ordered is known, too. The outbox changes from the old life to the new one in one
+  step, before anything is sent.
 * *A life that has sent nothing* when the group's floor rises above its incarnation would not be heard: it is changed
   for a new one before it sends its first record.
 * *A name that somebody else has taken meanwhile* is not taken back: all incarnations of this process are `claimed`.
@@ -36,8 +37,9 @@ from connectors.client.receipt import Receipt
 from connectors.kafka.codec import HEADER
 from ordering.errors import HistoryUnavailable, ProtocolViolation, Superseded, UsageError
 from ordering.forward_table import ForwardTable, Pending, is_control, kind_of
+from ordering.membership import Life
 from ordering.names import Address
-from ordering.participant import next_entries
+from ordering.participant import begins_stranded, next_entries
 from ordering.records import MESSAGE, REFUSED, Data, Headers, MessageId
 from ordering.sequencer import Accepted, SequencerState
 
@@ -208,13 +210,8 @@ class Lives:
             )
         if ordered.incarnation == outbox.incarnation:
             pending = [entry for entry in pending if entry.local_seqno > ordered.local_seqno]
-        is_stranded = (
-            membership.settings.closed
-            and not membership.is_member(address)
-            and bool(pending)
-            and not is_control(pending[0])
-            and ordered.incarnation <= outbox.incarnation
-        )
+        life = Life(address, outbox.incarnation)
+        is_stranded = ordered.incarnation <= outbox.incarnation and begins_stranded(life, pending, state)
         if state.is_over(address, outbox.incarnation) or is_stranded:
             return [Carried(entry, None) for entry in pending if not is_control(entry)]
         return None

@@ -212,12 +212,12 @@ class Member(ReadingHalf):
         with self._connecting:
             self._entrance.check(choice)
             view = self.view
-            session = self._sending.start_to_join()
+            self._sending.start().check()
             if self._entrance.is_ready and view is not None:
                 return view
             if self._transfer is not None:
                 self._transfer.start()
-            view = session.join(timeout)
+            view = self._sending.join(timeout)
             self._is_connected = True
             self._entrance.enter(view, choice, lambda: self.view, max(0.0, deadline - time.monotonic()))
             return view

@@ -54,7 +54,7 @@ _logger = logging.getLogger(__name__)
 
 
 class MemberMemory:
-    """The memory of one member's name, and the consumer it is reached by. Not thread-safe; close it."""
+    """The memory of one member's name. Not thread-safe; close it."""
 
     def __init__(self, connection: Connection, group: str, address: Address) -> None:
         """Raises BrokerUnreachable, TopicMissing."""
@@ -67,13 +67,11 @@ class MemberMemory:
         self._noted: set[str] | None = None  # what the commit on the memory topic says
         self._found: set[str] | None = None  # what the topic itself says
         self._may_note = True
-        self.consumer: KafkaConsumer = connection.consumer(
-            group_id=f"abcast.member.{group}.{address.site}.{address.name}"
-        )
+        self._consumer: KafkaConsumer = connection.positions(f"abcast.member.{group}.{address.site}.{address.name}")
         try:
             for partition in (self.forward, self.data):
                 with connection.reachable():
-                    found = self.consumer.partitions_for_topic(partition.topic)
+                    found = self._consumer.partitions_for_topic(partition.topic)
                 if not found:
                     raise TopicMissing(
                         f"topic {partition.topic} does not exist: create the group's topics with "
@@ -85,7 +83,7 @@ class MemberMemory:
 
     def close(self) -> None:
         """Close the connections. May be called twice."""
-        self.consumer.close(timeout_ms=1000)
+        self._consumer.close(timeout_ms=1000)
 
     # --- the incarnation ---
 
@@ -210,7 +208,7 @@ class MemberMemory:
         if not self._may_note:
             return False
         with self.connection.reachable(), contextlib.suppress(AuthorizationError):
-            if self.consumer.partitions_for_topic(self._notes.topic):
+            if self._consumer.partitions_for_topic(self._notes.topic):
                 return True
         self._give_up_notes("does not exist")
         return False
@@ -285,11 +283,11 @@ class MemberMemory:
     def _committed(self, partition: TopicPartition) -> Any:
         """The committed offset with its metadata, or None."""
         with self.connection.reachable():
-            return self.consumer.committed(partition, metadata=True, timeout_ms=self._timeout_ms)
+            return self._consumer.committed(partition, metadata=True, timeout_ms=self._timeout_ms)
 
     def _commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], timeout_ms: int) -> None:
         with self.connection.reachable():
-            self.consumer.commit(offsets, timeout_ms=timeout_ms)
+            self._consumer.commit(offsets, timeout_ms=timeout_ms)
 
     @property
     def _timeout_ms(self) -> int:

@@ -34,7 +34,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kafka import KafkaConsumer
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
@@ -44,6 +43,7 @@ from connectors.client.letter import Letter, LetterReceipt
 from connectors.client.letter_codec import decode_letter, is_state_letter
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import RETRY_PAUSE_S
+from connectors.kafka.transport import Consumer
 from ordering.errors import AbcastError, NotOrderedInTime, UsageError
 from ordering.events import ViewChange
 from ordering.membership import Life
@@ -324,7 +324,7 @@ class StateTransfer:
         thread.start()
         self._threads.append(thread)
 
-    def _read(self, consumer: KafkaConsumer, partition: TopicPartition) -> None:
+    def _read(self, consumer: Consumer, partition: TopicPartition) -> None:
         is_failing = False
         while not self._stopping.is_set():
             try:

@@ -1,10 +1,10 @@
 """The sending half of a member through all its lives: one forwarder after another, and what leads from one to the next.
 
-When a view comes without a life that has not left, its participant asks for a new one (BEGIN_ANEW). That takes its
-time, so a thread of its own does it, one action after the other:
+When a view comes without a life that has not left, or the life can't join any more, its participant asks for a new one
+(BEGIN_ANEW). That takes its time, so a thread of its own does it, one action after the other:
 
-1. The group may still order what a life has sent that is excluded, and not over. It is waited for: without an outbox,
-   not longer than `REJOIN_PATIENCE_S`.
+1. The group may still order what a life has sent that is excluded, and not over. The thread waits for that until the
+   group closes: without an outbox, not longer than `REJOIN_PATIENCE_S`.
 2. The old life is handed over. Its participant says whether the messages that are left go on (CARRY), or are lost
    (LOSE).
 3. The old forwarder is closed, and the next life begins as soon as the broker is reachable. Its forward table has a
@@ -13,17 +13,19 @@ time, so a thread of its own does it, one action after the other:
 
 A crash in between is a crash of the old life, or one of the new: the outbox changes from one to the other in one step.
 
-The locks of a member, in the order in which they are taken; whoever holds one takes none that stands above it:
+The locks of a member, in the order in which they are taken. A thread that holds one takes none that stands above it:
 
 * `Member._connecting`: one `connect` at a time. `QuietPoints`: one `flush` at a time. Both may be held as long as
   the application has given them.
+* `StateTransfer`'s requests. A joiner holds it while it sends a request, so that the answer is not read before the
+  request's number is known: as long as a letter may wait for room. Otherwise it is a leaf.
 * `Succession.lock`: which forwarder and which letter sender there is, and whether the member is closed. It is held
   while one begins, so as long as the broker may take for an answer.
 * `Lives.changed`: the participant, the forward table, the outbox, all receipts, how many rejoins are going on. It is
   the one condition on which the application's threads wait. It is held for no answer of the broker, except before the
   first record of a life that has long said nothing.
 * Leaves, under which nothing else is taken: the queue of `Callbacks` and its thread's start; `LetterSender`'s own
-  table; `StateTransfer`'s requests.
+  table.
 
 The application's block(), unblock() and get_state() are called without any of them; set_state(), which is called by
 `connect`, under its lock only.
@@ -56,7 +58,7 @@ from ordering.errors import (
     TopicMissing,
     UsageError,
 )
-from ordering.events import KnownGroup
+from ordering.events import KnownGroup, ViewChange
 from ordering.names import Address
 from ordering.participant import NOTHING_KNOWN, Phase
 from ordering.records import STATE, Headers
@@ -130,15 +132,22 @@ class Succession:
         """A letter of a state transfer."""
         return (self.letters or self.start_letters()).send(receiver, payload, headers, STATE_TIMEOUT_S, STATE)
 
-    def start_to_join(self) -> Session:
-        """The same, in a life that can join. Raises what the newest one has failed with."""
-        forwarder = self.forwarder or self.start()
-        forwarder.check()
-        if forwarder.is_stranded:
-            self._begin_anew(forwarder)
-        session = self.session
-        assert session is not None
-        return session
+    def join(self, timeout: float) -> ViewChange:
+        """Become a member, in whichever life that comes about; the first view with it. See `Session.join`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            forwarder = self.forwarder or self.start()
+            try:
+                return Session(forwarder).join(max(0.0, deadline - time.monotonic()))
+            except Excluded as error:
+                # Its life was over before a view had it. The next one has asked to join.
+                if not self._settle(max(0.0, deadline - time.monotonic())):
+                    raise NotOrderedInTime(
+                        f"{self.address} began a new life in the group, and no view came within {timeout:g} s: does "
+                        "the group's sequencer run (`abcast status`)?"
+                    ) from error
+                if self.forwarder is forwarder:
+                    raise
 
     def wait_ordered(self, timeout: float | None) -> int | None:
         """Until all that was broadcast is ordered, in whichever life; see `Member.wait_ordered`."""
@@ -225,7 +234,9 @@ class Succession:
         threading.Thread(target=self._join_again, args=(old,), name=name, daemon=True).start()
 
     def _join_again(self, old: Forwarder) -> None:
-        _logger.warning("%s was taken for dead by the group; joining again", self.address)
+        was_in = old.participant.joined_at is not None
+        why = "was taken for dead by the group" if was_in else "has sent what the group takes of members only"
+        _logger.warning("%s %s; joining again", self.address, why)
         try:
             if old.participant.phase is Phase.EXCLUDED:
                 self._wait_for_the_stranger(old)
@@ -240,11 +251,14 @@ class Succession:
                 self._changed.notify_all()
 
     def _wait_for_the_stranger(self, old: Forwarder) -> None:
-        """A stranger's messages count, too: what was sent is ordered before the new life begins."""
-        try:
-            old.wait_ordered(None if self._lives.outbox is not None else REJOIN_PATIENCE_S)
-        except NotOrderedInTime as error:
-            _logger.warning("%s: %s", self.address, error)
+        """A stranger's messages count, too, as long as the group is open: so the new life begins behind them."""
+        patience_s = None if self._lives.outbox is not None else REJOIN_PATIENCE_S
+        with self._changed:
+            is_known = self._changed.wait_for(
+                lambda: not old.has_pending or old.has_ended or old.participant.phase is not Phase.EXCLUDED, patience_s
+            )
+        if not is_known:
+            _logger.warning("%s: what it had sent was not ordered within %g s", self.address, patience_s)
 
     def _begin_anew(self, old: Forwarder) -> None:
         """Hand over to a new life, which joins at once.

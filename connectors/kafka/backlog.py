@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from kafka import KafkaConsumer
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.transport import Consumer
 from ordering.records import MAX_PAYLOAD_BYTES
 
 BATCH_BYTES = 256 * 1024 * 1024
@@ -31,7 +31,7 @@ class Backlog(NamedTuple):
 
 
 def find_backlog(
-    consumer: KafkaConsumer, topics: Iterable[str], positions: Mapping[TopicPartition, int]
+    consumer: Consumer, topics: Iterable[str], positions: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Backlog]:
     """Every partition of the topics, to be read on from its position, or from its beginning."""
     partitions = [TopicPartition(topic, n) for topic in topics for n in consumer.partitions_for_topic(topic) or ()]

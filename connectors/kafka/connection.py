@@ -1,4 +1,4 @@
-"""How to reach one Kafka cluster: one frozen object, turned into kafka-python's and Spark's own words here only."""
+"""How to reach one Kafka cluster: one frozen object, from which all clients are made."""
 
 from __future__ import annotations
 
@@ -7,38 +7,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kafka import KafkaConsumer, KafkaProducer
+from kafka import KafkaConsumer
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
 from connectors.kafka.configuration import check_servers
 from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS
 from connectors.kafka.security import Security
+from connectors.kafka.transport import Consumer, Producer, check_transport, transport
+from connectors.kafka.transport.kafka_python import CONSUMER_SETTINGS, client_settings
 from ordering.errors import BrokerUnreachable
-from ordering.records import MAX_RECORD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
     """A Kafka cluster. `timeout` is how long, in seconds, a client waits for a first answer from it.
 
+    `transport` names the library that reads and appends (`connectors.kafka.transport`); "" leaves the choice to it.
     Raises UsageError.
     """
 
     bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS
     timeout: float = 10.0
     security: Security = field(default_factory=Security)
+    transport: str = ""
 
     def __post_init__(self) -> None:
         check_servers(self.bootstrap_servers)
-
-    def _client(self) -> dict[str, Any]:
-        return {
-            "bootstrap_servers": check_servers(self.bootstrap_servers),
-            "bootstrap_timeout_ms": int(self.timeout * 1000),
-            "reconnect_backoff_max_ms": 1000,
-            **self.security.for_python(),
-        }
+        check_transport(self.transport)
 
     def spark_options(self) -> dict[str, str]:
         """Options of Spark's Kafka source and sink."""
@@ -67,44 +63,26 @@ class Connection:
             "Is it running? `abcast broker start` starts one here; ABCAST_BOOTSTRAP_SERVERS names another."
         )
 
-    def consumer(self, **settings: Any) -> KafkaConsumer:
-        """A consumer that never commits by itself. Raises BrokerUnreachable."""
-        defaults: dict[str, Any] = {
-            "allow_auto_create_topics": False,
-            "metrics_enabled": False,
-            "enable_auto_commit": False,
-            "auto_offset_reset": "none",
-            "max_poll_records": 5000,
-            "fetch_max_wait_ms": 100,
-            "max_partition_fetch_bytes": 4 * 1024 * 1024,
-        }
+    def consumer(self, **settings: Any) -> Consumer:
+        """A consumer that commits nothing. Raises BrokerUnreachable."""
         with self.reachable():
-            return KafkaConsumer(**{**self._client(), **defaults, **settings})
+            return transport(self.transport).consumer(self, **settings)
 
-    def producer(self, **settings: Any) -> KafkaProducer:
+    def producer(self, **settings: Any) -> Producer:
         """An idempotent producer that waits for all in-sync replicas. Raises BrokerUnreachable."""
         with self.reachable():
-            return KafkaProducer(**{**self._client(), **self.producer_settings(), **settings})
+            return transport(self.transport).producer(self, **settings)
 
-    def producer_settings(self) -> dict[str, Any]:
-        """What every producer of ours has in common."""
-        return {
-            "allow_auto_create_topics": False,
-            "metrics_enabled": False,
-            "enable_idempotence": True,
-            # A broker that knows nothing yet of a producer can't refuse its second batch when it has refused the first
-            # (KAFKA-15591), so idempotence alone does not keep their order. One batch at a time does.
-            "max_in_flight_requests_per_connection": 1,
-            "acks": "all",
-            "max_request_size": MAX_RECORD_BYTES,
-            "max_block_ms": int(self.timeout * 1000),
-        }
+    def positions(self, group_id: str) -> KafkaConsumer:
+        """What looks up and commits the offsets of a consumer group, and reads nothing. Raises BrokerUnreachable."""
+        with self.reachable():
+            return KafkaConsumer(**{**client_settings(self), **CONSUMER_SETTINGS, "group_id": group_id})
 
     @contextmanager
     def admin(self) -> Iterator[KafkaAdminClient]:
         """An admin client, closed at the end. Raises BrokerUnreachable."""
         with self.reachable():
-            client = KafkaAdminClient(**self._client())
+            client = KafkaAdminClient(**client_settings(self))
         try:
             with self.reachable():
                 yield client

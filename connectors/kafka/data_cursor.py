@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kafka import KafkaConsumer
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import data_fields, data_number
 from connectors.kafka.data_log import Start
+from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, ProtocolViolation
 from ordering.reader import Verdict
 from ordering.records import Headers
@@ -76,7 +76,7 @@ class DataCursor:
     `position`: the offset of the record that is read next.
     """
 
-    def __init__(self, consumer: KafkaConsumer, partition: TopicPartition, start: Start) -> None:
+    def __init__(self, consumer: Consumer, partition: TopicPartition, start: Start) -> None:
         self._consumer = consumer
         self._partition = partition
         self._reader = start.reader

@@ -31,13 +31,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import decode_data
 from connectors.kafka.connection import Connection
 from connectors.kafka.epochs import Claim, Move, Note, decode
 from connectors.kafka.ranges import read_range, windows_back
+from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, TopicMissing, UsageError
 from ordering.names import Topic
 from ordering.reader import Reader, Seal, epoch_of
@@ -89,7 +89,7 @@ class DataLog:
         self._known_base = -1
         self._known_below = 0
         """The offset in EPOCH below which all is known."""
-        self._consumer: KafkaConsumer = connection.consumer()
+        self._consumer: Consumer = connection.consumer()
         try:
             self._check_partitions()
         except BaseException:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kafka import KafkaConsumer
 from kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable
 
 _LARGEST_STEP = 32_768
@@ -17,7 +17,7 @@ _LARGEST_STEP = 32_768
 
 
 def read_range(
-    connection: Connection, consumer: KafkaConsumer, partition: TopicPartition, start: int, end: int
+    connection: Connection, consumer: Consumer, partition: TopicPartition, start: int, end: int
 ) -> Iterator[Any]:
     """The records with `start` <= offset < `end`, in order. The consumer reads nothing else meanwhile.
 

@@ -1,4 +1,4 @@
-"""How to log in to a Kafka and how to encrypt: said once, in a file, for kafka-python's clients and for Spark's."""
+"""How to log in to a Kafka and how to encrypt: said once, in a file, for every library that does it."""
 
 from __future__ import annotations
 
@@ -69,6 +69,20 @@ class Security:
             settings["ssl_cafile"] = self.ca_file
         if self.key_file:
             settings["ssl_certfile"] = settings["ssl_keyfile"] = self.key_file
+        return settings
+
+    def for_librdkafka(self) -> dict[str, str]:
+        """confluent-kafka's settings."""
+        if self.protocol == "PLAINTEXT":
+            return {}
+        settings = {"security.protocol": self.protocol}
+        if self.logs_in:
+            settings["sasl.mechanism"] = self.mechanism
+            settings["sasl.username"], settings["sasl.password"] = self.username, self._password()
+        if self.ca_file:
+            settings["ssl.ca.location"] = self.ca_file
+        if self.key_file:
+            settings["ssl.certificate.location"] = settings["ssl.key.location"] = self.key_file
         return settings
 
     def for_spark(self) -> dict[str, str]:

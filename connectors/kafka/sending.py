@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kafka import KafkaProducer
-
 from connectors.kafka.connection import Connection
+from connectors.kafka.transport import Producer
 
 Record = tuple[bytes | None, bytes, list[tuple[str, bytes]]]
 """The key, the value and the headers of a record, as `connectors.kafka.codec` encodes them."""
@@ -19,7 +18,7 @@ _CLOSED_S = 10.0
 
 
 @contextmanager
-def producing(connection: Connection, **settings: Any) -> Iterator[KafkaProducer]:
+def producing(connection: Connection, **settings: Any) -> Iterator[Producer]:
     """A producer, closed at the end. Raises BrokerUnreachable."""
     producer = connection.producer(**settings)
     try:
@@ -34,7 +33,7 @@ def append(
     record: Record,
     *,
     partition: int | None = 0,
-    producer: KafkaProducer | None = None,
+    producer: Producer | None = None,
 ) -> int:
     """Write one record and wait until Kafka has it; return its offset. Raises BrokerUnreachable.
 

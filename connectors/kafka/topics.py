@@ -6,13 +6,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from kafka import KafkaConsumer
 from kafka.admin import ACLOperation, ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import too_many_partitions, topic_missing
+from connectors.kafka.transport import Consumer
 from ordering.errors import TopicMissing, UsageError
 from ordering.names import Role, Topic, check_group, check_site
 from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
@@ -243,7 +243,7 @@ def find_groups(connection: Connection, site: str) -> list[str]:
     return [topic.group for topic in find_topics(connection) if topic.role == "data" and topic.site == site]
 
 
-def inbox_partitions(connection: Connection, consumer: KafkaConsumer, group: str, site: str) -> list[TopicPartition]:
+def inbox_partitions(connection: Connection, consumer: Consumer, group: str, site: str) -> list[TopicPartition]:
     """The partitions of a site's inbox topic in this Kafka, sorted. Raises TopicMissing, BrokerUnreachable."""
     topic = str(Topic(group, "inbox", site))
     with connection.reachable():

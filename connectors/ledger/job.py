@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.data_log import DataLog, Start
 from connectors.ledger.table import LedgerWriter, create_tables, read_table_state
 from connectors.spark.job import JobOptions, StreamingJob
-from ordering.errors import HistoryUnavailable, NoSnapshot
+from ordering.errors import AbcastError, HistoryUnavailable, NoSnapshot
 from ordering.names import Topic
 
 TRIGGER_S = 1
@@ -27,6 +27,8 @@ class LedgerJob(StreamingJob):
     """
 
     name = "ledger"
+    ends_alone_with: tuple[type[AbcastError], ...] = (HistoryUnavailable,)
+    """What retention has dropped is gone. The sequencer goes on, and so do the members."""
 
     def __init__(self, spark: SparkSession, options: JobOptions) -> None:
         super().__init__(spark, options)
@@ -86,6 +88,6 @@ def start_after(seqno: int, options: JobOptions, group: str) -> Start:
             raise HistoryUnavailable(
                 f"the ledger {options.data / 'ledger'} {content}, and can't go on without a gap: "
                 f"{str(gone).partition('. ')[0]}. Put a copy of the ledger and the views in its place that reaches "
-                "further, or go on without a ledger (`abcast sequence` instead of `abcast run`); and give "
-                f"{data.topic} a longer retention.ms."
+                "further, and start again; or go on without a ledger (`abcast sequence` instead of `abcast run`). And "
+                f"give {data.topic} a longer retention.ms."
             ) from gone

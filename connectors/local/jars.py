@@ -117,7 +117,6 @@ def _is_complete(configuration: str) -> bool:
 
 def _fetch(configuration: str, progress: Progress) -> None:
     """Fetch one configuration; when it returns, the directory is complete."""
-    java, ivy = require_java(), _ivy_jar()
     jars = jars_directory()
     try:
         jars.mkdir(parents=True, exist_ok=True)
@@ -128,7 +127,7 @@ def _fetch(configuration: str, progress: Progress) -> None:
             progress(f"Fetching the jars for {configuration} ({CONFIGURATIONS[configuration]}; about half a minute).")
             with tempfile.TemporaryDirectory(prefix=f".{configuration}-", dir=jars) as work:
                 fetched = Path(work) / "jars"
-                _run_ivy(java, ivy, configuration, fetched)
+                retrieve(_ivy_file(), configuration, fetched)
                 (fetched / _STAMP).write_text(_wanted_stamp(), encoding="ascii")
                 target = jars / configuration
                 if target.exists():
@@ -152,7 +151,9 @@ def _ivy_jar() -> Path:
     raise UsageError("pyspark, which fetches the jars, is not installed: pip install 'abcast[jobs]'.")
 
 
-def _run_ivy(java: Path, ivy: Path, configuration: str, target: Path) -> None:
+def retrieve(ivy_file: Path, configuration: str, target: Path) -> None:
+    """Fetch the jars of a configuration of an Ivy file into `target`. Raises EnvironmentProblem, UsageError."""
+    java, ivy = require_java(), _ivy_jar()
     # The cache makes a later ivy.xml cheap. One per configuration, because two Ivys must not share one.
     cache = jars_directory().parent / "ivy" / configuration
     log = jars_directory().parent / "ivy" / f"{configuration}.log"
@@ -166,7 +167,7 @@ def _run_ivy(java: Path, ivy: Path, configuration: str, target: Path) -> None:
         *_proxy_options(),
         *("-jar", str(ivy)),
         *(("-settings", settings) if settings else ()),
-        *("-ivy", str(_ivy_file())),
+        *("-ivy", str(ivy_file)),
         *("-cache", str(cache)),
         *("-confs", configuration),
         *("-retrieve", f"{target}/[artifact]-[revision].[ext]"),

@@ -26,7 +26,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -39,6 +38,7 @@ from connectors.kafka.sending import append
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import count_partitions, ensure_topic
+from connectors.kafka.transport import Consumer
 from connectors.relay.columns import relay_forward, relay_home_data, relay_letters, relay_mesh_data
 from connectors.relay.link_start import find_session_start, is_ordered
 from connectors.relay.presence import Presence
@@ -146,7 +146,7 @@ class Relay(StreamingJob):
         finally:
             here.close()
 
-    def _check_held(self, here: KafkaConsumer, partition: TopicPartition, position: int) -> None:
+    def _check_held(self, here: Consumer, partition: TopicPartition, position: int) -> None:
         with self.source.reachable():
             beginning = here.beginning_offsets([partition])[partition]
         if position < beginning:

@@ -15,7 +15,6 @@ import json
 import logging
 import time
 
-from kafka import KafkaProducer
 from kafka.errors import KafkaError
 from kafka.producer.future import FutureRecordMetadata
 
@@ -25,6 +24,7 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.ranges import windows_back
 from connectors.kafka.sending import append
 from connectors.kafka.sites import Direction
+from connectors.kafka.transport import Producer
 from connectors.relay.link_start import Carries, SessionStart, link_start
 from ordering.names import Topic, relay_of
 from ordering.records import EPOCH, HEARTBEAT, LEAVE, LINK_START, REMOTE_VIEW
@@ -46,7 +46,7 @@ class Presence:
         self._source = source
         self._target = target
         self._way = way
-        self._producer: KafkaProducer = target.producer()
+        self._producer: Producer = target.producer()
         self._groups: dict[str, _Group] = {}
         self._beat_at = 0.0
 

@@ -35,6 +35,7 @@ class SequencerJob:
 
     name = "sequence"
     keeps_trying = False
+    ends_alone_with: tuple[type[AbcastError], ...] = ()
 
     def __init__(self, spark: SparkSession, options: JobOptions) -> None:
         self.spark = spark

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 from pyspark.sql import Column, SparkSession
@@ -23,6 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
+from connectors.kafka.transport import Consumer, Producer
 from connectors.ledger.state import read_ledger_state
 from connectors.sequencer.query import decode_forward, encode_decided, sequence
 from connectors.sequencer.takeover import check_not_fenced, take_over_groups
@@ -85,14 +85,14 @@ class SequencerLane(StreamingJob):
         self._epochs = {} if epochs is None else epochs
         self._worker = worker
         self._query: StreamingQuery | None = None
-        self._consumer: KafkaConsumer | None = None
+        self._consumer: Consumer | None = None
         self._logs: dict[str, DataLog] = {}
         self._forward: dict[str, list[str]] = {}
         self._stale: set[str] = set()  # groups whose membership has changed since it was read
         self._watched: dict[str, int] = {}  # groups with members, and a seqno that stands in their DATA
         self._watchdog = Watchdog(self._log)
         self._seen_batch = -1
-        self._ticker: KafkaProducer | None = None
+        self._ticker: Producer | None = None
         self._upkeep: Upkeep | None = None
         self._claims_seen: dict[str, int] = {}  # where EPOCH ended when it was last looked at
 

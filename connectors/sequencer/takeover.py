@@ -36,8 +36,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from kafka import KafkaProducer
-
 from connectors.kafka.backlog import find_backlog
 from connectors.kafka.codec import encode_data
 from connectors.kafka.connection import Connection
@@ -45,6 +43,7 @@ from connectors.kafka.data_log import DataLog, StateAt
 from connectors.kafka.epochs import Claim, Note, encode_claim, encode_note, seconds_to_yield, this_host
 from connectors.kafka.sending import Record, append
 from connectors.kafka.topics import find_groups
+from connectors.kafka.transport import Producer
 from ordering.errors import AbcastError, Fenced, HistoryUnavailable, ProtocolViolation, UsageError
 from ordering.names import Topic
 from ordering.reader import Reader, Seal, Verdict
@@ -185,7 +184,7 @@ def _horizons(
     return horizons
 
 
-def _claim(data: DataLog, producer: KafkaProducer, found: _Survey, claimed: dict[str, int]) -> SequencerState:
+def _claim(data: DataLog, producer: Producer, found: _Survey, claimed: dict[str, int]) -> SequencerState:
     """Claim, seal, read the rest, open the epoch."""
     group = data.topic.group
     if group in claimed:
@@ -214,7 +213,7 @@ def reach(data: DataLog, state: SequencerState, sealed_at: int, opened_at: int) 
     return opened_at + 1 if reader == Reader(state.epoch, state.seqno) else sealed_at + 1
 
 
-def note_end(data: DataLog, producer: KafkaProducer) -> None:
+def note_end(data: DataLog, producer: Producer) -> None:
     """Note how far DATA goes now, unless a reader knows that without a note."""
     note = missing_note(data)
     if note is not None:
@@ -232,11 +231,11 @@ def missing_note(data: DataLog) -> Note | None:
     return None if is_row else Note(end, state.epoch, state.seqno)
 
 
-def _append_data(data: DataLog, producer: KafkaProducer, record: Data) -> int:
+def _append_data(data: DataLog, producer: Producer, record: Data) -> int:
     return _append(data, producer, str(data.topic), encode_data(record))
 
 
-def _append_note(data: DataLog, producer: KafkaProducer, note: Note) -> None:
+def _append_note(data: DataLog, producer: Producer, note: Note) -> None:
     _append(data, producer, data.claims_topic, (None, *encode_note(note)))
 
 
@@ -311,7 +310,7 @@ def _follows(ledger: SequencerState, rest: Iterable[Data], hidden: int) -> bool:
     )
 
 
-def _append(data: DataLog, producer: KafkaProducer, topic: str, record: Record) -> int:
+def _append(data: DataLog, producer: Producer, topic: str, record: Record) -> int:
     return append(data.connection, topic, record, producer=producer)
 
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kafka import KafkaProducer
-
 from connectors.kafka.codec import forward_headers
+from connectors.kafka.transport import Producer
 from ordering.names import TICK_NAME, Topic
 from ordering.records import HEARTBEAT
 
 
-def tick(producer: KafkaProducer, forward_topic: str, partitions: Iterable[int], seqno: int) -> None:
+def tick(producer: Producer, forward_topic: str, partitions: Iterable[int], seqno: int) -> None:
     """Write one into each of the topic's partitions; does not wait. `seqno` stands in DATA. Raises KafkaError."""
     topic = Topic.parse(forward_topic)
     assert topic is not None

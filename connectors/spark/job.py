@@ -87,12 +87,14 @@ class SparkJob(Protocol):
     """What can be run beside others in one Spark application.
 
     `ready` is set when it works. A job with `keeps_trying` depends on another site. It goes on after any failure but a
-    wrong configuration, and counts as ready meanwhile.
+    wrong configuration, and counts as ready meanwhile. If it ends with a failure of `ends_alone_with`, the other jobs
+    go on: no restart would mend it.
     """
 
     name: str
     ready: threading.Event
     keeps_trying: bool
+    ends_alone_with: tuple[type[AbcastError], ...]
 
     def run(self) -> None:
         """Work until `stop`, which any thread may call. Raises what will not pass."""
@@ -106,6 +108,7 @@ class StreamingJob(ABC):
 
     name: str
     keeps_trying = False
+    ends_alone_with: tuple[type[AbcastError], ...] = ()
     in_real_time = False
     """Whether the query has Spark's real-time trigger."""
 

@@ -1,21 +1,7 @@
-"""Test an application's use of `Member` without a broker: Kafka and a sequencer in this process's memory.
+"""A group in memory: Kafka and a sequencer in this process. `abcast.testing` is its face, and shows its use.
 
-The member is the real one, and so are the core, the codec and how a sequencer takes over; only Kafka's client is
-replaced. A test takes milliseconds. Nothing is kept when the process ends, and nothing fails unless the test says so
-(`MemoryConnection.topics`). What this can't test: Kafka's own failures, several processes, several sites, the ledger.
-
->>> from connectors.testing import MemoryGroup
->>> with MemoryGroup("orders") as group:
-...     alice, bob = group.member("alice"), group.member("bob")
-...     view = bob.connect()
-...     seqno = alice.broadcast(b"buy 100").result(timeout=10)
-...     delivery = next(bob.deliveries())
->>> view.members
-('nyc/bob',)
->>> delivery.seqno == seqno, delivery.sender, delivery.payload
-(True, 'nyc/alice', b'buy 100')
-
-Code that makes its members itself is given `group.connection`: `Member("orders", "nyc/alice", connection=…)`.
+The member is the real one, and so are the core, the codec and how a sequencer takes over. Only Kafka's client is
+replaced.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 from connectors.client.member import Member
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
+from ordering.names import DEFAULT_SITE
 
 
 class MemoryGroup:
@@ -17,7 +18,7 @@ class MemoryGroup:
     `partitions`: of the topic that members write to, as `abcast topics create --partitions` makes them.
     """
 
-    def __init__(self, name: str = "group", site: str = "nyc", *, partitions: int = 1) -> None:
+    def __init__(self, name: str = "group", site: str = DEFAULT_SITE, *, partitions: int = 1) -> None:
         self.name = name
         self.site = site
         self.connection = MemoryConnection()

@@ -18,6 +18,7 @@ from kafka.errors import KafkaError, NotEnoughReplicasError, OffsetOutOfRangeErr
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
 from ordering.names import ROLES, Topic
 
 RETRY_S = 0.05
@@ -103,12 +104,16 @@ class MemoryConnection(Connection):
         yield
 
     def producer(self, **settings: Any) -> MemoryProducer:
-        """In the place of a `KafkaProducer`."""
-        return MemoryProducer(self.topics, {**self.producer_settings(), **settings})
+        """In the place of a `Producer`."""
+        return MemoryProducer(self.topics, {**PRODUCER_SETTINGS, **settings})
 
-    def consumer(self, **settings: Any) -> MemoryConsumer:
+    def consumer(self, **_: Any) -> MemoryConsumer:
+        """In the place of a `Consumer`."""
+        return MemoryConsumer(self.topics)
+
+    def positions(self, group_id: str) -> MemoryConsumer:
         """In the place of a `KafkaConsumer`."""
-        return MemoryConsumer(self.topics, settings.get("group_id"))
+        return MemoryConsumer(self.topics, group_id)
 
 
 class MemoryFuture:
@@ -160,7 +165,6 @@ class MemoryProducer:
 
     def __init__(self, kafka: Topics, settings: dict[str, Any]) -> None:
         self.kafka = kafka
-        self._sender = self  # whose thread a member ends before it closes
         self._is_pipelined = settings["max_in_flight_requests_per_connection"] > 1
         self._first: dict[TopicPartition, tuple[Any, ...] | None] = {}
 
@@ -169,7 +173,7 @@ class MemoryProducer:
         topic: str,
         value: bytes | None = None,
         key: bytes | None = None,
-        headers: Sequence[tuple[str, bytes]] = (),
+        headers: Sequence[tuple[str, bytes]] | None = None,
         partition: int | None = None,
     ) -> MemoryFuture:
         """Append a record, unless it is refused. Without a partition, the key's bytes choose one."""
@@ -181,12 +185,12 @@ class MemoryProducer:
                 self.kafka.refusals -= 1
                 sent.fail(NotEnoughReplicasError())
             elif self.kafka.passes_first_batches and self._is_pipelined and place not in self._first:
-                self._first[place] = (sent, key, value, headers)  # refused; the broker is asked again
+                self._first[place] = (sent, key, value, headers or [])  # refused; the broker is asked again
                 again = threading.Timer(RETRY_S, self._let_in, [place])
                 again.daemon = True
                 again.start()
             else:
-                sent.written(self.kafka.append(place, key, value, headers))
+                sent.written(self.kafka.append(place, key, value, headers or []))
                 self._let_in(place)
         return sent
 
@@ -210,24 +214,21 @@ class MemoryProducer:
     def close(self, timeout: float | None = None) -> None:
         """Nothing to do, here and below: there is no thread."""
 
-    def force_close(self) -> None:
-        """As a producer's own sender is ended."""
-
-    def join(self, timeout: float) -> None:
-        """As a producer's own sender is waited for."""
+    def abandon(self) -> None:
+        """Nothing is on its way."""
 
 
 class MemoryConsumer:
     """Reads assigned partitions from where it was told to."""
 
-    def __init__(self, kafka: Topics, group_id: str | None) -> None:
+    def __init__(self, kafka: Topics, group_id: str | None = None) -> None:
         self.kafka = kafka
         self.group_id = group_id
         self.next: dict[TopicPartition, int] = {}
 
-    def partitions_for_topic(self, topic: str) -> set[int] | None:
-        """The topic's partitions, None if there is no such topic."""
-        return self.kafka.numbers(topic) or None
+    def partitions_for_topic(self, topic: str) -> set[int]:
+        """The topic's partitions."""
+        return self.kafka.numbers(topic)
 
     def assign(self, places: Iterable[TopicPartition]) -> None:
         """Read these partitions, from their beginnings."""
@@ -241,7 +242,11 @@ class MemoryConsumer:
         """What retention has left begins there."""
         return {place: self.kafka.beginnings.get(place, 0) for place in places}
 
-    def end_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self,
+        places: Iterable[TopicPartition],
+        timeout_ms: int | None = None,  # noqa: ARG002 - as kafka-python has it
+    ) -> dict[TopicPartition, int]:
         """The offsets of the next records."""
         return {place: len(self.kafka.partitions[place]) for place in places}
 

@@ -26,7 +26,7 @@ from tests.bench.plan import DEFAULT_RECORDS, QUICK_RECORDS, SECTIONS, Plan
 
 DEFAULT_OUT = Path("abcast-data") / "bench.json"
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
-_ON_THE_SHARED_SESSION = {"throughput", "state", "latency", "views", "relay"}
+_ON_THE_SHARED_SESSION = {"throughput", "peers", "state", "growth", "latency", "views", "relay"}
 
 
 def main() -> int:
@@ -114,11 +114,13 @@ def _positive(text: str) -> int:
 def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path) -> int:
     """Measure section after section; one that fails is noted and the next is tried."""
     # Spark takes a second to import, and a wrong option should be said before that.
-    from tests.bench import latency, members, memory, recovery, relay, throughput, views
+    from tests.bench import growth, latency, members, memory, peers, recovery, relay, throughput, views
 
     sections: dict[str, Callable[[Lab], Any]] = {
         "throughput": throughput.measure,
+        "peers": peers.measure,
         "state": throughput.measure_state,
+        "growth": growth.measure,
         "latency": latency.measure,
         "memory": memory.measure,
         "members": members.measure,

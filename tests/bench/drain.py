@@ -52,8 +52,13 @@ class Drained:
 
 def read(lab: Lab, topic: str, offset: int = 0) -> DataFrame:
     """A stream over a topic from an offset of partition 0 on, with the jobs' own options of the source."""
+    return read_all(lab, [topic], {TopicPartition(topic, 0): offset})
+
+
+def read_all(lab: Lab, topics: list[str], offsets: Mapping[TopicPartition, int] | None = None) -> DataFrame:
+    """A stream over several topics; from their beginning where no offset is given."""
     options = JobOptions(lab.connection, "unused", lab.directory, lab.plan.batch_records)
-    source = SequencerLane(lab.spark, options).kafka_source([topic], {TopicPartition(topic, 0): offset})
+    source = SequencerLane(lab.spark, options).kafka_source(topics, offsets or {})
     return lab.spark.readStream.format("kafka").options(**source).load()
 
 

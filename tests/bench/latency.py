@@ -49,13 +49,13 @@ def _measure(lab: Lab, kind: str) -> tuple[list[float], float]:
         return measure_latency(lab, place, place.data)
 
 
-def measure_latency(lab: Lab, place: Place, topic: str) -> tuple[list[float], float]:
+def measure_latency(lab: Lab, place: Place, topic: str, *, committed: bool = False) -> tuple[list[float], float]:
     """From FORWARD of the place to `topic`: latencies in ms of what was sent after the warm-up, and how far the
-    sender was behind its pace, in s.
+    sender was behind its pace, in s. `committed`: only what a transaction has committed arrives.
     """
     plan = lab.plan
     with contextlib.ExitStack() as cleanup:
-        arrivals = Arrivals(lab, topic)
+        arrivals = Arrivals(lab, topic, committed=committed)
         cleanup.callback(arrivals.stop)
         sender = BareSender(lab, place, "sender")
         cleanup.callback(sender.close)

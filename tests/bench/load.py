@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kafka import KafkaProducer
 from kafka.structs import TopicPartition
 
-from connectors.client.forwarder import BATCH_BYTES, LINGER_MS
+from connectors.client.go_back_n import BATCH_BYTES, LINGER_MS
 from connectors.kafka.codec import forward_headers
+from connectors.kafka.transport import Producer
 from tests.bench.lab import Lab, Place
 
 PAYLOAD_BYTES = 100
@@ -24,7 +24,7 @@ class BareSender:
     """Sends well-formed FORWARD records with a plain producer: the member's settings and headers, nothing kept."""
 
     def __init__(self, lab: Lab, place: Place, name: str) -> None:
-        self.producer: KafkaProducer = lab.connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
+        self.producer: Producer = lab.connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
         self._topic = place.forward
         self._key = f"{place.site}/{name}".encode()
         self._incarnation = time.time_ns() // 1_000_000
@@ -87,12 +87,12 @@ def stamped_payload() -> bytes:
 class Arrivals:
     """Reads a DATA topic in a thread; `seen` has (sent at, arrived at) of every stamped message, in ns."""
 
-    def __init__(self, lab: Lab, topic: str) -> None:
+    def __init__(self, lab: Lab, topic: str, *, committed: bool = False) -> None:
         self.seen: list[tuple[int, int]] = []
         self.problem: BaseException | None = None
         self._stop = threading.Event()
         self._partition = TopicPartition(topic, 0)
-        self._consumer = lab.connection.consumer()
+        self._consumer = lab.connection.consumer(isolation_level="read_committed" if committed else "read_uncommitted")
         self._consumer.assign([self._partition])
         self._consumer.seek(self._partition, 0)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -106,7 +106,7 @@ class Arrivals:
                     now = time.monotonic_ns()
                     for record in polled.get(self._partition, ()):
                         # Epoch records have no key.
-                        if record.key is not None:
+                        if record.key is not None and record.value is not None:
                             self.seen.append((_STAMP.unpack_from(record.value)[0], now))
         except BaseException as error:  # noqa: BLE001 - raised by stop
             self.problem = error

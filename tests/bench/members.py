@@ -107,7 +107,7 @@ def _send(lab: Lab, place: Place, name: str, count: int, outbox: Path | None = N
         # The public way to see that a member has sent all is its receipts, which nobody resolves here.
         forwarder = member._sending.forwarder
         assert forwarder is not None
-        forwarder._producer.flush()
+        forwarder._sending.flush()
         took = time.monotonic() - started
         assert lab.end_of(place.forward) == goal, "the member sent each message once"
     finally:

@@ -6,6 +6,7 @@ All figures of the page come from one JSON file, so from one command on one comm
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from tests.bench.report import (
     MIN_MEMBER_TO_BARE,
     MIN_RELAY_TO_COPY,
     MIN_SEQUENCER_TO_COPY,
+    MIN_TO_STREAMS,
 )
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
@@ -68,6 +70,10 @@ def _key(case: Case) -> tuple[int, int, int]:
     return case.payload_bytes, case.senders, case.partitions
 
 
+def _grown(what: str, result: Any) -> list[str]:
+    return [f"{row['size']:,}: {row['ratio']:.2f}, {row['cpu_us_per_record']:.1f}" for row in result[what]]
+
+
 def _latency(kind: str) -> Figures:
     return lambda result: [f"{result[kind][name]:.0f}" for name in ("p50_ms", "p99_ms")]
 
@@ -97,11 +103,38 @@ def _added(trigger: str) -> Row:
 ROWS = (
     *(_throughput(case, number) for number, case in enumerate(Plan(DEFAULT_RECORDS).cases)),
     Row(
+        "peers",
+        "100 B, 4 senders, 4 partitions: copy; sequencer; Kafka Streams exactly-once; sequencer to Streams",
+        "thousand records/s; ratio",
+        f"ratio ≥ {MIN_TO_STREAMS}",
+        lambda result: [
+            *(f"{result['records_per_s'][name] / 1000:.0f}" for name in ("copy", "sequencer", "streams")),
+            f"{result['sequencer_to_streams']:.2f}",
+        ],
+    ),
+    Row(
+        "peers",
+        "at 1,000 records/s, Kafka Streams exactly-once: p50; p99",
+        "ms",
+        "",
+        lambda result: [f"{result['latency'][name]:.0f}" for name in ("p50_ms", "p99_ms")],
+    ),
+    Row(
         "state",
         "the sequencer's state, by number of senders",
         "bytes, compressed",
         "grows with senders only",
         lambda rows: [f"{row['senders']:,} senders: {row['state_bytes']:,}" for row in rows],
+    ),
+    *(
+        Row(
+            "growth",
+            f"with {what}: sequencer to copy; its CPU a record",
+            "ratio; µs",
+            "",
+            functools.partial(_grown, what),
+        )
+        for what in ("payload, bytes", "senders", "partitions", "groups")
     ),
     Row("latency", "at 1,000 records/s, copy: p50; p99", "ms", "", _latency("copy")),
     Row(

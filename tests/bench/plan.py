@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-SECTIONS = ("throughput", "state", "latency", "memory", "members", "views", "relay", "recovery")
+SECTIONS = ("throughput", "peers", "state", "growth", "latency", "memory", "members", "views", "relay", "recovery")
 DEFAULT_RECORDS = 2_000_000
 QUICK_RECORDS = 200_000
 _JOB_BATCH_RECORDS = 200_000  # the default of `--max-batch-records`
@@ -42,6 +42,10 @@ class Plan:
         Case(payload, senders, partitions) for payload in (100, 1000) for senders in (1, 16) for partitions in (1, 4)
     )
     state_senders: tuple[int, ...] = (10, 10_000)
+    growing_payloads: tuple[int, ...] = (100, 1000, 10_000, 100_000)
+    growing_senders: tuple[int, ...] = (1, 1000, 100_000)
+    growing_partitions: tuple[int, ...] = (1, 2, 4, 8)
+    growing_groups: tuple[int, ...] = (1, 10, 100)
 
     @classmethod
     def of(cls, records: int | None, *, quick: bool, rounds: int) -> Plan:
@@ -57,6 +61,10 @@ class Plan:
             kills=1,
             session_starts=1,
             cases=(Case(100, 1, 1), Case(1000, 16, 4)),
+            growing_payloads=(100, 10_000),
+            growing_senders=(1, 10_000),
+            growing_partitions=(1, 4),
+            growing_groups=(1, 10),
         )
 
     @property

@@ -12,6 +12,7 @@ from rich.table import Table
 from tests.bench.plan import Case
 
 MIN_SEQUENCER_TO_COPY = 0.6
+MIN_TO_STREAMS = 1.0
 MAX_LATENCY_RATIO = 3.5
 MAX_MEMORY_MIB = 3 * 1024
 MIN_MEMBER_TO_BARE = 0.7
@@ -67,6 +68,31 @@ def _throughput(cases: Sequence[Results]) -> list[Table]:
             f"{_spark_cpu(cpu['ledger']):.2f}",
         )
     return [table]
+
+
+def _peers(result: Results) -> list[Table]:
+    rates = _table("Peers: 100 B, 4 senders, 4 partitions", "", "thousand records/s")
+    for name, rate in result["records_per_s"].items():
+        rates.add_row(name, f"{rate / 1000:.0f}")
+    ratio = result["sequencer_to_streams"]
+    rates.add_row(f"sequencer to streams, target ≥ {MIN_TO_STREAMS}", _judged(ratio, ratio >= MIN_TO_STREAMS))
+    times = _table("Peers: broadcast to delivery, ms", *("", "p50", "p99", "max"))
+    times.add_row("streams", *(f"{result['latency'][name]:.0f}" for name in ("p50_ms", "p99_ms", "max_ms")))
+    return [rates, times]
+
+
+def _growth(result: Results) -> list[Table]:
+    tables = []
+    for what, rows in result.items():
+        table = _table(f"Growth with {what}", what, "copy", "sequencer", "ratio", "CPU µs/record")
+        for row in rows:
+            table.add_row(
+                f"{row['size']:,}",
+                *(f"{row[kind] / 1000:,.1f}" for kind in ("copy", "sequencer")),
+                *(f"{row[name]:.2f}" for name in ("ratio", "cpu_us_per_record")),
+            )
+        tables.append(table)
+    return tables
 
 
 def _rates(kind: Results) -> str:
@@ -219,7 +245,9 @@ def _table(title: str, first: str, *others: str) -> Table:
 
 _TABLES: dict[str, Callable[[Any], list[Table]]] = {
     "throughput": _throughput,
+    "peers": _peers,
     "state": _state,
+    "growth": _growth,
     "latency": _latency,
     "memory": _memory,
     "members": _members,

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @pytest.fixture
 def group() -> Iterator[MemoryGroup]:
-    with MemoryGroup("g") as running:
+    with MemoryGroup("g", "nyc") as running:
         yield running
 
 

@@ -48,7 +48,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 @pytest.fixture
 def group() -> Iterator[MemoryGroup]:
-    with MemoryGroup() as running:
+    with MemoryGroup(site="nyc") as running:
         yield running
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from connectors import Letter, Member
@@ -62,6 +65,22 @@ def received(connection: Connection, group: str, name: str, timeout: float = 0.0
     """What a new start of the member is given until there is no more."""
     with Member(group, name, connection=connection) as member:
         return list(member.inbox(timeout=timeout))
+
+
+class Lost:
+    """What a producer says of a record that failed."""
+
+    is_done = True
+    exception = KafkaError("lost")
+
+    def failed(self) -> bool:
+        return True
+
+    def get(self, timeout: float) -> None:
+        raise self.exception
+
+    def add_errback(self, errback: Callable[[KafkaError], object]) -> None:
+        errback(self.exception)
 
 
 def payloads(letters: list[Letter]) -> list[int]:
@@ -158,11 +177,11 @@ class TestSending:
         letters = alice._sending.letters
         assert letters is not None
         for first in (1, 20):
-            broken = letters._producer
+            broken = letters._sending._producer
             broken.close()  # now every send raises IllegalStateError
             receipts += [alice.send("b/bob", b"%d" % number) for number in range(first, first + 19)]
             assert [receipt.result(WAIT) for receipt in receipts] == list(range(1, first + 20))
-            assert letters._producer is not broken
+            assert letters._sending._producer is not broken
         assert payloads(received(connection, group, "b/bob")) == list(range(39))
 
     def test_what_succeeded_behind_a_failure_is_sent_again(
@@ -172,21 +191,18 @@ class TestSending:
         assert alice.send("b/bob", b"0").result(WAIT) == 1
         letters = alice._sending.letters
         assert letters is not None
-        broken = letters._producer
+        broken = letters._sending._producer
         send, calls = broken.send, itertools.count(1)
 
-        def fail_once(topic: str, **record: object) -> object:
+        def fail_once(topic: str, **record: Any) -> Any:
             if next(calls) == 3:
-                lost = send(topic, **record | {"key": b"b/nobody"})  # the record is not where it should be
-                lost.get(WAIT)
-                lost.exception, lost.value = ConnectionError("lost"), None
-                return lost
+                return Lost()
             return send(topic, **record)
 
         monkeypatch.setattr(broken, "send", fail_once)
         receipts = [alice.send("b/bob", b"%d" % number) for number in range(1, 10)]
         assert [receipt.result(WAIT) for receipt in receipts] == list(range(2, 11))
-        assert letters._producer is not broken
+        assert letters._sending._producer is not broken
         assert payloads(received(connection, group, "b/bob")) == list(range(10))
 
     def test_the_table_is_bounded(self, connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,7 +395,8 @@ class TestReceiving:
         time.sleep(0.6)
         next(generator)
         memory = MemberMemory(connection, group, Address("b", "bob"))
-        place = inbox_partition(connection, memory.consumer, group, memory.address)
+        with contextlib.closing(connection.consumer()) as consumer:
+            place = inbox_partition(connection, consumer, group, memory.address)
         assert memory.letters_taken(place) == 1
         memory.close()
         bob.close()

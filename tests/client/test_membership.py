@@ -39,6 +39,7 @@ from ordering.events import Block, Event, Unblock, ViewChange
 from ordering.membership import Life
 from ordering.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, START_FLUSH, VIEW
 from tests.client.conftest import ON_A_BROKER
+from tests.client.members import kill, silence
 from tests.waiting import WAIT, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -302,7 +303,7 @@ def test_a_closed_group_takes_back_a_killed_member_with_an_outbox(
         sequencer.drop = lambda forward: forward.sender == "nyc/b" and forward.kind == MESSAGE
         b.broadcast(b"kept")
         b.broadcast(b"too")
-        killed(b)
+        kill(b)
         eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
         sequencer.drop = lambda _: False
         with Member(group, "nyc/b", connection=connection, outbox=path) as b:
@@ -314,27 +315,11 @@ def test_a_closed_group_takes_back_a_killed_member_with_an_outbox(
     assert anomalies(connection, group) == []
 
 
-def silence(member: Member) -> None:
-    """It sends no heartbeat any more in this life."""
-    forwarder = member._sending.forwarder
-    assert forwarder is not None
-    forwarder.heartbeat = lambda: None  # type: ignore[method-assign]
-
-
 def begin_flush(member: Member) -> None:
     """A quiet point without an end."""
     session = member._sending.session
     assert session is not None
     session.start_flush(WAIT)
-
-
-def killed(member: Member) -> None:
-    """As kill -9 would, as far as others see: no leave, nothing more is sent."""
-    forwarder, outbox = member._sending.forwarder, member._lives.outbox
-    assert forwarder is not None
-    forwarder.close()
-    if outbox is not None:
-        outbox.close()
 
 
 def dead_letters(connection: Connection, group: str) -> int:
@@ -426,7 +411,7 @@ def test_what_is_carried_into_a_flush_that_is_run_again(
         begin_flush(r)
         eventually(lambda: a.view and a.view.joined == ("nyc/b",))
         assert not receipt.done()
-        killed(r)
+        kill(r)
         started = time.monotonic()
         receipt.result(WAIT)
         assert time.monotonic() - started < 15  # flush_timeout_ms is 30 s
@@ -443,7 +428,7 @@ def test_a_restart_within_the_view(connection: Connection, group: str, tmp_path:
         b = Member(group, "nyc/b", connection=connection, outbox=path)
         b.connect()
         begin_flush(b)
-        killed(b)
+        kill(b)
         with Member(group, "nyc/b", connection=connection, outbox=path) as b:
             view = b.connect()
             assert (view.seqno, view.members) == (0, ("nyc/a", "nyc/b"))

@@ -19,7 +19,7 @@ from tests.waiting import WAIT, eventually
 
 @pytest.fixture
 def alice() -> Iterator[Member]:
-    with MemoryGroup("g") as group:
+    with MemoryGroup("g", "nyc") as group:
         yield group.member("alice")
 
 

@@ -10,8 +10,9 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member, Receipt
-from connectors.client import forwarder, letter_sender
+from connectors.client import go_back_n
 from connectors.kafka.codec import first_fields
+from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
 from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
 
@@ -24,7 +25,7 @@ class Pipelined(MemoryConnection):
     """Producers with several requests in flight, as abcast's were once and another client's may be."""
 
     def producer(self, **settings: Any) -> MemoryProducer:
-        return MemoryProducer(self.topics, {**self.producer_settings(), "max_in_flight_requests_per_connection": 5})
+        return MemoryProducer(self.topics, {**PRODUCER_SETTINGS, "max_in_flight_requests_per_connection": 5})
 
 
 @pytest.fixture(params=[MemoryConnection, Pipelined])
@@ -36,8 +37,7 @@ def kafka(request: pytest.FixtureRequest) -> MemoryConnection:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (forwarder, letter_sender):
-        monkeypatch.setattr(module, "FAILED_RESEND_S", 0.02)
+    monkeypatch.setattr(go_back_n, "FAILED_RESEND_S", 0.02)
 
 
 def written(kafka: MemoryConnection, role: str) -> list[int]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from kafka import KafkaProducer
 from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member
@@ -108,7 +109,7 @@ class Scenario:
 
     def write_forward(self, message: MessageId, payload: bytes, timestamp_ms: int | None = None) -> None:
         """Write one FORWARD record by hand, as any client could."""
-        producer = self.connection.producer()
+        producer = KafkaProducer(bootstrap_servers=self.connection.bootstrap_servers)
         try:
             producer.send(
                 str(Topic(self.group, "forward", self.site)),

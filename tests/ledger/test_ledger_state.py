@@ -11,23 +11,7 @@ from deltalake import write_deltalake
 from connectors.ledger.state import state_from_ledger
 from connectors.relay.link_start import link_start
 from ordering.records import MESSAGE, REMOTE_VIEW
-
-SCHEMA = pa.schema(
-    [
-        ("group", pa.string()),
-        ("seqno", pa.int64()),
-        ("epoch", pa.int64()),
-        ("view_id", pa.int64()),
-        ("site", pa.string()),
-        ("sender", pa.string()),
-        ("incarnation", pa.int64()),
-        ("local_seqno", pa.int64()),
-        ("kind", pa.string()),
-        ("payload", pa.binary()),
-        ("forwarded_at", pa.timestamp("us", tz="UTC")),
-        ("origin_seqno", pa.int64()),
-    ]
-)
+from tests.ledger.ledger_of import LEDGER
 
 
 def row(seqno: int, site: str, origin_seqno: int | None, kind: str = MESSAGE) -> dict[str, object]:
@@ -47,7 +31,7 @@ def test_the_ledger_tells_how_far_each_origin_is_known(tmp_path: Path) -> None:
         row(1, "a", None), row(2, "b", 7), row(3, "a", None), row(4, "c", 2), row(5, "b", 9),
         row(6, "b", None, REMOTE_VIEW), row(7, "b", 0, REMOTE_VIEW),
     ]  # fmt: skip
-    write_deltalake(tmp_path / "ledger", pa.Table.from_pylist(rows, SCHEMA))
+    write_deltalake(tmp_path / "ledger", pa.Table.from_pylist(rows, LEDGER))
     state = state_from_ledger(tmp_path / "ledger", "g")
     assert state is not None
     assert (state.own_seqno, state.origins) == (3, {"b": 9, "c": 2})
@@ -55,7 +39,7 @@ def test_the_ledger_tells_how_far_each_origin_is_known(tmp_path: Path) -> None:
 
 
 def test_a_ledger_of_an_earlier_version_has_no_such_column(tmp_path: Path) -> None:
-    table = pa.Table.from_pylist([row(1, "a", None), row(2, "a", None)], SCHEMA)
+    table = pa.Table.from_pylist([row(1, "a", None), row(2, "a", None)], LEDGER)
     write_deltalake(tmp_path / "ledger", table.drop_columns(["origin_seqno"]))
     state = state_from_ledger(tmp_path / "ledger", "g")
     assert state is not None

@@ -96,11 +96,11 @@ def test_a_changed_ivy_file_replaces_the_jars_as_a_whole(tmp_path: Path, monkeyp
     (tmp_path / "jars" / "spark" / "old.jar").touch()
     (tmp_path / "jars" / "spark" / ".complete").write_text("another ivy.xml", encoding="ascii")
 
-    def ivy(_java: Path, _ivy: Path, _configuration: str, target: Path) -> None:
+    def ivy(_ivy_file: Path, _configuration: str, target: Path) -> None:
         target.mkdir()
         (target / "new.jar").touch()
 
-    monkeypatch.setattr(jars, "_run_ivy", ivy)
+    monkeypatch.setattr(jars, "retrieve", ivy)
     told: list[str] = []
 
     assert [jar.name for jar in jars.spark_jars(told.append)] == ["new.jar"]

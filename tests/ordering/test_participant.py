@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -23,13 +21,13 @@ from ordering.participant import (
     CaughtUp,
     Cause,
     Do,
-    Event,
     FlushDone,
     FlushUnwanted,
     FlushWanted,
     Participant,
     Phase,
     Renewed,
+    begins_stranded,
     newest_answer,
     next_entries,
     step,
@@ -43,62 +41,9 @@ from ordering.records import (
     SETTINGS,
     START_FLUSH,
     STOP_FLUSH,
-    VIEW,
-    Data,
 )
-from ordering.sequencer import Accepted, SequencerState
-
-ALICE = Life("nyc/alice", 5)
-BOB = Life("nyc/bob", 1)
-OPEN, CLOSED = Settings(), Settings(closed=True)
-
-
-def body(**fields: Any) -> bytes:
-    return json.dumps(fields).encode()
-
-
-def state(membership: Membership = NO_MEMBERS, view: int = 0, received: dict[str, Accepted] | None = None) -> Any:
-    return SequencerState("g", view=view, membership=membership, received=received or {})
-
-
-class Bench:
-    """A participant, the log that it is told, and what follows from it."""
-
-    def __init__(self, membership: Membership = NO_MEMBERS, *, joins: bool = False, answered: int = 0) -> None:
-        self.now = Participant(ALICE)
-        self.seqno = self.view_id = 0
-        self.did: list[str] = []
-        self.tell(Began(ALICE, state(membership, 3), joins, answered))
-
-    def tell(self, event: Event) -> None:
-        self.now, actions = step(self.now, event)
-        for action in actions:
-            words = [action.kind or action.do.value, str(action.flush_id or "")]
-            self.did.append(" ".join(word for word in words if word))
-
-    def feed(self, kind: str, sender: Life | None = None, payload: bytes = b"", local_seqno: int = 0) -> int:
-        self.seqno += 1
-        self.tell(Data(kind, 1, self.seqno, self.view_id, *(sender or ("", 0)), local_seqno, payload))
-        return self.seqno
-
-    def view(self, *members: Life, flush: int = 0, suspected: tuple[str, ...] = ()) -> None:
-        self.view_id += 1
-        self.feed(VIEW, payload=body(members=members, joined=[], left=[], suspected=suspected, flush=flush))
-
-    def start(self, requester: Life | None = None, local_seqno: int = 0) -> int:
-        return self.feed(START_FLUSH, requester, b"" if requester else body(requester="nyc/bob"), local_seqno)
-
-    def stop(self, flush: int, reason: str = "the view is installed") -> None:
-        self.feed(STOP_FLUSH, payload=body(flush=flush, reason=reason))
-
-    @property
-    def gates(self) -> tuple[bool, bool]:
-        """Whether messages are taken, and sent."""
-        return self.now.takes_messages, self.now.sends_messages
-
-    def expect(self, phase: Phase, *did: str) -> None:
-        assert (self.now.phase, self.did) == (phase, list(did))
-        self.did.clear()
+from ordering.sequencer import Accepted
+from tests.ordering.participants import ALICE, BOB, CLOSED, OPEN, Bench, body, state
 
 
 @pytest.fixture
@@ -282,9 +227,13 @@ class TestRestarts:
     """A process with an outbox goes on in its life."""
 
     def test_quiet_if_its_answer_was_ordered(self) -> None:
+        """All that is in its table stands behind the answer, so it waits for the end."""
         flush = NO_FLUSH.start(7, BOB.address, requested=True).answer(ALICE.address)
         bench = Bench(replace(NO_MEMBERS, members=(ALICE, BOB), flush=flush))
-        bench.expect(Phase.QUIET)
+        bench.expect(Phase.BORN_QUIET)
+        assert bench.gates == (False, False)
+        bench.stop(7)
+        bench.expect(Phase.MEMBER, "send the table")
 
     def test_quiet_if_its_answer_is_on_its_way(self) -> None:
         """A message that it took now would stand behind its FLUSH_OK."""
@@ -421,13 +370,98 @@ class TestExclusion:
         member.expect(Phase.GONE, "leave")
 
 
-def test_a_stranger_whose_messages_stand_before_its_join_can_only_begin_anew() -> None:
-    bench = Bench(replace(NO_MEMBERS, settings=CLOSED))
-    assert not bench.now.is_stranded(None)
-    assert not bench.now.is_stranded(Pending(1, b"", control_headers(JOIN)))
-    assert bench.now.is_stranded(Pending(1, b"x", ()))
-    bench.tell(Asked(Cause.HAND_OVER))
-    bench.expect(Phase.BETWEEN, "carry over")
+X, ASKS, ANSWERS = (
+    Pending(1, b"x", ()),
+    Pending(2, b"", control_headers(JOIN)),
+    Pending(1, b"7", control_headers(FLUSH_OK)),
+)
+
+
+class TestStranded:
+    """A closed group takes nothing of a stranger but its JOIN, and that not behind a gap."""
+
+    @pytest.mark.parametrize(
+        ("pending", "expected"),
+        [([X, ASKS], True), ([ANSWERS, ASKS], True), ([ASKS, X], False), ([X], False), ([], False)],
+    )
+    def test_is_one_whose_join_stands_behind_what_is_not_taken(self, pending: list[Pending], expected: bool) -> None:
+        bench = Bench()
+        bench.tell(Asked(Cause.JOIN))
+        assert not bench.now.is_stranded(pending)
+        bench.feed(SETTINGS, BOB, b'{"closed":true}')
+        bench.expect(Phase.AWAITING, "join")
+        assert bench.now.is_stranded(pending) is expected
+
+    def test_is_not_one_that_may_send_as_an_earlier_start_is_in(self) -> None:
+        """As long as that is in the view."""
+        bench = Bench()
+        bench.view(BOB, Life(ALICE.address, 4))
+        bench.tell(Asked(Cause.JOIN))
+        bench.feed(SETTINGS, BOB, b'{"closed":true}')
+        assert not bench.now.is_stranded([X, ASKS])
+        bench.view(BOB)
+        assert bench.now.is_stranded([X, ASKS])
+
+    def test_leaves_its_messages_to_a_new_life(self) -> None:
+        bench = Bench(replace(NO_MEMBERS, settings=CLOSED))
+        bench.tell(Asked(Cause.JOIN))
+        bench.tell(Asked(Cause.STRANDED))
+        bench.expect(Phase.OVER, "join", "begin anew")
+        bench.tell(Asked(Cause.HAND_OVER))
+        bench.expect(Phase.BETWEEN, "carry over")
+
+    @pytest.mark.parametrize(
+        ("membership", "pending", "expected"),
+        [
+            (NO_MEMBERS, [X], False),
+            (replace(NO_MEMBERS, settings=CLOSED), [X], True),
+            (replace(NO_MEMBERS, settings=CLOSED), [ANSWERS], True),
+            (replace(NO_MEMBERS, settings=CLOSED), [ASKS, X], False),
+            (replace(NO_MEMBERS, settings=CLOSED), [], False),
+            (replace(NO_MEMBERS, settings=CLOSED, members=(ALICE,)), [X], False),
+            (replace(NO_MEMBERS, settings=CLOSED, joining=(ALICE,)), [X], False),  # it has asked; its view comes
+        ],
+    )
+    def test_at_its_begin(self, membership: Membership, pending: list[Pending], expected: bool) -> None:
+        assert begins_stranded(ALICE, pending, state(membership)) is expected
+
+    def test_when_excluded_is_over_as_soon_as_the_group_closes(self, member: Bench) -> None:
+        """What a stranger has sent is not ordered any more then, so nobody has to wait for it."""
+        member.view(BOB)
+        member.feed(SETTINGS, BOB, b'{"closed":true}')
+        member.expect(Phase.OVER, "begin anew")
+
+
+class TestUnheard:
+    """Its name is in the view with an earlier start, which may have answered the flush: what it says is dropped."""
+
+    @pytest.fixture
+    def bench(self) -> Bench:
+        bench = Bench()
+        bench.view(BOB, Life(ALICE.address, 4))
+        bench.start()
+        bench.expect(Phase.STRANGER)
+        assert bench.now.is_unheard
+        return bench
+
+    def test_until_the_flush_is_over(self, bench: Bench) -> None:
+        bench.stop(2)
+        bench.expect(Phase.STRANGER, "send the table")
+
+    def test_until_it_runs_again(self, bench: Bench) -> None:
+        bench.start()
+        bench.expect(Phase.STRANGER, "send the table")
+        assert bench.now.is_unheard
+
+    def test_until_a_view_comes_without_its_name(self, bench: Bench) -> None:
+        bench.view(BOB, flush=2)
+        bench.expect(Phase.STRANGER, "send the table")
+
+    def test_not_if_a_stranger_has_no_earlier_start_in_it(self) -> None:
+        bench = Bench()
+        bench.view(BOB)
+        bench.stop(bench.start())
+        bench.expect(Phase.STRANGER)
 
 
 def test_who_was_never_in_leaves_without_a_word() -> None:

@@ -9,11 +9,8 @@ life), in the other half it takes what was not stored yet (sites: every step is 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
-from unittest.mock import patch
 
 from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
 from ordering.errors import ProtocolViolation
@@ -392,16 +389,7 @@ class _Up(Node):
     process: Process
 
 
-@contextmanager
-def broken(mutation: Mutation) -> Iterator[None]:
-    """Break a rule of the core for the time of a run."""
-    with ExitStack() as stack:
-        for target, replacement in mutation.patches:
-            stack.enter_context(patch(target, replacement))
-        yield
-
-
 def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
     """Run one history; what it breaks."""
-    with broken(mutation):
+    with mutation.broken():
         return World(seed).run()

@@ -5,8 +5,10 @@ A mutation replaces a piece of the core for the time of a run. None of it can be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from ordering.checker import DIVERGENT, DUPLICATE, GAP, VIEW_VIOLATION
 from ordering.hold_back import Held, HoldBackQueue, Insertion, Key, Run, RunId
@@ -27,6 +29,14 @@ class Mutation(NamedTuple):
     patches: tuple[tuple[str, Callable[..., Any]], ...] = ()
     from_seed: int = 0
     """Where the tests begin to look: a mutation that takes a rare coincidence begins near one."""
+
+    @contextmanager
+    def broken(self) -> Iterator[None]:
+        """Break the rule for the time of a run."""
+        with ExitStack() as stack:
+            for target, replacement in self.patches:
+                stack.enter_context(patch(target, replacement))
+            yield
 
 
 NONE = Mutation("none", "all rules hold", "")

@@ -9,10 +9,7 @@ relays stop, repeat and begin anew; clocks run ahead; an operator excludes who i
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from unittest.mock import patch
 
 from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
 from ordering.errors import ProtocolViolation
@@ -491,16 +488,7 @@ class World:
         return [*self.anomalies, *found]
 
 
-@contextmanager
-def broken(mutation: Mutation) -> Iterator[None]:
-    """Break a rule for the time of a run."""
-    with ExitStack() as stack:
-        for target, replacement in mutation.patches:
-            stack.enter_context(patch(target, replacement))
-        yield
-
-
 def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:
     """Run one history; what it breaks."""
-    with broken(mutation):
+    with mutation.broken():
         return World(seed).run()

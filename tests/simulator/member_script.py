@@ -149,7 +149,7 @@ class MemberScript:
     def _do_start(self, name: str) -> None:
         process = Process(0, Participant(Life(f"s/{name}", 0)))
         self.group.processes.append(process)
-        self.group._begin(process, joins=False)
+        self.group._begin(process)
 
     def _do_join(self, name: str) -> None:
         self.group._join(self._process(name))

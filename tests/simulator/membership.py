@@ -36,6 +36,7 @@ from ordering.participant import (
     FlushUnwanted,
     FlushWanted,
     Participant,
+    begins_stranded,
     newest_answer,
     next_entries,
 )
@@ -44,6 +45,7 @@ from ordering.reader import Reader, Seal, Verdict
 from ordering.records import (
     FLUSH_OK,
     HEARTBEAT,
+    JOIN,
     MESSAGE,
     SETTINGS,
     START_FLUSH,
@@ -116,6 +118,8 @@ class Process:
     begins_anew: bool = False
     asked: list[int] = field(default_factory=list)
     """The flushes that its block() is to answer."""
+    answers: bool = False
+    """It says FLUSH_OK now, and before that what it has kept back."""
     ended: int = 0
     """The flush of its own that it has ended."""
     calls: str = ""
@@ -138,6 +142,10 @@ class Process:
     @property
     def is_in(self) -> bool:
         return self.participant.phase in INSIDE
+
+
+def _is_message(entry: Pending) -> bool:
+    return kind_of(entry) == MESSAGE
 
 
 def decided(state: SequencerState) -> SequencerState:
@@ -170,13 +178,15 @@ class Group:
         self.crashes: Counter[tuple[str, Phase]] = Counter()
         """Who died in which phase of a flush."""
         self.settings = Settings(self.random.random() < 0.3, self.with_flush, 3_000, 8_000)
+        self.changes = 1
+        """Of the settings."""
         self._append(Life("s/abcast.admin", 1), 0, 1, SETTINGS, self.settings.to_json())
 
     def run(self) -> list[str]:
         weights = {
             "work": 40, "sequence": 30, "join": 5, "leave": 2, "crash": 2, "broadcast": 10, "flush": 5, "stop": 2,
             "sequencer_crash": 3, "wait": 4, "pause": 4, "crash_in_a_flush": 3, "backlog": 1, "standstill": 1,
-            "catch_up": 2, "restart": 2, "open": 0.3,
+            "catch_up": 2, "restart": 2, "settings": 0.5,
         }  # fmt: skip
         if self.neighbour is not None:
             weights |= {"relay": 8, "neighbour": 3}
@@ -212,11 +222,17 @@ class Group:
         self._tend_request(process)
         if process.begins_anew:
             self._begin_anew(process)
-        if process.participant.phase is Part.LEAVING and process.participant.joined_at is None and not process.table:
-            self._tell(process, Asked(Cause.CLOSE))  # its LEAVE is ordered, and no view will say so
+        if process.participant.phase is Part.LEAVING and process.participant.joined_at is None:
+            self._leave_unseen(process)
         if process.wants_to_join and process.is_alive and (self.healing or self.random.random() < 0.3):
             self._join(process)
         self._send(process, luck)
+
+    def _leave_unseen(self, process: Process) -> None:
+        """No view says so: its LEAVE is ordered, or never will be, as the group has closed meanwhile (`close` ends)."""
+        is_in_vain = process.participant.settings.closed and any(map(_is_message, process.table.pending()))
+        if is_in_vain or not process.table:
+            self._tell(process, Asked(Cause.CLOSE))
 
     def _send(self, process: Process, luck: float) -> None:
         for entry in process.table.pending():
@@ -229,7 +245,7 @@ class Group:
         """The first time counts: what is lost on its way is sent again."""
         key, now = (process.life.incarnation, entry.local_seqno), process.participant
         if kind_of(entry) == MESSAGE and key not in process.sent_in:
-            if now.is_silent and key not in process.sent_outside:
+            if now.is_silent and not process.answers and key not in process.sent_outside:
                 self._found(SPOKE, f"{process.life} has sent {entry.payload!r}")
             if now.phase in (Part.KEPT_OUT, Part.AWAITING):
                 self._found(FROM_OUTSIDE, f"{process.life} has sent {entry.payload!r}")
@@ -249,7 +265,7 @@ class Group:
         if address not in alive and len(alive) < 5:
             process = Process(sum(address.encode()) % self.own_partitions, Participant(Life(address, 0)))
             self.processes.append(process)
-            self._begin(process, joins=False)
+            self._begin(process)
             process.wants_to_join = True
             if self.random.random() < 0.8:
                 self._join(process)
@@ -257,18 +273,17 @@ class Group:
     def _join(self, process: Process) -> None:
         """Unless a view has it already: an earlier start had asked."""
         process.wants_to_join = False
-        if process.participant.is_stranded(next(process.table.pending(), None)):
-            self._hand_over(process)
-        elif process.participant.phase in (Part.STRANGER, Part.KEPT_OUT):
+        if process.participant.phase in (Part.STRANGER, Part.KEPT_OUT):
             self._tell(process, Asked(Cause.JOIN))
 
-    def _begin(self, process: Process, *, joins: bool, incarnation: int = 0) -> None:
+    def _begin(self, process: Process, *, incarnation: int = 0) -> None:
         """A life, at the end of DATA. With an `incarnation`, the one that the outbox has."""
         if not incarnation:
             self.lives += 1
         life = Life(process.address, incarnation or self.lives)
         self._go_to_the_end(process)
         process.asked.clear()
+        joins = any(kind_of(entry) == JOIN for entry in process.table.pending())
         self._tell(process, Began(life, self._known(), joins, newest_answer(process.table.pending())))
         self._go_on_in_view(process)
         self._send(process, 0.9)
@@ -291,6 +306,8 @@ class Group:
         for action in actions:
             self._perform(process, action)
         self._check_kept_back(process, before, actions)
+        if process.participant.is_stranded(process.table.pending()):
+            self._tell(process, Asked(Cause.STRANDED))
         if process.participant.phase is Part.GONE:
             process.is_alive = False
 
@@ -298,7 +315,8 @@ class Group:
         """What may be sent at last is sent at once."""
         now = process.participant
         is_kept = now.phase in (Part.KEPT_OUT, Part.AWAITING) and not now.settings.closed
-        may_send = (process.is_in or now.phase in OUTSIDE) and now.sends_messages and not before.sends_messages
+        was_kept = not before.sends_messages or (before.is_unheard and not now.is_unheard)
+        may_send = (process.is_in or now.phase in OUTSIDE) and now.sends_messages and was_kept
         is_sent = Do.SEND_TABLE in [action.do for action in actions]
         if is_kept or (may_send and before.phase is not Part.BETWEEN and not is_sent):
             self._found(LATE, f"{now.life} keeps back {list(process.table.pending())}, {now.phase.value}")
@@ -328,7 +346,9 @@ class Group:
         for flush_id in asked:
             if not self.healing and self.random.random() < 0.03:
                 continue  # it hangs
+            process.answers = True
             self._tell(process, Answered(flush_id))
+            process.answers = False
             said = [entry.payload for entry in process.table.pending() if kind_of(entry) == FLUSH_OK]
             if process.participant.phase is Part.QUIET and b"%d" % process.participant.known.flush_id not in said:
                 self._found(DEAF, f"{process.life} is quiet without a FLUSH_OK")
@@ -357,7 +377,7 @@ class Group:
                 process.said = [payload for payload in process.said if payload not in lost]
             pending = []
         self._fill(process, pending, joins=True)
-        self._begin(process, joins=True)
+        self._begin(process)
 
     @staticmethod
     def _fill(process: Process, pending: list[Pending], *, joins: bool) -> None:
@@ -396,23 +416,20 @@ class Group:
         again.sent_in, again.sent_outside = dict(process.sent_in), set(process.sent_outside)
         process.said = []
         self.processes.append(again)
-        is_stranded = (
-            known.membership.settings.closed
-            and not known.membership.is_member(process.address)
-            and any(not is_control(entry) for entry in list(again.table.pending())[:1])
-        )
-        if known.is_over(*before.life) or is_stranded:
-            self._fill(again, list(process.table.pending()), joins=known.membership.settings.closed)
-            self._begin(again, joins=known.membership.settings.closed)
+        pending = list(again.table.pending())
+        if known.is_over(*before.life) or begins_stranded(before.life, pending, known):
+            self._fill(again, pending, joins=known.membership.settings.closed)
+            self._begin(again)
         else:
-            self._begin(again, joins=False, incarnation=before.life.incarnation)
+            self._begin(again, incarnation=before.life.incarnation)
         again.wants_to_join = again.participant.phase in (Part.STRANGER, Part.KEPT_OUT)
 
-    def _do_open(self) -> None:
-        """The operator lets everybody send."""
-        if self.settings.closed and self.random.random() < 0.5:
-            self.settings = replace(self.settings, closed=False)
-            self._append(Life("s/abcast.admin", 1), 0, 2, SETTINGS, b'{"closed":false}')
+    def _do_settings(self) -> None:
+        """The operator lets everybody send, or members only."""
+        if self._known().membership.settings == self.settings:  # one change after the other
+            self.settings = replace(self.settings, closed=not self.settings.closed)
+            self.changes += 1
+            self._append(Life("s/abcast.admin", 1), 0, self.changes, SETTINGS, self.settings.to_json())
 
     def _do_leave(self) -> None:
         process = self._one()

@@ -94,6 +94,11 @@ def always(_: object) -> bool:
     return True
 
 
+def never(*_: object) -> bool:
+    """A question to which the answer is no."""
+    return False
+
+
 def not_the_join(pending: Iterable[Pending], *, joins: bool) -> Iterator[tuple[bytes, Headers]]:
     """The next life's table has the messages only."""
     return next_entries(pending, joins=False)
@@ -135,6 +140,26 @@ MEMBER_MUTATIONS = (
         LATE,
         staying(C.OPENED, (P.KEPT_OUT, P.AWAITING)),
         from_seed=17,
+    ),
+    MemberMutation(
+        "deaf-to-the-close",
+        "a stranger does not notice that the group closes",
+        WRONG_VIEW,
+        staying(C.CLOSED, (P.STRANGER, P.JOINING)),
+    ),
+    MemberMutation(
+        "stranded-for-good",
+        "whose JOIN can't be ordered waits for it",
+        WRONG_VIEW,
+        patches=((f"{_P}.Participant.is_stranded", never),),
+        from_seed=95,
+    ),
+    MemberMutation(
+        "unheard-for-long",
+        "what was dropped for an earlier start's answer waits for the next resend",
+        LATE,
+        staying(C.HEARD, (P.STRANGER, P.JOINING, P.MEMBER, P.BLOCKING)),
+        from_seed=20,
     ),
     MemberMutation("kept-back", "what was kept back waits for the next resend", LATE, without(SEND_TABLE)),
     MemberMutation(

@@ -1,40 +1,73 @@
-"""ISIS in the simulator: a fixed number of seeds keeps every promise, and every broken rule is found out."""
+"""ISIS in the simulator, of processes and between sites: seeds keep the promises, and broken rules are found out."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import pytest
 
-from tests.simulator.isis import run
-from tests.simulator.isis_mutations import MUTATIONS, Mutation
-
-SEEDS = 2_000
-SEEDS_IN_THE_FAST_SUITE = 100
-SEEDS_FOR_A_MUTATION = 150
+from ordering.checker import Anomaly
+from tests.simulator import isis, isis_mutations, isis_site_mutations, isis_sites
+from tests.simulator.isis_mutations import Mutation
 
 
-def test_every_promise_holds() -> None:
-    for seed in range(SEEDS_IN_THE_FAST_SUITE):
-        assert run(seed) == [], f"python -m tests.simulator --isis --seed {seed}"
+class Simulation(NamedTuple):
+    """What is simulated, and how much of it. `make simulate` runs more."""
+
+    option: str
+    run: Callable[..., list[Anomaly]]
+    seeds: int
+    seeds_in_the_fast_suite: int
+    seeds_at_a_time: int
+    mutations: tuple[Mutation, ...]
+    seeds_for_a_mutation: int
+
+    def keeps_every_promise(self, first: int, end: int) -> None:
+        for seed in range(first, end):
+            assert self.run(seed) == [], f"python -m tests.simulator --{self.option} --seed {seed}"
+
+
+PROCESSES = Simulation("isis", isis.run, 2_000, 100, 300, isis_mutations.MUTATIONS, 150)
+SITES = Simulation("isis-sites", isis_sites.run, 500, 25, 95, isis_site_mutations.MUTATIONS, 60)
+BOTH = (PROCESSES, SITES)
+
+
+def name_of(what: object) -> str | None:
+    if isinstance(what, Mutation):
+        return what.name
+    return what.option if isinstance(what, Simulation) else None
+
+
+@pytest.mark.parametrize("simulation", BOTH, ids=name_of)
+def test_every_promise_holds(simulation: Simulation) -> None:
+    simulation.keeps_every_promise(0, simulation.seeds_in_the_fast_suite)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(SEEDS_IN_THE_FAST_SUITE, SEEDS, 300))
-def test_every_promise_holds_for_longer(first: int) -> None:
-    """Whatever is lost, repeated, cut off, crashes, comes back, or is suspected wrongly."""
-    for seed in range(first, first + 300):
-        assert run(seed) == [], f"python -m tests.simulator --isis --seed {seed}"
+@pytest.mark.parametrize(
+    ("simulation", "first"),
+    [(each, first) for each in BOTH for first in range(each.seeds_in_the_fast_suite, each.seeds, each.seeds_at_a_time)],
+    ids=name_of,
+)
+def test_every_promise_holds_for_longer(simulation: Simulation, first: int) -> None:
+    """Whatever is lost, repeated, cut off, killed between two records, started twice, or suspected wrongly."""
+    simulation.keeps_every_promise(first, min(first + simulation.seeds_at_a_time, simulation.seeds))
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_a_broken_rule_is_found_out(mutation: Mutation) -> None:
+@pytest.mark.parametrize(
+    ("simulation", "mutation"), [(each, mutation) for each in BOTH for mutation in each.mutations], ids=name_of
+)
+def test_a_broken_rule_is_found_out(simulation: Simulation, mutation: Mutation) -> None:
     """The simulator can fail: each rule is needed, and what breaks without it has its name."""
-    for seed in range(mutation.from_seed, mutation.from_seed + SEEDS_FOR_A_MUTATION):
-        if mutation.expected in {anomaly.name for anomaly in run(seed, mutation)}:
+    for seed in range(mutation.from_seed, mutation.from_seed + simulation.seeds_for_a_mutation):
+        if mutation.expected in {anomaly.name for anomaly in simulation.run(seed, mutation)}:
             return
-    pytest.fail(f"{SEEDS_FOR_A_MUTATION} seeds without {mutation.expected!r}")
+    pytest.fail(f"{simulation.seeds_for_a_mutation} seeds without {mutation.expected!r}")
 
 
-def test_a_seed_is_a_history() -> None:
+@pytest.mark.parametrize(("simulation", "seed", "name"), [(PROCESSES, 3, "minimum"), (SITES, 5, "forget")], ids=name_of)
+def test_a_seed_is_a_history(simulation: Simulation, seed: int, name: str) -> None:
     """The same seed gives the same run, down to the last anomaly; so a failure can be looked at again."""
-    mutation = next(mutation for mutation in MUTATIONS if mutation.name == "minimum")
-    assert run(3, mutation) == run(3, mutation)
+    mutation = next(mutation for mutation in simulation.mutations if mutation.name == name)
+    assert simulation.run(seed, mutation) == simulation.run(seed, mutation)

@@ -7,23 +7,12 @@ from unittest.mock import patch
 
 import pytest
 
-from ordering.participant import TRANSITIONS, Cause, Phase, Row
+from ordering.participant import TRANSITIONS, Cause
+from tests.ordering.participants import Watched
 from tests.simulator.membership_mutations import MEMBER_MUTATIONS, MemberMutation, no_answer, run
 from tests.simulator.script import rewrite
 
 SEEDS_FOR_A_MUTATION = 40
-
-
-class Watched(dict[tuple[Phase, Cause], Row]):
-    """A table that notes which of its rows were taken."""
-
-    def __init__(self, rows: dict[tuple[Phase, Cause], Row]) -> None:
-        super().__init__(rows)
-        self.taken: set[tuple[Phase, Cause]] = set()
-
-    def get(self, key: tuple[Phase, Cause], default: Row | None = None) -> Row | None:  # type: ignore[override]
-        self.taken.add(key)
-        return super().get(key, default)
 
 
 @pytest.fixture
@@ -58,7 +47,7 @@ def test_a_forgotten_answer_is_seen_by_its_trace() -> None:
 
 @pytest.mark.slow
 def test_the_histories_take_the_rows_of_the_table(table: Watched) -> None:
-    """All but those of an application that asks twice, or too late, and of coincidences that the unit tests have."""
+    """All but those of an application that asks twice, or too late, and of coincidences: the unit tests have all."""
     for seed in range(30):
         assert run(seed) == []
     in_vain = {(phase, cause) for phase, cause in TRANSITIONS if cause in (Cause.CLOSE, Cause.RENEW)}

@@ -1,4 +1,4 @@
-"""The scripted traces: each command of tests/traces/*.txt does what stands under it.
+"""The scripted traces: each command of tests/traces/*.txt, and of tests/traces/isis/*.txt, does what stands under it.
 
 After a change on purpose, `ABCAST_REWRITE_TRACES=1 pytest tests/simulator/test_traces.py` writes them anew: read the
 difference.
@@ -7,17 +7,23 @@ difference.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.simulator.script import rewrite
+from tests.simulator import isis_script, script
 
-TRACES = sorted((Path(__file__).parents[1] / "traces").glob("*.txt"))
+DIRECTORY = Path(__file__).parents[1] / "traces"
+TRACES, ISIS_TRACES = sorted(DIRECTORY.glob("*.txt")), sorted((DIRECTORY / "isis").glob("*.txt"))
+REWRITTEN = [
+    *(pytest.param(path, script.rewrite, id=path.stem) for path in TRACES),
+    *(pytest.param(path, isis_script.rewrite, id=f"isis-{path.stem}") for path in ISIS_TRACES),
+]
 
 
-@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
-def test_a_trace(path: Path) -> None:
+@pytest.mark.parametrize(("path", "rewrite"), REWRITTEN)
+def test_a_trace(path: Path, rewrite: Callable[[str], str]) -> None:
     expected = path.read_text(encoding="utf-8")
     actual = rewrite(expected)
     if os.environ.get("ABCAST_REWRITE_TRACES"):
@@ -26,11 +32,13 @@ def test_a_trace(path: Path) -> None:
     assert actual == expected
 
 
-def test_there_are_traces() -> None:
-    assert len(TRACES) >= 8
-
-
-def test_every_trace_ends_well() -> None:
-    """Each one asks the checker at its end, and all promises hold."""
-    for path in TRACES:
-        assert path.read_text(encoding="utf-8").rstrip().endswith("check\n    every promise holds"), path.name
+@pytest.mark.parametrize(
+    ("traces", "at_least", "end"),
+    [(TRACES, 8, "every promise holds"), (ISIS_TRACES, 5, "all have delivered the same")],
+    ids=["sequencer", "isis"],
+)
+def test_every_trace_ends_well(traces: list[Path], at_least: int, end: str) -> None:
+    """Each one asks the checker at its end, or looks at what was delivered."""
+    assert len(traces) >= at_least
+    for path in traces:
+        assert path.read_text(encoding="utf-8").rstrip().endswith(f"check\n    {end}"), path.name

@@ -17,6 +17,7 @@ from connectors import Delivery, Member
 from connectors.kafka.codec import first_fields
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Stored
+from connectors.kafka.ranges import read_range
 from connectors.kafka.settings import change_settings
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topics import count_partitions, create_topics, find_topics
@@ -166,14 +167,11 @@ class World:
             TopicPartition(str(topic), partition)
             for topic in find_topics(connection)
             if (topic.group, topic.role, topic.site) == (self.group, "relayed", site)
-            for partition in consumer.partitions_for_topic(str(topic)) or ()
+            for partition in consumer.partitions_for_topic(str(topic))
         ]
-        consumer.assign(places)
-        consumer.seek_to_beginning(*places)
-        ends = consumer.end_offsets(places)
-        while any(consumer.position(place) < end for place, end in ends.items()):
-            for records in consumer.poll(timeout_ms=1000).values():
-                yield from records
+        beginnings, ends = consumer.beginning_offsets(places), consumer.end_offsets(places)
+        for place in places:
+            yield from read_range(connection, consumer, place, beginnings[place], ends[place])
         consumer.close()
 
     def relink(self, *links: tuple[str, str]) -> None:

@@ -15,11 +15,14 @@ from kafka.errors import TopicAuthorizationFailedError
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.topic_finder import TopicFinder
+from connectors.ledger.job import LedgerJob
 from connectors.sequencer.takeover import _ask_each
 from connectors.spark.job import JobOptions, KafkaRefused, StreamingJob
 from jobs.streaming import JobThread, raise_failures
 from ordering.errors import (
+    AbcastError,
     BrokerUnreachable,
+    EnvironmentProblem,
     Fenced,
     HistoryUnavailable,
     TopicMissing,
@@ -101,9 +104,12 @@ def test_what_kafka_refuses_is_one_sentence(tmp_path: Path) -> None:
 class _Job:
     """A job that ends when it is told to, with or without a failure."""
 
-    def __init__(self, name: str, *, keeps_trying: bool = False) -> None:
+    def __init__(
+        self, name: str, *, keeps_trying: bool = False, ends_alone_with: tuple[type[AbcastError], ...] = ()
+    ) -> None:
         self.name = name
         self.keeps_trying = keeps_trying
+        self.ends_alone_with = ends_alone_with
         self.ready = threading.Event()
         self.failure: Exception | None = None
         self._ends = threading.Event()
@@ -133,6 +139,20 @@ def test_a_relay_that_fails_does_not_end_the_sequencer(caplog: pytest.LogCapture
     threads[1].join()
     with pytest.raises(Fenced):
         raise_failures(threads)
+
+
+def test_a_ledger_without_history_does_not_end_the_sequencer(caplog: pytest.LogCaptureFixture) -> None:
+    """A restart would not bring back what retention has dropped. Whatever else ends the ledger ends both."""
+    assert LedgerJob.ends_alone_with == (HistoryUnavailable,)
+    for failure, ends_both in ((HistoryUnavailable("it is dropped."), False), (EnvironmentProblem("disk full"), True)):
+        ledger, sequencer = _Job("ledger", ends_alone_with=LedgerJob.ends_alone_with), _Job("sequence")
+        threads = [JobThread(ledger), JobThread(sequencer)]
+        ledger.fail(failure)
+        threads[0].join()
+        with pytest.raises(EnvironmentProblem) if ends_both else contextlib.nullcontext():
+            raise_failures(threads)
+        sequencer.stop()
+    assert [record.getMessage() for record in caplog.records] == ["ledger has ended: it is dropped."]
 
 
 def test_relays_that_all_failed_are_a_failure() -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
 from connectors import Member
@@ -121,7 +122,9 @@ def test_what_a_transaction_takes_back_is_not_ordered(spark: SparkSession, optio
         headers = codec.forward_headers(1, local_seqno)
         producer.send(forward, key=sender.encode(), value=payload, headers=headers)
 
-    producer = options.connection.producer(transactional_id=f"tx-{options.site}")
+    producer = KafkaProducer(
+        bootstrap_servers=options.connection.bootstrap_servers, transactional_id=f"tx-{options.site}"
+    )
     producer.init_transactions()
     try:
         for payload, commits in ((b"aborted before", False), (b"first", True)):

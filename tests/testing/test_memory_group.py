@@ -1,4 +1,4 @@
-"""`connectors.testing`: what its documentation shows works, and it needs what `Member` needs."""
+"""`abcast.testing`: what its documentation shows works, and it needs what `Member` needs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,29 @@ import doctest
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import abcast.testing
 import pytest
+from abcast import Member, UsageError
+from abcast.testing import MemoryGroup
 
-import connectors.testing
-from connectors import Member
-from connectors.testing import MemoryGroup
-from ordering.errors import UsageError
+from tests.papers import doc, fences
 from tests.waiting import WAIT
 
 
 def test_the_example() -> None:
-    done = doctest.testmod(connectors.testing)
+    done = doctest.testmod(abcast.testing)
     assert done.attempted >= 3
     assert done.failed == 0
+
+
+def test_the_page() -> None:
+    """The test that docs/testing.md shows passes."""
+    [code] = fences(doc("testing"), "python")
+    shown: dict[str, Any] = {}
+    exec(code, shown)
+    shown["test_everybody_sees_the_order"]()
 
 
 def test_members_are_closed_at_the_end() -> None:
@@ -41,7 +50,7 @@ def test_what_ends_the_sequencer_ends_the_test() -> None:
 
 def test_it_needs_no_spark() -> None:
     """An application that installs no more than `Member` needs can test with it."""
-    script = "import sys, connectors.testing; print(*{name.split('.')[0] for name in sys.modules})"
+    script = "import sys, abcast.testing; print(*{name.split('.')[0] for name in sys.modules})"
     root = Path(__file__).parents[2]
     said = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True).stdout
     assert "kafka" in said.split()

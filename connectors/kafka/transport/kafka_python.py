@@ -1,0 +1,70 @@
+"""The transport that is always there: kafka-python, in pure Python. See `seam` for what it promises."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kafka import KafkaConsumer, KafkaProducer
+from kafka.errors import KafkaError
+
+from connectors.kafka.configuration import check_servers
+from connectors.kafka.transport.seam import Cluster, Consumer, Producer
+from ordering.records import MAX_RECORD_BYTES
+
+_logger = logging.getLogger(__name__)
+
+PRODUCER_SETTINGS: dict[str, Any] = {
+    "allow_auto_create_topics": False,
+    "metrics_enabled": False,
+    "enable_idempotence": True,
+    # A broker that knows nothing yet of a producer can't refuse its second batch when it has refused the first
+    # (KAFKA-15591), so idempotence alone does not keep their order. One batch at a time does.
+    "max_in_flight_requests_per_connection": 1,
+    "acks": "all",
+    "max_request_size": MAX_RECORD_BYTES,
+}
+
+CONSUMER_SETTINGS: dict[str, Any] = {
+    "allow_auto_create_topics": False,
+    "metrics_enabled": False,
+    "enable_auto_commit": False,
+    "auto_offset_reset": "none",
+    "max_poll_records": 5000,
+    "fetch_max_wait_ms": 100,
+    "max_partition_fetch_bytes": 4 * 1024 * 1024,
+}
+
+
+def client_settings(cluster: Cluster) -> dict[str, Any]:
+    """What all of kafka-python's clients need to know."""
+    return {
+        "bootstrap_servers": check_servers(cluster.bootstrap_servers),
+        "bootstrap_timeout_ms": int(cluster.timeout * 1000),
+        "reconnect_backoff_max_ms": 1000,
+        **cluster.security.for_python(),
+    }
+
+
+def producer(cluster: Cluster, **settings: Any) -> Producer:
+    """See `Transport`."""
+    limits = {"max_block_ms": int(cluster.timeout * 1000)}
+    sending: Producer = _Producer(**{**client_settings(cluster), **PRODUCER_SETTINGS, **limits, **settings})
+    return sending
+
+
+def consumer(cluster: Cluster, **settings: Any) -> Consumer:
+    """See `Transport`."""
+    reading: Consumer = KafkaConsumer(**{**client_settings(cluster), **CONSUMER_SETTINGS, **settings})
+    return reading
+
+
+class _Producer(KafkaProducer):  # type: ignore[misc]  # kafka-python publishes no types
+    def abandon(self) -> None:
+        # `close` does not stop the thread when records are left, and does not wait for it with timeout 0.
+        self._sender.force_close()
+        self._sender.join(5)
+        try:
+            self.close(timeout=0)
+        except KafkaError:
+            _logger.warning("a producer did not stop; it goes with the process")

@@ -1,0 +1,376 @@
+"""The fast transport: confluent-kafka, Python's face of the C library librdkafka. See `seam` for what it promises.
+
+How it keeps the promises of a producer: `enable.idempotence` numbers the batches, so that a repeated request writes
+nothing twice and a lost one lets nothing pass; `max.in.flight=1` for the same reason as in `kafka_python`. Its
+`enable.gapless.guarantee` is left alone: it is experimental, and stops the whole producer where one record can't be
+written. Ours is shared by many senders, and a sender that has lost a record begins again by itself.
+
+Two of its habits show here. It tells how a record fared only to who calls `poll`: each producer has a thread for that.
+And `consume` waits until a batch is full: so the first record is waited for alone, the others are taken as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import confluent_kafka
+from confluent_kafka import KafkaException
+from kafka import errors
+from kafka.structs import TopicPartition
+
+from connectors.kafka.transport.seam import Cluster, Consumer, Producer
+from ordering.records import MAX_RECORD_BYTES
+
+POLL_S = 0.1
+PURGE_S = 5.0
+
+_logger = logging.getLogger(__name__)
+_log_of_the_library = logging.getLogger("librdkafka")
+_log_of_the_library.addHandler(logging.NullHandler())  # silent where the application sets up no logging, as kafka's is
+
+_SETTINGS = {"linger_ms": "linger.ms", "batch_size": "batch.size", "delivery_timeout_ms": "delivery.timeout.ms"}
+_CONSUMER_SETTINGS = {"fetch_max_wait_ms": "fetch.wait.max.ms"}
+
+_Error = confluent_kafka.KafkaError
+_LOCAL_ERRORS = {
+    _Error._TRANSPORT: errors.KafkaConnectionError,  # noqa: SLF001 - so the library names its own codes
+    _Error._ALL_BROKERS_DOWN: errors.KafkaConnectionError,  # noqa: SLF001
+    _Error._RESOLVE: errors.KafkaConnectionError,  # noqa: SLF001
+    _Error._TIMED_OUT: errors.KafkaTimeoutError,  # noqa: SLF001
+    _Error._MSG_TIMED_OUT: errors.KafkaTimeoutError,  # noqa: SLF001
+    _Error._TIMED_OUT_QUEUE: errors.KafkaTimeoutError,  # noqa: SLF001
+    _Error._UNKNOWN_TOPIC: errors.UnknownTopicOrPartitionError,  # noqa: SLF001
+    _Error._UNKNOWN_PARTITION: errors.UnknownTopicOrPartitionError,  # noqa: SLF001
+    _Error._AUTHENTICATION: errors.SaslAuthenticationFailedError,  # noqa: SLF001
+    _Error._AUTO_OFFSET_RESET: errors.OffsetOutOfRangeError,  # noqa: SLF001
+}
+"""What librdkafka finds by itself. All other codes above 0 are the protocol's own."""
+
+
+def producer(cluster: Cluster, **settings: Any) -> Producer:
+    """See `Transport`."""
+    return _Producer(cluster, {_SETTINGS[name]: value for name, value in settings.items()})
+
+
+def consumer(cluster: Cluster, **settings: Any) -> Consumer:
+    """See `Transport`."""
+    return _Consumer(cluster, **settings)
+
+
+def client_settings(cluster: Cluster) -> dict[str, Any]:
+    """What all clients need to know."""
+    return {
+        "bootstrap.servers": cluster.bootstrap_servers,
+        "socket.connection.setup.timeout.ms": max(1000, int(cluster.timeout * 1000)),
+        "reconnect.backoff.max.ms": 1000,
+        "allow.auto.create.topics": False,
+        "logger": _log_of_the_library,
+        **cluster.security.for_librdkafka(),
+    }
+
+
+def translated(error: confluent_kafka.KafkaError) -> errors.KafkaError:
+    """The same error, as kafka-python has it."""
+    code = error.code()
+    kind = _LOCAL_ERRORS.get(code) or (errors.for_code(code) if code > 0 else errors.KafkaError)
+    translation: errors.KafkaError = kind(error.str())
+    return translation
+
+
+@contextlib.contextmanager
+def _translating() -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as error:
+        raise translated(error.args[0]) from error
+
+
+def _partitions(client: Any, topic: str, timeout_s: float) -> set[int]:
+    with _translating():
+        found = client.list_topics(topic, timeout=timeout_s).topics[topic]
+    if found.error is not None and isinstance(failure := translated(found.error), errors.AuthorizationError):
+        raise failure
+    return set(found.partitions)
+
+
+class Written(NamedTuple):
+    """Where a record stands."""
+
+    topic_partition: TopicPartition
+    offset: int
+
+
+class _Sent:
+    """A record on its way. Each callback is called once: by whoever takes it out of the list."""
+
+    __slots__ = ("_errbacks", "_message", "exception", "is_done")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.exception: BaseException | None = None
+        self._message: Any = None
+        self._errbacks: list[Callable[[BaseException], object]] | None = None
+
+    def report(self, error: confluent_kafka.KafkaError | None, message: Any) -> None:
+        """Called by the producer's thread."""
+        if error is None:
+            self._message = message
+        else:
+            self.exception = translated(error)
+        self.is_done = True
+        if self._errbacks:
+            self._call_back()
+
+    @property
+    def value(self) -> Written | None:
+        message = self._message
+        if message is None:
+            return None
+        return Written(TopicPartition(message.topic(), message.partition()), message.offset())
+
+    def failed(self) -> bool:
+        return self.exception is not None
+
+    def add_errback(self, f: Callable[[BaseException], object]) -> None:
+        if self._errbacks is None:
+            self._errbacks = []
+        self._errbacks.append(f)
+        if self.is_done:
+            self._call_back()
+
+    def _call_back(self) -> None:
+        while self._errbacks and self.exception is not None:
+            with contextlib.suppress(IndexError):  # another thread was quicker
+                self._errbacks.pop()(self.exception)
+
+    def get(self, timeout: float | None = None) -> Written | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = 0.0005
+        while not self.is_done:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise errors.KafkaTimeoutError(f"not written within {timeout:g} s")
+            time.sleep(pause)
+            pause = min(pause * 2, 0.02)
+        if self.exception is not None:
+            raise self.exception
+        return self.value
+
+
+class _Producer:
+    def __init__(self, cluster: Cluster, settings: dict[str, Any]) -> None:
+        self._timeout_s = cluster.timeout
+        self._client: Any = confluent_kafka.Producer(
+            {
+                **client_settings(cluster),
+                "enable.idempotence": True,
+                "acks": "all",
+                "max.in.flight.requests.per.connection": 1,
+                "partitioner": "murmur2_random",
+                "message.max.bytes": MAX_RECORD_BYTES,
+                "queue.buffering.max.kbytes": 64 * 1024,
+                **settings,
+            }
+        )
+        self._stopping = threading.Event()
+        with _translating():
+            self._client.list_topics(timeout=cluster.timeout)
+        self._thread = threading.Thread(target=self._serve, name="abcast-librdkafka", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._stopping.is_set():
+            self._client.poll(POLL_S)
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+    ) -> _Sent:
+        if self._stopping.is_set():
+            raise errors.IllegalStateError("the producer is closed")
+        sent = _Sent()
+        number = -1 if partition is None else partition
+        if headers is not None and type(headers) is not list:
+            headers = list(headers)
+        try:
+            self._client.produce(topic, value, key, number, sent.report, headers=headers)
+        except BufferError:
+            self._send_with_room(topic, value, key, number, sent, headers)
+        except KafkaException as error:
+            raise translated(error.args[0]) from error
+        return sent
+
+    def _send_with_room(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        number: int,
+        sent: _Sent,
+        headers: Sequence[tuple[str, bytes]] | None,
+    ) -> None:
+        """Wait until librdkafka's queue has room. Raises KafkaTimeoutError."""
+        deadline = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline and not self._stopping.is_set():
+            time.sleep(0.001)
+            with contextlib.suppress(BufferError), _translating():
+                self._client.produce(topic, value, key, number, sent.report, headers=headers)
+                return
+        raise errors.KafkaTimeoutError(f"no room for another record within {self._timeout_s:g} s")
+
+    def partitions_for(self, topic: str) -> set[int]:
+        return _partitions(self._client, topic, self._timeout_s)
+
+    def flush(self, timeout: float | None = None) -> None:
+        left = self._client.flush(-1 if timeout is None else timeout)
+        if left:
+            raise errors.KafkaTimeoutError(f"{left} records were not written within {timeout:g} s")
+
+    def close(self, timeout: float | None = None) -> None:
+        with contextlib.suppress(errors.KafkaTimeoutError):
+            self.flush(timeout)
+        self.abandon()
+
+    def abandon(self) -> None:
+        if self._stopping.is_set():
+            return
+        self._client.purge()
+        self._client.flush(PURGE_S)  # it calls back for what was purged
+        self._stopping.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(PURGE_S)
+
+
+class _Record(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+class _Consumer:
+    def __init__(self, cluster: Cluster, max_poll_records: int = 5000, **settings: Any) -> None:
+        self._timeout_s = cluster.timeout
+        self._max_poll_records = max_poll_records
+        self._positions: dict[TopicPartition, int | None] = {}
+        self._is_moved = False
+        self._client: Any = confluent_kafka.Consumer(
+            {
+                **client_settings(cluster),
+                "group.id": "abcast.reader",  # it must have one; nothing is ever committed there
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "error",
+                "isolation.level": "read_uncommitted",
+                "fetch.wait.max.ms": 100,
+                "fetch.message.max.bytes": 4 * 1024 * 1024,
+                "queued.max.messages.kbytes": 32 * 1024,
+                **{_CONSUMER_SETTINGS[name]: value for name, value in settings.items()},
+            }
+        )
+        try:
+            with _translating():
+                self._client.list_topics(timeout=cluster.timeout)
+        except errors.KafkaError:
+            self._client.close()
+            raise
+
+    def partitions_for_topic(self, topic: str) -> set[int]:
+        return _partitions(self._client, topic, self._timeout_s)
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        self._positions = dict.fromkeys(partitions)
+        self._is_moved = True
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self._positions[partition] = offset
+        self._is_moved = True
+
+    def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[_Record]]:
+        if self._is_moved:
+            self._move()
+        with _translating():
+            first = self._client.poll(timeout_ms / 1000)
+            if first is None:
+                return {}
+            messages = [first, *self._client.consume(self._max_poll_records - 1, 0)]
+        found: dict[TopicPartition, list[_Record]] = {}
+        for message in messages:
+            if (error := message.error()) is not None:
+                self._take_error(error, message, bool(found))
+                continue
+            topic, number = message.topic(), message.partition()
+            if (records := found.get((topic, number))) is None:  # equal to a TopicPartition
+                records = found[TopicPartition(topic, number)] = []
+            records.append(
+                _Record(
+                    topic,
+                    number,
+                    message.offset(),
+                    message.timestamp()[1],
+                    message.key(),
+                    message.value(),
+                    message.headers() or [],
+                )
+            )
+        for partition, records in found.items():
+            self._positions[partition] = records[-1].offset + 1
+        return found
+
+    def _take_error(self, error: confluent_kafka.KafkaError, message: Any, has_records: bool) -> None:
+        failure = translated(error)
+        if isinstance(failure, errors.GroupAuthorizationFailedError | errors.KafkaConnectionError):
+            return  # we are in no group; and the client connects again by itself
+        _logger.debug("reading %s: %r", message.topic(), failure)
+        # It is told again after the records that came before it, since the position has not moved.
+        self._is_moved = True
+        if not has_records:
+            raise failure
+
+    def _move(self) -> None:
+        with _translating():
+            self._client.assign(
+                [
+                    confluent_kafka.TopicPartition(partition.topic, partition.partition, offset)
+                    for partition, offset in self._positions.items()
+                    if offset is not None
+                ]
+            )
+        self._is_moved = False
+
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return self._offsets(partitions, confluent_kafka.OFFSET_BEGINNING, None)
+
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
+    ) -> dict[TopicPartition, int]:
+        return self._offsets(partitions, confluent_kafka.OFFSET_END, timeout_ms)
+
+    def _offsets(
+        self, partitions: Iterable[TopicPartition], which: int, timeout_ms: int | None
+    ) -> dict[TopicPartition, int]:
+        """Of all partitions with one request a broker: what is asked for by time can be the beginning or the end."""
+        timeout_s = self._timeout_s if timeout_ms is None else timeout_ms / 1000
+        asked = [confluent_kafka.TopicPartition(each.topic, each.partition, which) for each in partitions]
+        if not asked:
+            return {}
+        with _translating():
+            found = self._client.offsets_for_times(asked, timeout=timeout_s)
+        for each in found:
+            if each.error is not None:
+                raise translated(each.error)
+        return {TopicPartition(each.topic, each.partition): each.offset for each in found}
+
+    def close(self) -> None:
+        self._client.close()

@@ -1,0 +1,25 @@
+"""What may happen to a member's process, as far as others see."""
+
+from __future__ import annotations
+
+from connectors import Member
+from connectors.client.forwarder import Forwarder
+
+
+def forwarder_of(member: Member) -> Forwarder:
+    """Its newest life. There must be one."""
+    forwarder = member._sending.forwarder
+    assert forwarder is not None
+    return forwarder
+
+
+def kill(member: Member) -> None:
+    """As kill -9 would: no leave, nothing more is sent."""
+    forwarder_of(member).close()
+    if member._lives.outbox is not None:
+        member._lives.outbox.close()
+
+
+def silence(member: Member) -> None:
+    """It sends no heartbeat any more in this life."""
+    forwarder_of(member).heartbeat = lambda: None  # type: ignore[method-assign]

@@ -1,0 +1,131 @@
+"""Those who send to a group without being in its view, and what a group that closes makes of their messages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from connectors import Member
+from connectors.kafka.settings import change_settings
+from connectors.testing import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
+from ordering.events import ViewChange
+from ordering.participant import Phase
+from ordering.records import FLUSH_OK, MESSAGE
+from tests.client.members import forwarder_of, kill
+from tests.waiting import WAIT, eventually
+
+GROUP = "orders"
+
+
+@pytest.fixture
+def kafka() -> MemoryConnection:
+    connection = MemoryConnection()
+    connection.create(GROUP, "nyc", partitions=2)
+    return connection
+
+
+@pytest.fixture
+def sequencer(kafka: MemoryConnection) -> Iterator[TinySequencer]:
+    with TinySequencer(kafka, GROUP) as running:
+        yield running
+
+
+def phase_of(member: Member) -> Phase:
+    return forwarder_of(member).participant.phase
+
+
+@pytest.mark.parametrize("with_outbox", [False, True])
+@pytest.mark.parametrize("asks", ["before", "after"])
+def test_one_whose_message_is_in_flight_when_the_group_closes_can_join(
+    kafka: MemoryConnection, sequencer: TinySequencer, tmp_path: Path, asks: str, with_outbox: bool
+) -> None:
+    """Its message can't be ordered any more, and stands before its JOIN, whether it has asked before or not."""
+    with Member(GROUP, "nyc/s", connection=kafka, outbox=tmp_path / "s.outbox" if with_outbox else None) as stranger:
+        stranger.broadcast(b"ordered").result(WAIT)
+        sequencer.drop = lambda forward: forward.kind == MESSAGE
+        receipt = stranger.broadcast(b"in flight")
+        views: list[ViewChange] = []
+        joining = threading.Thread(target=lambda: views.append(stranger.connect(timeout=WAIT)))
+        if asks == "before":
+            joining.start()
+            eventually(lambda: phase_of(stranger) is Phase.JOINING)
+        assert change_settings(kafka, GROUP, "nyc", closed=True)
+        sequencer.drop = lambda _: False
+        if asks == "after":
+            eventually(lambda: phase_of(stranger) is Phase.KEPT_OUT)
+            joining.start()
+        joining.join(WAIT)
+        assert [view.members for view in views] == [("nyc/s",)]
+        receipt.result(WAIT)
+        stranger.broadcast(b"as a member").result(WAIT)
+        payloads = [delivery.payload for delivery in stranger.deliveries(1, timeout=0.5)]
+        assert payloads == [b"ordered", b"in flight", b"as a member"]
+
+
+def test_one_that_was_put_out_of_an_open_group_which_then_closes_joins_again(
+    kafka: MemoryConnection, sequencer: TinySequencer, tmp_path: Path
+) -> None:
+    """What it had sent may be a stranger's, as long as the group is open; from then on it is not ordered any more."""
+    change_settings(kafka, GROUP, "nyc", suspect_after_ms=2_500)
+    with (
+        Member(GROUP, "nyc/a", connection=kafka) as a,
+        Member(GROUP, "nyc/b", connection=kafka, outbox=tmp_path / "b.outbox") as b,
+    ):
+        a.connect()
+        b.connect()
+        old = b.incarnation
+        sequencer.drop = lambda forward: (forward.sender, forward.incarnation) == ("nyc/b", old)
+        receipt = b.broadcast(b"x")
+        eventually(lambda: phase_of(b) is Phase.EXCLUDED)
+        assert change_settings(kafka, GROUP, "nyc", closed=True)
+        sequencer.drop = lambda _: False
+        eventually(lambda: a.view and a.view.members == ("nyc/a", "nyc/b"))
+        receipt.result(WAIT)
+        assert [delivery.payload for delivery in a.deliveries(1, timeout=0.5)] == [b"x"]
+
+
+def test_one_whose_earlier_start_has_answered_the_flush_is_heard_at_its_end(
+    kafka: MemoryConnection, sequencer: TinySequencer
+) -> None:
+    """The sequencer drops what comes under that name until then. Its sender must not wait for the next resend."""
+    with Member(GROUP, "nyc/a", connection=kafka) as a:
+        a.connect()
+        b = Member(GROUP, "nyc/b", connection=kafka)
+        b.connect()
+        with a.flush(WAIT):
+            kill(b)
+            again = Member(GROUP, "nyc/b", connection=kafka, resend_after=WAIT)  # not by sending all again
+            receipt = again.broadcast(b"x")
+            eventually(lambda: sequencer.state.duplicates > 0, what="it is dropped")
+        receipt.result(10)
+        again.close()
+
+
+def test_a_flush_ok_of_an_earlier_life_does_not_stand_in_the_way(
+    kafka: MemoryConnection, sequencer: TinySequencer, tmp_path: Path
+) -> None:
+    """A closed group takes none of it but its JOIN, so a control record strands its life as a message does."""
+    change_settings(kafka, GROUP, "nyc", suspect_after_ms=2_500)
+    path = tmp_path / "b.outbox"
+    with Member(GROUP, "nyc/a", connection=kafka) as a:
+        a.connect()
+        b = Member(GROUP, "nyc/b", connection=kafka, outbox=path)
+        b.connect()
+        old = b.incarnation
+        sequencer.drop = lambda forward: forward.sender == "nyc/b" and forward.kind == FLUSH_OK
+        session = a._sending.session
+        assert session is not None
+        session._forwarder.want_flush()
+        eventually(lambda: phase_of(b) is Phase.QUIET)
+        kill(b)
+        eventually(lambda: a.view and a.view.members == ("nyc/a",), what="b is missed")
+        session.give_up_flush()
+        sequencer.drop = lambda _: False
+        assert change_settings(kafka, GROUP, "nyc", closed=True)
+        with Member(GROUP, "nyc/b", connection=kafka, outbox=path) as b:
+            assert b.connect(timeout=10).members == ("nyc/a", "nyc/b")
+            assert b.incarnation != old

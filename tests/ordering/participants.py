@@ -1,0 +1,77 @@
+"""A participant on its own: the log that it is told, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ordering.membership import NO_MEMBERS, Life, Membership, Settings
+from ordering.participant import Began, Cause, Event, Participant, Phase, Row, step
+from ordering.records import START_FLUSH, STOP_FLUSH, VIEW, Data
+from ordering.sequencer import Accepted, SequencerState
+
+ALICE = Life("nyc/alice", 5)
+BOB = Life("nyc/bob", 1)
+OPEN, CLOSED = Settings(), Settings(closed=True)
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def state(membership: Membership = NO_MEMBERS, view: int = 0, received: dict[str, Accepted] | None = None) -> Any:
+    return SequencerState("g", view=view, membership=membership, received=received or {})
+
+
+class Bench:
+    """A participant, the log that it is told, and what follows from it."""
+
+    def __init__(self, membership: Membership | None = NO_MEMBERS, *, joins: bool = False, answered: int = 0) -> None:
+        """Without a membership, its life has not begun."""
+        self.now = Participant(ALICE)
+        self.seqno = self.view_id = 0
+        self.did: list[str] = []
+        if membership is not None:
+            self.tell(Began(ALICE, state(membership, 3), joins, answered))
+
+    def tell(self, event: Event) -> None:
+        self.now, actions = step(self.now, event)
+        for action in actions:
+            words = [action.kind or action.do.value, str(action.flush_id or "")]
+            self.did.append(" ".join(word for word in words if word))
+
+    def feed(self, kind: str, sender: Life | None = None, payload: bytes = b"", local_seqno: int = 0) -> int:
+        self.seqno += 1
+        self.tell(Data(kind, 1, self.seqno, self.view_id, *(sender or ("", 0)), local_seqno, payload))
+        return self.seqno
+
+    def view(self, *members: Life, flush: int = 0, suspected: tuple[str, ...] = ()) -> None:
+        self.view_id += 1
+        self.feed(VIEW, payload=body(members=members, joined=[], left=[], suspected=suspected, flush=flush))
+
+    def start(self, requester: Life | None = None, local_seqno: int = 0) -> int:
+        return self.feed(START_FLUSH, requester, b"" if requester else body(requester="nyc/bob"), local_seqno)
+
+    def stop(self, flush: int, reason: str = "the view is installed") -> None:
+        self.feed(STOP_FLUSH, payload=body(flush=flush, reason=reason))
+
+    @property
+    def gates(self) -> tuple[bool, bool]:
+        """Whether messages are taken, and sent."""
+        return self.now.takes_messages, self.now.sends_messages
+
+    def expect(self, phase: Phase, *did: str) -> None:
+        assert (self.now.phase, self.did) == (phase, list(did))
+        self.did.clear()
+
+
+class Watched(dict[tuple[Phase, Cause], Row]):
+    """A table that notes which of its rows were taken."""
+
+    def __init__(self, rows: dict[tuple[Phase, Cause], Row]) -> None:
+        super().__init__(rows)
+        self.taken: set[tuple[Phase, Cause]] = set()
+
+    def get(self, key: tuple[Phase, Cause], default: Row | None = None) -> Row | None:  # type: ignore[override]
+        self.taken.add(key)
+        return super().get(key, default)

@@ -1,0 +1,241 @@
+"""Every row of the participant's table: how a life comes into the phase, what happens to it, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from ordering.flush import NO_FLUSH
+from ordering.membership import NO_MEMBERS, Life, Membership
+from ordering.participant import TRANSITIONS, Answered, Asked, Began, CaughtUp, Cause, Phase, Renewed
+from ordering.records import SETTINGS
+from ordering.sequencer import Accepted
+from tests.ordering.participants import ALICE, BOB, CLOSED, OPEN, Bench, Watched, state
+
+P, C = Phase, Cause
+FLUSH = 7
+EARLIER = Life(ALICE.address, 4)
+
+
+def of_strangers(*, closed: bool = False, joins: bool = False) -> Bench:
+    return Bench(replace(NO_MEMBERS, settings=CLOSED if closed else OPEN), joins=joins)
+
+
+def of_members() -> Bench:
+    bench = Bench()
+    bench.view(BOB, ALICE)
+    return bench
+
+
+def in_a_flush(bench: Bench) -> Bench:
+    bench.start()
+    return bench
+
+
+def answering(bench: Bench) -> Bench:
+    bench.tell(Answered(bench.now.known.flush_id))
+    return bench
+
+
+def admitted_in_a_flush() -> Bench:
+    bench = Bench(joins=True)
+    bench.view(BOB, ALICE, flush=FLUSH)
+    return bench
+
+
+def ask(cause: Cause, bench: Bench) -> Bench:
+    bench.tell(Asked(cause))
+    return bench
+
+
+def put_out(bench: Bench) -> Bench:
+    bench.view(BOB)
+    return bench
+
+
+def put_out_for_good(bench: Bench) -> Bench:
+    bench.feed(SETTINGS, BOB, b'{"flush":true}')
+    bench.view(BOB, suspected=(ALICE.address,))
+    return bench
+
+
+def unheard(*, joins: bool = False) -> Bench:
+    """An earlier start of its name is in a flush."""
+    bench = of_strangers(joins=joins)
+    bench.view(BOB, EARLIER, flush=FLUSH)
+    return bench
+
+
+REACH: dict[Phase, Callable[[], Bench]] = {
+    P.BETWEEN: lambda: Bench(None),
+    P.STRANGER: of_strangers,
+    P.JOINING: lambda: of_strangers(joins=True),
+    P.KEPT_OUT: lambda: of_strangers(closed=True),
+    P.AWAITING: lambda: of_strangers(closed=True, joins=True),
+    P.MEMBER: of_members,
+    P.BLOCKING: lambda: in_a_flush(of_members()),
+    P.QUIET: lambda: answering(in_a_flush(of_members())),
+    P.BORN_QUIET: admitted_in_a_flush,
+    P.ASKED_AGAIN: lambda: in_a_flush(answering(in_a_flush(of_members()))),
+    P.LEAVING: lambda: ask(C.LEAVE, in_a_flush(of_members())),
+    P.EXCLUDED: lambda: put_out(of_members()),
+    P.OVER: lambda: put_out_for_good(of_members()),
+    P.GONE: lambda: ask(C.CLOSE, Bench()),
+}
+
+
+def begin(bench: Bench, membership: Membership = NO_MEMBERS, *, joins: bool = False, answered: int = 0) -> None:
+    bench.tell(Began(ALICE, state(membership), joins, answered))
+
+
+def begin_with_an_answer(bench: Bench, *, joins: bool) -> None:
+    """Its earlier start has left a FLUSH_OK in the outbox."""
+    flush = NO_FLUSH.start(FLUSH, BOB.address, requested=True)
+    begin(bench, replace(NO_MEMBERS, members=(BOB, ALICE), flush=flush), joins=joins, answered=FLUSH)
+
+
+def learn_that_it_is_over(bench: Bench) -> None:
+    """Retention has dropped its first view, and the one without it."""
+    membership = replace(NO_MEMBERS, settings=bench.now.settings, members=(BOB,), lives_over=dict([ALICE]))
+    bench.tell(CaughtUp(state(membership, received={ALICE.address: Accepted(ALICE.incarnation, 1)})))
+
+
+def learn_that_it_is_in(bench: Bench, *, flush: int = 0) -> None:
+    """Retention has dropped its first view."""
+    hand = NO_FLUSH.start(flush, BOB.address, requested=True) if flush else NO_FLUSH
+    bench.tell(CaughtUp(state(replace(NO_MEMBERS, members=(BOB, ALICE), flush=hand))))
+
+
+HAPPEN: dict[Cause, Callable[[Bench], object]] = {
+    C.BEGIN: begin,
+    C.BEGIN_JOINING: lambda bench: begin(bench, joins=True),
+    C.RENEW: lambda bench: bench.tell(Renewed(9)),
+    C.ANSWER: answering,
+    C.FLUSH: in_a_flush,
+    C.STOP: lambda bench: bench.stop(bench.now.known.flush_id),
+    C.ADMITTED: lambda bench: bench.view(BOB, ALICE),
+    C.ADMITTED_IN_FLUSH: lambda bench: bench.view(BOB, ALICE, flush=FLUSH),
+    C.EXCLUDED: put_out,
+    C.OVER: put_out_for_good,
+    C.CLOSED: lambda bench: bench.feed(SETTINGS, BOB, b'{"closed":true}'),
+    C.OPENED: lambda bench: bench.feed(SETTINGS, BOB, b'{"closed":false}'),
+    **{cause: partial(ask, cause) for cause in (C.JOIN, C.LEAVE, C.CLOSE, C.HAND_OVER, C.STRANDED)},
+}
+
+OTHERWISE: dict[tuple[Phase, Cause], tuple[Callable[[], Bench], Callable[[Bench], object]]] = {
+    (P.STRANGER, C.ADMITTED_QUIET): (REACH[P.BETWEEN], lambda bench: begin_with_an_answer(bench, joins=False)),
+    (P.JOINING, C.ADMITTED_QUIET): (REACH[P.BETWEEN], lambda bench: begin_with_an_answer(bench, joins=True)),
+    (P.JOINING, C.OVER): (REACH[P.JOINING], learn_that_it_is_over),
+    (P.AWAITING, C.OVER): (REACH[P.AWAITING], learn_that_it_is_over),
+    (P.STRANGER, C.HEARD): (unheard, HAPPEN[C.STOP]),
+    (P.JOINING, C.HEARD): (lambda: unheard(joins=True), HAPPEN[C.STOP]),
+    (P.MEMBER, C.HEARD): (unheard, learn_that_it_is_in),
+    (P.BLOCKING, C.HEARD): (unheard, lambda bench: learn_that_it_is_in(bench, flush=9)),
+    # It leaves before a view has it.
+    (P.LEAVING, C.ADMITTED): (lambda: ask(C.LEAVE, Bench(joins=True)), HAPPEN[C.ADMITTED]),
+    (P.LEAVING, C.ADMITTED_IN_FLUSH): (lambda: ask(C.LEAVE, Bench(joins=True)), HAPPEN[C.ADMITTED_IN_FLUSH]),
+}
+"""Rows to which another way leads than that of their phase and cause."""
+
+TABLE, AGAIN, ANEW = "send the table", "ask 3", "begin anew"
+FOLLOWS: dict[tuple[Phase, Cause], tuple[Phase, list[str]]] = {
+    (P.BETWEEN, C.BEGIN): (P.STRANGER, []),
+    (P.BETWEEN, C.BEGIN_JOINING): (P.JOINING, []),
+    (P.BETWEEN, C.LEAVE): (P.GONE, []),
+    (P.STRANGER, C.RENEW): (P.STRANGER, []),
+    (P.STRANGER, C.JOIN): (P.JOINING, ["join"]),
+    (P.STRANGER, C.CLOSED): (P.KEPT_OUT, []),
+    (P.STRANGER, C.LEAVE): (P.LEAVING, []),
+    (P.STRANGER, C.ADMITTED): (P.MEMBER, []),
+    (P.STRANGER, C.ADMITTED_IN_FLUSH): (P.BORN_QUIET, []),
+    (P.STRANGER, C.ADMITTED_QUIET): (P.QUIET, []),
+    (P.STRANGER, C.HEARD): (P.STRANGER, [TABLE]),
+    (P.JOINING, C.JOIN): (P.JOINING, []),
+    (P.JOINING, C.CLOSED): (P.AWAITING, []),
+    (P.JOINING, C.LEAVE): (P.LEAVING, ["leave"]),
+    (P.JOINING, C.ADMITTED): (P.MEMBER, []),
+    (P.JOINING, C.ADMITTED_IN_FLUSH): (P.BORN_QUIET, []),
+    (P.JOINING, C.ADMITTED_QUIET): (P.QUIET, []),
+    (P.JOINING, C.OVER): (P.OVER, [ANEW]),
+    (P.JOINING, C.HEARD): (P.JOINING, [TABLE]),
+    (P.KEPT_OUT, C.RENEW): (P.KEPT_OUT, []),
+    (P.KEPT_OUT, C.JOIN): (P.AWAITING, ["join"]),
+    (P.KEPT_OUT, C.OPENED): (P.STRANGER, [TABLE]),
+    (P.KEPT_OUT, C.LEAVE): (P.LEAVING, []),
+    (P.KEPT_OUT, C.ADMITTED): (P.MEMBER, [TABLE]),
+    (P.KEPT_OUT, C.ADMITTED_IN_FLUSH): (P.BORN_QUIET, []),
+    (P.AWAITING, C.JOIN): (P.AWAITING, []),
+    (P.AWAITING, C.OPENED): (P.JOINING, [TABLE]),
+    (P.AWAITING, C.LEAVE): (P.LEAVING, ["leave"]),
+    (P.AWAITING, C.ADMITTED): (P.MEMBER, [TABLE]),
+    (P.AWAITING, C.ADMITTED_IN_FLUSH): (P.BORN_QUIET, []),
+    (P.AWAITING, C.OVER): (P.OVER, [ANEW]),
+    (P.AWAITING, C.STRANDED): (P.OVER, [ANEW]),
+    (P.MEMBER, C.HEARD): (P.MEMBER, [TABLE]),
+    (P.MEMBER, C.FLUSH): (P.BLOCKING, ["block", "ask 2"]),
+    (P.MEMBER, C.LEAVE): (P.LEAVING, ["leave"]),
+    (P.MEMBER, C.EXCLUDED): (P.EXCLUDED, [ANEW]),
+    (P.MEMBER, C.OVER): (P.OVER, [ANEW]),
+    (P.BLOCKING, C.HEARD): (P.BLOCKING, ["block", "ask 9", TABLE]),
+    (P.BLOCKING, C.FLUSH): (P.BLOCKING, [AGAIN]),
+    (P.BLOCKING, C.ANSWER): (P.QUIET, ["flush-ok 2"]),
+    (P.BLOCKING, C.STOP): (P.MEMBER, ["unblock"]),
+    (P.BLOCKING, C.LEAVE): (P.LEAVING, ["leave"]),
+    (P.BLOCKING, C.EXCLUDED): (P.EXCLUDED, ["unblock", ANEW]),
+    (P.BLOCKING, C.OVER): (P.OVER, ["unblock", ANEW]),
+    (P.QUIET, C.FLUSH): (P.ASKED_AGAIN, [AGAIN]),
+    (P.QUIET, C.STOP): (P.MEMBER, ["unblock"]),
+    (P.QUIET, C.LEAVE): (P.LEAVING, ["leave"]),
+    (P.QUIET, C.EXCLUDED): (P.EXCLUDED, ["unblock", ANEW]),
+    (P.QUIET, C.OVER): (P.OVER, ["unblock", ANEW]),
+    (P.BORN_QUIET, C.FLUSH): (P.ASKED_AGAIN, ["ask 2"]),
+    (P.BORN_QUIET, C.STOP): (P.MEMBER, [TABLE]),
+    (P.BORN_QUIET, C.LEAVE): (P.LEAVING, ["leave"]),
+    (P.BORN_QUIET, C.EXCLUDED): (P.EXCLUDED, [TABLE, ANEW]),
+    (P.BORN_QUIET, C.OVER): (P.OVER, [ANEW]),
+    (P.ASKED_AGAIN, C.FLUSH): (P.ASKED_AGAIN, ["ask 4"]),
+    (P.ASKED_AGAIN, C.ANSWER): (P.QUIET, [TABLE, "flush-ok 3"]),
+    (P.ASKED_AGAIN, C.STOP): (P.MEMBER, ["unblock", TABLE]),
+    (P.ASKED_AGAIN, C.LEAVE): (P.LEAVING, [TABLE, "leave"]),
+    (P.ASKED_AGAIN, C.EXCLUDED): (P.EXCLUDED, ["unblock", TABLE, ANEW]),
+    (P.ASKED_AGAIN, C.OVER): (P.OVER, ["unblock", ANEW]),
+    (P.LEAVING, C.ADMITTED): (P.LEAVING, [TABLE]),
+    (P.LEAVING, C.ADMITTED_IN_FLUSH): (P.LEAVING, []),
+    (P.LEAVING, C.FLUSH): (P.LEAVING, [TABLE]),
+    (P.LEAVING, C.STOP): (P.LEAVING, ["unblock", TABLE]),
+    (P.LEAVING, C.LEAVE): (P.LEAVING, []),
+    (P.LEAVING, C.EXCLUDED): (P.GONE, ["unblock"]),
+    (P.LEAVING, C.OVER): (P.GONE, ["unblock"]),
+    (P.EXCLUDED, C.CLOSED): (P.OVER, []),
+    (P.EXCLUDED, C.HAND_OVER): (P.BETWEEN, ["lose"]),
+    (P.EXCLUDED, C.LEAVE): (P.GONE, []),
+    (P.OVER, C.HAND_OVER): (P.BETWEEN, ["carry over"]),
+    (P.OVER, C.LEAVE): (P.GONE, []),
+    (P.GONE, C.LEAVE): (P.GONE, []),
+    **{(phase, C.CLOSE): (P.GONE, []) for phase in Phase},
+    **{(phase, C.CLOSE): (P.GONE, ["unblock"]) for phase in (P.BLOCKING, P.QUIET, P.ASKED_AGAIN, P.LEAVING)},
+}
+
+
+def name_of(key: object) -> str:
+    return key.name.lower() if isinstance(key, Phase | Cause) else ""
+
+
+@pytest.mark.parametrize(("phase", "cause"), FOLLOWS, ids=name_of)
+def test_what_follows(phase: Phase, cause: Cause, monkeypatch: pytest.MonkeyPatch) -> None:
+    reach, happen = OTHERWISE[phase, cause] if (phase, cause) in OTHERWISE else (REACH[phase], HAPPEN[cause])
+    bench = reach()
+    bench.did.clear()
+    table = Watched(TRANSITIONS)
+    monkeypatch.setattr("ordering.participant.TRANSITIONS", table)
+    happen(bench)
+    assert (phase, cause) in table.taken
+    after, did = FOLLOWS[phase, cause]
+    bench.expect(after, *did)
+
+
+def test_every_row_is_taken() -> None:
+    assert set(FOLLOWS) == set(TRANSITIONS)
