@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from ordering.events import Event
 from ordering.records import Headers
+
+Deserializer = Callable[[bytes], Any]
 
 
 class Delivery(NamedTuple):
@@ -19,6 +22,15 @@ class Delivery(NamedTuple):
     headers: Headers
     view_id: int
     epoch: int
+    deserializer: Deserializer | None = None
+
+    @property
+    def value(self) -> Any:
+        """What the member's `deserializer` makes of the payload: the payload itself, without one. Raises what it does.
+
+        So a payload that can't be read fails where it is used, and not in the loop that goes on to the next.
+        """
+        return self.payload if self.deserializer is None else self.deserializer(self.payload)
 
 
 class Place(NamedTuple):

@@ -97,7 +97,7 @@ class TestBadInput:
         with Member(group, "nyc/alice", connection=connection) as alice:
             for payload in ("text", bytearray(b"x"), None):
                 with pytest.raises(UsageError, match="a payload is a bytes object"):
-                    alice.broadcast(payload)  # type: ignore[arg-type]
+                    alice.broadcast(payload)
             with pytest.raises(UsageError, match="over the limit"):
                 alice.broadcast(b"x" * (MAX_PAYLOAD_BYTES + 1))
             with pytest.raises(UsageError, match="over the limit"):
