@@ -184,8 +184,8 @@ def _perform(cast: Cast, jobs: _Jobs) -> tuple[Survived, int]:
         jobs.kill()
         jobs.start()
         cast.wait(lambda: first.taken[-1].epoch > epoch, "the next sequencer ordered something", show)
-        silent = time.monotonic() - before
-        after = next(delivery for delivery in first.taken if delivery.epoch > epoch)
+        number, after = next((n, d) for n, d in enumerate(first.taken) if d.epoch > epoch)
+        silent = first.times[number] - before
         moments.append(Moment(after.seqno, f"sequencer killed; the next one after {silent:.1f} s"))
         sentences.append(
             f"kill -9 of the sequencer: the next one went on {silent:.1f} s later, with seqno {after.seqno}, "

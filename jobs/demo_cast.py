@@ -27,6 +27,8 @@ class Observer:
 
     def __init__(self) -> None:
         self.taken: list[Delivery] = []
+        self.times: list[float] = []
+        """When each of them was delivered."""
         self.views: list[ViewChange] = []
 
     def watch(self, member: Member) -> None:
@@ -36,6 +38,7 @@ class Observer:
 
         for what in member.deliveries(events=True):
             if isinstance(what, Delivery):
+                self.times.append(time.monotonic())
                 self.taken.append(what)
             elif isinstance(what, ViewChange):
                 self.views.append(what)
