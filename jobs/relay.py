@@ -29,11 +29,15 @@ def relay(
     known = required_sites(sites)
     for site in filter(None, (source, target)):
         known.connection(site)
-    ways = [way for way in known.directions() if source in (None, way.source) and target in (None, way.target)]
-    if not ways:
+    directions = [
+        direction
+        for direction in known.directions()
+        if source in (None, direction.source) and target in (None, direction.target)
+    ]
+    if not directions:
         raise UsageError(f"there is no link{f' from {source}' if source else ''}{f' to {target}' if target else ''}.")
-    options = job_options("", ways[0].source, data, max_batch_records, 1, known)
-    run_jobs([], options, Relays(known, ways))
+    options = job_options("", directions[0].source, data, max_batch_records, 1, known)
+    run_jobs([], options, Relays(known, directions))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,9 @@ def run(
     known = optional_sites(sites)
     options = job_options(bootstrap_servers, site, data, max_batch_records, parallelism, known)
     names = ["sequence", "ledger"] if known is None or known.sequences(site) else ["ledger"]
-    relays = Relays(known, [way for way in known.directions() if way.source == site]) if known else None
+    relays = (
+        Relays(known, [direction for direction in known.directions() if direction.source == site]) if known else None
+    )
     run_jobs(names, options, relays)
 
 

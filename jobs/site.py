@@ -50,21 +50,24 @@ def add(
     deliver from seqno 1. Cut off and run again, it goes on where it was. Start the relay afterwards, not before.
     """
     from connectors.kafka.topics import create_topics
-    from connectors.relay.joining import way_of_history
+    from connectors.relay.joining import direction_of_history
 
     known = required_sites(sites)
-    connection, way = known.connection(name), way_of_history(known, name, source, from_ledger=ledger is not None)
+    connection, direction = (
+        known.connection(name),
+        direction_of_history(known, name, source, from_ledger=ledger is not None),
+    )
     write_history = None
-    if ledger is not None and way is not None:
+    if ledger is not None and direction is not None:
         from connectors.relay.bootstrap import bootstrap  # it needs an extra, so before anything is created
 
-        write_history = functools.partial(bootstrap, known, group, ledger, way)
+        write_history = functools.partial(bootstrap, known, group, ledger, direction)
     for topic in create_topics(connection, group, [name], partitions, replication_factor):
         typer.echo(f"created {topic}")
     what = ""
-    if write_history is not None and way is not None:
+    if write_history is not None and direction is not None:
         with Progress("written") as progress:
-            what = f" with the history up to seqno {write_history(progress.advance)} of {way.source}"
+            what = f" with the history up to seqno {write_history(progress.advance)} of {direction.source}"
     typer.echo(f"{name} has joined {group}{what}; the relay brings the rest")
 
 

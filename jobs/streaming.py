@@ -36,7 +36,7 @@ class Relays(NamedTuple):
     """Which directions to run, of which sites."""
 
     sites: Sites
-    ways: Sequence[Direction]
+    directions: Sequence[Direction]
 
 
 def job_options(
@@ -70,7 +70,7 @@ def job_options(
 
 def run_jobs(names: Sequence[str], options: JobOptions, relays: Relays | None = None) -> None:
     """Run the named jobs (`sequence`, `ledger`) and relays in one Spark application until SIGTERM or Ctrl-C."""
-    what = [*names, *(f"relay {way}" for way in (relays.ways if relays else ()))]
+    what = [*names, *(f"relay {direction}" for direction in (relays.directions if relays else ()))]
     typer.echo(f"starting Spark for {' and '.join(what)} (about 5 s) …", err=True)
     from connectors.spark.session import hand_on_signals
 
@@ -134,9 +134,9 @@ def relay_makers(relays: Relays | None) -> list[MakeJob]:
     from connectors.relay.job import relays_of
 
     return [
-        functools.partial(relay, sites=relays.sites, way=way)
-        for way in relays.ways
-        for relay in relays_of(relays.sites, way)
+        functools.partial(relay, sites=relays.sites, direction=direction)
+        for direction in relays.directions
+        for relay in relays_of(relays.sites, direction)
     ]
 
 
@@ -144,7 +144,7 @@ def task_slots(relays: Relays | None) -> int | None:
     """Spark's local threads: the default, but in real time a relay holds one for every partition it reads."""
     if relays is None or relays.sites.trigger != "real-time":
         return None
-    return REAL_TIME_SLOTS * len(relays.ways) + 2
+    return REAL_TIME_SLOTS * len(relays.directions) + 2
 
 
 def job_classes(names: Sequence[str]) -> list[MakeJob]:

@@ -9,18 +9,18 @@ Each member keeps a vector [S1 … Sn]: Sj casts of member j were delivered. A c
 2. held, if (3) Ti > Si + 1, or (4) Ti = Si + 1 and Tk > Sk for some k;
 3. discarded, if (5) Ti <= Si.
 
-A fifo cast has no clock: of the rules, (1), (3) and (5) are left. To (2) and (4) comes one entry for the total order:
-a causal cast says `after`, the highest seqno its sender had delivered, and waits for it; and a DATA record that says
-what it `depends` on waits for that, and with it all DATA behind it. `ordering.casts` has the table of what follows.
+A fifo cast has no clock: of the rules, (1), (3) and (5) are left. (2) and (4) also look at the total order: a causal
+cast says `after`, the highest seqno its sender had delivered, and waits for it. A DATA record that says what it
+`depends` on waits for that, and with it all DATA behind it. `ordering.casts` has the table of what follows.
 
-Invariant 1, *causal order*. Whatever is delivered, all that it depends on was delivered before: by the rules.
+Invariant 1, *causal order*. All that a message depends on is delivered before it: by the rules.
 
 Invariant 2, *nothing waits forever*. Nothing is written before all that it depends on is durable (`ordering.outgoing`
 for what its sender sent; what it delivered, it has read from a log). So what stands in a log can be delivered from what
 stands in the logs: take the record, not yet delivered, that was written first; all it depends on was.
 
-Views. The view gives the vector its members, in its order. An entry of a life that stays keeps its number, a new life
-begins at 0, and one that is gone takes its entry along. A cast belongs to the view in which it was sent:
+Views. The vector has the view's members, in its order. An entry of a life that stays keeps its number. A new life
+begins at 0. The entry of a life that is gone is dropped. A cast belongs to the view in which it was sent:
 
 * of a *later* view than this member has installed: held until then;
 * of an *earlier* one: OVER, if it is no duplicate. Held casts of it are dropped with the view.
@@ -35,10 +35,10 @@ flush the members would not agree on which casts of a dead member are still to c
   the members that go on do not deliver it. Agreed casts have all that they depend on among the agreed, since vectors of
   deliveries are closed under it.
 
-What only members have delivered that do not go on is lost with them. So a member that was wrongly taken for dead takes
-a state, as any joiner does. `settled` tells it how many casts of its last life were delivered; it sends the others
-again in its new one. An observer (which reads, but says no FLUSH_OK) may have delivered more of a dead member, and
-agrees on all else. So a joiner does not take the state of an observer.
+What was delivered only by members that do not go on is lost with them. So a member that was wrongly taken for dead
+takes a state, as any joiner does. `settled` tells it how many casts of its last life were delivered; it sends the
+others again in its new one. An observer (which reads, but says no FLUSH_OK) may have delivered more of a dead member,
+and agrees on all else. So a joiner does not take the state of an observer.
 
 Late joiners. A `CausalState`, taken between two steps, is a consistent cut of all orders: by invariant 1 it is closed
 under "delivered before". A joiner takes the one of some member, and reads DATA from `seqno` + 1 and each partition of
@@ -47,11 +47,11 @@ discarded, by (5). If a flush began before, the joiner says FLUSH_OK to `flush`:
 members that go on have equal states when they deliver a view.
 
 Bounded. `max_held` casts and `max_waiting` DATA records wait. A cast that would be one more is FULL, and nothing
-changes: read on, and read its partition *again from there* when there is room, or when nothing else is left to read
-and `progress` has grown. (Not: stop reading the partition. What others wait for may stand behind it. And not only
-when there is room: all that are held may wait for one that was FULL, because it had to wait then, too. Invariant 2
-has one that need not wait, and such a one is never FULL.) If DATA is full, read it on when DATA does not wait any
-more; casts do not come by it. A crash loses nothing, as above.
+changes. The driver reads on, and reads the cast's partition *again from there* when there is room, or when nothing else
+is left to read and `progress` has grown. (It must not stop reading the partition: what others wait for may stand behind
+the cast. It must not wait for room only: all that are held may wait for one that was FULL, because that had to wait
+then, too. By invariant 2 there is one that need not wait, and such a one is never FULL.) If DATA is full, the driver
+reads on when DATA does not wait any more; casts do not come by it. A crash loses nothing, as above.
 
 `CausalReceiver` is a mutable cursor, as `ordering.fifo` has it. A cast costs O(members) for its clock; what is held is
 looked at again only when the entry grows for which it waits.

@@ -10,7 +10,7 @@ Pure and streaming. It is fed from several named sources, in any interleaving:
 * delivery logs, one a member, in the order of delivery; they may start anywhere.
 * what members sent: message ids with a receipt, and optionally how far the sender had delivered before.
 
-It does not decide who is right: the first source to name a seqno is the reference for the others.
+It does not decide which source is right: the first that names a seqno is the reference for the others.
 
 Memory. Per seqno 8 bytes of digest, shared by all sources, and one bit for each ledger and delivery log. So a million
 messages cost 8 MB and 0.14 MB a source, whatever their size; the rest is O(senders × incarnations + control records).

@@ -11,8 +11,8 @@ numbers only grow within a view, so each clock is written as it is, or as the di
 
 The first clock of a life in a view is written as it is. A producer in another language may always do that.
 
-Measured, in bytes a cast (tests/ordering/test_clocks.py: all members that talk do so equally often, and lag by up to 5
-casts; after that many casts of all members together). Silent members cost nothing:
+Measured, in bytes a cast, by tests/ordering/test_clocks.py. The members that talk do so equally often, and lag by up to
+5 casts. `casts` counts those of all members before the measurement. Silent members cost nothing:
 
 | members | of them talk | casts  | the clock as it is | as written |
 | ------- | ------------ | ------ | ------------------ | ---------- |

@@ -1,8 +1,8 @@
 """The sequencer's `step` on columns: one batch as numpy arrays, no Python per row where the rows are regular.
 
-Equal to `ordering.sequencer.step` (property-tested); payloads and headers never enter. A row is *regular* if it
-is the next one of its sender; a sender whose rows of the batch, once plain duplicates are gone, are all regular is
-decided by array arithmetic. Only the rows of the other senders are walked one by one.
+Equal to `ordering.sequencer.step` (property-tested). Payloads and headers never enter. Plain duplicates are dropped
+first. A row is then *regular* if it is the next one of its sender. Array arithmetic decides the senders whose rows are
+all regular. Only the rows of the other senders are walked one by one.
 
 Heartbeats are arrays, too: 1,000 members send 1,000 of them a second. Control records are rare, and so is a flush: a
 piece of a batch with such a record in it, or inside a flush, is left to `step` itself.

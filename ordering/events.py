@@ -2,7 +2,7 @@
 
 Source: FLUSH (docs/sources.md): BLOCK and UNBLOCK are events that go up the stack.
 
-Whoever reads the DATA records of a group from any view on sees `(block view* unblock)+`. A flush that is run from
+A reader of a group's DATA sees `(block view* unblock)+`, from whatever view it begins with. A flush that is run from
 scratch is no second block. A member that joins within a flush is blocked from its first view on.
 """
 

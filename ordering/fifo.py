@@ -8,9 +8,10 @@ Invariant. Of each life, the receiver has delivered exactly the local seqnos 1 â
 member that starts again begins at 1 in a higher incarnation. From then on its earlier lives are over, and what is held
 of them is dropped: the life that could have filled the gap is over, and all that it had written stands before.
 
-Bounded: `max_held` casts wait, of all senders together. When that many do, one that would wait is FULL, and nothing
-changes. One that need not wait is always taken. A gap stands in a sender's partition only until the sender has written
-the missing cast again, and then it writes all behind it again, too: what was FULL comes back by itself (go-back-N).
+Bounded: `max_held` casts wait, of all senders together. When so many wait, a cast that would have to wait is FULL, and
+nothing changes. A cast that need not wait is always taken. A gap stands in a sender's partition only until the sender
+has written the missing cast again, and then it writes all behind it again, too: what was FULL comes back by itself
+(go-back-N).
 
 A crash keeps the invariant: the state is O(senders) numbers, and reading anything again finds it discarded. What was
 held is not in it: a receiver that starts from a state reads on from where the oldest held cast stood.

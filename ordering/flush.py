@@ -8,10 +8,11 @@ The sequencer takes the part of all the members that count each other's FLUSH_OK
     START_FLUSH       every member calls block(), which may still broadcast
     FLUSH_OK          a member's last message: it stands behind all its others (FIFO)
     FLUSH_COMPLETED   all have answered, and no member sends. The requester has its quiet point (SUSPEND_OK)
-    STOP_FLUSH        unblock(): everybody sends again
+    STOP_FLUSH        unblock(): all members send again
 
 The events are DATA records, so every reader of the log goes through the same phases at the same seqnos, and a
-sequencer that takes over goes on in the phase where the log ends. Whatever the table does not list changes nothing.
+sequencer that takes over goes on in the phase where the log ends. An event that the table does not list changes
+nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ordering.records import FLUSH_COMPLETED, FLUSH_OK, START_FLUSH, STOP_FLUSH
 class Phase(Enum):
     """Where a flush is."""
 
-    RUNNING = "running"  # there is none: everybody sends
+    RUNNING = "running"  # there is none: all members send
     BLOCKING = "blocking"  # block() was called; not all have answered
     BLOCKED = "blocked"  # all have answered; the requester has its quiet point
 

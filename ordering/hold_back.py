@@ -6,9 +6,9 @@ map beside an ordered set.
 Here the ordered set is a heap with lazy deletion. A run has at most two keys in its life, its proposal and its
 final number, so the heap never holds more than twice the runs: lookup is O(1), insertion and update are O(log n).
 
-Invariant. Every run of the queue has exactly one entry in force, whose key is the process's own proposal until the run
-is final, and the final number from then on. A final number is never below the process's own proposal, so a key that was
-replaced stands before the one in force: whatever is in force at the head of the heap is the smallest of all.
+Invariant. Every run of the queue has exactly one entry in force. Its key is the process's own proposal until the run is
+final, and the final number from then on. A final number is never below the process's own proposal, so a key that was
+replaced stands before the one in force. So the first entry of the heap that is in force has the smallest key.
 
 `HoldBackQueue` is mutable: a cursor inside `ordering.isis.Agreement`, which has the state that can be stored.
 """

@@ -2,15 +2,15 @@
 
 Source: Total Order Multicast (docs/sources.md), "Process", "Total Order Server" and "Sequence Counter".
 
-All processes are alike. A sender casts a *run* (`Send`); each process holds it back and answers with a
-proposal, its counter, which is above all that it has seen; the sender takes the maximum, ties broken by the proposer,
-and casts it (`Finals`); each process delivers what stands at the head of its queue while that is final. What fails, and
-who takes part, is `ordering.isis_views`'.
+All processes are alike. A sender casts a *run* (`Send`). Each process holds it back and answers with a proposal: its
+counter, which is above all that it has seen. The sender takes the maximum (the proposer breaks ties) and casts it
+(`Finals`). Each process delivers the head of its queue while that is final. `ordering.isis_views` decides which
+processes take part, and goes on when one of them fails.
 
 Rules that the source has:
 
 1. *A proposal is made once.* A run that comes again gets the proposal that it got before, also after its delivery, as
-   long as there is a process that has not delivered it; later nobody can need it.
+   long as there is a process that has not delivered it. After that no process needs the proposal.
 2. *The counter.* It goes up by one for a proposal, and at least to every final number seen. So a proposal is above all
    final numbers that the process knows.
 
@@ -19,9 +19,10 @@ Rules beyond it:
 3. *Runs of a sender are taken in its order* (go-back-N: number n is accepted only after n - 1; a bounded number of
    later ones wait), and so are its final numbers. A process's proposals for a sender's runs grow, so their maxima do:
    the order is FIFO for each sender, and one row a sender tells all runs that were ordered from all that were not.
-4. *A final number is safe once a majority of the view knows it; nothing is delivered before that.* Everybody casts
-   what it knows (`Known`). With three processes that costs nothing: whoever is told a number makes two with the sender.
-   Without it, sender and receiver may deliver a run, be cut off together, and nobody else knows its number.
+4. *A final number is safe once a majority of the view knows it. Nothing is delivered before that.* Each process casts
+   what it knows (`Known`). With three processes that costs nothing: a process that is told a number makes a majority
+   with the sender. Without the rule, sender and receiver may deliver a run and be cut off together, and no other
+   process knows its number.
 
 Invariants.
 
@@ -34,12 +35,13 @@ Invariants.
   final number is below f(m), since after it has seen f(m) it proposes above it; so that run is in its queue before m.
 * *Deliveries are numbered 1, 2, 3 …* A run of `length` messages takes that many seqnos. All processes begin a view with
   the same seqno, and deliver the same runs in the same order: so they agree on the numbers.
-* *What one process delivers is known to a majority*, as (4) says: who collects from a majority of the view finds it.
+* *What one process delivers is known to a majority*, as (4) says. So a process that asks a majority of the view finds
+  it.
 
 A crash at any point keeps them if everything that a process has promised (a proposal made, a number computed, a number
 known) is in its state, and the state is stored before the outputs of the step leave. A process that has lost its state
-is another process (`ordering.isis_views`: a new incarnation), from which nobody has promises. Outputs that are lost are
-made again: a sender sends until every process has proposed and knows the number, so messages may be lost, repeated and
+is another process (`ordering.isis_views`: a new incarnation), which has promised nothing. Outputs that are lost are
+made again: a sender sends until every process has proposed and knows the number. So messages may be lost, repeated and
 reordered at will. Time enters as `Tick` only, and decides nothing but when something is sent again.
 
 Bounds. A sender has at most `window` runs that are not delivered everywhere (the rest waits in its backlog, which

@@ -3,10 +3,11 @@
 A process that starts is *fresh*: it knows the names of all processes (the hostfile), a number of its own start (its
 incarnation), and nothing else. It says to everybody which *lives* (name, incarnation) it has heard of, its own among
 them (`Hello`). Later lives replace earlier ones. It installs the first view as soon as all the lives that it has heard
-of have said exactly the same lives. From then on it never says anything here again: who asks is told the view.
+of have said exactly the same lives. From then on it never says anything here again. It tells the view to those that
+ask.
 
-Not all may have seen that all have said so: a process that is told of an installed first view by a member takes it over
-if it is in it itself, and the member is the newest life of its name that it has heard of.
+Some may not have seen that all have said so. A process takes over an installed first view, of which a member tells it,
+if it is in that view itself, and if the member is the newest life of its name that it has heard of.
 
 Invariant. All live processes that have installed a first view have installed the same. Suppose that q has installed V
 and r has installed another one, W, and both are alive.
@@ -18,12 +19,12 @@ and r has installed another one, W, and both are alive.
 * So q has said V and W. Lives only grow, so what it said second is above what it said first; and it said nothing after
   V. So W is below V, or the same; with r in the place of q, V is below W, or the same.
 * A view that is taken over from a member is one that the member has installed, and the member is alive or was the
-  newest life of its name: whoever takes it over has said nothing that has a later life of the member, so nothing that
-  could be installed beside it.
+  newest life of its name. The process that takes it over has said nothing that has a later life of the member, so
+  nothing that could be installed beside it.
 
 All names must have been started once before the first view is there, as in the source. A process that starts later, or
-again, finds a view in which it is not, and asks to join (`ordering.isis_views`). If all die, all begin anew: nobody is
-left who has delivered anything, and the number of the views' origin tells the old group's messages from the new one's.
+again, finds a view in which it is not, and asks to join (`ordering.isis_views`). If all die, all begin anew: no process
+is left that has delivered anything. The number of the views' origin tells the old group's messages from the new one's.
 A crash at any point keeps the invariant, because a process that crashes comes back as another life.
 """
 

@@ -2,8 +2,8 @@
 
 A process that joins a view takes part from its first seqno on, and is told what it lacks (`isis_views.Missing`). It
 holds its own deliveries back, asks the members for the missing ones (`Ask`), and goes on when it has them. Members
-keep a bounded number of deliveries for that, and as many are held back at most (those beyond are asked for, too). What
-nobody has any more is `Gone`: it is said, and the rest goes on.
+keep a bounded number of deliveries for that, and a process holds back as many at most (it asks for those beyond, too).
+What no member has any more is `Gone`: the process says so, and goes on with the rest.
 
 Invariant. The deliveries that come out have increasing seqnos, without a gap but those that `Gone` names. A crash takes
 the memory with it; the next life begins with seqno 1 again. (A site needs none of this: its log has what it delivered,
@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """These seqnos were delivered by others, and are lost for this process: nobody keeps them any more."""
+    """Others have delivered these seqnos. They are lost for this process, as no member keeps them any more."""
 
     first: int
     last: int

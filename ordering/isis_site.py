@@ -16,14 +16,14 @@ DATA is made of runs of entries that are in the log, never of what a job knows a
 Rules.
 
 1. *Nothing leaves but by the log.* Letters are part of entries, and DATA follows the entry that has its runs. A step
-   that makes no entry may be forgotten: who starts again reads the same inputs from where the last entry stood.
+   that makes no entry may be forgotten: a job that starts again reads the same inputs from where the last entry stood.
 2. *One chain.* An entry that counts was made from the state of the one that counts before it. A job claims an epoch,
-   seals the log, reads it up to the seal, and goes on from the last entry that counts; what a job of a lower epoch
-   writes behind the seal counts for nobody. Readers of the log, at home and elsewhere, know by `ordering.reader`:
+   seals the log, reads it up to the seal, and goes on from the last entry that counts. What a job of a lower epoch
+   writes behind the seal does not count. Readers of the log, at home and elsewhere, know it by `ordering.reader`:
    entries are numbered 1, 2, 3 …, and seals stand among them.
 3. *Payload first.* A site proposes for another's run only when all its records stand in its own Kafka. What relays
-   bring is taken in the order of its offsets at home, each once. So a payload crosses a bridge once, and what is
-   ordered needs nobody any more to be read.
+   bring is taken in the order of its offsets at home, each once. So a payload crosses a bridge once, and a site can
+   read all that is ordered without asking another one.
 4. *What one site has ordered is ordered.* An entry says which runs were ordered. A site takes that over from any
    entry that counts, in the order of positions, besides what its own process delivers. So a site that was away, and
    one that was left out of a view, catch up by reading the others' logs; they need not be asked.
@@ -31,8 +31,8 @@ Rules.
 Why no two sites have different DATA, whatever is cut off, killed at any point, started twice or suspected wrongly:
 
 * *A site is a process that forgets nothing.* By (2) the entries that count are one history of steps of one process. By
-  (1) nobody has ever seen anything of it that is not in that history: no letter and no DATA. What a killed job, or one
-  that was replaced, had done besides is as if it had not been. So the sites are processes as `isis_views` demands, of
+  (1) no letter and no DATA of it was ever seen that is not in that history. What a killed job, or one that was
+  replaced, had done besides is as if it had not been. So the sites are processes as `isis_views` demands, of
   one life each, that store each step before its outputs leave.
 * *So all that is delivered is the same.* By the invariants of `isis_views` the run at a position is the same at all
   sites that deliver one there; by (4) a site takes a run over only where a process has delivered it, or took it over
@@ -42,8 +42,8 @@ Why no two sites have different DATA, whatever is cut off, killed at any point, 
   has exactly these.
 * *The same records are the same DATA.* `Sequenced` goes from run to run, and its state after a run depends on nothing
   but the runs up to it. It is never rebuilt from DATA, which does not tell all of it (times, records dropped): an entry
-  has a snapshot and all runs since, and who starts again makes the same DATA from them. What of it stands in the log is
-  not written again.
+  has a snapshot and all runs since, and a job that starts again makes the same DATA from them. What of it stands in the
+  log is not written again.
 
 Each message is ordered once: a run's records follow those of the run before it (`submitted`), the process gives each
 run one number for ever, `isis_views` orders each number once, and what a member has sent twice is dropped by the

@@ -11,11 +11,10 @@ v to v + 1 is decided once, by ballots (Paxos), with a majority of the members o
     Accepted    from a majority: decided
     Decided     everybody delivers the rest of v as the value says (`settled`), and begins v + 1
 
-The new value, the flush. Of the runs that no one of the majority has delivered, those whose final number any of them
-knows keep it, and stand in the order of these numbers behind all that were delivered. The others are purged by all. A
-sender that stays sends its purged runs again in the new view, under the same numbers; so does one that was excluded,
-as soon as it is back. Members of v + 1 are those that have promised, and processes that have asked to join, as many
-as they at most.
+The new value, the flush. It first has the runs that a process of the majority has delivered. Then come those that none
+has delivered, and whose final number one of them knows, in the order of these numbers. All processes purge the others.
+A sender that stays sends its purged runs again in the new view, under the same numbers. So does one that was excluded,
+as soon as it is back. Members of v + 1 are those that have promised, and at most as many that have asked to join.
 
 Invariants, whatever is cut off, crashes, comes back, or is suspected wrongly.
 
@@ -34,22 +33,23 @@ Invariants, whatever is cut off, crashes, comes back, or is suspected wrongly.
    is above the row, and a sender sends again only what is above its own.
 5. *A minority does nothing.* It can neither decide a view nor deliver (a final number needs proposals of all members,
    and a majority that knows it). It says that it waits (`Stuck`).
-6. *Who joins decides nothing alone.* Those who join are at most as many as those who stay, so in every majority of
-   v + 1 there is one who has what was ordered in v. Who joins delivers from `base` + 1 on; what it lacks before
+6. *Joiners decide nothing alone.* Those that join are at most as many as those that stay, so in every majority of
+   v + 1 there is one that has what was ordered in v. A joiner delivers from `base` + 1 on. What it lacks before
    (`Missing`) it reads from the others' memory (`ordering.isis_history`) or logs.
 
-Messages of an old view are ignored, proposals among them: a view's messages name it, and its members are lives, so
-a process that was started again without its memory is another one, from whom nobody has promises.
+Messages of an old view are ignored, proposals among them: a view's messages name it. Its members are lives. So a
+process that was started again without its memory is another one, which has promised nothing.
 
 A crash at any point keeps this, if the state is stored before the outputs of a step leave: a coordinator that starts
 again opens a higher ballot than any that it has promised, its own included. A process that stores nothing is gone with
-its state; the others need a majority of the lives of the last view. If there is none left, nobody goes on.
+its state; the others need a majority of the lives of the last view. Without one, no process goes on.
 
 With two members a majority is both. `Exclude` is an operator's decision that some members are never to be waited for: a
 ballot then needs all the others, which must be so many that they meet every majority. It is safe for what was
 delivered. It is not if operators on both sides of a cut exclude each other.
 
-Time is `Tick`'s: it suspects, and sends again. It decides nothing: every suspicion may be wrong.
+Time comes by `Tick`. It makes a process suspect others, and send again. It decides nothing: every suspicion may be
+wrong.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def member(
 
 
 def awake(state: ProcessState, now_ms: int) -> ProcessState:
-    """A process that goes on after some time: nobody is suspected for what nobody was there to hear."""
+    """A process that goes on after some time. It suspects no process for what it was not there to hear."""
     now_ms = max(state.now_ms, now_ms)
     return replace(state, now_ms=now_ms, heard=tuple((life, now_ms) for life, _ in state.heard))
 
@@ -288,7 +288,7 @@ class Process:
         return self.agreement is None or self.agreement.is_frozen
 
     def begin_alone(self) -> None:
-        """The first view of a group of one: there is nobody to say anything."""
+        """The first view of a group of one, which no other process confirms."""
         view = self.formation.view() if self.formation is not None else None
         if view is not None:
             self._learn(NextView(view))

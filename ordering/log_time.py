@@ -1,7 +1,7 @@
-"""Time as the log tells it: who was heard where and when, in the course of one `step`.
+"""Time as the log tells it: where and when each member was heard, in the course of one `step`.
 
-`Membership.clock` is the newest broker timestamp of each forward partition, `heard` where and when each member was
-last heard, `announced_ms` when, in each partition, a tick first knew of the flush in hand. None of it is part of DATA.
+`Membership.clock` has the newest broker timestamp of each forward partition. `heard` has where and when each member was
+last heard. `announced_ms` has when, in each partition, a tick first knew of the flush in hand. DATA has nothing of it.
 
 *A standstill is not a silence.* While there are members, the job writes a tick into each partition every second. If a
 partition's next record comes later than STANDSTILL_MS, no process could write there (the broker was away, say). So the

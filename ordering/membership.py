@@ -8,8 +8,8 @@ batch `ordering.view_change` decides what follows from all that: a view, a step 
 
 Invariant. `fold(membership, DATA record)` is the only way in which members, settings and the flush change, both when
 the sequencer decides the record and when somebody reads it. So a crash after any record loses nothing. A sequencer that
-takes over folds the same records, finds who waits to join and who has answered, and decides at the end of its next
-batch what its predecessor did not.
+takes over folds the same records. So it knows the members that wait to join and those that have answered, and decides
+at the end of its next batch what its predecessor did not.
 
 *Time is data.* A member is silent if its partition went on for `suspect_after_ms` without it, by the broker's
 timestamps. A partition that is read late has a late clock, so reading late makes no member silent. The time
@@ -20,7 +20,7 @@ job writes a tick, a heartbeat of its own, into each.
 *Lives that are over.* In a group that is closed or has flush on, nothing of a life is ordered after the view that
 suspects it: what it sent in a view must not be delivered in a later one. `lives_over` has such lives, and the sequencer
 drops their records as duplicates. If the member is alive, it starts a new life, and sends there what was not ordered
-before that view. So no message is lost, and none comes twice.
+before that view. So each message comes, and comes once.
 
 *Received rows of members that left.* A sender's row must outlive it, or its old records would be taken for new ones.
 The rows of the last `MAX_LEFT` members that left are kept. An older row is dropped, unless its sender has sent since.

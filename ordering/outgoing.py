@@ -1,7 +1,9 @@
 """What one member sends, in all orders: nothing is written before all that it depends on is durable.
 
-Source: Group Communication (docs/sources.md): a sender stamps each message with its vector. Invariant: whatever is
-released depends only on what stands in a log already, so every member can deliver it, even if the sender dies next:
+Source: Group Communication (docs/sources.md): a sender stamps each message with its vector.
+
+Invariant. A message that is released depends only on what stands in a log already. So every member can deliver it, even
+if the sender dies next:
 
 * what its sender had *delivered* was read from a log;
 * a *total* message depends on its sender's own casts: it waits until Kafka has acknowledged them. (Otherwise the total

@@ -5,9 +5,9 @@ and "Crash handling during FLUSH", as the members' side of it; SEQUENCER, "Relia
 again.
 
 `step(participant, event)` gives the next participant and the actions that follow. Events are the control records of
-DATA, in their order, and what the application asks for. Whoever drives it keeps the forward table: it performs the
-actions in their order, and sends a message only while the participant `sends_messages`. It takes one from the
-application only while the participant `takes_messages`. An event that the phase does not allow raises
+DATA, in their order, and what the application asks for. The driver keeps the forward table. It performs the actions in
+their order, and sends a message only while the participant `sends_messages`. It takes one from the application only
+while the participant `takes_messages`. An event that the phase does not allow raises
 ProtocolViolation; the participant is a value, so nothing has changed then.
 
 Invariants:

@@ -31,10 +31,10 @@ class Host(NamedTuple):
     def address(self) -> tuple[str, int]:
         """The IPv4 address. Raises EnvironmentProblem if the name is not known."""
         try:
-            found = socket.getaddrinfo(self.name, self.port, socket.AF_INET, socket.SOCK_DGRAM)
+            addresses = socket.getaddrinfo(self.name, self.port, socket.AF_INET, socket.SOCK_DGRAM)
         except (OSError, UnicodeError) as error:
             raise EnvironmentProblem(f"the host {self.name!r} of the hostfile is not known: {error}.") from error
-        return str(found[0][4][0]), self.port
+        return str(addresses[0][4][0]), self.port
 
 
 def read_hostfile(path: Path, default_port: int | None = None) -> tuple[Host, ...]:

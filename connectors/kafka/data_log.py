@@ -170,13 +170,13 @@ class DataLog:
                 )
         for record in read_range(self.connection, self._consumer, self._claims, self._known_below, end):
             at = (record.offset, record.value, record.headers, record.timestamp)
-            found = decode(self.claims_topic, *at, above=self._above)
-            if isinstance(found, Claim):
-                self._known_claims.append(found)
-            elif isinstance(found, Note):
-                self._known_notes.append(found)
-            elif isinstance(found, Move):
-                self._known_move = found
+            entry = decode(self.claims_topic, *at, above=self._above)
+            if isinstance(entry, Claim):
+                self._known_claims.append(entry)
+            elif isinstance(entry, Note):
+                self._known_notes.append(entry)
+            elif isinstance(entry, Move):
+                self._known_move = entry
             else:
                 self._known_base = record.offset
             self._known_below = record.offset + 1
@@ -203,8 +203,8 @@ class DataLog:
         self._learn()
         if self._known_base < 0:
             return None
-        found = read_range(self.connection, self._consumer, self._claims, self._known_base, self._known_base + 1)
-        return next((SequencerState.from_bytes(record.value) for record in found), None)
+        bases = read_range(self.connection, self._consumer, self._claims, self._known_base, self._known_base + 1)
+        return next((SequencerState.from_bytes(record.value) for record in bases), None)
 
     def is_promoted(self) -> bool:
         """Whether it was a copy, and was made the home."""

@@ -37,7 +37,7 @@ Trigger = Literal["micro-batch", "real-time"]
 
 
 class Direction(NamedTuple):
-    """One way over one bridge: what stands at `source` and is missing at `target` is carried there."""
+    """One direction of a link: what stands at `source` and is missing at `target` is carried there."""
 
     source: str
     target: str
@@ -63,7 +63,7 @@ class Sites:
         return self.connections[site]
 
     def directions(self) -> list[Direction]:
-        """Both ways of every link, sorted."""
+        """Both directions of every link, sorted."""
         return sorted(Direction(*ends) for link in self.links for ends in itertools.permutations(link))
 
     def neighbours(self, site: str) -> list[str]:
@@ -75,7 +75,7 @@ class Sites:
         return self.home in (None, site)
 
     def next_hop(self, source: str, target: str) -> str | None:
-        """The neighbour of `source` on a shortest way to `target`; None if there is no way, or none is needed."""
+        """The neighbour of `source` on a shortest path to `target`; None if there is no path, or it needs none."""
         hops = {source: ""}
         ends = [source]
         while ends and target not in hops:
@@ -85,44 +85,44 @@ class Sites:
             ends = [neighbour for neighbour, _ in reached]
         return hops.get(target) or None
 
-    def carries(self, way: Direction, origin: str) -> bool:
-        """Whether the relay of a link carries the messages of an origin: if the link is on the shortest way from there.
+    def carries(self, direction: Direction, origin: str) -> bool:
+        """Whether the relay of a link carries an origin's messages: if the link is on the shortest path from there.
 
-        Messages of a site to which this file knows no way are carried everywhere: the file may be older than the
+        Messages of a site to which this file has no path are carried everywhere: the file may be older than the
         neighbour's, or the site's links are gone, and what they have brought to some is to reach the others.
         """
-        return origin != way.target and self.next_hop(way.target, origin) in (None, way.source)
+        return origin != direction.target and self.next_hop(direction.target, origin) in (None, direction.source)
 
 
 def read_sites(path: Path) -> Sites:
     """The sites of a file. Raises UsageError, which names the file and what is wrong with it."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"the sites' file {path} can't be read: {error}") from error
     try:
-        return _sites(found, path.parent)
+        return _sites(document, path.parent)
     except UsageError as error:
         raise UsageError(f"the sites' file {path}: {error}") from error
 
 
-def _sites(found: dict[str, Any], directory: Path) -> Sites:
-    _only(found, {"mode", "home", "trigger", "links", "sites"}, "")
-    tables = found.get("sites")
+def _sites(document: dict[str, Any], directory: Path) -> Sites:
+    _only(document, {"mode", "home", "trigger", "links", "sites"}, "")
+    tables = document.get("sites")
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()) or not tables:
         raise UsageError('give each site a table, such as [sites.nyc] with bootstrap_servers = "HOST:PORT".')
     connections = {check_site(name): _connection(name, table, directory) for name, table in tables.items()}
-    mode = found.get("mode", "hub" if "home" in found else "mesh")
-    home, trigger = found.get("home"), found.get("trigger", "micro-batch")
+    mode = document.get("mode", "hub" if "home" in document else "mesh")
+    home, trigger = document.get("home"), document.get("trigger", "micro-batch")
     if mode not in get_args(Mode) or trigger not in get_args(Trigger):
         raise UsageError(f"mode is one of {get_args(Mode)}, trigger one of {get_args(Trigger)}.")
     if (mode == "hub") != (home is not None):
         raise UsageError('mode "hub" needs home = "SITE", and mode "mesh" has none.')
     if home is not None and home not in connections:
         raise UsageError(f"home is {home!r}, which is not one of the sites {', '.join(connections)}.")
-    if home is not None and "links" in found:
+    if home is not None and "links" in document:
         raise UsageError("with a home, every other site is linked to it: leave links out.")
-    pairs = found.get("links", [list(pair) for pair in itertools.combinations(connections, 2)])
+    pairs = document.get("links", [list(pair) for pair in itertools.combinations(connections, 2)])
     if home is not None:
         pairs = [[home, other] for other in connections if other != home]
     if not isinstance(pairs, list) or not all(_is_pair(pair, connections) for pair in pairs):

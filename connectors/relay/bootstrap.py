@@ -41,27 +41,29 @@ Written = Callable[[], None]
 """Called for each record that was written."""
 
 
-def bootstrap(sites: Sites, group: str, ledger: Path, way: Direction, written: Written = lambda: None) -> int:
-    """Write what the ledger of `way.source` has and `way.target` lacks; return the ledger's last seqno.
+def bootstrap(sites: Sites, group: str, ledger: Path, direction: Direction, written: Written = lambda: None) -> int:
+    """Write what the ledger of `direction.source` has and `direction.target` lacks; return the ledger's last seqno.
 
     Raises UsageError (no ledger, or none of this group), BrokerUnreachable, TopicMissing.
     """
     known = state_from_ledger(ledger, group)
     if known is None:
         raise UsageError(f"there is no ledger of group {group} in {ledger}: name the home's DIR/ledger.")
-    target = sites.connection(way.target)
+    target = sites.connection(direction.target)
     if sites.home is None:
-        relayed = Topic(group, "relayed", way.target, way.source)
+        relayed = Topic(group, "relayed", direction.target, direction.source)
         ensure_topic(target, relayed, 1)
-        with DataLog(target, group, way.target) as log:
+        with DataLog(target, group, direction.target) as log:
             reached = log.state().origins
-        _write_session(sites, way, ledger, group, reached, written)
+        _write_session(sites, direction, ledger, group, reached, written)
         return known.seqno
-    with DataLog(target, group, way.target) as copy:
+    with DataLog(target, group, direction.target) as copy:
         if copy.claims():
-            raise UsageError(f"{copy.topic} has a sequencer of its own, so it can't follow {way.source}.")
+            raise UsageError(f"{copy.topic} has a sequencer of its own, so it can't follow {direction.source}.")
         done = copy.state().seqno
-        _write(target, str(copy.topic), _hub_records(group, way.source, read_rows(ledger, group, done + 1)), written)
+        _write(
+            target, str(copy.topic), _hub_records(group, direction.source, read_rows(ledger, group, done + 1)), written
+        )
         post_base(target, copy.claims_topic, known)
     return known.seqno
 
@@ -84,19 +86,19 @@ def _hub_record(group: str, home: str, row: dict[str, Any]) -> Data:
 
 
 def _write_session(
-    sites: Sites, way: Direction, ledger: Path, group: str, reached: Mapping[str, int], written: Written
+    sites: Sites, direction: Direction, ledger: Path, group: str, reached: Mapping[str, int], written: Written
 ) -> None:
     """A session that begins before the first message that the target lacks."""
 
     def carries(origin: str) -> bool:
-        return sites.carries(way, origin)
+        return sites.carries(direction, origin)
 
-    target = sites.connection(way.target)
+    target = sites.connection(direction.target)
     start = _link_start(ledger, group, reached, carries)
-    topic, relay = str(Topic(group, "relayed", way.target, way.source)), relay_of(way.source)
+    topic, relay = str(Topic(group, "relayed", direction.target, direction.source)), relay_of(direction.source)
     session = append(target, topic, (relay.encode("ascii"), start.to_json(), forward_headers(1, 1, kind=LINK_START)))
     rows = read_rows(ledger, group, start.seqno + 1)
-    _write(target, topic, _session(way.source, session, carries, rows), written)
+    _write(target, topic, _session(direction.source, session, carries, rows), written)
 
 
 def _link_start(ledger: Path, group: str, reached: Mapping[str, int], carries: Callable[[str], bool]) -> LinkStart:

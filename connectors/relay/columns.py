@@ -29,29 +29,31 @@ from ordering.names import relay_of
 from ordering.records import EPOCH, MESSAGE, REMOTE_VIEW, SKIP, VIEW
 
 
-def relay_home_data(rows: DataFrame, way: Direction) -> DataFrame:
+def relay_home_data(rows: DataFrame, direction: Direction) -> DataFrame:
     """DATA of the home → the same DATA at another site."""
-    return rows.select(_renamed(f".data.{way.source}", f".data.{way.target}"), "partition", "key", "value", "headers")
+    return rows.select(
+        _renamed(f".data.{direction.source}", f".data.{direction.target}"), "partition", "key", "value", "headers"
+    )
 
 
-def relay_forward(rows: DataFrame, way: Direction) -> DataFrame:
+def relay_forward(rows: DataFrame, direction: Direction) -> DataFrame:
     """FORWARD of another site → FORWARD at the home."""
     behind = len(codec.FORWARD_FIELDS)
-    said = F.concat(_mark(way), F.lit(f" {codec.NOTHING}"))
-    topic = _renamed(f".forward.{way.source}", _relayed(way))
+    said = F.concat(_mark(direction), F.lit(f" {codec.NOTHING}"))
+    topic = _renamed(f".forward.{direction.source}", _relayed(direction))
     return rows.select(topic, "partition", "key", "value", _marked(said, behind, behind).alias("headers"))
 
 
 def relay_mesh_data(
-    rows: DataFrame, way: Direction, sessions: Mapping[str, int], not_carried: Collection[str]
+    rows: DataFrame, direction: Direction, sessions: Mapping[str, int], not_carried: Collection[str]
 ) -> DataFrame:
     """DATA of one mesh site → FORWARD at its neighbour: `ordering.links.carry`, as columns.
 
     `sessions`: by DATA topic. `not_carried`: the origins whose messages this link does not carry.
     """
-    relay, seqno, text = relay_of(way.source), spark_codec.data_field("SEQNO"), spark_codec.data_field("LINK")
+    relay, seqno, text = relay_of(direction.source), spark_codec.data_field("SEQNO"), spark_codec.data_field("LINK")
     kind, origin = spark_codec.data_field("KIND"), F.substring_index(F.col("key").cast("string"), "/", 1)
-    has_number = text.isNotNull() | (origin == way.source)
+    has_number = text.isNotNull() | (origin == direction.source)
     is_carried = has_number & ~origin.isin(*sorted(not_carried))
     is_view = kind == VIEW
     named = spark_codec.with_fields(rows).withColumn(
@@ -76,7 +78,7 @@ def relay_mesh_data(
     said_kind = F.when(is_message, kind).when(is_view, REMOTE_VIEW).otherwise(SKIP)
     header = spark_codec.header(said_kind, incarnation, local_seqno, F.lit(codec.NOTHING), link)
     return named.select(
-        _renamed(f".data.{way.source}", _relayed(way)),
+        _renamed(f".data.{direction.source}", _relayed(direction)),
         "partition",
         F.when(is_message, F.col("key")).otherwise(F.lit(relay).cast("binary")).alias("key"),
         F.when(is_message | is_view, F.col("value")).otherwise(F.lit(b"")).alias("value"),
@@ -89,10 +91,12 @@ def _session(sessions: Mapping[str, int]) -> Column:
     return F.coalesce(*(F.when(F.col("topic") == topic, F.lit(str(name))) for topic, name in sorted(sessions.items())))
 
 
-def relay_letters(rows: DataFrame, way: Direction) -> DataFrame:
+def relay_letters(rows: DataFrame, direction: Direction) -> DataFrame:
     """Letters → the same letters, in the topic and the partition of the same name."""
     count = len(codec.LETTER_FIELDS)
-    return rows.select("topic", "partition", "key", "value", _marked(_mark(way), count - 1, count).alias("headers"))
+    return rows.select(
+        "topic", "partition", "key", "value", _marked(_mark(direction), count - 1, count).alias("headers")
+    )
 
 
 def _marked(said: Column, begin: int, end: int) -> Column:
@@ -113,9 +117,9 @@ def _marked(said: Column, begin: int, end: int) -> Column:
     return F.concat(F.array(header), before, after)
 
 
-def _relayed(way: Direction) -> str:
+def _relayed(direction: Direction) -> str:
     """How the name of a topic ends that a relay fills with FORWARD."""
-    return f".relayed-{way.source}.{way.target}"
+    return f".relayed-{direction.source}.{direction.target}"
 
 
 def _renamed(suffix: str, other: str) -> Column:
@@ -124,6 +128,6 @@ def _renamed(suffix: str, other: str) -> Column:
     return F.concat(F.left(topic, F.length(topic) - len(suffix)), F.lit(other)).alias("topic")
 
 
-def _mark(way: Direction) -> Column:
+def _mark(direction: Direction) -> Column:
     """Which record of the source a copy was made from."""
-    return F.concat(F.lit(f"{way.source}/"), "topic", F.lit("-"), "partition", F.lit(":"), "offset")
+    return F.concat(F.lit(f"{direction.source}/"), "topic", F.lit("-"), "partition", F.lit(":"), "offset")

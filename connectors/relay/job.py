@@ -65,17 +65,18 @@ class Relay(StreamingJob):
     carries: ClassVar[str]
     keeps_trying = True
 
-    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, way: Direction) -> None:
+    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, direction: Direction) -> None:
         """The connection and the site of `options` are ignored: the direction tells."""
-        self.name = f"relay-{way}-{self.carries}"
+        self.name = f"relay-{direction}-{self.carries}"
         self.sites = sites
-        self.way = way
+        self.direction = direction
         self.in_real_time = sites.trigger == "real-time"
-        self.source = sites.connection(way.source)
-        self.target = sites.connection(way.target)
+        self.source = sites.connection(direction.source)
+        self.target = sites.connection(direction.target)
         self.target_finder = TopicFinder(self.target)
         super().__init__(
-            spark, JobOptions(self.source, way.source, options.data, options.max_batch_records, options.parallelism)
+            spark,
+            JobOptions(self.source, direction.source, options.data, options.max_batch_records, options.parallelism),
         )
 
     def run(self) -> None:
@@ -98,7 +99,9 @@ class Relay(StreamingJob):
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """The source's topics of every group that is at both ends."""
         groups = {
-            topic.group for topic in self.target_finder.find() if topic.role == "data" and topic.site == self.way.target
+            topic.group
+            for topic in self.target_finder.find()
+            if topic.role == "data" and topic.site == self.direction.target
         }
         selected: dict[str, list[str]] = {}
         for topic in filter(self.is_read, topics):
@@ -139,7 +142,7 @@ class Relay(StreamingJob):
                 ensure_topic(self.target, filled, len(partitions))
                 for number in partitions:
                     partition = TopicPartition(str(topic), number)
-                    position = 1 + last_relayed(self.target, str(filled), number, self.way.source, *partition)
+                    position = 1 + last_relayed(self.target, str(filled), number, self.direction.source, *partition)
                     self._check_held(here, partition, position)
                     positions[partition] = position
             return positions
@@ -150,9 +153,10 @@ class Relay(StreamingJob):
         with self.source.reachable():
             beginning = here.beginning_offsets([partition])[partition]
         if position < beginning:
+            source, target = self.direction
             raise HistoryUnavailable(
-                f"{self.way.target} lacks offsets {position} to {beginning - 1} of {Partition(*partition)}, "
-                f"which retention has dropped at {self.way.source}. {_from_ledger(self.way.target, self.way.source)}"
+                f"{target} lacks offsets {position} to {beginning - 1} of {Partition(*partition)}, which retention has "
+                f"dropped at {source}. {_from_ledger(target, source)}"
             )
 
 
@@ -161,26 +165,26 @@ class HomeData(Relay):
 
     carries = "home-data"
 
-    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, way: Direction) -> None:
-        super().__init__(spark, options, sites, way)
+    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, direction: Direction) -> None:
+        super().__init__(spark, options, sites, direction)
         self._copies: list[_Copy] = []
 
     def is_read(self, topic: Topic) -> bool:
         """DATA of the home."""
-        return topic.role == "data" and topic.site == self.way.source
+        return topic.role == "data" and topic.site == self.direction.source
 
     def filled(self, topic: Topic) -> Topic:
         """DATA of the other site."""
-        return Topic(topic.group, "data", self.way.target)
+        return Topic(topic.group, "data", self.direction.target)
 
     def positions(self, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
         """Where each copy lacks something."""
-        self._copies = [_Copy(self.source, self.target, topic.group, self.way) for topic in topics]
+        self._copies = [_Copy(self.source, self.target, topic.group, self.direction) for topic in topics]
         return {copy.home.partition: copy.start() for copy in self._copies}
 
     def carry(self, rows: DataFrame) -> DataFrame:
         """As it stands."""
-        return relay_home_data(rows, self.way)
+        return relay_home_data(rows, self.direction)
 
     def check(self) -> None:
         """Post what readers of the copies may start from."""
@@ -201,15 +205,15 @@ class SiteForward(Relay):
 
     def is_read(self, topic: Topic) -> bool:
         """FORWARD of the site."""
-        return topic.role == "forward" and topic.site == self.way.source
+        return topic.role == "forward" and topic.site == self.direction.source
 
     def filled(self, topic: Topic) -> Topic:
         """The home's topic for this neighbour."""
-        return Topic(topic.group, "relayed", self.way.target, self.way.source)
+        return Topic(topic.group, "relayed", self.direction.target, self.direction.source)
 
     def carry(self, rows: DataFrame) -> DataFrame:
         """Marked with where it came from."""
-        return relay_forward(rows, self.way)
+        return relay_forward(rows, self.direction)
 
 
 class LinkStalled(AbcastError):
@@ -223,8 +227,8 @@ class MeshData(SiteForward):
 
     carries = "mesh-data"
 
-    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, way: Direction) -> None:
-        super().__init__(spark, options, sites, way)
+    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, direction: Direction) -> None:
+        super().__init__(spark, options, sites, direction)
         self._presence: Presence | None = None
         self._query: StreamingQuery | None = None
         self._sessions: dict[str, int] = {}
@@ -235,7 +239,7 @@ class MeshData(SiteForward):
 
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """As every relay."""
-        self._presence = Presence(self.source, self.target, self.way)
+        self._presence = Presence(self.source, self.target, self.direction)
         self._query = super().start_query(topics, checkpoint)
         self._carried, self._ends_there = {}, {}
         self._began_at = self._looked_at = time.monotonic()
@@ -253,7 +257,9 @@ class MeshData(SiteForward):
                 try:
                     beginning = find_session_start(here, reached, self._is_carried)
                 except HistoryUnavailable as error:
-                    raise HistoryUnavailable(f"{error} {_from_ledger(self.way.target, self.way.source)}") from error
+                    raise HistoryUnavailable(
+                        f"{error} {_from_ledger(self.direction.target, self.direction.source)}"
+                    ) from error
                 positions[here.partition] = beginning.offset
             self._sessions[str(topic)] = self._presence.begin(topic.group, beginning, self._is_carried)
         return positions
@@ -290,7 +296,7 @@ class MeshData(SiteForward):
             if before not in (None, end) or now - self._began_at >= self._patience_s:
                 self._patience_s *= 2
                 raise LinkStalled(
-                    f"group {topic.group}: {self.way.target} has not ordered what was carried there. "
+                    f"group {topic.group}: {self.direction.target} has not ordered what was carried there. "
                     "Does its sequencer run?"
                 )
             return
@@ -299,10 +305,10 @@ class MeshData(SiteForward):
         self._ends_there = {}
 
     def _there(self, group: str) -> DataLog:
-        return DataLog(self.target, group, self.way.target)
+        return DataLog(self.target, group, self.direction.target)
 
     def _is_carried(self, origin: str) -> bool:
-        return self.sites.carries(self.way, origin)
+        return self.sites.carries(self.direction, origin)
 
     def _read_by_query(self) -> dict[str, int]:
         """The offset after the last record of each DATA topic that the query has copied, as far as it says."""
@@ -322,12 +328,12 @@ class MeshData(SiteForward):
 
     def is_read(self, topic: Topic) -> bool:
         """DATA of the site."""
-        return topic.role == "data" and topic.site == self.way.source
+        return topic.role == "data" and topic.site == self.direction.source
 
     def carry(self, rows: DataFrame) -> DataFrame:
         """Every record, as the link says it."""
         not_carried = {site for site in self.sites.connections if not self._is_carried(site)}
-        return relay_mesh_data(rows, self.way, self._sessions, not_carried)
+        return relay_mesh_data(rows, self.direction, self._sessions, not_carried)
 
 
 class Letters(Relay):
@@ -336,8 +342,8 @@ class Letters(Relay):
     carries = "letters"
 
     def is_read(self, topic: Topic) -> bool:
-        """The inboxes of the sites that lie this way."""
-        return topic.role == "inbox" and self.sites.next_hop(self.way.source, topic.site) == self.way.target
+        """The inboxes of the sites that lie in this direction."""
+        return topic.role == "inbox" and self.sites.next_hop(self.direction.source, topic.site) == self.direction.target
 
     def filled(self, topic: Topic) -> Topic:
         """The topic of the same name in the other Kafka."""
@@ -350,13 +356,13 @@ class Letters(Relay):
 
     def carry(self, rows: DataFrame) -> DataFrame:
         """As they stand, with the mark of this relay instead of the last one's."""
-        return relay_letters(rows, self.way)
+        return relay_letters(rows, self.direction)
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """None where both ends share one Kafka. Makes sure that members at the source can write to these inboxes."""
         if not self._is_apart:
             return {}
-        groups = {topic.group for topic in topics if topic.role == "data" and topic.site == self.way.source}
+        groups = {topic.group for topic in topics if topic.role == "data" and topic.site == self.direction.source}
         wanted = [Topic(group, "inbox", site) for site in self.sites.connections for group in sorted(groups)]
         missing = [topic for topic in wanted if self.is_read(topic) and topic not in topics]
         for topic in missing:
@@ -375,19 +381,19 @@ def _from_ledger(target: str, source: str) -> str:
     return f"`abcast site add {target} --ledger DIR` writes what the ledger of {source} has of it."
 
 
-def relays_of(sites: Sites, way: Direction) -> list[type[Relay]]:
+def relays_of(sites: Sites, direction: Direction) -> list[type[Relay]]:
     """What is carried in a direction."""
     if sites.home is None:
         return [MeshData, Letters]
-    return [HomeData if way.source == sites.home else SiteForward, Letters]
+    return [HomeData if direction.source == sites.home else SiteForward, Letters]
 
 
 class _Copy:
     """The DATA of one group at its home, and its copy at another site."""
 
-    def __init__(self, home: Connection, there: Connection, group: str, way: Direction) -> None:
-        self.home = DataLog(home, group, way.source)
-        self.copy = DataLog(there, group, way.target)
+    def __init__(self, home: Connection, there: Connection, group: str, direction: Direction) -> None:
+        self.home = DataLog(home, group, direction.source)
+        self.copy = DataLog(there, group, direction.target)
         self._base: SequencerState | None = None
         self._looked_at = 0
 
@@ -458,9 +464,9 @@ def last_relayed(
         for start, below in windows_back(beginning, end, _FIRST_WINDOW):
             newest = -1
             for record in read_range(connection, consumer, filled, start, below):
-                found = _parse_mark(first_fields(record.headers, at + 1)[at:], site)
-                if found is not None and found[:2] == (source_topic, source_partition):
-                    newest = found.offset
+                mark = _parse_mark(first_fields(record.headers, at + 1)[at:], site)
+                if mark is not None and mark[:2] == (source_topic, source_partition):
+                    newest = mark.offset
             if newest >= 0:
                 return newest
         return -1

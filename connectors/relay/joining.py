@@ -6,8 +6,8 @@ from connectors.kafka.sites import Direction, Sites
 from ordering.errors import UsageError
 
 
-def way_of_history(sites: Sites, name: str, source: str | None, *, from_ledger: bool) -> Direction | None:
-    """The way of a ledger's history to a new site: in a hub from the home, in a mesh from the neighbour `source`.
+def direction_of_history(sites: Sites, name: str, source: str | None, *, from_ledger: bool) -> Direction | None:
+    """From where a ledger's history comes to a new site: in a hub from the home, in a mesh from the neighbour `source`.
 
     None without a ledger: then the relays bring what there is. Raises UsageError if the site can't take any from there.
     """

@@ -44,9 +44,9 @@ def find_session_start(here: DataLog, origins: Mapping[str, int], carries: Carri
     back = 0
     while True:
         is_last = end - back <= here.beginning()
-        found = _oldest(here, end) if is_last else _at(here, end - back)
-        if found is not None and covers(origins, link_start(found.state, here.topic.site, carries).origins):
-            return found
+        beginning = _oldest(here, end) if is_last else _at(here, end - back)
+        if beginning is not None and covers(origins, link_start(beginning.state, here.topic.site, carries).origins):
+            return beginning
         if is_last:
             raise HistoryUnavailable(
                 f"{here.topic} no longer holds what its neighbour lacks: retention has dropped it."

@@ -41,11 +41,11 @@ _logger = logging.getLogger(__name__)
 class Presence:
     """Writes these records for the relay of one direction, in some groups. Not thread-safe; `close` it."""
 
-    def __init__(self, source: Connection, target: Connection, way: Direction) -> None:
+    def __init__(self, source: Connection, target: Connection, direction: Direction) -> None:
         """Raises BrokerUnreachable."""
         self._source = source
         self._target = target
-        self._way = way
+        self._direction = direction
         self._producer: Producer = target.producer()
         self._groups: dict[str, _Group] = {}
         self._beat_at = 0.0
@@ -53,12 +53,12 @@ class Presence:
     def begin(self, group: str, beginning: SessionStart, carries: Carries) -> int:
         """Begin a session in a group; return its name. Raises BrokerUnreachable, TopicMissing."""
         state = beginning.state
-        start = link_start(state, self._way.source, carries)
+        start = link_start(state, self._direction.source, carries)
         session = self._append(group, LINK_START, value=start.to_json())
         if state.view:
             self._append(group, REMOTE_VIEW, state.epoch, state.view, _members(state))
         if group not in self._groups:
-            self._groups[group] = _Group(DataLog(self._source, group, self._way.source))
+            self._groups[group] = _Group(DataLog(self._source, group, self._direction.source))
         self._groups[group].had_view |= state.view > 0
         return session
 
@@ -71,7 +71,7 @@ class Presence:
                 if group.had_view or is_time:
                     self._send(name, HEARTBEAT)
         except KafkaError as error:
-            _logger.warning("%s: a heartbeat of the relay could not be written: %r", self._way, error)
+            _logger.warning("%s: a heartbeat of the relay could not be written: %r", self._direction, error)
         if is_time:
             self._beat_at = time.monotonic()
 
@@ -81,7 +81,7 @@ class Presence:
             for sent in [self._send(name, LEAVE) for name, group in self._groups.items() if group.had_view]:
                 sent.get(timeout=FAREWELL_S)
         except KafkaError as error:
-            _logger.warning("%s: the relay's farewell could not be written: %r", self._way, error)
+            _logger.warning("%s: the relay's farewell could not be written: %r", self._direction, error)
 
     def close(self) -> None:
         """Close the connections."""
@@ -90,20 +90,20 @@ class Presence:
         self._producer.close(timeout=1)
 
     def _append(self, group: str, kind: str, incarnation: int = 1, local_seqno: int = 1, value: bytes = b"") -> int:
-        sender = relay_of(self._way.source)
+        sender = relay_of(self._direction.source)
         record = sender.encode("ascii"), value, forward_headers(incarnation, local_seqno, kind=kind)
         return append(self._target, self._topic(group), record, producer=self._producer)
 
     def _send(self, group: str, kind: str) -> FutureRecordMetadata:
         """Without waiting."""
-        sender = relay_of(self._way.source)
+        sender = relay_of(self._direction.source)
         headers = forward_headers(1, 1, kind=kind)
         return self._producer.send(
             self._topic(group), key=sender.encode("ascii"), headers=headers, value=b"", partition=0
         )
 
     def _topic(self, group: str) -> str:
-        return str(Topic(group, "relayed", self._way.target, self._way.source))
+        return str(Topic(group, "relayed", self._direction.target, self._direction.source))
 
 
 def _members(state: SequencerState) -> bytes:

@@ -48,15 +48,17 @@ def _throughput(lab: Lab) -> list[dict[str, Any]]:
     return rows
 
 
-def _drain(lab: Lab, kind: str, source: str, way: Direction, place: Place) -> Drained:
-    ensure_topic(lab.connection, Topic(place.group, "relayed", way.target, way.source), 1)
-    return measure_drain(lab, to_kafka(lab, _relayed(kind, read(lab, source), source, way)))
+def _drain(lab: Lab, kind: str, source: str, direction: Direction, place: Place) -> Drained:
+    ensure_topic(lab.connection, Topic(place.group, "relayed", direction.target, direction.source), 1)
+    return measure_drain(lab, to_kafka(lab, _relayed(kind, read(lab, source), source, direction)))
 
 
-def _relayed(kind: str, rows: DataFrame, source: str, way: Direction) -> DataFrame:
+def _relayed(kind: str, rows: DataFrame, source: str, direction: Direction) -> DataFrame:
     if kind == "requests":
-        return relay_forward(rows, way)
-    return relay_home_data(rows, way) if kind == "orders" else relay_mesh_data(rows, way, {source: 0}, [way.target])
+        return relay_forward(rows, direction)
+    if kind == "orders":
+        return relay_home_data(rows, direction)
+    return relay_mesh_data(rows, direction, {source: 0}, [direction.target])
 
 
 def _latency(lab: Lab) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def _relaying(lab: Lab, trigger: Trigger, place: Place, target: Place) -> Iterat
     """The relay job from one site to its home, in this process, ready."""
     ends = {place.site: lab.connection, target.site: lab.connection}
     sites = Sites("hub", target.site, trigger, ends, frozenset([frozenset(ends)]))
-    make = functools.partial(SiteForward, sites=sites, way=Direction(place.site, target.site))
+    make = functools.partial(SiteForward, sites=sites, direction=Direction(place.site, target.site))
     data = lab.path("data")
     with running([make], lab.spark, JobOptions(lab.connection, place.site, data)) as jobs:
         while not jobs[0].ready.wait(0.2):

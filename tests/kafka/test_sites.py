@@ -24,7 +24,9 @@ def test_the_example_can_be_read() -> None:
 
 def test_a_hub_is_a_star(tmp_path: Path) -> None:
     sites = read_sites(written(tmp_path, 'home = "a"', "a", "b", "c"))
-    assert sites.directions() == [Direction(*way) for way in (("a", "b"), ("a", "c"), ("b", "a"), ("c", "a"))]
+    assert sites.directions() == [
+        Direction(*direction) for direction in (("a", "b"), ("a", "c"), ("b", "a"), ("c", "a"))
+    ]
     assert [site for site in "abc" if sites.sequences(site)] == ["a"]
     assert (sites.next_hop("b", "c"), sites.next_hop("b", "a"), sites.next_hop("b", "b")) == ("a", "a", None)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from connectors.kafka.sites import Direction, Sites, read_sites
-from connectors.relay.joining import way_of_history
+from connectors.relay.joining import direction_of_history
 from ordering.errors import UsageError
 
 
@@ -21,21 +21,21 @@ def sites(directory: Path, head: str) -> Sites:
 def test_in_a_hub(tmp_path: Path) -> None:
     """From the home, whether it is named or not; the home itself has nobody to copy from."""
     hub = sites(tmp_path, 'mode = "hub"\nhome = "a"')
-    assert way_of_history(hub, "b", None, from_ledger=True) == Direction("a", "b")
-    assert way_of_history(hub, "b", "a", from_ledger=True) == Direction("a", "b")
-    assert way_of_history(hub, "b", None, from_ledger=False) is None
+    assert direction_of_history(hub, "b", None, from_ledger=True) == Direction("a", "b")
+    assert direction_of_history(hub, "b", "a", from_ledger=True) == Direction("a", "b")
+    assert direction_of_history(hub, "b", None, from_ledger=False) is None
     with pytest.raises(UsageError, match="a is the home"):
-        way_of_history(hub, "a", None, from_ledger=False)
+        direction_of_history(hub, "a", None, from_ledger=False)
     with pytest.raises(UsageError, match="b has no link to c: its neighbours are a"):
-        way_of_history(hub, "b", "c", from_ledger=True)
+        direction_of_history(hub, "b", "c", from_ledger=True)
 
 
 def test_in_a_mesh(tmp_path: Path) -> None:
     """From a neighbour, which must be named."""
     mesh = sites(tmp_path, 'mode = "mesh"\nlinks = [["a", "b"], ["b", "c"]]')
-    assert way_of_history(mesh, "c", "b", from_ledger=True) == Direction("b", "c")
-    assert way_of_history(mesh, "c", None, from_ledger=False) is None
+    assert direction_of_history(mesh, "c", "b", from_ledger=True) == Direction("b", "c")
+    assert direction_of_history(mesh, "c", None, from_ledger=False) is None
     with pytest.raises(UsageError, match="say with --from"):
-        way_of_history(mesh, "c", None, from_ledger=True)
+        direction_of_history(mesh, "c", None, from_ledger=True)
     with pytest.raises(UsageError, match="c has no link to a"):
-        way_of_history(mesh, "c", "a", from_ledger=True)
+        direction_of_history(mesh, "c", "a", from_ledger=True)

@@ -107,9 +107,9 @@ def note_no_origin(table: LinkTable, record: Data) -> None:
     table.rows[neighbour_of(record.source.topic)] = LinkRow(record.link.session, record.link.epoch, record.link.seqno)
 
 
-def known_sites_only(sites: Sites, way: Direction, origin: str) -> bool:
+def known_sites_only(sites: Sites, direction: Direction, origin: str) -> bool:
     """A message of a site that the file does not know goes nowhere."""
-    return origin != way.target and sites.next_hop(way.target, origin) == way.source
+    return origin != direction.target and sites.next_hop(direction.target, origin) == direction.source
 
 
 class GreedyLinkReader(Reader):

@@ -272,11 +272,15 @@ class Mesh:
     def _do_relay_start(self, rng: random.Random) -> None:
         """By the file of either end, whether or not another one runs."""
         sites = self.file_of(self._site(rng).name)
-        ways = [way for way in sites.directions() if way.source in self.sites and way.target in self.sites]
-        if ways and len(self.relays) < 2 * len(ways):
-            way = rng.choice(ways)
-            if rng.random() < 0.6 or not any(relay.way == way for relay in self.relays):
-                self.start_relay(*way, sites, blind=rng.random() < 0.06)
+        directions = [
+            direction
+            for direction in sites.directions()
+            if direction.source in self.sites and direction.target in self.sites
+        ]
+        if directions and len(self.relays) < 2 * len(directions):
+            direction = rng.choice(directions)
+            if rng.random() < 0.6 or not any(relay.direction == direction for relay in self.relays):
+                self.start_relay(*direction, sites, blind=rng.random() < 0.06)
 
     def _do_relay(self, rng: random.Random) -> None:
         """Each relay goes on a bit, some of them not at all."""
@@ -308,9 +312,13 @@ class Mesh:
     def _do_ledger(self, rng: random.Random) -> None:
         """The operator writes what a site's ledger has: all of it, or until somebody presses Ctrl-C."""
         sites = self.file_of(self._site(rng).name)
-        ways = [way for way in sites.directions() if way.source in self.sites and way.target in self.sites]
-        if ways:
-            source, target = (self.sites[name].broker for name in rng.choice(ways))
+        directions = [
+            direction
+            for direction in sites.directions()
+            if direction.source in self.sites and direction.target in self.sites
+        ]
+        if directions:
+            source, target = (self.sites[name].broker for name in rng.choice(directions))
             last = None if rng.random() < 0.5 else rng.randint(0, len(source.data))
             try:
                 from_ledger(source, target, sites, self.now_ms, last)
@@ -385,12 +393,12 @@ class Mesh:
                     site.broker.append_data(record)
             if self.shape.joining:
                 self.change_settings(site, flush=self.shape.flush, suspect_after_ms=SUSPECT_AFTER_MS)
-        ways = self._ways()
-        for way in ways:
-            self.start_relay(*way, self.files[-1])
+        directions = self._directions()
+        for direction in directions:
+            self.start_relay(*direction, self.files[-1])
         quiet, seqnos = 0, [-1]
         for _ in range(HEALING_ROUNDS):
-            self._heal_once(ways)
+            self._heal_once(directions)
             before, seqnos = seqnos, [self._state(name).seqno for name in self.sites]
             quiet = quiet + 1 if seqnos == before and not self._pending() else 0
             if quiet > QUIET_ROUNDS:
@@ -399,10 +407,10 @@ class Mesh:
                 break
         self.problems.append(Anomaly(STUCK, f"not quiet after {HEALING_ROUNDS} rounds: {self._pending()}", ()))
 
-    def _ways(self) -> list[Direction]:
+    def _directions(self) -> list[Direction]:
         return self.files[-1].directions()
 
-    def _heal_once(self, ways: list[Direction]) -> None:
+    def _heal_once(self, directions: list[Direction]) -> None:
         for site in self.sites.values():
             for sender in site.senders:
                 sender.is_paused = False
@@ -417,9 +425,11 @@ class Mesh:
             if relay.lacks_history:
                 self.relays.remove(relay)
                 if relay.could_begin():
-                    self.problems.append(Anomaly(STUCK, f"{relay.way} could begin, and says it lacks history", ()))
+                    self.problems.append(
+                        Anomaly(STUCK, f"{relay.direction} could begin, and says it lacks history", ())
+                    )
                 from_ledger(relay.here, relay.there, self.files[-1], self.now_ms)
-                self.start_relay(*relay.way, self.files[-1])
+                self.start_relay(*relay.direction, self.files[-1])
 
     def _sequence_all(self, site: Site) -> None:
         """A batch of all there is."""
@@ -436,7 +446,7 @@ class Mesh:
             for sender in site.senders
             if sender.pending and not sender.is_leaving
         ]
-        return pending + [str(relay.way) for relay in self.relays if not relay.is_done]
+        return pending + [str(relay.direction) for relay in self.relays if not relay.is_done]
 
     def _state(self, name: str) -> SequencerState:
         process = self.sites[name].sequencers[0]
@@ -477,7 +487,7 @@ class Mesh:
             key=lambda record: record.source,
         )
         state, outputs = sequencer.step(told, again)
-        neighbours = [way.source for way in self._ways() if way.target == name]
+        neighbours = [direction.source for direction in self._directions() if direction.target == name]
         # A session that a removed link began too early may count now: it can tell a view, and no message.
         taken = [
             record
@@ -535,13 +545,17 @@ class Mesh:
     def _check_remote_views(self) -> list[Anomaly]:
         """Each site knows the views in force at its neighbours."""
         found: list[Anomaly] = []
-        for way in self._ways():
-            here, there = self._state(way.source), self._state(way.target)
-            known = there.membership.remote.get(way.source)
+        for direction in self._directions():
+            here, there = self._state(direction.source), self._state(direction.target)
+            known = there.membership.remote.get(direction.source)
             wanted = RemoteSite(here.membership.members) if here.view else None
             if known != wanted:
                 found.append(
-                    Anomaly(WRONG_STATE, f"{way.target} takes {known} for the view of {way.source}: {wanted}", ())
+                    Anomaly(
+                        WRONG_STATE,
+                        f"{direction.target} takes {known} for the view of {direction.source}: {wanted}",
+                        (),
+                    )
                 )
         return found
 

@@ -28,7 +28,7 @@ class Relay:
 
     def __init__(self, here: SiteBroker, there: SiteBroker, sites: Sites, *, blind: bool = False) -> None:
         self.here, self.there, self.sites = here, there, sites
-        self.way = Direction(here.site, there.site)
+        self.direction = Direction(here.site, there.site)
         self.place = there.relayed(here.site)
         self.blind = blind
         """Whether it begins at the end of DATA, whatever the neighbour's rows say: a relay with a fault."""
@@ -44,7 +44,7 @@ class Relay:
         return next(self._life, None)
 
     def carries(self, origin: str) -> bool:
-        return self.sites.carries(self.way, origin)
+        return self.sites.carries(self.direction, origin)
 
     @property
     def is_done(self) -> bool:
@@ -58,7 +58,7 @@ class Relay:
             self.lacks_history = True
             return
         yield "looked"
-        start = link_start(beginning.state, self.way.source, self.carries)
+        start = link_start(beginning.state, self.direction.source, self.carries)
         session = self._say(LINK_START, payload=start.to_json())
         yield "began"
         state = beginning.state
@@ -91,11 +91,11 @@ class Relay:
                 state = here.state(offset)
             except HistoryUnavailable:
                 continue
-            return covers(rows, link_start(state, self.way.source, self.carries).origins)
+            return covers(rows, link_start(state, self.direction.source, self.carries).origins)
         return False
 
     def _carry(self, offset: int) -> None:
-        said = links.carry(self.here.data[offset], self.way.source, self.session, self.carries)
+        said = links.carry(self.here.data[offset], self.direction.source, self.session, self.carries)
         write(self.there, self.place, said, self.now_ms)
 
     def repeat(self, count: int) -> None:
@@ -120,14 +120,14 @@ class Relay:
                 there, carried = SiteLog(self.there).state(), SiteLog(self.here).state(self.looked_at)
             except HistoryUnavailable:
                 return True
-            if not is_ordered(carried, there, self.way.source, self.carries):
+            if not is_ordered(carried, there, self.direction.source, self.carries):
                 self._life, self.session, self.looked_at = self._run(), -1, None
                 return False
         self.looked_at = self.position if self.session >= 0 else None
         return True
 
     def _say(self, kind: str, incarnation: int = 1, local_seqno: int = 1, payload: bytes = b"") -> int:
-        sender = relay_of(self.way.source)
+        sender = relay_of(self.direction.source)
         return self.there.append(
             self.place, sender, incarnation, local_seqno, payload=payload, kind=kind, at_ms=self.now_ms
         )
@@ -135,10 +135,10 @@ class Relay:
 
 def from_ledger(here: SiteBroker, there: SiteBroker, sites: Sites, now_ms: int, last_seqno: int | None = None) -> None:
     """`abcast site add --ledger`: a session of what the ledger of `here` has, up to `last_seqno`."""
-    way = Direction(here.site, there.site)
+    direction = Direction(here.site, there.site)
 
     def carries(origin: str) -> bool:
-        return sites.carries(way, origin)
+        return sites.carries(direction, origin)
 
     rows = [row for row in here.effective() if last_seqno is None or row.seqno <= last_seqno]
     numbers = [
@@ -147,10 +147,10 @@ def from_ledger(here: SiteBroker, there: SiteBroker, sites: Sites, now_ms: int, 
         if row.kind == MESSAGE
     ]
     start = ledger_start(numbers, SiteLog(there).state().origins, carries)
-    relay, place = relay_of(way.source), there.relayed(way.source)
+    relay, place = relay_of(direction.source), there.relayed(direction.source)
     session = there.append(place, relay, 1, 1, payload=start.to_json(), kind=LINK_START, at_ms=now_ms)
     for row in rows[start.seqno :]:
-        write(there, place, links.carry(row, way.source, session, carries), now_ms)
+        write(there, place, links.carry(row, direction.source, session, carries), now_ms)
 
 
 def write(there: SiteBroker, place: int, said: Carried | None, now_ms: int) -> None:

@@ -82,9 +82,9 @@ def broadcast(world: Mesh, name: str, count: int) -> None:
     sender.read(1_000)
 
 
-def relay(world: Mesh, way: str) -> Relay:
+def relay(world: Mesh, direction: str) -> Relay:
     """A relay that has told the view, and carries nothing yet."""
-    relay = world.start_relay(way[0], way[1], world.files[-1])
+    relay = world.start_relay(direction[0], direction[1], world.files[-1])
     while relay.session < 0:
         assert relay.advance(world.now_ms)
     return relay
@@ -95,7 +95,7 @@ def carry(world: Mesh, relay: Relay, count: int = 1_000) -> None:
     for _ in range(count):
         if relay.advance(world.now_ms) == "idle":
             break
-    sequence(world, relay.way.target)
+    sequence(world, relay.direction.target)
 
 
 def messages(world: Mesh, name: str) -> int:
@@ -119,15 +119,15 @@ def test_a_member_that_joins_is_heard_at_the_other_sites() -> None:
 def test_two_messages_may_take_two_ways() -> None:
     """A house: the ring A P Y W Q, and Z above Y and W. m1 comes to Y by W, m2 to W by Y, and Z lost m1 or m2."""
     world = mesh("APQYWZ", "AP", "AQ", "PY", "QW", "YW", "YZ", "WZ")
-    links = {way: relay(world, way) for way in ("AP", "AQ", "QW", "WY", "PY", "YW", "YZ", "WZ")}
+    links = {direction: relay(world, direction) for direction in ("AP", "AQ", "QW", "WY", "PY", "YW", "YZ", "WZ")}
     broadcast(world, "A", 2)
-    for way in ("AP", "AQ"):
-        carry(world, links[way])
+    for direction in ("AP", "AQ"):
+        carry(world, links[direction])
     size = len(world.sites["W"].broker.data)
     while len(world.sites["W"].broker.data) == size:
         carry(world, links["QW"], 1)
-    for way in ("WY", "PY", "YW", "YZ", "QW", "WZ"):
-        carry(world, links[way])
+    for direction in ("WY", "PY", "YW", "YZ", "QW", "WZ"):
+        carry(world, links[direction])
     assert_all_is_well(world)
     assert messages(world, "Z") == 2
 
@@ -141,8 +141,8 @@ def test_a_link_is_taken_out() -> None:
     assert messages(world, "D") == 0
     world.publish("ABD", (frozenset("AB"), frozenset("BD")))
     broadcast(world, "A", 2)
-    for way in ("AB", "BD"):
-        carry(world, relay(world, way))
+    for direction in ("AB", "BD"):
+        carry(world, relay(world, direction))
     assert messages(world, "D") == 4
     assert_all_is_well(world)
 

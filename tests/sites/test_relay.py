@@ -111,9 +111,9 @@ def test_a_link_that_is_taken_out_of_the_file(make_world: MakeWorld) -> None:
     """The bridge between two sites of a triangle is down for long; by the third site all gets through, once."""
     world = make_world("mesh", "nyc", "sfo", "lax")
     nyc, sfo, lax = world.sites.connections
-    ways = [(nyc, sfo), (sfo, nyc), (sfo, lax), (lax, sfo)]
+    directions = [(nyc, sfo), (sfo, nyc), (sfo, lax), (lax, sfo)]
     with world.running(list(map(world.sequencer, world.sites.connections))):
-        with world.running([relay for way in ways for relay in world.relay(*way)]):
+        with world.running([relay for direction in directions for relay in world.relay(*direction)]):
             world.broadcast(nyc, "alice", messages("a", 30))
             world.broadcast(sfo, "bob", messages("b", 30))
             assert len(world.deliveries(sfo, 60)) == 60

@@ -57,12 +57,15 @@ class World:
 
     def relay(self, source: str, target: str) -> list[MakeJob]:
         """What makes the relays of one direction."""
-        way = Direction(source, target)
-        return [functools.partial(relay, sites=self.sites, way=way) for relay in relays_of(self.sites, way)]
+        direction = Direction(source, target)
+        return [
+            functools.partial(relay, sites=self.sites, direction=direction)
+            for relay in relays_of(self.sites, direction)
+        ]
 
     def relays(self) -> list[MakeJob]:
         """All directions."""
-        return [relay for way in self.sites.directions() for relay in self.relay(*way)]
+        return [relay for direction in self.sites.directions() for relay in self.relay(*direction)]
 
     def try_relay(self, source: str, target: str) -> None:
         """Start the relay of DATA, no more than that; what ends it comes from here, though the job might try again."""
