@@ -16,9 +16,12 @@ LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
 MAX_LANES = 12
 """Who sends the most has a lane in the terminal; the others share one."""
 
-COLOURS = ("#3266ad", "#d1572c", "#3f8f5b", "#8a5ab0", "#b8860b", "#2a9d9d", "#c2437b", "#6b7a2e", "#7a5136", "#5b6c8f")
+COLOURS = (
+    *("#3266ad", "#d1572c", "#3f8f5b", "#8a5ab0", "#b8860b", "#2a9d9d"),
+    *("#c2437b", "#6b7a2e", "#7a5136", "#5b6c8f", "#9a2a2a", "#5fae2e"),
+)
 _WIDTH, _LEFT, _RIGHT = 1200, 150, 24
-_TOP, _LANE, _BAR, _GAP = 92, 26, 30, 10
+_TOP, _LANE, _BAR, _GAP, _NAME = 92, 26, 30, 10, 20
 
 
 class Mark(NamedTuple):
@@ -139,7 +142,8 @@ def _ticks(places: Sequence[float], top: float, height: int, width: float, colou
 
 
 def _label(name: str, middle: float) -> str:
-    return f'<text x="{_LEFT - 10}" y="{middle + 4:g}" text-anchor="end">{escape(name)}</text>'
+    shown = name if len(name) <= _NAME else name[: _NAME - 1] + "…"
+    return f'<text x="{_LEFT - 10}" y="{middle + 4:g}" text-anchor="end">{escape(shown)}</text>'
 
 
 def _moment(place: float, number: int, moment: Moment, height: int) -> list[str]:
