@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import shutil
 import sys
 import time
@@ -82,6 +84,8 @@ def demo(
     again, and a member is killed. Everything started is stopped at the end; the files stay, among them a picture.
     With --sites nyc,sfo the members are dealt to the sites, and the bridge between these is cut and healed.
     """
+    if "ABCAST_LOG_LEVEL" not in os.environ:
+        logging.getLogger().setLevel(logging.WARNING)  # that members send again, say, is what is to be expected here
     lines = _read_earthquakes() if input_file is None else _read_lines(input_file, members)
     began = time.monotonic()
     directory = _empty_directory(data)
@@ -134,6 +138,7 @@ def _show(lines: Lines, directory: Path, port: int, *, is_feed: bool) -> bool:
         jobs = _Jobs(connection, directory)
         try:
             jobs.start()
+            jobs.await_ready()
             with Cast(connection, GROUP, SITE, lines, directory / "member.log") as cast:
                 survived, last = _perform(cast, jobs)
                 _await_ledger(directory / "ledger", last)
@@ -154,10 +159,19 @@ class _Jobs:
         self._process: Started | None = None
 
     def start(self) -> None:
-        """Returns when they work."""
+        """Begin; they work some seconds later."""
         arguments = ["run", "--bootstrap-servers", self._servers, "--site", SITE, "--data", str(self._directory)]
         self._process = Started(_ABCAST, arguments, self._directory / "run.log")
+
+    def await_ready(self) -> None:
+        """Wait until they work. Raises EnvironmentProblem."""
+        assert self._process is not None
         self._process.await_ready(PATIENCE_SECONDS)
+
+    def check(self) -> None:
+        """Raises EnvironmentProblem if they have ended."""
+        assert self._process is not None
+        self._process.check()
 
     def kill(self) -> None:
         """Kill -9."""
@@ -177,7 +191,7 @@ def _perform(cast: Cast, jobs: _Jobs) -> tuple[Survived, int]:
     say(f"{len(cast.lines)} members join, and broadcast {total} messages; {len(OBSERVERS)} observers deliver")
     cast.speak(SPEAKING_SECONDS)
     moments, sentences = [], []
-    with _progress(cast, total) as show:
+    with _progress(cast, total, jobs.check) as show:
         cast.wait(lambda: len(first.taken) >= max(1, total * KILLED_AFTER), "the first were delivered", show)
         epoch, before = first.taken[-1].epoch, time.monotonic()
         say("kill -9 to the sequencer; another one is started …")
@@ -226,8 +240,8 @@ def _read_lines(file: Path, members: int) -> Lines:
 
 
 @contextlib.contextmanager
-def _progress(cast: Cast, total: int) -> Iterator[Callable[[], None]]:
-    """A bar for each observer; gives what brings them up to date."""
+def _progress(cast: Cast, total: int, check: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """A bar for each observer; gives what brings them up to date, after a `check`."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -235,6 +249,7 @@ def _progress(cast: Cast, total: int) -> Iterator[Callable[[], None]]:
         tasks = {name: progress.add_task(f"{name} delivers", total=total) for name in cast.observers}
 
         def show() -> None:
+            check()
             for name, task in tasks.items():
                 progress.update(task, completed=len(cast.observers[name].taken))
 

@@ -54,12 +54,18 @@ class Started:
         """Wait until it says that it works. Raises EnvironmentProblem if it ends, or takes too long."""
         deadline = time.monotonic() + timeout
         while READY not in self._said():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                told = self._said().strip().splitlines()
-                raise EnvironmentProblem(
-                    f"a job of the demo did not start: {told[-1] if told else 'it said nothing'} ({self.log})"
-                )
+            self.check()
+            if time.monotonic() > deadline:
+                raise EnvironmentProblem(f"a job of the demo was not ready within {timeout:g} s: see {self.log}.")
             time.sleep(_POLL_S)
+
+    def check(self) -> None:
+        """Raises EnvironmentProblem if it has ended, with what it said last."""
+        if self._process.poll() is not None:
+            told = self._said().strip().splitlines()
+            raise EnvironmentProblem(
+                f"a job of the demo has ended: {told[-1] if told else 'it said nothing'} ({self.log})"
+            )
 
     def kill(self) -> None:
         """As kill -9 does, with all that it has started."""
