@@ -18,9 +18,13 @@ DEFAULT_DIRECTORY = DEFAULT_DATA / "broker"
 
 @app.command()
 def start(
-    port: Annotated[int | None, typer.Option("--port", help="Port of the first node; 0 takes a free one.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65_535, help="Port of the first node; 0 takes a free one.")
+    ] = None,
     directory: Directory = DEFAULT_DIRECTORY,
-    nodes: Annotated[int | None, typer.Option(help="1, or 3 for a cluster that survives the loss of one.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=9, help="1, or 3 for a cluster that survives the loss of one.")
+    ] = None,
 ) -> None:
     """Start the broker in the background; it goes on until `abcast broker stop`. Its data is kept between runs."""
     from connectors.local.broker import EmbeddedBroker

@@ -27,7 +27,6 @@ from jobs.view import view
 app = typer.Typer(
     name="abcast",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Atomic broadcast on Kafka, Spark and Delta: one order of events, delivered everywhere, kept queryable.\n\n"
     "First steps: `abcast demo`; then `abcast broker start`, `abcast topics create --group G`, `abcast run`, and in "

@@ -303,10 +303,12 @@ def test_limits() -> None:
     """The limits it lists are those in the code."""
     from connectors.client.go_back_n import MAX_RESEND_S
     from connectors.client.lives import SendingLimits
+    from connectors.engine.job import IN_FLIGHT_BYTES
     from connectors.kafka.backlog import BATCH_BYTES
     from connectors.kafka.connection import Connection
     from connectors.ledger.job import TRIGGER_S
     from connectors.spark.job import JobOptions
+    from ordering.pipeline import DEPTH
 
     sending, mebibyte = SendingLimits(), 1024 * 1024
     job = {field.name: field.default for field in dataclasses.fields(JobOptions)}
@@ -325,12 +327,15 @@ def test_limits() -> None:
             f"{sending.max_pending_records:,} messages, {sending.max_pending_bytes // mebibyte} MiB"
         ),
         "first answer of a broker (`connect_timeout`)": f"{Connection().timeout:g} s",
-        "resend (`resend_after`)": (
-            f"after {sending.resend_after:g} s without progress, doubling to {MAX_RESEND_S:g} s"
+        "resend (`resend_after_s`)": (
+            f"after {sending.resend_after_s:g} s without progress, doubling to {MAX_RESEND_S:g} s"
         ),
         "a micro-batch (`--max-batch-records`)": f"{job['max_batch_records']:,} records, all groups together",
         "a micro-batch of large records": (
             f"{BATCH_BYTES // mebibyte} MiB, by the average size of the records in their partitions"
+        ),
+        "in flight, with `--engine process`": (
+            f"{DEPTH} batches of a group, or {IN_FLIGHT_BYTES // mebibyte} MiB of payload"
         ),
         "groups decided at once (`--parallelism`)": f"{job['parallelism']}, at most 64",
         "members that left, remembered": f"{MAX_LEFT:,}",

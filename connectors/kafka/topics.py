@@ -56,6 +56,7 @@ def create_topics(
     checked_sites = [check_site(site) for site in sites]
     created = []
     with connection.admin() as admin:
+        _check_copies(connection, admin, replication_factor)
         for site in checked_sites:
             for topic, count in (
                 (Topic(group, "forward", site), partitions),
@@ -73,6 +74,15 @@ def create_topics(
         if created:
             admin.wait_for_topics(created)
     return created
+
+
+def _check_copies(connection: Connection, admin: KafkaAdminClient, copies: int) -> None:
+    brokers = len(admin.describe_cluster()["brokers"])
+    if copies > brokers:
+        raise UsageError(
+            f"{copies} copies of a topic need as many brokers, and the Kafka at {connection.bootstrap_servers} has "
+            f"{brokers}: take --replication-factor {brokers} or less."
+        )
 
 
 def _new_topic(topic: Topic, partitions: int, replication_factor: int) -> NewTopic:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kafka.errors import KafkaError, NotEnoughReplicasError, OffsetOutOfRangeError
-from kafka.structs import OffsetAndMetadata, TopicPartition
+from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
@@ -60,7 +60,7 @@ class Topics:
         self.beginnings[TopicPartition(topic, partition)] = below
 
     def forget_commits(self) -> None:
-        """`offsets.retention.minutes` are over, for everybody."""
+        """`offsets.retention.minutes` are over, for every name."""
         self.committed.clear()
 
     def refuse(self, count: int) -> None:
@@ -249,6 +249,15 @@ class MemoryConsumer:
     ) -> dict[TopicPartition, int]:
         """The offsets of the next records."""
         return {place: len(self.kafka.partitions[place]) for place in places}
+
+    def offsets_for_times(self, times: dict[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """Of each partition, the first record that is not older."""
+        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        for place, at_ms in times.items():
+            later = (record for record in self.kafka.partitions[place] if record.timestamp >= at_ms)
+            first = next(later, None)
+            found[place] = None if first is None else OffsetAndTimestamp(first.offset, first.timestamp, -1)
+        return found
 
     def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[Record]]:
         """What comes next, 500 records a partition at most; waits for something."""

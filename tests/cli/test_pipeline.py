@@ -74,6 +74,9 @@ def test_from_publish_to_query(pipeline: Pipeline, tmp_path: Path) -> None:
     assert (state["last_seqno"], state["dead_letters"]) == (6, 0)
     assert (state["members"], state["senders"]) == (0, 2)  # `publish` sends and does not join
     assert state["epoch"] >= 1
+    assert (state["lag"], state["sequencer"]["state"], state["sequencer"]["engine"]) == (0, "alive", "spark")
+    shown = pipeline.abcast("status", *of_group)
+    assert f"{group}: spark, process " in shown.stdout
     assert state["ledger_lag"] == 0
     where = f"""WHERE "group" = '{group}' AND seqno > 4 ORDER BY seqno"""
     sql = f"SELECT seqno, text(payload) AS text FROM ledger {where}"

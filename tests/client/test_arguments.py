@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_calls(alice: Member, name: str, data: st.DataObject) -> None:
 
 
 OPTIONS = ["group", "member", "connect_timeout", "default_site", "ledger", "max_pending_records", "max_pending_bytes"]
-OPTIONS += ["resend_after", "block", "unblock", "get_state", "set_state", "connection", "serializer", "deserializer"]
+OPTIONS += ["resend_after_s", "block", "unblock", "get_state", "set_state", "connection", "serializer", "deserializer"]
 
 
 @settings(deadline=None)
@@ -162,6 +163,13 @@ def test_an_iterator_is_for_one_thread(alice: Member) -> None:
     alice.broadcast(b"y").result(WAIT)
     waiting.join(WAIT)
     stream.close()
+
+
+def test_times(alice: Member) -> None:
+    before = datetime.now(timezone.utc) - timedelta(seconds=1)
+    delivery = next(alice.deliveries(alice.broadcast(b"x").result(WAIT)))
+    assert before < delivery.forwarded_at <= delivery.sequenced_at < before + timedelta(seconds=WAIT)
+    assert delivery.sequenced_at.timestamp() * 1000 == pytest.approx(delivery.sequenced_at_ms)
 
 
 def test_for_ever_is_none_or_infinite(alice: Member) -> None:

@@ -15,6 +15,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
 
+@pytest.mark.usefixtures("on_either_engine")
 @pytest.mark.timeout(300)
 def test_killed_under_load(scenario: Scenario, broker: EmbeddedBroker) -> None:
     """No acknowledged message is lost; members and sequencer go on by themselves."""
