@@ -25,6 +25,7 @@ from jobs.demo_picture import Mark, Moment, Story, svg, terminal
 from jobs.demo_processes import Started
 from jobs.demo_sites import parse_names, show_sites
 from jobs.demo_verdict import say, show_order, show_verdict
+from jobs.engine import Engine, EngineOption
 from jobs.options import DEFAULT_DATA, EXIT_ANOMALY, Data, run_script
 from ordering.errors import AbcastError, NotOrderedInTime, UsageError
 
@@ -70,6 +71,7 @@ def demo(
     members: Annotated[int, typer.Option(min=1, max=200, help="Members that share the lines of --input.")] = 4,
     data: Data = DEFAULT_DATA,
     port: Annotated[int, typer.Option(help="Port of the embedded broker; 0 takes a free one.")] = 0,
+    engine: EngineOption = Engine.spark,
     site_names: Annotated[
         str | None, typer.Option("--sites", metavar="NAME,NAME…", help="Show several sites, each on its own Kafka.")
     ] = None,
@@ -93,7 +95,7 @@ def demo(
         has_anomalies = show_sites(list(lines.values()), parse_names(site_names), mode.value, directory)
         typer.echo(f"the sites: {directory / 'sites.toml'}; broker data and logs: {directory}/SITE/broker")
     else:
-        has_anomalies = _show(lines, directory, port, is_feed=input_file is None)
+        has_anomalies = _show(lines, directory, port, engine, is_feed=input_file is None)
     say(f"done in {time.monotonic() - began:.0f} s; everything is stopped")
     if has_anomalies:
         raise typer.Exit(EXIT_ANOMALY)
@@ -122,7 +124,7 @@ def _empty_directory(data: Path) -> Path:
     return directory
 
 
-def _show(lines: Lines, directory: Path, port: int, *, is_feed: bool) -> bool:
+def _show(lines: Lines, directory: Path, port: int, engine: Engine, *, is_feed: bool) -> bool:
     """The demo of one site; whether there are anomalies."""
     from connectors.kafka.connection import Connection
     from connectors.kafka.settings import change_settings
@@ -134,10 +136,9 @@ def _show(lines: Lines, directory: Path, port: int, *, is_feed: bool) -> bool:
         create_topics(connection, GROUP, [SITE])
         change_settings(connection, GROUP, SITE, suspect_after_ms=SUSPECT_AFTER_MS)
         say(f"broker at {broker.bootstrap_servers}; topics of group {GROUP!r} created")
-        say("starting Spark: sequencer and ledger (about 10 s) …")
-        jobs = _Jobs(connection, directory)
+        say(f"starting the sequencer (engine: {engine.value}) and the ledger; Spark takes about 10 s …")
+        jobs = _Jobs(connection, directory, engine)
         try:
-            jobs.start()
             jobs.await_ready()
             with Cast(connection, GROUP, SITE, lines, directory / "member.log") as cast:
                 survived, last = _perform(cast, jobs)
@@ -151,37 +152,39 @@ def _show(lines: Lines, directory: Path, port: int, *, is_feed: bool) -> bool:
 
 
 class _Jobs:
-    """Sequencer and ledger, as one process that can be killed."""
+    """The sequencer, which can be killed, and the ledger: one process with Spark, two with the other engine."""
 
-    def __init__(self, connection: Connection, directory: Path) -> None:
-        self._servers = connection.bootstrap_servers
+    def __init__(self, connection: Connection, directory: Path, engine: Engine) -> None:
         self._directory = directory
-        self._process: Started | None = None
+        self._common = ["--bootstrap-servers", connection.bootstrap_servers, "--site", SITE, "--data", str(directory)]
+        self._command = ["run"] if engine is Engine.spark else ["sequence", "--engine", "process"]
+        self._ledger = None if engine is Engine.spark else self._started("ledger")
+        self._sequencer = self._started(*self._command)
 
-    def start(self) -> None:
-        """Begin; they work some seconds later."""
-        arguments = ["run", "--bootstrap-servers", self._servers, "--site", SITE, "--data", str(self._directory)]
-        self._process = Started(_ABCAST, arguments, self._directory / "run.log")
+    def _started(self, *command: str) -> Started:
+        return Started(_ABCAST, [*command, *self._common], self._directory / f"{command[0]}.log")
 
     def await_ready(self) -> None:
-        """Wait until they work. Raises EnvironmentProblem."""
-        assert self._process is not None
-        self._process.await_ready(PATIENCE_SECONDS)
+        """Wait until the sequencer works. Raises EnvironmentProblem."""
+        self._sequencer.await_ready(PATIENCE_SECONDS)
 
     def check(self) -> None:
-        """Raises EnvironmentProblem if they have ended."""
-        assert self._process is not None
-        self._process.check()
+        """Raises EnvironmentProblem if one has ended."""
+        for job in self._all():
+            job.check()
 
-    def kill(self) -> None:
-        """Kill -9."""
-        assert self._process is not None
-        self._process.kill()
+    def kill_the_sequencer(self) -> None:
+        """Kill -9; and start another, which works some seconds later."""
+        self._sequencer.kill()
+        self._sequencer = self._started(*self._command)
 
     def stop(self) -> None:
         """In order."""
-        if self._process is not None:
-            self._process.stop()
+        for job in self._all():
+            job.stop()
+
+    def _all(self) -> list[Started]:
+        return [self._sequencer, *([self._ledger] if self._ledger is not None else [])]
 
 
 def _perform(cast: Cast, jobs: _Jobs) -> tuple[Survived, int]:
@@ -195,8 +198,7 @@ def _perform(cast: Cast, jobs: _Jobs) -> tuple[Survived, int]:
         cast.wait(lambda: len(first.taken) >= max(1, total * KILLED_AFTER), "the first were delivered", show)
         epoch, before = first.taken[-1].epoch, time.monotonic()
         say("kill -9 to the sequencer; another one is started …")
-        jobs.kill()
-        jobs.start()
+        jobs.kill_the_sequencer()
         cast.wait(lambda: first.taken[-1].epoch > epoch, "the next sequencer ordered something", show)
         number, after = next((n, d) for n, d in enumerate(first.taken) if d.epoch > epoch)
         silent = first.times[number] - before

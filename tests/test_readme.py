@@ -101,11 +101,13 @@ def run_example(code: str, port: int, cwd: Path) -> str:
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_demo(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["spark", "process"])
+def test_demo(tmp_path: Path, engine: str) -> None:
     """`make demo`, on a small file: one order for all observers, a killed sequencer and a killed member survived."""
     lines = tmp_path / "lines.txt"
     lines.write_text("".join(f"line {number}\n" for number in range(90)))
-    done = abcast("demo", "--input", lines, "--members", "3", "--data", "data", cwd=tmp_path, timeout=200)
+    options = ("--input", lines, "--members", "3", "--data", "data", "--engine", engine)
+    done = abcast("demo", *options, cwd=tmp_path, timeout=200)
     assert done.returncode == 0, done.stderr
     digests = re.findall(r"observer-\d: \d+ deliveries, digest (\w+)", done.stdout)
     assert len(digests) == 3
