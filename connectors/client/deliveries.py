@@ -215,7 +215,7 @@ _address = functools.lru_cache(maxsize=10_000)(bytes.decode)
 
 
 def _delivery(record: Effective) -> Delivery:
-    seqno, _, _, key, fields, headers, value = record
+    seqno, _, _, key, fields, headers, value, timestamp_ms = record
     return Delivery(
         seqno,
         _address(key or b"", "ascii"),
@@ -225,4 +225,6 @@ def _delivery(record: Effective) -> Delivery:
         tuple(headers[1:]),
         data_number(fields[6]),
         int(fields[5]),
+        data_number(fields[8]),
+        timestamp_ms,
     )
