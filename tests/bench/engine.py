@@ -1,4 +1,4 @@
-"""The process engine (`abcast sequence --engine process`) with each transport: latency, throughput, memory, recovery."""
+"""The process engine (`--engine process`) with each transport: latency, throughput, memory, recovery."""
 
 from __future__ import annotations
 
