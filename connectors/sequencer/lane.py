@@ -111,7 +111,7 @@ class SequencerLane(StreamingJob):
         forward = self.spark.readStream.format("kafka").options(**source).load()
         relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
         decoded = decode_forward(forward, site, relayed=relayed)
-        runs = sequence(decoded, states, self.options.parallelism)
+        runs = sequence(decoded, site, states, self.options.parallelism)
         self._query = (
             encode_decided(runs.observe(_OBSERVED, *_observed()), site, relayed=relayed)
             .writeStream.format("kafka")
