@@ -154,15 +154,15 @@ def _relation(session: duckdb.DuckDBPyConnection, table: DeltaTable, files: Sequ
     return f"SELECT {', '.join(chosen)} {scan}"
 
 
-def _type(of: object) -> str:
+def _type(column_type: object) -> str:
     """DuckDB's name of one of Delta's types."""
-    if isinstance(of, ArrayType):
-        return f"{_type(of.element_type)}[]"
-    if isinstance(of, MapType):
-        return f"MAP({_type(of.key_type)}, {_type(of.value_type)})"
-    if isinstance(of, StructType):
-        return f"STRUCT({', '.join(f'{_name(field.name)} {_type(field.type)}' for field in of.fields)})"
-    return _TYPES.get(of.type, of.type) if isinstance(of, PrimitiveType) else "JSON"
+    if isinstance(column_type, ArrayType):
+        return f"{_type(column_type.element_type)}[]"
+    if isinstance(column_type, MapType):
+        return f"MAP({_type(column_type.key_type)}, {_type(column_type.value_type)})"
+    if isinstance(column_type, StructType):
+        return f"STRUCT({', '.join(f'{_name(field.name)} {_type(field.type)}' for field in column_type.fields)})"
+    return _TYPES.get(column_type.type, column_type.type) if isinstance(column_type, PrimitiveType) else "JSON"
 
 
 def _no_value(name: str, kind: str) -> str:
