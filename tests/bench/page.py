@@ -96,8 +96,8 @@ def _engine(transport: str) -> Row:
         row = result[transport]
         return [
             *(f"{row['latency'][name]:.1f}" for name in ("p50_ms", "p99_ms")),
-            f"{row['records_per_s'] / 1000:.0f}",
-            f"{row['peak_mib']:.0f}",
+            f"{row['drain']['records_per_s'] / 1000:.0f}",
+            f"{row['drain']['peak_mib']:.0f}",
             *(f"{each['next_delivery_s']:.1f}" for each in row["kills"]["rounds"]),
         ]
 

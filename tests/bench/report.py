@@ -173,9 +173,9 @@ def _engine(result: Results) -> list[Table]:
             transport,
             *(f"{times[name]:.1f}" for name in ("p50_ms", "p99_ms", "max_ms")),
             f"{p50}, {p99}: {_verdict(times['p50_ms'] <= p50 and times['p99_ms'] <= p99)}",
-            f"{row['records_per_s'] / 1000:.1f}",
-            f"≥ {rate}: {_verdict(row['records_per_s'] >= rate * 1000)}",
-            _judged(row["peak_mib"], row["peak_mib"] <= MAX_ENGINE_MIB),
+            f"{row['drain']['records_per_s'] / 1000:.1f}",
+            f"≥ {rate}: {_verdict(row['drain']['records_per_s'] >= rate * 1000)}",
+            _judged(row["drain"]["peak_mib"], row["drain"]["peak_mib"] <= MAX_ENGINE_MIB),
             _judged(taken, taken <= MAX_ENGINE_KILL_S),
         )
     return [table]
