@@ -53,7 +53,7 @@ class Options(TypedDict, total=False):
     ledger: Path | str | None
     max_pending_records: int
     max_pending_bytes: int
-    resend_after: float
+    resend_after_s: float
     block: Callback | None
     unblock: Callback | None
     get_state: GetState | None

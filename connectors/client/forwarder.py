@@ -129,7 +129,7 @@ class Forwarder:
         self._topic = str(Topic(group, "forward", address.site))
         self._memory, self._consumer, self._cursor = opened.memory, opened.consumer, opened.cursor
         self._sending = GoBackN(
-            connection, opened.producer, str(address), self.changed, self._send_table, self.limits.resend_after
+            connection, opened.producer, str(address), self.changed, self._send_table, self.limits.resend_after_s
         )
         self._take_life(opened.beginning)
         self._participant = Participant(Life(str(address), self.incarnation))

@@ -37,7 +37,7 @@ with 5 ms, member and broker took a quarter of a core more for their requests at
 
 FAILED_RESEND_S = 0.2
 MAX_RESEND_S = 30.0
-"""A failed produce request is repaired after the first; both it and `resend_after` double up to the second."""
+"""A failed produce request is repaired after the first; both it and `resend_after_s` double up to the second."""
 
 STUCK_PRODUCER_S = 150.0
 """Longer than the 120 s in which a producer gives up on a record: if it did not, it is replaced."""
@@ -55,10 +55,10 @@ class GoBackN:
         who: str,
         changed: threading.Condition,
         send_table: Callable[[], object],
-        resend_after: float | None = None,
+        resend_after_s: float | None = None,
     ) -> None:
-        """`producer`: the first one, from `new_producer`. `send_table` sends all of the table. `resend_after`: after so
-        many seconds without progress it is called, although nothing has failed.
+        """`producer`: the first one, from `new_producer`. `send_table` sends all of the table. After `resend_after_s`
+        seconds without progress it is called, although nothing has failed.
         """
         self.has_failed = False
         """A record has failed: until a new producer has the table, records only enter it."""
@@ -66,7 +66,7 @@ class GoBackN:
         self._who = who
         self._changed = changed
         self._send_table = send_table
-        self._resend_after = resend_after
+        self._resend_after = resend_after_s
         self._resends = 0  # since the last progress
         self._progress_at = time.monotonic()
         self._is_closed = False

@@ -55,7 +55,7 @@ class SendingLimits:
 
     max_pending_records: int = 10_000
     max_pending_bytes: int = 64 * 1024 * 1024
-    resend_after: float = 20.0
+    resend_after_s: float = 20.0
     """What Kafka has acknowledged is hardly ever lost; a takeover, which takes less, is no time for a second copy."""
 
     def validate(self) -> None:
@@ -63,7 +63,7 @@ class SendingLimits:
         for name in ("max_pending_records", "max_pending_bytes"):
             if number(name, getattr(self, name)) <= 0:
                 raise UsageError(f"{name} must be greater than 0.")
-        positive_seconds("resend_after", self.resend_after)
+        positive_seconds("resend_after_s", self.resend_after_s)
 
 
 class Carried(NamedTuple):
@@ -124,7 +124,7 @@ class Lives:
     def renewed(self, memory: MemberMemory, state: SequencerState, incarnation: int) -> Beginning | None:
         """The life to send under in the place of one that has sent nothing; None if that will be heard.
 
-        It will not if the sequencer knows nobody of this name, and its floor has risen above the incarnation.
+        It will not be heard if the sequencer has no row of this name, and its floor has risen above the incarnation.
         Raises BrokerUnreachable, EnvironmentProblem, Superseded.
         """
         ordered, floor = state.ordered(str(self.address)), state.membership.incarnation_floor

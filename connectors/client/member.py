@@ -64,7 +64,7 @@ class Member(ReadingHalf):
         ledger: Path | str | None = None,
         max_pending_records: int = 10_000,
         max_pending_bytes: int = 64 * 1024 * 1024,
-        resend_after: float = 20.0,
+        resend_after_s: float = 20.0,
         block: Callback | None = None,
         unblock: Callback | None = None,
         get_state: GetState | None = None,
@@ -88,7 +88,7 @@ class Member(ReadingHalf):
             max_pending_records: how many messages may wait to be ordered; `broadcast` blocks at that limit. As many
                 letters may wait to be written; `send` blocks at that limit.
             max_pending_bytes: the same in bytes of payloads and headers.
-            resend_after: after so many seconds in which none of the waiting messages was ordered, all are sent
+            resend_after_s: after so many seconds in which none of the waiting messages was ordered, all are sent
                 again; each time in vain doubles it, up to 30 s.
             block: called, in a thread of the member's, when a flush begins: finish what you have to say. It may
                 broadcast; when it returns, sending is blocked until the flush is over.
@@ -119,7 +119,7 @@ class Member(ReadingHalf):
         for name, call in (("block", block), ("unblock", unblock), ("get_state", get_state), ("set_state", set_state)):
             function(name, call)
         connection = _connection(connection, bootstrap_servers, connect_timeout)
-        limits = SendingLimits(max_pending_records, max_pending_bytes, resend_after)
+        limits = SendingLimits(max_pending_records, max_pending_bytes, resend_after_s)
         limits.validate()
         self._default_site = site
         self._callbacks = Callbacks(str(address), block, unblock)

@@ -228,7 +228,7 @@ class Succession:
         return Forwarder.begin(self.connection, self.group, self._lives, self._callbacks, self._succeed, carried)
 
     def _succeed(self, old: Forwarder) -> None:
-        """BEGIN_ANEW. Called under `changed`, so that nobody sees the exclusion and not the rejoin."""
+        """BEGIN_ANEW. Called under `changed`, so that no thread sees the exclusion without the rejoin."""
         self._rejoins += 1
         name = f"abcast-{self.address}-rejoin"
         threading.Thread(target=self._join_again, args=(old,), name=name, daemon=True).start()

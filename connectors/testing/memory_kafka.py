@@ -60,7 +60,7 @@ class Topics:
         self.beginnings[TopicPartition(topic, partition)] = below
 
     def forget_commits(self) -> None:
-        """`offsets.retention.minutes` are over, for everybody."""
+        """`offsets.retention.minutes` are over, for every name."""
         self.committed.clear()
 
     def refuse(self, count: int) -> None:

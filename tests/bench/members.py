@@ -94,7 +94,7 @@ def _send(lab: Lab, place: Place, name: str, count: int, outbox: Path | None = N
         outbox=outbox,
         max_pending_records=count + 1,
         max_pending_bytes=1 << 40,
-        resend_after=_NEVER_S,
+        resend_after_s=_NEVER_S,
     )
     try:
         goal = lab.end_of(place.forward) + 1 + count

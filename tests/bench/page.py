@@ -14,13 +14,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from tests.bench.plan import DEFAULT_RECORDS, Case, Plan
+from tests.bench.plan import DEFAULT_RECORDS, KINDS, Case, Plan
 from tests.bench.report import (
     MAX_KILL_S,
     MAX_LATENCY_RATIO,
     MAX_LOST_CHECKPOINT_S,
     MAX_MEMORY_MIB,
     MAX_RELAY_MS,
+    MIN_LEDGER_TO_APPEND,
     MIN_MEMBER_TO_BARE,
     MIN_RELAY_TO_COPY,
     MIN_SEQUENCER_TO_COPY,
@@ -58,12 +59,12 @@ class Row(NamedTuple):
 def _throughput(case: Case, number: int) -> Row:
     def figures(cases: Any) -> list[str]:
         found = [each for each in cases if (each["payload_bytes"], each["senders"], each["partitions"]) == _key(case)]
-        rates = [f"{found[0][kind]['records_per_s'] / 1000:.0f}" for kind in ("copy", "sequencer", "ledger")]
-        return [*rates, f"{found[0]['sequencer_to_copy']:.2f}"]
+        rates = [f"{found[0][kind]['records_per_s'] / 1000:.0f}" for kind in KINDS]
+        return [*rates, *(f"{found[0][ratio]:.2f}" for ratio in ("sequencer_to_copy", "ledger_to_append"))]
 
-    what = "copy; sequencer; ledger; sequencer to copy" if number == 0 else "the same"
-    aim = f"ratio ≥ {MIN_SEQUENCER_TO_COPY}"
-    return Row("throughput", f"{case}: {what}", "thousand records/s; ratio", aim, figures)
+    what = "copy; sequencer; append; ledger; sequencer to copy; ledger to append" if number == 0 else "the same"
+    aim = f"ratios ≥ {MIN_SEQUENCER_TO_COPY}; {MIN_LEDGER_TO_APPEND}"
+    return Row("throughput", f"{case}: {what}", "thousand records/s; ratios", aim, figures)
 
 
 def _key(case: Case) -> tuple[int, int, int]:

@@ -82,7 +82,7 @@ def test_calls(alice: Member, name: str, data: st.DataObject) -> None:
 
 
 OPTIONS = ["group", "member", "connect_timeout", "default_site", "ledger", "max_pending_records", "max_pending_bytes"]
-OPTIONS += ["resend_after", "block", "unblock", "get_state", "set_state", "connection"]
+OPTIONS += ["resend_after_s", "block", "unblock", "get_state", "set_state", "connection"]
 
 
 @settings(deadline=None)

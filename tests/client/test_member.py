@@ -67,7 +67,9 @@ class TestBadInput:
         with pytest.raises(UsageError, match="reserved"):
             Member("g", f"nyc/{name}", bootstrap_servers="127.0.0.1:1")
 
-    @pytest.mark.parametrize("option", ["max_pending_records", "max_pending_bytes", "resend_after", "connect_timeout"])
+    @pytest.mark.parametrize(
+        "option", ["max_pending_records", "max_pending_bytes", "resend_after_s", "connect_timeout"]
+    )
     def test_limits(self, option: str) -> None:
         with pytest.raises(UsageError, match=option):
             Member("g", "a", bootstrap_servers="127.0.0.1:1", **{option: 0})  # type: ignore[arg-type]
@@ -219,7 +221,7 @@ class TestBroadcast:
 
         with (
             TinySequencer(connection, group, drop=drop),
-            Member(group, "nyc/alice", connection=connection, resend_after=0.3) as alice,
+            Member(group, "nyc/alice", connection=connection, resend_after_s=0.3) as alice,
         ):
             receipts = [alice.broadcast(b"%d" % number) for number in range(10)]
             assert [receipt.result(WAIT) for receipt in receipts] == list(range(1, 11))
@@ -228,7 +230,7 @@ class TestBroadcast:
 
     def test_resends_get_rarer_while_nothing_moves(self, connection: Connection, group: str) -> None:
         """Without a sequencer: 0.1, 0.2, 0.4, 0.8 … s apart."""
-        alice = Member(group, "nyc/alice", connection=connection, resend_after=0.1)
+        alice = Member(group, "nyc/alice", connection=connection, resend_after_s=0.1)
         alice.broadcast(b"x")
         time.sleep(2.0)
         with pytest.raises(NotOrderedInTime, match="1 messages of nyc/alice"):
@@ -535,7 +537,7 @@ _SENDER = """
 import sys
 from connectors import Member
 group, servers, outbox, first, count = sys.argv[1:]
-with Member(group, "nyc/alice", bootstrap_servers=servers, outbox=outbox, resend_after=0.5) as alice:
+with Member(group, "nyc/alice", bootstrap_servers=servers, outbox=outbox, resend_after_s=0.5) as alice:
     print("started", flush=True)
     for number in range(int(first), int(first) + int(count)):
         alice.broadcast(b"%d" % number, headers=[("n", b"%d" % number)])
@@ -666,7 +668,7 @@ def test_a_broker_restart_is_only_a_pause(tmp_path: Path) -> None:
         create_topics(connection, "g", ["nyc"])
         with (
             TinySequencer(connection, "g"),
-            Member("g", "nyc/alice", connection=connection, resend_after=1) as alice,
+            Member("g", "nyc/alice", connection=connection, resend_after_s=1) as alice,
         ):
             generator = alice.deliveries(timeout=60)
             receipts: list[Receipt] = [alice.broadcast(b"%d" % number) for number in range(100)]

@@ -472,7 +472,7 @@ def test_every_block_has_its_unblock(connection: Connection, group: str) -> None
 
 def test_a_flush_that_is_given_up_blocks_nobody(connection: Connection, group: str, sequencer: TinySequencer) -> None:
     """Its START_FLUSH is ordered after the requester has given up; and one of two at a time is refused."""
-    with Member(group, "nyc/a", connection=connection, resend_after=0.5) as a:
+    with Member(group, "nyc/a", connection=connection, resend_after_s=0.5) as a:
         a.connect()
         with Member(group, "nyc/b", connection=connection) as b:
             b.connect()
@@ -556,7 +556,7 @@ def test_a_join_in_vain_may_be_tried_again_and_is_taken_back(
     with Member(group, "nyc/a", connection=connection) as a:
         a.connect()
         sequencer.drop = lambda forward: forward.kind == JOIN
-        b = Member(group, "nyc/b", connection=connection, resend_after=0.3)
+        b = Member(group, "nyc/b", connection=connection, resend_after_s=0.3)
         for _ in range(2):
             with pytest.raises(NotOrderedInTime):
                 b.connect(timeout=0.3)

@@ -35,11 +35,11 @@ class Bench:
         self.alice = Member(
             *("g", "nyc/alice"),
             connection=kafka,
-            resend_after=0.3,
+            resend_after_s=0.3,
             block=lambda: calls.append("block"),
             unblock=lambda: calls.append("unblock"),
         )
-        self.bob = Member("g", "nyc/bob", connection=kafka, resend_after=0.3)
+        self.bob = Member("g", "nyc/bob", connection=kafka, resend_after_s=0.3)
 
     def settle(self, **settings: Any) -> None:
         if settings:

@@ -53,6 +53,12 @@ def scenario(broker: EmbeddedBroker, make_scenario: MakeScenario) -> Scenario:
     return make_scenario(broker.bootstrap_servers)
 
 
+@pytest.fixture(params=["spark", "process"])
+def on_either_engine(scenario: Scenario, request: pytest.FixtureRequest) -> None:
+    """The test runs twice: its sequencers have this engine."""
+    scenario.engine = request.param
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Show what the processes said, when a test has failed."""

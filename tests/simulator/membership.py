@@ -169,6 +169,7 @@ class Group:
             self.places.append(Partition(RELAYED, 0))
         self.forward: list[list[Forward]] = [[] for _ in self.places]
         self.data: list[Data] = []
+        self.told, self.told_until = SequencerState("g"), 0
         self.state: SequencerState | None = None
         self.epoch = 0
         self.lives = 0
@@ -457,8 +458,10 @@ class Group:
         self.crashes[who if process.is_in else "joiner", flush.phase] += 1
 
     def _known(self) -> SequencerState:
-        """What DATA tells."""
-        return absorb(SequencerState("g"), self.data)
+        """What DATA tells. It is read on from where it was read last; a successor reads it from its beginning."""
+        self.told = absorb(self.told, self.data[self.told_until :])
+        self.told_until = len(self.data)
+        return self.told
 
     def _do_broadcast(self) -> None:
         if (process := self._one()) is not None:
@@ -607,9 +610,11 @@ class Group:
         return state, [*written, *closing]
 
     def _take_over(self) -> None:
+        before = absorb(SequencerState("g"), self.data)
+        if decided(before) != decided(self._known()):
+            self.problems.append("DATA tells another state when it is read in parts")
         self.epoch += 1
         self.data.append(seal(self.epoch))
-        before = absorb(SequencerState("g"), self.data[:-1])
         state = replace(
             before, epoch=self.epoch, seals=(*before.seals, Seal(self.epoch, before.seqno + 1)), unsnapped=0
         )

@@ -34,7 +34,7 @@ _log_of_the_library = logging.getLogger("librdkafka")
 _log_of_the_library.addHandler(logging.NullHandler())  # silent where the application sets up no logging, as kafka's is
 
 _SETTINGS = {"linger_ms": "linger.ms", "batch_size": "batch.size", "delivery_timeout_ms": "delivery.timeout.ms"}
-_CONSUMER_SETTINGS = {"fetch_max_wait_ms": "fetch.wait.max.ms"}
+_CONSUMER_SETTINGS = {"fetch_max_wait_ms": "fetch.wait.max.ms", "isolation_level": "isolation.level"}
 
 _Error = confluent_kafka.KafkaError
 _LOCAL_ERRORS = {

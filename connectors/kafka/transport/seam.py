@@ -159,4 +159,6 @@ class Transport(Protocol):
         """`linger_ms`, `batch_size`, `delivery_timeout_ms`. Raises a retriable KafkaError if no broker answers."""
 
     def consumer(self, cluster: Cluster, **settings: Any) -> Consumer:
-        """`max_poll_records`, `fetch_max_wait_ms`. Raises a retriable KafkaError if no broker answers."""
+        """`max_poll_records`, `fetch_max_wait_ms`, `isolation_level`. Raises a retriable KafkaError if no broker
+        answers.
+        """

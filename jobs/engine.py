@@ -1,0 +1,47 @@
+"""The option `--engine`, and the sequencer in this process: no Spark, no JVM, milliseconds."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jobs.streaming import await_end, reachable, stop_on_signals, working
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from connectors.engine.job import EngineJob
+    from connectors.kafka.sites import Sites
+
+
+class Engine(str, Enum):
+    """What decides the order. Both have the same core, takeover and DATA: to change it is to start the other."""
+
+    spark = "spark"
+    process = "process"
+
+
+EngineOption = Annotated[
+    Engine,
+    typer.Option(
+        "--engine",
+        help="What decides the order: Spark (the most records a second, many groups), or a plain Python process "
+        "(milliseconds, no JVM).",
+    ),
+]
+
+
+def engine_job(bootstrap_servers: str, site: str, data: Path, sites: Sites | None = None) -> EngineJob:
+    """The sequencer of the site as a plain Python job. Raises UsageError, BrokerUnreachable, EnvironmentProblem."""
+    from connectors.engine.job import EngineJob, EngineOptions
+
+    return EngineJob(EngineOptions(reachable(bootstrap_servers, site, sites), site, data.absolute() / "ledger"))
+
+
+def run_engine(job: EngineJob) -> None:
+    """Run the sequencer in this process until SIGTERM or Ctrl-C."""
+    with working([job]) as jobs:
+        stop_on_signals(jobs)
+        await_end(jobs)
