@@ -219,4 +219,6 @@ def _delivery(record: Effective) -> Delivery:
         record.application_headers(),
         record.view,
         record.epoch,
+        record.forwarded_at_ms,
+        record.timestamp_ms,
     )

@@ -39,6 +39,8 @@ class Effective(NamedTuple):
     fields: Sequence[bytes]
     headers: Sequence[tuple[str, bytes]]
     value: bytes | None
+    timestamp_ms: int
+    """The broker's, in ms since the epoch: when it was written."""
 
     @property
     def sender(self) -> str:
@@ -64,6 +66,11 @@ class Effective(NamedTuple):
     def view(self) -> int:
         """The view in force."""
         return data_number(self.fields[6])
+
+    @property
+    def forwarded_at_ms(self) -> int:
+        """When the broker had the FORWARD record that it was made from, in ms since the epoch; 0 of the sequencer's."""
+        return data_number(self.fields[8])
 
     def application_headers(self) -> Headers:
         """The headers that are not abcast's own, in their order."""
@@ -127,7 +134,8 @@ class DataCursor:
                     f"{self._partition.topic} at offset {record.offset} is not DATA ({error}): who else writes there?"
                 ) from error
             if verdict is Verdict.TAKE:
-                taken.append(Effective(seqno, record.offset, kind, record.key, fields, headers, record.value))
+                what = record.key, fields, headers, record.value, record.timestamp
+                taken.append(Effective(seqno, record.offset, kind, *what))
         if records:
             self.position = records[-1].offset + 1
         return taken
