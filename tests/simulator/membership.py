@@ -426,11 +426,27 @@ class Group:
         again.wants_to_join = again.participant.phase in (Part.STRANGER, Part.KEPT_OUT)
 
     def _do_settings(self) -> None:
-        """The operator lets everybody send, or members only."""
-        if self._known().membership.settings == self.settings:  # one change after the other
+        """The operator lets everybody send, or members only; and does not open a group again that has just closed.
+
+        What may happen otherwise stands in docs/limits.md.
+        """
+        if self._known().membership.settings == self.settings and (not self.settings.closed or self._has_closed()):
             self.settings = replace(self.settings, closed=not self.settings.closed)
             self.changes += 1
             self._append(Life("s/abcast.admin", 1), 0, self.changes, SETTINGS, self.settings.to_json())
+
+    def _has_closed(self) -> bool:
+        """Whether all have heard that it is closed, and nothing is on its way that was sent before."""
+        for process in self.processes:
+            if process.is_alive:
+                self._read(process, len(self.data))
+        for _ in range(10):
+            self._do_sequence()
+        positions = self.state.positions if self.state is not None else {}
+        is_decided = all(
+            positions.get(place, 0) == len(log) for place, log in zip(self.places, self.forward, strict=True)
+        )
+        return is_decided and all(process.participant.settings.closed for process in self.processes if process.is_alive)
 
     def _do_leave(self) -> None:
         process = self._one()
