@@ -37,6 +37,7 @@ from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.liveness import say_why
 from connectors.kafka.transport import Producer
 from ordering.errors import (
     AbcastError,
@@ -112,6 +113,7 @@ class Forwarder:
         self.connection = connection
         self.group = group
         self.address = address = lives.address
+        self._why = functools.partial(say_why, connection, group, address.site, 1.0)
         self.limits = lives.limits
         self.has_handed_over = False  # what it had accepted is a later life's
         self.changed = lives.changed
@@ -319,7 +321,8 @@ class Forwarder:
             self._sending.note_progress()
         self._is_unheard = False
         pending = self._table.append(payload, headers)
-        receipt = Receipt(MessageId(self._name, self.incarnation, pending.local_seqno), self.changed)
+        message_id = MessageId(self._name, self.incarnation, pending.local_seqno)
+        receipt = Receipt(message_id, self.changed, self._why)
         self._receipts.append(receipt)
         if self._may_send(pending):
             self._send(pending)
