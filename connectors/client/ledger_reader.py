@@ -40,11 +40,10 @@ def _place(row: Mapping[str, Any], events: EventReader | None) -> Place:
     # say more than where the next seqno is found.
     next_offset = data.seqno if offset is None else offset + 1
     if data.kind != MESSAGE:
-        return Place(data.seqno, next_offset, _event(data, events))
+        return data.seqno, next_offset, _event(data, events)
     sequenced_at = row.get("sequenced_at")
-    return Place(
-        data.seqno, next_offset, _delivery(data, round(sequenced_at.timestamp() * 1000) if sequenced_at else 0)
-    )
+    delivery = _delivery(data, round(sequenced_at.timestamp() * 1000) if sequenced_at else 0)
+    return data.seqno, next_offset, delivery
 
 
 def _event(data: Data, events: EventReader | None) -> Event | None:
