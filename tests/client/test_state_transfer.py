@@ -22,6 +22,7 @@ from connectors.client.state_transfer import (
     H_STATE,
     Assembly,
     Chunk,
+    Nothing,
     Request,
     RequestId,
     StateTransfer,
@@ -523,3 +524,45 @@ def test_misuse(connection: Connection, group: str) -> None:
         for beginning in ({"state": True}, {"from_seqno": 1}):
             with pytest.raises(UsageError, match="connected already"):
                 b.connect(**beginning)
+
+
+@pytest.mark.parametrize("or_history", [True, False])
+def test_joiners_that_are_left_alone_do_not_wait_for_each_other(
+    connection: Connection, group: str, or_history: bool
+) -> None:
+    """Who had the state is gone before it answered: the joiners make it from the history, or are told that none has."""
+    first = Member(group, "nyc/first", connection=connection, get_state=bytes)
+    first.connect()  # it does not iterate its deliveries, so it answers nobody
+    first.broadcast(b"one").result(WAIT)
+    seen: list[list[str]] = []
+
+    def join(name: str) -> None:
+        try:
+            with Replica(connection, group, name, or_history=or_history) as replica:
+                eventually(lambda: replica.taken)
+                seen.append(replica.taken)
+                all_done.wait(WAIT)  # nobody leaves before
+        except StateUnavailable:
+            seen.append([])
+            all_done.wait(WAIT)
+
+    threads = [threading.Thread(target=join, args=(name,)) for name in ("second", "third", "fourth")]
+    all_done = threading.Barrier(len(threads))
+    for thread in threads:
+        thread.start()
+    eventually(lambda: first.view is not None and len(first.view.members) == 4)
+    first.close()
+    for thread in threads:
+        thread.join(WAIT)
+    assert seen == [["one"] if or_history else []] * 3
+
+
+def test_nothing_is_the_answer_to_its_request_only() -> None:
+    assembly = Assembly("nyc/a", RequestId(5, 1), 0.0)
+    letter = Letter("nyc/a", 3, 1, b"", Nothing(RequestId(5, 1)).headers())
+    assert decode_state_letter(letter) == Nothing(RequestId(5, 1))
+    assert not assembly.accept(letter._replace(sender="nyc/b"), Nothing(RequestId(5, 1)))
+    assert not assembly.accept(letter, Nothing(RequestId(5, 2)))
+    assert not assembly.is_nothing
+    assert assembly.accept(letter, Nothing(RequestId(5, 1)))
+    assert assembly.is_nothing
