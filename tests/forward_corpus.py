@@ -284,7 +284,7 @@ CORPUS: tuple[Case, ...] = (
     ),
     Case("linked, a mark, too", BOB, b"x", _says(f"2 message 1 1 {MARK} 17.4.9.3"), None, RELAYED),
     _linked("our header twice", codec.REPEATED_HEADER, more=GOOD),
-    _linked("a header that nobody knows", codec.RESERVED_HEADER, more=[("abcast-visited", b"sfo")]),
+    _linked("a header that nobody knows", codec.RESERVED_HEADER, more=[("abcast-mine", b"sfo")]),
     _linked("a sender of this site", codec.WRONG_SITE, ALICE),
     _linked("a sender without a site", codec.WRONG_SITE, b"bob"),
     _linked("a message of the relay", codec.NOT_THE_RELAY, RELAY),
