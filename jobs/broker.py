@@ -10,7 +10,11 @@ import typer
 
 from jobs.options import DEFAULT_DATA, EXIT_FAILED, AsJson
 
-app = typer.Typer(no_args_is_help=True, help="Start and stop an embedded Kafka broker (for development and tests).")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Start and stop an embedded Kafka broker (for development and tests).",
+)
 
 Directory = Annotated[Path, typer.Option("--dir", envvar="ABCAST_BROKER_DIR", help="Where its data and logs are kept.")]
 DEFAULT_DIRECTORY = DEFAULT_DATA / "broker"
@@ -18,9 +22,13 @@ DEFAULT_DIRECTORY = DEFAULT_DATA / "broker"
 
 @app.command()
 def start(
-    port: Annotated[int | None, typer.Option("--port", help="Port of the first node; 0 takes a free one.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65_535, help="Port of the first node; 0 takes a free one.")
+    ] = None,
     directory: Directory = DEFAULT_DIRECTORY,
-    nodes: Annotated[int | None, typer.Option(help="1, or 3 for a cluster that survives the loss of one.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=9, help="1, or 3 for a cluster that survives the loss of one.")
+    ] = None,
 ) -> None:
     """Start the broker in the background; it goes on until `abcast broker stop`. Its data is kept between runs."""
     from connectors.local.broker import EmbeddedBroker

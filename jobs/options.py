@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from connectors.kafka.configuration import ConfigurationFile
 from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS as DEFAULT_BOOTSTRAP_SERVERS
+from jobs import interruption
 from ordering.errors import AbcastError, UsageError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_ANOMALY = 1, 2, 3
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 BootstrapServers = Annotated[
     str, typer.Option("--bootstrap-servers", envvar="ABCAST_BOOTSTRAP_SERVERS", help="Kafka brokers, HOST:PORT,…")
@@ -101,30 +102,57 @@ def _defaults(
 
 def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_script: bool = False) -> None:
     """Run a command line to its end and exit the process with the right code; no stack trace for a user's mistake."""
-    logging.basicConfig(
-        level=os.environ.get("ABCAST_LOG_LEVEL", "INFO").upper(),
-        format="%(asctime)s %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
-    for noisy in ("kafka", "py4j"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    # py4j logs a lost JVM on the root logger, with its stack trace; the job says it in one sentence.
-    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: everything started is stopped in order
+    interruption.raise_in_order()
     try:
+        _set_up_logging()
         # Typer itself ends the process: 0, what typer.Exit says, 2 for wrong usage, 130 after Ctrl-C, 1 when the
         # reader of our output (say, `head`) has gone.
         config = load_config(command, is_script=is_script)
         command.main(args=arguments, default_map=config, auto_envvar_prefix="ABCAST")
-    except AbcastError as error:
-        typer.echo(f"abcast: {error}", err=True)
-        sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED)
-    except ModuleNotFoundError as error:
-        missing = missing_extra(error)
-        if missing is None:
+    except (KeyboardInterrupt, SystemExit, Exception) as error:
+        if interruption.has_come() and getattr(error, "code", EXIT_FAILED) not in (0, None):
+            interruption.tell()
+            sys.exit(interruption.EXIT_INTERRUPTED)
+        if not isinstance(error, Exception):
             raise
-        typer.echo(f"abcast: this command {missing}", err=True)
-        sys.exit(EXIT_USAGE)
+        sentence = _in_a_sentence(error)
+        if sentence is None:
+            raise
+        _tell(f"abcast: {sentence}", EXIT_USAGE if isinstance(error, UsageError | ImportError) else EXIT_FAILED)
+    finally:
+        interruption.end_at_once()
+
+
+def _tell(sentence: str, code: int) -> NoReturn:
+    typer.echo(sentence, err=True)
+    sys.exit(code)
+
+
+def _in_a_sentence(error: Exception) -> str | None:
+    """What an error says to a user; None if it is a fault of ours, whose stack trace is worth more."""
+    if isinstance(error, AbcastError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        missing = missing_extra(error)
+        return missing and f"this command {missing}"
+    if isinstance(error, OSError) and error.errno is not None:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}."
+    kafka = sys.modules.get("kafka.errors")
+    if kafka is not None and isinstance(error, kafka.KafkaError):
+        return f"Kafka refuses: {getattr(error, 'description', '') or error} ({type(error).__name__})"
+    return None
+
+
+def _set_up_logging() -> None:
+    level = os.environ.get("ABCAST_LOG_LEVEL", "INFO").upper()
+    if level not in LOG_LEVELS:
+        raise UsageError(f"ABCAST_LOG_LEVEL is one of {', '.join(LOG_LEVELS)}, not {level!r}.")
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    for noisy in ("kafka", "py4j"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    # py4j logs a lost JVM on the root logger, with its stack trace; the job says it in one sentence.
+    logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:

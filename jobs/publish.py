@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+import time
+from collections import deque
 from pathlib import Path
-from typing import Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
 from connectors.kafka.configuration import configured
+from jobs.interruption import EXIT_INTERRUPTED, tell
 from jobs.options import DEFAULT_BOOTSTRAP_SERVERS, AsJson, BootstrapServers, Group, Member, run_script
 from jobs.progress import Progress
-from ordering.errors import UsageError
+from ordering.errors import AbcastError, NotOrderedInTime, UsageError
 from ordering.names import DEFAULT_SITE, Address
+
+if TYPE_CHECKING:
+    from connectors import Member as MemberClient
+    from connectors import Receipt
 
 
 def publish(
@@ -30,37 +36,90 @@ def publish(
 ) -> None:
     """Broadcast each line as one message; end when all are ordered, and print the last seqno.
 
-    `seq 1000 | abcast publish --group orders --member nyc/alice`
+    `seq 1000 | abcast publish --group orders --member nyc/alice`. If it ends before, it says how many were ordered.
     """
     from connectors import Member as MemberClient
 
-    address = str(Address.parse(member, configured("site", DEFAULT_SITE)))
-    count, receipt = 0, None
-    with (
-        MemberClient(group, address, bootstrap_servers=bootstrap_servers, outbox=outbox) as client,
-        Progress("published") as progress,
-    ):
-        for line in _lines(file):
-            receipt = client.broadcast(line, timeout=timeout)
-            count += 1
-            progress.advance()
-        progress.say("waiting until all are ordered")
-        seqno = receipt.result(timeout=timeout) if receipt else None
+    address = Address.parse(member, configured("site", DEFAULT_SITE))
+    published = _Published(timeout)
+    with _opened(file) as lines:
+        try:
+            with MemberClient(group, str(address), bootstrap_servers=bootstrap_servers, outbox=outbox) as client:
+                published.publish(client, lines)
+        except KeyboardInterrupt:
+            rest = "the rest may still be" if outbox is None else f"the next start sends what is in {outbox}"
+            tell(f"interrupted: {published}; {rest}")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except NotOrderedInTime as error:
+            raise NotOrderedInTime(f"{published} within {timeout:g} s. {_why(client, address)}") from error
+        except AbcastError as error:
+            if published.sent:
+                typer.echo(f"abcast: {published}", err=True)
+            raise error from None
     if as_json:
-        typer.echo(json.dumps({"group": group, "member": address, "messages": count, "last_seqno": seqno}))
+        row = {"group": group, "member": str(address), "messages": published.sent, "last_seqno": published.last_seqno}
+        typer.echo(json.dumps(row))
     else:
-        typer.echo(f"{count} messages ordered, last seqno {seqno}" if count else "no messages")
+        typer.echo(published if published.sent else "no messages")
 
 
-def _lines(file: Path | None) -> Iterator[bytes]:
-    """The lines without their line ends."""
+class _Published:
+    """What was broadcast, and how much of it is ordered: messages of one sender are ordered in their order."""
+
+    def __init__(self, timeout: float) -> None:
+        self.sent = self.ordered = 0
+        self.last_seqno: int | None = None
+        self._timeout = timeout
+        self._waiting: deque[Receipt] = deque()
+
+    def __str__(self) -> str:
+        self._settle()
+        if self.ordered == self.sent:
+            return f"{self.sent} messages ordered, last seqno {self.last_seqno}"
+        behind = f", last seqno {self.last_seqno}" if self.ordered else ""
+        return f"{self.ordered} of {self.sent} messages ordered{behind}"
+
+    def publish(self, client: MemberClient, lines: IO[bytes]) -> None:
+        """Broadcast them all, and wait until they are ordered. Raises UsageError for a line that can't be sent."""
+        refused: UsageError | None = None
+        with Progress("publishing") as progress:
+            for number, line in enumerate(lines, 1):
+                try:
+                    self._waiting.append(client.broadcast(line.rstrip(b"\r\n"), timeout=self._timeout))
+                except UsageError as error:
+                    refused = UsageError(f"line {number}: {error}")
+                    break
+                self.sent += 1
+                self._settle()
+                progress.advance()
+        with Progress("waiting until all are ordered", self.sent, ask=lambda: self.ordered):
+            deadline = time.monotonic() + self._timeout
+            while self._waiting:
+                self._waiting[0].result(timeout=max(0.0, deadline - time.monotonic()))
+                self._settle()
+        if refused is not None:
+            raise refused
+
+    def _settle(self) -> None:
+        while self._waiting and self._waiting[0].done() and self._waiting[0].exception() is None:
+            self.last_seqno = self._waiting.popleft().result()
+            self.ordered += 1
+
+
+def _why(client: MemberClient, address: Address) -> str:
+    from connectors.kafka.liveness import say_why
+
+    why = say_why(client.connection, client.group, address.site)
+    return (
+        why or "Its sequencer is alive: the rest may still be ordered, so look at `abcast status` before you repeat it."
+    )
+
+
+def _opened(file: Path | None) -> IO[bytes]:
     try:
-        stream = sys.stdin.buffer if file is None or str(file) == "-" else file.open("rb")
+        return sys.stdin.buffer if file is None or str(file) == "-" else file.open("rb")
     except OSError as error:
         raise UsageError(f"{file} can't be read: {error.strerror}.") from error
-    with stream:
-        for line in stream:
-            yield line.rstrip(b"\r\n")
 
 
 if __name__ == "__main__":

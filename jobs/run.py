@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jobs.engine import Engine, EngineOption, engine_job
 from jobs.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
     DEFAULT_DATA,
@@ -24,6 +25,7 @@ def run(
     max_batch_records: MaxBatchRecords = 200_000,
     parallelism: Parallelism = 1,
     sites: SitesFile = None,
+    engine: EngineOption = Engine.spark,
 ) -> None:
     """Run the sequencer and the ledger in one Spark application: what most people start.
 
@@ -32,11 +34,13 @@ def run(
     """
     known = optional_sites(sites)
     options = job_options(bootstrap_servers, site, data, max_batch_records, parallelism, known)
-    names = ["sequence", "ledger"] if known is None or known.sequences(site) else ["ledger"]
+    sequences = known is None or known.sequences(site)
+    names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
+    beside = [engine_job(bootstrap_servers, site, data, known)] if sequences and engine is Engine.process else []
     relays = (
         Relays(known, [direction for direction in known.directions() if direction.source == site]) if known else None
     )
-    run_jobs(names, options, relays)
+    run_jobs(names, options, relays, beside)
 
 
 if __name__ == "__main__":

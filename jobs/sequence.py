@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jobs.engine import Engine, EngineOption, engine_job, run_engine
 from jobs.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
     DEFAULT_DATA,
@@ -24,14 +25,18 @@ def sequence(
     max_batch_records: MaxBatchRecords = 200_000,
     parallelism: Parallelism = 1,
     sites: SitesFile = None,
+    engine: EngineOption = Engine.spark,
 ) -> None:
     """Run the sequencer: FORWARD in, DATA with seqnos out.
 
     Serves every group that has a DATA topic at the site; new groups are found while it runs. Starting one takes over:
-    an older sequencer of the same groups is fenced and stops.
+    an older sequencer of the same groups is fenced and stops, with whichever engine it runs.
     """
     known = optional_sites(sites)
     check_sequences(known, site)
+    if engine is Engine.process:
+        run_engine(engine_job(bootstrap_servers, site, data, known))
+        return
     run_jobs(["sequence"], job_options(bootstrap_servers, site, data, max_batch_records, parallelism, known))
 
 

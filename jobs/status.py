@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jobs.options import (
     DEFAULT_BOOTSTRAP_SERVERS,
     DEFAULT_DATA,
+    EXIT_FAILED,
     AsJson,
     BootstrapServers,
     Data,
@@ -18,8 +22,16 @@ from jobs.options import (
     missing_extra,
     run_script,
 )
+from jobs.progress import Progress
 from ordering.errors import AbcastError, UsageError
 from ordering.names import DEFAULT_SITE
+
+if TYPE_CHECKING:
+    from connectors.diagnosis.status import GroupStatus
+    from connectors.kafka.connection import Connection
+
+WATCH_S = 2.0
+_COLUMNS = ("group", "sequencer", "last seqno", "lag", "rate", "members", "dead", "ledger")
 
 
 def status(
@@ -27,44 +39,87 @@ def status(
     bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every 2 s, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print per group: last seqno, epoch, view, members, senders, lag, rate, duplicates, dead letters, ledger lag.
+    """Is the order going on? Exit code 1 if messages wait in a group and no sequencer is alive.
 
-    `members`: those of the view. `senders`: addresses that have sent anything so far, operators and relays too.
-    `lag`: FORWARD records not considered yet. `rate`: messages per second over the newest records of DATA.
-    `duplicates`: resends dropped, as of the newest snapshot. `ledger lag`: seqnos that the ledger below --data does not
-    have yet, if there is a ledger. It is read first, so a number below zero means that it is another group's.
+    `sequencer`: alive, silent (for how long), none yet, or elsewhere (this site has a copy). `lag`: FORWARD records
+    that wait to be ordered. `rate`: messages per second over the last minute. `members`: those of the view. `dead`:
+    dead letters. `ledger`: seqnos that the ledger below --data lacks, `-` without one. --json has more.
     """
-    from connectors.diagnosis.status import read_status
+    from rich.console import Console
+
     from connectors.kafka.connection import Connection
-    from connectors.kafka.topics import find_groups
 
     connection = Connection(bootstrap_servers)
-    groups = find_groups(connection, site)
-    if group is not None and group not in groups:
-        raise UsageError(f"there is no group {group} at site {site}: `abcast topics list` shows what there is.")
-    in_ledger = _in_ledger(data)
-    rows = [read_status(connection, name, site, in_ledger) for name in groups if group in (None, name)]
+    while True:
+        rows = _read(connection, group, site, data)
+        if watch:
+            Console().clear()  # of a terminal only
+        _show(rows, site, as_json=as_json)
+        if not watch:
+            break
+        try:
+            time.sleep(WATCH_S)
+        except KeyboardInterrupt:
+            break
+    if any(row.is_stuck for row in rows):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _read(connection: Connection, group: str | None, site: str, data: Path) -> list[GroupStatus]:
+    from connectors.diagnosis.status import read_status
+    from connectors.kafka.topics import find_groups
+
+    with Progress("looking at the groups") as progress:
+        groups = find_groups(connection, site)
+        if group is not None and group not in groups:
+            raise UsageError(f"there is no group {group} at site {site}: `abcast topics list` shows what there is.")
+        chosen = [name for name in groups if group in (None, name)]
+        in_ledger = _in_ledger(data)  # first: a number below zero means that it is another group's
+        rows = []
+        progress.say("looking at the groups", len(chosen))
+        for name in chosen:
+            rows.append(read_status(connection, name, site, in_ledger))
+            progress.advance()
+    return rows
+
+
+def _show(rows: Sequence[GroupStatus], site: str, *, as_json: bool) -> None:
+    from jobs.rows import show_table
+
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(row._asdict()))
+            typer.echo(json.dumps(row.to_json()))
         return
     if not rows:
         typer.echo(f"no groups at site {site}; `abcast topics create --group G --site {site}` makes one")
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    columns = [name for name in rows[0]._fields if getattr(rows[0], name) is not None]
-    table = Table(*(name.replace("_", " ") for name in columns))
+    show_table(_COLUMNS, map(_cells, rows), sys.stdout)
+    typer.echo()
     for row in rows:
-        values = (getattr(row, name) for name in columns)
-        table.add_row(*(f"{value:,.1f}" if isinstance(value, float) else str(value) for value in values))
-    Console().print(table)
+        typer.echo(f"{row.group}: {row.sequencer}")
+        for neighbour, silent_s in row.relays.items():
+            heard = "was never heard" if silent_s is None else f"was heard {silent_s:,.0f} s ago"
+            typer.echo(f"{row.group}: the relay from {neighbour} {heard}")
 
 
-def _in_ledger(data: Path) -> dict[str, int] | None:
+def _cells(row: GroupStatus) -> tuple[str, ...]:
+    state, silent_s = row.sequencer.state, row.sequencer.silent_s
+    return (
+        row.group,
+        f"silent {silent_s:,.0f} s" if state == "silent" else state,
+        f"{row.last_seqno:,}",
+        f"{row.lag:,}",
+        f"{row.rate:,.1f}/s",
+        f"{row.members:,}",
+        f"{row.dead_letters:,}",
+        "-" if row.ledger_lag is None else f"{row.ledger_lag:,}",
+    )
+
+
+def _in_ledger(data: Path) -> Mapping[str, int] | None:
     """The last seqno of each group in the ledger below `data`, None if there is no ledger, or none that can be read."""
     table = data / "ledger"
     if not table.exists():
@@ -81,7 +136,7 @@ def _in_ledger(data: Path) -> dict[str, int] | None:
             raise
         typer.echo(f"abcast: the ledger {missing_extra(error)}", err=True)
         return None
-    return None if held.newest is None else dict(held.last_seqno)
+    return None if held.newest is None else held.last_seqno
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
+from jobs import interruption
 from ordering.errors import AbcastError, EnvironmentProblem
 from ordering.names import check_site
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from connectors.kafka.connection import Connection
     from connectors.kafka.sites import Direction, Sites
     from connectors.spark.job import JobOptions, SparkJob
 
@@ -51,44 +53,67 @@ def job_options(
 
     Raises UsageError, BrokerUnreachable, EnvironmentProblem.
     """
-    from kafka.errors import KafkaError
-
-    from connectors.kafka.connection import Connection
-    from connectors.kafka.topics import find_topics
     from connectors.spark.data_directory import check_writable
     from connectors.spark.job import JobOptions
 
     check_site(site)
     check_writable(data.absolute())
-    connection = sites.connection(site) if sites else Connection(bootstrap_servers)
-    try:
-        find_topics(connection)  # an unreachable broker should be said before Spark's five seconds
-    except KafkaError as error:
-        raise EnvironmentProblem(f"Kafka at {connection.bootstrap_servers} refuses: {error!r}.") from error
+    connection = reachable(bootstrap_servers, site, sites)
     return JobOptions(connection, site, data.absolute(), max_batch_records, parallelism)
 
 
-def run_jobs(names: Sequence[str], options: JobOptions, relays: Relays | None = None) -> None:
-    """Run the named jobs (`sequence`, `ledger`) and relays in one Spark application until SIGTERM or Ctrl-C."""
-    what = [*names, *(f"relay {direction}" for direction in (relays.directions if relays else ()))]
-    typer.echo(f"starting Spark for {' and '.join(what)} (about 5 s) …", err=True)
-    from connectors.spark.session import hand_on_signals
+def reachable(bootstrap_servers: str, site: str, sites: Sites | None = None) -> Connection:
+    """The Kafka of the site, which answers: an unreachable broker should be said before a job takes its time to start.
 
-    session = start_session(f"abcast {' '.join(what)}", cores=task_slots(relays), parallelism=options.parallelism)
-    if session.spark is None:
-        return
-    spark = session.spark
-    with running([*job_classes(names), *relay_makers(relays)], spark, options) as jobs:
-        stop_on_signals(jobs)
-        if session.asked_to_stop.is_set():
-            stop_all(jobs)
-        hand_on_signals(spark, lambda: stop_all(jobs))
-        await_ready(jobs)
-        if not any(job.stopping for job in jobs):
-            typer.echo("ready; Ctrl-C or SIGTERM stops after the batch in hand", err=True)
-        while not all(job.done.wait(0.2) for job in jobs):
-            raise_failures(jobs)
+    Raises UsageError, BrokerUnreachable, EnvironmentProblem.
+    """
+    from kafka.errors import KafkaError
+
+    from connectors.kafka.connection import Connection
+    from connectors.kafka.topics import find_topics
+
+    check_site(site)
+    connection = sites.connection(site) if sites else Connection(bootstrap_servers)
+    try:
+        find_topics(connection)
+    except KafkaError as error:
+        raise EnvironmentProblem(f"Kafka at {connection.bootstrap_servers} refuses: {error!r}.") from error
+    return connection
+
+
+def run_jobs(
+    names: Sequence[str], options: JobOptions, relays: Relays | None = None, beside: Sequence[SparkJob] = ()
+) -> None:
+    """Run the named jobs (`sequence`, `ledger`) and relays in one Spark application until SIGTERM or Ctrl-C.
+
+    Jobs that need no Spark run `beside`, and have begun before it starts.
+    """
+    with working(beside) as first:
+        what = [*names, *(f"relay {direction}" for direction in (relays.directions if relays else ()))]
+        typer.echo(f"starting Spark for {' and '.join(what)} (about 5 s) …", err=True)
+        from connectors.spark.session import hand_on_signals
+
+        session = start_session(f"abcast {' '.join(what)}", cores=task_slots(relays), parallelism=options.parallelism)
+        if session.spark is None:
+            return
+        spark = session.spark
+        with running([*job_classes(names), *relay_makers(relays)], spark, options) as others:
+            jobs = [*first, *others]
+            stop_on_signals(jobs)
+            if session.asked_to_stop.is_set():
+                stop_all(jobs)
+            hand_on_signals(spark, lambda: stop_all(jobs))
+            await_end(jobs)
     spark.stop()
+
+
+def await_end(jobs: Sequence[JobThread]) -> None:
+    """Return when all jobs have ended, as SIGTERM and Ctrl-C ask them to. Raises what ended one."""
+    await_ready(jobs)
+    if not any(job.stopping for job in jobs):
+        typer.echo("ready; Ctrl-C or SIGTERM stops after the batch in hand", err=True)
+    while not all(job.done.wait(0.2) for job in jobs):
+        raise_failures(jobs)
 
 
 class Started(NamedTuple):
@@ -118,8 +143,7 @@ def start_session(name: str, *, cores: int | None = None, parallelism: int = 1) 
 def session_of_command(name: str) -> SparkSession:
     """Start Spark for a command that Ctrl-C may interrupt at any time. Raises KeyboardInterrupt if it has."""
     started = start_session(name)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
+    interruption.raise_in_order()
     if started.spark is not None and not started.asked_to_stop.is_set():
         return started.spark
     if started.spark is not None:
@@ -226,8 +250,15 @@ def await_ready(jobs: Sequence[JobThread]) -> None:
 
 @contextmanager
 def running(makers: Sequence[MakeJob], spark: SparkSession, options: JobOptions) -> Iterator[list[JobThread]]:
+    """`working` with jobs of Spark."""
+    with working([make(spark, options) for make in makers]) as jobs:
+        yield jobs
+
+
+@contextmanager
+def working(each: Sequence[SparkJob]) -> Iterator[list[JobThread]]:
     """Run the jobs in threads; stop them all at the end, whatever the end is."""
-    jobs = [JobThread(make(spark, options)) for make in makers]
+    jobs = [JobThread(job) for job in each]
     try:
         yield jobs
     finally:

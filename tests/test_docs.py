@@ -64,6 +64,21 @@ def test_files_that_are_named(page: str) -> None:
         assert any(ROOT.glob(path.rstrip("/"))), path
 
 
+def test_what_contributors_are_told() -> None:
+    """A name of the code that CONTRIBUTING gives beside a file is in that file."""
+    page = PAGES["CONTRIBUTING.md"]
+    told = 0
+    for rule in re.split(r"\n(?=\d+\. |\n|#)", page):
+        files = [ROOT / path for path in spans(rule) if re.fullmatch(r"[\w/]+\.py", path)]
+        names = [
+            name for name in spans(rule) if re.fullmatch(r"_?[A-Z_]{2,}|_?[A-Z][a-z]+|\w+_\w+|carry|fold|refusal", name)
+        ]
+        for name in names if files else []:
+            told += 1
+            assert any(re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")) for file in files), f"{name}: {rule}"
+    assert told > 15
+
+
 def test_make_targets() -> None:
     """The targets that the pages name are there."""
     blocks = "\n".join(block for page in PAGES.values() for block in fences(page, "sh"))
@@ -215,7 +230,7 @@ def test_formats() -> None:
 @pytest.mark.parametrize("table", [section(README, "## Commands"), section(doc("operations"), "## Commands")])
 def test_commands(table: str) -> None:
     """The table has all commands and no others."""
-    named = set(re.findall(r"`abcast ([a-z]+)", " ".join(row[0] for row in tables(table)[0])))
+    named = set(re.findall(r"`abcast ([a-z-]+)", " ".join(row[0] for row in tables(table)[0])))
     assert named == set(command().commands)
 
 
@@ -303,10 +318,12 @@ def test_limits() -> None:
     """The limits it lists are those in the code."""
     from connectors.client.go_back_n import MAX_RESEND_S
     from connectors.client.lives import SendingLimits
+    from connectors.engine.job import IN_FLIGHT_BYTES
     from connectors.kafka.backlog import BATCH_BYTES
     from connectors.kafka.connection import Connection
     from connectors.ledger.job import TRIGGER_S
     from connectors.spark.job import JobOptions
+    from ordering.pipeline import DEPTH
 
     sending, mebibyte = SendingLimits(), 1024 * 1024
     job = {field.name: field.default for field in dataclasses.fields(JobOptions)}
@@ -325,12 +342,15 @@ def test_limits() -> None:
             f"{sending.max_pending_records:,} messages, {sending.max_pending_bytes // mebibyte} MiB"
         ),
         "first answer of a broker (`connect_timeout`)": f"{Connection().timeout:g} s",
-        "resend (`resend_after`)": (
-            f"after {sending.resend_after:g} s without progress, doubling to {MAX_RESEND_S:g} s"
+        "resend (`resend_after_s`)": (
+            f"after {sending.resend_after_s:g} s without progress, doubling to {MAX_RESEND_S:g} s"
         ),
         "a micro-batch (`--max-batch-records`)": f"{job['max_batch_records']:,} records, all groups together",
         "a micro-batch of large records": (
             f"{BATCH_BYTES // mebibyte} MiB, by the average size of the records in their partitions"
+        ),
+        "in flight, with `--engine process`": (
+            f"{DEPTH} batches of a group, or {IN_FLIGHT_BYTES // mebibyte} MiB of payload"
         ),
         "groups decided at once (`--parallelism`)": f"{job['parallelism']}, at most 64",
         "members that left, remembered": f"{MAX_LEFT:,}",
@@ -386,12 +406,13 @@ def test_performance() -> None:
 def test_figures_of_a_run() -> None:
     """What a run has measured comes into its cells; all else is not measured, also what was there before."""
     from tests.bench import page
+    from tests.bench.plan import KINDS
 
     machine = {"commit": "0123abc", "cores": 2, "cpu": "a CPU", "memory": "8 GB", "python": "3.12.1"}
     rate = {"records_per_s": 123_456.0}
-    case = {"payload_bytes": 100, "senders": 1, "partitions": 4, "sequencer_to_copy": 0.514}
+    case = {"payload_bytes": 100, "senders": 1, "partitions": 4, "sequencer_to_copy": 0.514, "ledger_to_append": 0.85}
     first = {
-        "throughput": [{**case, "copy": rate, "sequencer": rate, "ledger": rate}],
+        "throughput": [{**case, **dict.fromkeys(KINDS, rate)}],
         "views": {"failed": "TimeoutError: no view"},
         "state": {"failed": "OSError: no disk"},
     }
@@ -400,7 +421,7 @@ def test_figures_of_a_run() -> None:
         doc("performance"), {"command": "--only throughput,views", "machine": machine, "results": first}
     )
     [table] = tables(shown)
-    assert table[1][4] == "123; 123; 123; 0.51"
+    assert table[1][4] == "123; 123; 123; 123; 0.51; 0.85"
     assert [row[4] for row in table if row[4] != page.NOT_MEASURED] == [table[1][4]]
     assert '- Command: `make bench ARGS="--only throughput,views"`\n- Commit: `0123abc`\n- Machine: 2 cores' in shown
     [table] = tables(page.filled(shown, {"command": "", "machine": machine, "results": second}))

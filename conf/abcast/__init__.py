@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False
+"""That of `typing`, which takes a while to load: the command wants to be ready for Ctrl-C before."""
 
 if TYPE_CHECKING:
     from abcast._public import *  # noqa: F403

@@ -55,7 +55,7 @@ class Entrance:
         if state + from_ledger + (from_seqno is not None) > 1:
             raise UsageError("take one of state=True, from_ledger=True and from_seqno=…: each says where to begin.")
         if or_history and not state:
-            raise UsageError("or_history=True goes with state=True: it says what to do where nobody has the state.")
+            raise UsageError("or_history=True goes with state=True: it says what to do where no member has the state.")
         if from_seqno is not None and from_seqno < 1:
             raise UsageError(f"from_seqno is {from_seqno}, but seqnos start at 1.")
         if self.is_ready and state:

@@ -39,7 +39,7 @@ from ordering.forward_table import ForwardTable, Pending, is_control, kind_of
 from ordering.membership import Life
 from ordering.names import Address
 from ordering.participant import begins_stranded, next_entries
-from ordering.records import MESSAGE, REFUSED, Data, Headers, MessageId
+from ordering.records import MESSAGE, REFUSED, Data, MessageId
 from ordering.sequencer import Accepted, SequencerState
 
 History = Callable[[int], Iterator[Data]]
@@ -54,7 +54,7 @@ class SendingLimits:
 
     max_pending_records: int = 10_000
     max_pending_bytes: int = 64 * 1024 * 1024
-    resend_after: float = 20.0
+    resend_after_s: float = 20.0
     """What Kafka has acknowledged is hardly ever lost; a takeover, which takes less, is no time for a second copy."""
 
     def validate(self) -> None:
@@ -62,7 +62,7 @@ class SendingLimits:
         for name in ("max_pending_records", "max_pending_bytes"):
             if number(name, getattr(self, name)) <= 0:
                 raise UsageError(f"{name} must be greater than 0.")
-        positive_seconds("resend_after", self.resend_after)
+        positive_seconds("resend_after_s", self.resend_after_s)
 
 
 class Carried(NamedTuple):
@@ -90,8 +90,12 @@ class Lives:
     address: Address
     limits: SendingLimits
     outbox: Outbox | None = None
-    changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.Lock()))
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    changed: threading.Condition = field(init=False)
     claimed: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.changed = threading.Condition(self.lock)
 
     def begin(
         self, memory: MemberMemory, state: SequencerState, carried: Sequence[Carried] | None, history: History
@@ -123,7 +127,7 @@ class Lives:
     def renewed(self, memory: MemberMemory, state: SequencerState, incarnation: int) -> Beginning | None:
         """The life to send under in the place of one that has sent nothing; None if that will be heard.
 
-        It will not if the sequencer knows nobody of this name, and its floor has risen above the incarnation.
+        It will not be heard if the sequencer has no row of this name, and its floor has risen above the incarnation.
         Raises BrokerUnreachable, EnvironmentProblem, Superseded.
         """
         ordered, floor = state.ordered(str(self.address)), state.membership.incarnation_floor

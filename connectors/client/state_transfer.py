@@ -5,9 +5,9 @@ Both halves are here, the joiner's and the supplier's.
 Invariant. A state is the pair (bytes, p): what `get_state` returned in the thread that iterates the supplier's
 `deliveries()`, between two deliveries, when it had taken exactly the messages up to seqno p. The joiner takes the
 chunks of one such pair, all of them, or nothing; its own deliveries give the messages from p + 1 on, and the events
-from its first view on. So every message is in the state or delivered after it, and none is both, whoever supplies it
-and however often it was asked. p is not below the joiner's first view, and the ones that join together a group without
-members have no state to get: they begin with that view if no message was ordered before it, and are told if there was.
+from its first view on. So every message is either in the state or delivered after it, whichever member supplies the
+state. p is not below the joiner's first view. Joiners of a group without members have no state to get: they begin with
+that view if no message was ordered before it, and are told if there was one.
 
 The supplier is the oldest other member; when it leaves the view, or is silent for PATIENCE_S, the joiner asks the next
 one, and begins again when all were asked in vain, each round twice as patient. A request's name is its letter's
@@ -15,7 +15,7 @@ one, and begins again when all were asked in vain, each round twice as patient. 
 
 *The letters.* They are of the kind `state` and numbered together with the other letters, so `inbox()` judges them by
 the same rule, and passes them over. The transfer reads them with a consumer of its own, which begins at the inbox's
-end just before the JOIN (nobody can ask or answer this life earlier), commits nothing, and needs no received table: a
+end just before the JOIN (no member asks or answers this life earlier), commits nothing, and needs no received table: a
 request is taken if it is newer than the last one of its sender, a chunk if it is the next one, which is go-back-N
 again. So neither of the two readers has a position that the other could move.
 
@@ -208,7 +208,7 @@ class StateTransfer:
     # --- the joiner ---
 
     def fetch(self, joined: ViewChange, current: Callable[[], ViewChange | None], timeout: float) -> int | None:
-        """Get the state and set it; its seqno. None if nobody is there who was in the group before.
+        """Get the state and set it; its seqno. None if no other member was in the group before.
 
         `joined` is this member's first view, `current` tells the newest one. Raises NotOrderedInTime, UsageError.
         """
@@ -277,7 +277,7 @@ class StateTransfer:
     # --- the supplier ---
 
     def between(self, taken: int) -> None:
-        """Answer who has asked. Called by the application's thread, which has taken all messages up to `taken`."""
+        """Answer the joiners that have asked. The application's thread calls it, and has taken all up to `taken`."""
         if not self._requests or not self.is_ready or self._get_state is None:
             return
         if not any(asked.seqno <= taken for asked in list(self._requests.values())):
@@ -290,7 +290,7 @@ class StateTransfer:
             # The application's mistake must not end its deliveries: the joiner asks the next member.
             _logger.exception("%s can't supply its state", self.address)
             state = None
-        with self._changed:  # also who has asked, or asked again, in the meantime
+        with self._changed:  # also those that have asked, or asked again, in the meantime
             due = [asked for asked in self._requests.values() if asked.seqno <= taken]
             for asked in due:
                 del self._requests[str(asked.joiner)]

@@ -1,29 +1,43 @@
-"""How a group is doing, as its topics and the ledger tell it."""
+"""How a group is doing, as its topics, the signs of life of its sequencer and the ledger tell it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
+from connectors.kafka.codec import decode_forward
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.liveness import Liveness, judge, look_again
+from connectors.kafka.ranges import read_range
+from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import find_topics
-from ordering.records import EPOCH, Partition
+from connectors.kafka.transport.seam import Consumer
+from ordering.names import Topic
+from ordering.records import Partition, Source
+from ordering.sequencer import SequencerState, step
 
-_RATE_RECORDS = 1000
+RATE_S = 60
+_MAX_TAIL = 20_000
+"""So many FORWARD records are looked at one by one; of more, all count as waiting."""
 
 
 class GroupStatus(NamedTuple):
-    """Counts, but for `rate`: messages per second over the newest records.
+    """Counts, but for `rate`: messages per second over the last minute.
 
     `members`: how many the view has. `senders`: how many addresses have sent anything so far, and are remembered;
-    operators and relays are among them. `lag`: FORWARD records that are not considered yet. `ledger_lag`: seqnos that
-    the ledger does not have yet; None where there is no ledger.
+    operators and relays are among them. `lag`: FORWARD records that wait: they will get a number, or be refused.
+    `relays`: for each site whose relay brings records here, the seconds since it was last heard. `ledger_lag`: seqnos
+    that the ledger does not have yet; None where there is no ledger.
     """
 
     group: str
+    sequencer: Liveness
     last_seqno: int
     epoch: int
     view: int
@@ -33,7 +47,17 @@ class GroupStatus(NamedTuple):
     rate: float
     duplicates: int
     dead_letters: int
+    relays: Mapping[str, float | None]
     ledger_lag: int | None = None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether messages wait and nobody orders them."""
+        return self.lag > 0 and not self.sequencer.works
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {**self._asdict(), "sequencer": self.sequencer._asdict(), "relays": dict(self.relays)}
 
 
 def read_status(
@@ -43,42 +67,112 @@ def read_status(
 
     Raises BrokerUnreachable, TopicMissing, HistoryUnavailable.
     """
-    with DataLog(connection, group, site) as data:
-        end, is_copy = data.end(), data.is_copy()
-        state = data.state(end)
-        recent = [s for s in data.records(max(data.beginning(), end - _RATE_RECORDS), end) if s.data.kind != EPOCH]
-    seconds = (recent[-1].timestamp_ms - recent[0].timestamp_ms) / 1000 if recent else 0.0
-    rate = (len(recent) - 1) / seconds if seconds > 0 else 0.0
-    topics = [topic for topic in find_topics(connection) if topic.group == group]
+    topics = [topic for topic in find_topics(connection) if (topic.group, topic.site) == (group, site)]
     consumer = connection.consumer()
     try:
+        forward = _partitions(consumer, [topic for topic in topics if topic.role in ("forward", "relayed")])
+        signs = read_signs(connection, [group], site, forward)
+        with DataLog(connection, group, site) as data:
+            # Of a copy, the sequencer is elsewhere: what it has considered is not to be seen here.
+            is_copy = data.is_copy()
+            sequencer = judge(data, signs.of_groups.get(group), lambda: look_again(connection, group, site))
+            state = data.state()
         with connection.reachable():
-            forward = [
-                TopicPartition(str(topic), partition)
+            dead = _partitions(consumer, [topic for topic in topics if topic.role == "dead-letter"])
+            relayed = [
+                partition
                 for topic in topics
-                # Of a copy, the sequencer is elsewhere: what it has considered is not to be seen here.
-                if topic.role in ("forward", "relayed") and topic.site == site and not is_copy
-                for partition in consumer.partitions_for_topic(str(topic)) or ()
+                if topic.role == "relayed"
+                for partition in forward
+                if partition.topic == str(topic)
             ]
-            dead = [
-                TopicPartition(str(topic), 0) for topic in topics if topic.role == "dead-letter" and topic.site == site
-            ]
-            ends, begins = consumer.end_offsets([*forward, *dead]), consumer.beginning_offsets([*forward, *dead])
+            lag = 0 if is_copy else _waiting(connection, consumer, state, forward, signs.considered)
+            return GroupStatus(
+                group=group,
+                sequencer=sequencer,
+                last_seqno=state.seqno,
+                epoch=state.epoch,
+                view=state.view,
+                members=len(state.membership.members),
+                senders=len(state.received),
+                lag=lag,
+                rate=_rate(connection, TopicPartition(str(Topic(group, "data", site)), 0)),
+                duplicates=state.duplicates,
+                dead_letters=sum(end - beginning for beginning, end in _spans(consumer, dead).values()),
+                relays=_relays(connection, consumer, relayed),
+                ledger_lag=None if in_ledger is None else state.seqno - in_ledger.get(group, 0),
+            )
     finally:
         consumer.close()
-    lag = sum(
-        ends[partition] - max(begins[partition], state.positions.get(Partition(*partition), 0)) for partition in forward
-    )
-    return GroupStatus(
-        group=group,
-        last_seqno=state.seqno,
-        epoch=state.epoch,
-        view=state.view,
-        members=len(state.membership.members),
-        senders=len(state.received),
-        lag=max(0, lag),
-        rate=rate,
-        duplicates=state.duplicates,
-        dead_letters=sum(ends[partition] - begins[partition] for partition in dead),
-        ledger_lag=None if in_ledger is None else state.seqno - in_ledger.get(group, 0),
-    )
+
+
+def _partitions(consumer: Consumer, topics: Sequence[Topic]) -> list[TopicPartition]:
+    """All partitions of the topics, sorted."""
+    names = sorted(map(str, topics))
+    return [
+        TopicPartition(name, number) for name in names for number in sorted(consumer.partitions_for_topic(name) or ())
+    ]
+
+
+def _spans(consumer: Consumer, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+    """The first offset that each partition still has, and its end."""
+    if not partitions:
+        return {}
+    begins, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
+    return {partition: (begins[partition], ends[partition]) for partition in partitions}
+
+
+def _waiting(
+    connection: Connection,
+    consumer: Consumer,
+    state: SequencerState,
+    forward: Sequence[TopicPartition],
+    considered: Mapping[TopicPartition, int],
+) -> int:
+    """How many FORWARD records will get a number or be refused: what `step` makes of those not considered.
+
+    Heartbeats and duplicates are none of them, so a group that is idle has none, whatever its members write.
+    """
+    spans, positions = _spans(consumer, forward), dict(state.positions)
+    for partition, (beginning, _) in spans.items():
+        known = Partition(*partition)
+        reached = max(positions.get(known, 0), state.decided.get(known, 0), considered.get(partition, 0))
+        positions[known] = max(beginning, reached)
+    tails = {partition: (positions[Partition(*partition)], end) for partition, (_, end) in spans.items()}
+    count = sum(max(0, end - start) for start, end in tails.values())
+    if not 0 < count <= _MAX_TAIL:
+        return count
+    records = [
+        decode_forward(
+            Source(partition.topic, partition.partition, record.offset),
+            record.key,
+            record.value,
+            record.headers,
+            record.timestamp,
+        )
+        for partition, (start, end) in sorted(tails.items())
+        for record in read_range(connection, consumer, partition, start, end)
+    ]
+    return len(step(replace(state, positions=positions), records).outputs)
+
+
+def _rate(connection: Connection, data: TopicPartition) -> float:
+    """Records of DATA per second over the last minute."""
+    with closing(connection.consumer()) as consumer, connection.reachable():
+        found = consumer.offsets_for_times({data: int((time.time() - RATE_S) * 1000)}).get(data)
+        return 0.0 if found is None else float(consumer.end_offsets([data])[data] - found.offset) / RATE_S
+
+
+def _relays(
+    connection: Connection, consumer: Consumer, partitions: Sequence[TopicPartition]
+) -> dict[str, float | None]:
+    """How long each neighbour's relay has been silent: its heartbeats stand in the topic that it fills."""
+    heard: dict[str, float] = {}
+    for partition, (beginning, end) in _spans(consumer, partitions).items():
+        topic = Topic.parse(partition.topic)
+        assert topic is not None
+        neighbour = topic.neighbour or topic.site
+        heard.setdefault(neighbour, 0.0)
+        for record in read_range(connection, consumer, partition, max(beginning, end - 1), end):
+            heard[neighbour] = max(heard[neighbour], record.timestamp / 1000)
+    return {name: max(0.0, time.time() - at) if at else None for name, at in sorted(heard.items())}

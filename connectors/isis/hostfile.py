@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ordering.errors import EnvironmentProblem, UsageError
 
 MAX_PROCESSES = 100
-"""More than a group that agrees with everybody about everything should have."""
+"""More than a group should have in which all agree with all about everything."""
 
 MAX_PORT = 65_535
 

@@ -22,7 +22,7 @@ class ConfigurationFile:
     """The file, as far as it is there. `path` is where it was looked for."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Raises UsageError if it can't be read; also if it is not there, unless nobody has named it."""
+        """Raises UsageError if it can't be read; also if it was named and is not there."""
         named = path or os.environ.get("ABCAST_CONFIG")
         self.path = Path(named or CONFIG_FILE)
         self.values: Mapping[str, Any] = {}

@@ -27,7 +27,7 @@ class TopicFinder:
         self._lock = threading.Lock()
         self._opened = contextlib.ExitStack()
         self._admin: KafkaAdminClient | None = None
-        self._found: list[Topic] = []
+        self._found: dict[Topic, int] = {}
         self._found_at = float("-inf")
 
     def find(self, *, fresh: bool = False) -> list[Topic]:
@@ -35,22 +35,27 @@ class TopicFinder:
 
         Raises BrokerUnreachable.
         """
+        return list(self.count_partitions(fresh=fresh))
+
+    def count_partitions(self, *, fresh: bool = False) -> dict[Topic, int]:
+        """The same, each with the number of its partitions. Raises BrokerUnreachable."""
         with self._lock:
             if fresh or time.monotonic() - self._found_at >= LOOK_S:
                 self._found = self._look()
                 self._found_at = time.monotonic()
             return self._found
 
-    def _look(self) -> list[Topic]:
+    def _look(self) -> dict[Topic, int]:
         try:
             if self._admin is None:
                 self._admin = self._opened.enter_context(self._connection.admin())
             with self._connection.reachable():
-                names = self._admin.list_topics()
+                described = self._admin.describe_topics()
         except BaseException:
             self._disconnect()
             raise
-        return sorted((topic for topic in map(Topic.parse, names) if topic), key=str)
+        counts = {Topic.parse(each["name"]): len(each["partitions"]) for each in described}
+        return {topic: counts[topic] for topic in sorted(filter(None, counts), key=str)}
 
     def close(self) -> None:
         """Close the connection, if there is one."""

@@ -12,14 +12,18 @@ deleted or runs twice. It rests on four things only:
   (under the lock it reads the table again before it tries; without, Delta refuses it, or skips it), reads the table
   again and writes what is still missing;
 * what is appended follows what the table holds without a hole. Offsets in DATA have none, so where one is left out
-  because retention has dropped it, the batch is not written, and the query starts anew from the table's last seqno.
+  because retention has dropped it, what follows is not written, and the query starts anew from the table's last seqno.
   If DATA no longer has what follows that, the start says so.
 
+A batch is read once where all its records are in line (`connectors.ledger.one_pass`): what is written then is a part of
+what the table lacks, beginning with the next seqno, whatever stands in the batch. Only then it is known whether that
+was all. If it was not, the batch is read again, and the reading rule tells what is still missing.
+
 A crash at any point keeps it. Before the rename that makes the commit, the table is as it was, and the files written so
-far belong to no version. After the rename, the table itself says what it holds. kill -9 of the JVM frees the lock at
-the same moment. kill -9 of Python alone leaves a JVM that finishes its commit under the lock, or does not begin it.
-Making a table, adding a column and setting a property are one commit each; the next start looks which of them are still
-to be done.
+far belong to no version. After the rename, the table itself says what it holds, be it a part of a batch. kill -9 of the
+JVM frees the lock at the same moment. kill -9 of Python alone leaves a JVM that finishes its commit under the lock, or
+does not begin it. Making a table, adding a column and setting a property are one commit each; the next start looks
+which of them are still to be done.
 
 The table of views is written first, in the same way. So a crash between the two leaves views that the ledger lacks;
 the next start reads from the ledger's last seqno and finds them in the table already.
@@ -40,6 +44,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
+from delta.tables import DeltaTable
 from numpy.typing import NDArray
 from py4j.java_gateway import JVMView
 from py4j.protocol import Py4JJavaError
@@ -48,10 +53,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from connectors.kafka.data_log import Start
+from connectors.ledger.one_pass import Next, counted_in, in_line
 from connectors.ledger.table_lock import StoppedWaiting, TableLock
 from connectors.ledger.table_state import (
     TRANSACTION,
     LedgerReplaced,
+    appended_in,
     check_log,
     commit_file,
     damaged,
@@ -132,14 +139,14 @@ def _lock(spark: SparkSession, data: Path) -> TableLock:
 def _create_or_mend(spark: SparkSession, path: Path, layout: _Layout) -> None:
     table = open_table(path)
     if table is None:
-        partitioned = f"PARTITIONED BY ({', '.join(layout.partitioned_by)})" if layout.partitioned_by else ""
-        properties = ", ".join(f"'{key}' = '{value}'" for key, value in layout.properties.items())
         # To Delta a log directory is a table, also without a commit: a job killed in its first start leaves that.
         shutil.rmtree(path / "_delta_log", ignore_errors=True)
-        spark.sql(
-            f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({_ddl(layout.columns)}) USING delta {partitioned} "
-            f"TBLPROPERTIES ({properties})"
-        )
+        new = DeltaTable.createIfNotExists(spark).location(str(path)).partitionedBy(*layout.partitioned_by)
+        for name, kind in layout.columns.items():
+            new = new.addColumn(name, kind)
+        for key, value in layout.properties.items():
+            new = new.property(key, value)
+        new.execute()
         return
     check_log(path)
     present = {column.name for column in table.schema().fields}
@@ -246,6 +253,33 @@ class LedgerWriter:
 
     def _write(self, batch: DataFrame) -> None:
         rows = ledger_rows(batch)
+        self.check_tables()  # the directory of the lock may be gone with them
+        with _lock(batch.sparkSession, self._data).held(self._is_ending):
+            if not self._append_in_line(rows):
+                self._append_effective(rows)
+
+    def _append_in_line(self, rows: DataFrame) -> bool:
+        """Append what is in line, in one pass; return whether that was all."""
+        held = {group: follower.last_seqno for group, follower in self._followers.items()}
+        if not self._table.holds_just(held):
+            return False  # another writer was faster
+        line = in_line(rows, {group: follower.next for group, follower in self._followers.items()})
+        reached = self._table.append_next(line.rows.drop("topic", "offset"))
+        if reached is None:
+            return False
+        counted = counted_in(line)
+        written = {group: last - held[group] for group, last in reached.items()}
+        if counted is None or not counted.undisturbed:
+            return False
+        if sum(written.values()) + sum(counted.without_seqno.values()) != counted.read:
+            return False
+        for group in written.keys() | counted.without_seqno.keys():
+            messages = written.get(group, 0)
+            self._followers[group].went_on(messages + counted.without_seqno.get(group, 0), messages)
+        return True
+
+    def _append_effective(self, rows: DataFrame) -> None:
+        """Append what the reading rule takes: it is asked in a first pass."""
         spans, reached, views = self._effective(rows)
         if not spans:
             return
@@ -254,11 +288,9 @@ class LedgerWriter:
                 F.col("topic").eqNullSafe(topic) & F.col("offset").between(first, last) for topic, first, last in spans
             )
         )
-        self.check_tables()  # the directory of the lock may be gone with them
-        with _lock(batch.sparkSession, self._data).held(self._is_ending):
-            if views:
-                self._views.append(view_rows(effective), views)
-            self._table.append(effective.drop("topic", "offset"), reached)
+        if views:
+            self._views.append(view_rows(effective), views)
+        self._table.append(effective.drop("topic", "offset"), reached)
 
     def _effective(self, rows: DataFrame) -> tuple[list[tuple[str, int, int]], dict[str, int], dict[str, int]]:
         """The offset ranges of the records to take; the seqnos of each group's last record and last view in them."""
@@ -315,6 +347,16 @@ class _Follower:
         """The last seqno that was taken."""
         return self._reader.last_seqno
 
+    @property
+    def next(self) -> Next:
+        """What the next record has if it is in line."""
+        return Next(self._next_offset, self._reader.last_seqno + 1, self._reader.epoch)
+
+    def went_on(self, records: int, messages: int) -> None:
+        """So many records were in line, so many of them with a seqno."""
+        self._next_offset += records
+        self._reader = Reader(self._reader.epoch, self._reader.last_seqno + messages)
+
     def accept(
         self,
         offset: NDArray[np.int64],
@@ -351,6 +393,22 @@ class _Table:
         if not self._state.newest.stands(self._path):
             raise self._replaced()
 
+    def holds_just(self, last_seqno: Mapping[str, int]) -> bool:
+        """Whether the table ends, in each group, with this seqno. The caller holds the lock."""
+        self._look_again()
+        return all(self._state.last_seqno.get(group, 0) == last for group, last in last_seqno.items())
+
+    def append_next(self, rows: DataFrame) -> Mapping[str, int] | None:
+        """Append rows of which each group's follow what the table holds; return each one's last seqno. None if it did
+        not come to it. The caller holds the lock, and has looked what the table holds.
+        """
+        commit = self._append_once(rows)
+        if commit is None:
+            return None
+        reached = appended_in(commit)
+        self._has_appended(reached)
+        return reached
+
     def append(self, effective: DataFrame, reached: Mapping[str, int]) -> None:
         """Compare-and-set until the table holds everything up to `reached`. The caller holds the lock."""
         for _ in range(_MAX_ATTEMPTS):
@@ -364,15 +422,16 @@ class _Table:
                     _any((F.col("group") == group) & (F.col("seqno") > last) for group, last in missing.items())
                 )
             ):
-                newest = newest_commit(self._path, self._newest_version)
-                self._state = TableState(
-                    {**held, **{group: reached[group] for group in missing}}, self._state.version + 1, newest
-                )
+                self._has_appended({group: reached[group] for group in missing})
                 return
         raise LedgerContended(
             f"somebody changed the ledger at {self._path} {_MAX_ATTEMPTS} times in a row without its lock: run nothing "
             "else that writes there."
         )
+
+    def _has_appended(self, reached: Mapping[str, int]) -> None:
+        newest = newest_commit(self._path, self._newest_version)
+        self._state = TableState({**self._state.last_seqno, **reached}, self._state.version + 1, newest)
 
     def _look_again(self) -> None:
         """Read the state anew if others have committed since."""
@@ -388,13 +447,13 @@ class _Table:
         assert self._state.newest is not None
         return self._state.newest.version
 
-    def _append_once(self, rows: DataFrame) -> bool:
-        """Append if no other writer has since the table was read; return whether it was done."""
+    def _append_once(self, rows: DataFrame) -> str | None:
+        """Append if no other writer has since the table was read; return the commit's text, None if it was not done."""
         tag = uuid.uuid4().hex
         try:
             (
+                # One file a group. Each topic's rows come in their order.
                 rows.coalesce(1)
-                .sortWithinPartitions("group", "seqno")
                 .write.format("delta")
                 .mode("append")
                 .option("txnAppId", TRANSACTION)
@@ -405,22 +464,23 @@ class _Table:
         except (PySparkException, Py4JJavaError) as error:
             # Delta's own exceptions come through py4j as they are.
             if "ConcurrentTransactionException" in str(error) or "DELTA_CONCURRENT" in str(error):
-                return False
+                return None
             self.check()  # else it is no wonder
             raise
-        return self._has_commit(tag)
+        return self._commit_with(tag)
 
-    def _has_commit(self, tag: str) -> bool:
-        """Whether a commit after the last known has the tag.
+    def _commit_with(self, tag: str) -> str | None:
+        """The text of the commit with the tag, which is after the last known.
 
         Delta skips an append whose transaction version is already taken, without a word.
         """
         version = self._newest_version + 1
         while (file := commit_file(self._path, version)).exists():
-            if tag in file.read_text(encoding="utf-8"):
-                return True
+            text = file.read_text(encoding="utf-8")
+            if tag in text:
+                return text
             version += 1
-        return False
+        return None
 
     def _replaced(self) -> LedgerReplaced:
         return LedgerReplaced(

@@ -8,6 +8,7 @@ deleted, replaced, or set back to an earlier copy does not have it.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -72,6 +73,16 @@ def digest_of(table: Path, version: int) -> str:
         return hashlib.sha256(commit_file(table, version).read_bytes()).hexdigest()
     except (FileNotFoundError, NotADirectoryError):
         return ""
+
+
+def appended_in(commit: str) -> dict[str, int]:
+    """The last seqno of each group in the files that a commit of the ledger adds."""
+    last: dict[str, int] = {}
+    for action in map(json.loads, commit.splitlines()):
+        if added := action.get("add"):
+            group, seqno = added["partitionValues"]["group"], json.loads(added["stats"])["maxValues"]["seqno"]
+            last[group] = max(last.get(group, 0), seqno)
+    return last
 
 
 def newest_commit(table: Path, version: int) -> Commit:

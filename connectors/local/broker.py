@@ -47,6 +47,7 @@ from ordering.records import MAX_RECORD_BYTES
 
 DEFAULT_PORT = 9092
 HOST = "127.0.0.1"
+_HIGHEST_PORT = 65_535
 
 STOP_TIMEOUT_S = 20.0
 """How long a node may take to stop in order before it is killed. Nothing is lost then; its next start is slower."""
@@ -188,8 +189,9 @@ class EmbeddedBroker:
         elif nodes is None or nodes == len(self._cluster.ports):
             self.nodes = len(self._cluster.ports)
         else:
+            held = len(self._cluster.ports)
             raise UsageError(
-                f"{self.directory} holds a cluster of {len(self._cluster.ports)} nodes, not {nodes}: "
+                f"{self.directory} holds a cluster of {held} node{'s' if held > 1 else ''}, not {nodes}: "
                 "choose another directory."
             )
 
@@ -245,10 +247,18 @@ class EmbeddedBroker:
         java, jars = require_java(), broker_jars(self._progress)
         with self._locked():
             running = {node for node in range(self.nodes) if self._pid(node) is not None}
+            before = self._cluster
             self._cluster = self._choose_ports(anything_runs=bool(running))
             missing = [node for node in range(self.nodes) if node not in running]
-            if missing:
-                self._start_nodes(missing, java, jars, detached, timeout)
+            try:
+                if missing:
+                    self._start_nodes(missing, java, jars, detached, timeout)
+            except BaseException:
+                if before is None and not any(map(self._is_formatted, range(self.nodes))):
+                    # Nothing was begun, so the next start is free to choose ports and size.
+                    self._cluster = None
+                    (self.directory / "cluster.json").unlink(missing_ok=True)
+                raise
         return bool(missing)
 
     def start_node(self, node: int = 0, timeout: float = 60.0, detached: bool = False) -> None:
@@ -333,6 +343,8 @@ class EmbeddedBroker:
                 )
             brokers = []
         if not brokers:
+            if first + self.nodes - 1 > _HIGHEST_PORT:
+                raise UsageError(f"There are no {self.nodes} ports from {first} on: the highest is {_HIGHEST_PORT}.")
             brokers = [first + node for node in range(self.nodes)] if first else _free_ports(self.nodes, ())
         controllers = [ports.controller for ports in known.ports]
         # Only this cluster uses the controllers' ports, so a taken one is no reason to fail.

@@ -15,7 +15,8 @@ from collections.abc import Collection
 from pyspark.sql import SparkSession
 
 from connectors.kafka.topic_finder import LOOK_S, TopicFinder
-from connectors.sequencer.lane import SequencerLane, groups_at
+from connectors.sequencer.groups import groups_at
+from connectors.sequencer.lane import SequencerLane
 from connectors.sequencer.lanes import open_lane
 from connectors.sequencer.takeover import yield_to_rival
 from connectors.spark.job import JobOptions

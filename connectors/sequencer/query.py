@@ -32,10 +32,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from connectors.kafka import codec
+from connectors.sequencer import stored_state
+from connectors.sequencer.stored_state import Stored, load, store
 from connectors.spark import codec as spark_codec
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
 from ordering.links import LinkColumns
+from ordering.names import Topic
 from ordering.records import JOIN, MESSAGE, Data, DeadLetter, Headers, Link, Malformed, Partition, Source
 from ordering.sequencer import SequencerState, begin_batch, end_batch
 
@@ -51,7 +54,6 @@ stand behind abcast's own, or of all headers where there are no `senders`. Then 
 stands in the last four, which are null where no link has brought the records.
 """
 _RUN_COLUMNS = [field.split()[0] for field in _RUN.split(", ")]
-_STATE = "state binary"
 _GIVEN = ["key", "value", "names", "values"]
 _SOURCE = ["topic", "partition", "offset"]
 _FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
@@ -67,7 +69,8 @@ def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False) -
     `relayed`: whether there may be rows of topics that a relay fills; then there are columns for what links say, -1 and
     0 where no link has brought the row. `packed_headers` are those of the application, null if there are none. A row
     that is not `plain` has the key and all its headers there, for `connectors.kafka.codec` to read; the columns from
-    them are null or 0.
+    them are null or 0. `topic` is null in the site's own, which nearly all are in: a text a row is dear on its way to
+    Python. Null comes first in order, as the site's own topic does.
     """
     numbered = spark_codec.with_fields(kafka_rows).withColumns(
         {
@@ -80,7 +83,7 @@ def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False) -
     plain, headers = F.col("plain"), F.col("headers")
     return judged.select(
         spark_codec.group_of_forward(site).alias("group"),
-        "topic",
+        F.when(~spark_codec.is_local(site), F.col("topic")).alias("topic"),
         "partition",
         "offset",
         "plain",
@@ -107,10 +110,11 @@ def _links() -> list[Column]:
 
 def sequence(
     forward: DataFrame,
+    site: str,
     initial: Mapping[str, SequencerState],
     parallelism: int = 1,
 ) -> DataFrame:
-    """The sequencing transformation: decoded FORWARD rows → runs.
+    """The sequencing transformation: decoded FORWARD rows of the site → runs.
 
     `initial` has the state of every group that may occur. `parallelism` is how many groups are decided at once
     (the number of shuffle partitions, which must be the session's setting if it is not 1).
@@ -120,9 +124,9 @@ def sequence(
         placed.sortWithinPartitions("group", *_SOURCE)
         .groupBy("group")
         .applyInPandasWithState(
-            decider({group: state.to_bytes() for group, state in initial.items()}),
+            decider({group: state.to_bytes() for group, state in initial.items()}, site),
             outputStructType=_RUN,
-            stateStructType=_STATE,
+            stateStructType=stored_state.SCHEMA,
             outputMode="append",
             timeoutConf=GroupStateTimeout.NoTimeout,
         )
@@ -184,21 +188,23 @@ def encode_decided(runs: DataFrame, site: str, *, relayed: bool = False) -> Data
 Decide = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]
 
 
-def decider(initial: Mapping[str, bytes]) -> Decide:
+def decider(initial: Mapping[str, bytes], site: str) -> Decide:
     """The function of the stateful operator. `initial`: encoded state by group, for the first batch of a run."""
 
     def decide(key: tuple[Any, ...], chunks: Iterator[pd.DataFrame], stored: GroupState) -> Iterator[pd.DataFrame]:
         assert_first_attempt()
-        state, opening = begin_batch(SequencerState.from_bytes(stored.get[0] if stored.exists else initial[key[0]]))
+        before = Stored(*map(bytes, stored.get)) if stored.exists else Stored(initial[key[0]], b"")
+        state, opening = begin_batch(load(key[0], before))
         for record in opening:
             yield _run_of(state.group, record)
+        own_topic = str(Topic(state.group, "forward", site))
         for chunk in chunks:
-            state, decided = decide_chunk(state, chunk)
+            state, decided = decide_chunk(state, chunk.assign(topic=chunk["topic"].fillna(own_topic)))
             yield from decided
         state, closing = end_batch(state)
         for record in closing:
             yield _run_of(state.group, record)
-        stored.update((state.to_bytes(),))
+        stored.update(tuple(store(state, before)))
 
     return decide
 

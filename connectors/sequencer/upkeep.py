@@ -30,26 +30,27 @@ _PERIOD_WHERE_UNKNOWN_S = SNAPSHOT_EVERY_MS / 1000 / 4
 class Upkeep:
     """For all groups of a sequencer's job. Not thread-safe."""
 
-    def __init__(self, connection: Connection, groups: Iterable[str], site: str) -> None:
+    def __init__(self, connection: Connection, site: str) -> None:
         self._connection = connection
-        self._groups = list(groups)
         self._site = site
-        self._periods: dict[str, float] | None = None
+        self._known: set[str] = set()
+        self._periods: dict[str, float] = {}
         self._last: dict[str, float] = {}
 
-    def due(self, log_of: Callable[[str], DataLog], now: float) -> dict[str, int]:
-        """The groups to be ticked now, each with 0; DATA of each has been noted. `now`: seconds of a steady clock.
+    def due(self, groups: Iterable[str], log_of: Callable[[str], DataLog], now: float) -> dict[str, int]:
+        """Those of the groups to be ticked now, each with 0; DATA of each has been noted.
 
-        The takeover just before the first call has written snapshots and notes. Raises BrokerUnreachable.
+        `now`: seconds of a steady clock. The takeover just before a group is first named here has written a snapshot
+        and a note. Raises BrokerUnreachable.
         """
-        if self._periods is None:
-            retention = data_retention(self._connection, self._groups, self._site)
-            self._periods = {
-                group: _PERIOD_WHERE_UNKNOWN_S if seconds is None else seconds / TICKS_IN_A_RETENTION
-                for group, seconds in retention.items()
-            }
-            self._last = dict.fromkeys(self._periods, now)
-        due = {group for group, period in self._periods.items() if now - self._last[group] >= period}
+        wanted = set(groups)
+        if new := wanted - self._known:
+            retention = data_retention(self._connection, sorted(new), self._site)
+            for group, seconds in retention.items():
+                self._periods[group] = _PERIOD_WHERE_UNKNOWN_S if seconds is None else seconds / TICKS_IN_A_RETENTION
+                self._last[group] = now
+            self._known |= new
+        due = {group for group in wanted & self._periods.keys() if now - self._last[group] >= self._periods[group]}
         if due:
             self._note(map(log_of, sorted(due)))
             self._last |= dict.fromkeys(due, now)

@@ -18,7 +18,7 @@ def group_of_forward(site: str) -> Column:
     """The group in `abcast.<group>.forward.<site>`, which nearly all topics of the site's are, and in others."""
     topic, begin, end = F.col("topic"), "abcast.", f".forward.{site}"
     group = F.substring(topic, F.lit(len(begin) + 1), F.length(topic) - (len(begin) + len(end)))
-    return F.when(_is_local(site), group).otherwise(group_of(topic))
+    return F.when(is_local(site), group).otherwise(group_of(topic))
 
 
 def group_of(topic: Column) -> Column:
@@ -94,7 +94,7 @@ def is_plain_forward(site: str, *, relayed: bool) -> Column:
     sender, value, headers, kind = F.col("sender"), F.col("value"), F.col("headers"), forward_field("KIND")
     has_fields = F.size("fields") == len(codec.FORWARD_FIELDS)
     is_members = (kind != SKIP) & ~sender.endswith(relay_of(""))
-    is_local = _is_local(site) & has_fields & sender.startswith(f"{site}/") & is_members
+    is_own = is_local(site) & has_fields & sender.startswith(f"{site}/") & is_members
     others = application_headers()
     names, values = others["key"], others["value"]
     size = F.octet_length(F.array_join(names, "")) + F.octet_length(F.array_join(values.cast("array<string>"), ""))
@@ -107,7 +107,7 @@ def is_plain_forward(site: str, *, relayed: bool) -> Column:
         & _is_ascii(sender)
         & F.col("incarnation").isNotNull()
         & F.col("local_seqno").isNotNull()
-        & (is_local | _came_by_relay(site) if relayed else is_local)
+        & (is_own | _came_by_relay(site) if relayed else is_own)
         & (_is_of_its_time() | _is_linked() if relayed else _is_of_its_time())
         & (F.octet_length(value) <= MAX_PAYLOAD_BYTES)
         & others_are_the_applications
@@ -120,7 +120,7 @@ def link_of_plain(position: int) -> Column:
     return F.when(_is_linked(), F.split(forward_field("LINK"), r"\.")[position].cast("long"))
 
 
-def _is_local(site: str) -> Column:
+def is_local(site: str) -> Column:
     """Whether the topic is the site's own, not one that a relay fills."""
     return F.col("topic").endswith(f".forward.{site}")
 

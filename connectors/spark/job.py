@@ -30,28 +30,23 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.backlog import find_backlog, records_that_fit
 from connectors.kafka.connection import Connection
+from connectors.kafka.retrying import KafkaRefused, Retries
 from connectors.kafka.topic_finder import LOOK_S, TopicFinder
 from connectors.spark.data_directory import CHECKPOINTS, HeldDirectory, held
 from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain
-from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, NoSnapshot, UsageError
+from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem
 from ordering.names import Topic
 
-__all__ = ["BatchTooLarge", "JobOptions", "QueryFailed", "SparkJob", "StreamingJob"]
+__all__ = ["BatchTooLarge", "JobOptions", "KafkaRefused", "QueryFailed", "SparkJob", "StreamingJob"]
 
 _logger = logging.getLogger(__name__)
 
 WATCH_S = 1
 """How often a running job looks whether all is well, and a sequencer for a newer epoch."""
-RESTART_BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
-"""Waits between restarts of a query that failed for a reason that may pass (a broker that restarts)."""
-HEALTHY_S = 60.0
-"""A query that ran this long starts with a clean record."""
 REPORT_S = 10.0
 """A line of the log about the newest batch, at most this often."""
 STOP_S = 10.0
 """How long a stop waits for the batch in hand."""
-STILL_FAILING_S = 300.0
-"""A failure that goes on is told again this often; one that changes, at once."""
 
 _READY_POLL_S = 0.1
 _SLOW_START_S = 30.0
@@ -77,10 +72,6 @@ class JobOptions:
     data: Path
     max_batch_records: int = 200_000
     parallelism: int = 1
-
-
-class KafkaRefused(AbcastError):
-    """Kafka answers, and says no: the user lacks a right, or the login is wrong."""
 
 
 class SparkJob(Protocol):
@@ -139,12 +130,12 @@ class StreamingJob(ABC):
             self._run()
 
     def _run(self) -> None:
-        failures, failure_log = 0, _FailureLog(self.name)
+        retries = Retries(self.name, keeps_trying=self.keeps_trying)
         while not self._ends.is_set():
             started = time.monotonic()
             try:
                 self._run_query()
-                failures = 0
+                retries.succeeded()
             except (Py4JError, ConnectionError) as error:
                 raise EnvironmentProblem(
                     f"{self.name}: Spark's JVM has ended (was it killed, or out of memory?): start again."
@@ -159,23 +150,12 @@ class StreamingJob(ABC):
                     "%s: %s Starting again with %d records at most.", self.name, error, self._max_batch_records
                 )
             except AbcastError as error:
-                failures = failures + 1 if time.monotonic() - started < HEALTHY_S else 1
-                if not self._may_pass(error, failures):
-                    raise
-                if self._ends.is_set():
+                if self._ends.is_set() and error.retriable:
                     return
+                wait = retries.failed(error, time.monotonic() - started)
                 if self.keeps_trying:
                     self.ready.set()
-                wait = RESTART_BACKOFF_S[min(failures, len(RESTART_BACKOFF_S)) - 1]
-                failure_log.tell(error, wait, is_first=failures == 1)
                 self._ends.wait(wait)
-
-    def _may_pass(self, error: AbcastError, failures: int) -> bool:
-        if self.keeps_trying:
-            return not isinstance(error, UsageError | EnvironmentProblem)
-        # For a broker, or for the sequencer, a job waits as long as it takes: there is nothing else to do.
-        waits = isinstance(error, BrokerUnreachable | NoSnapshot)
-        return error.retriable and (failures <= len(RESTART_BACKOFF_S) or waits)
 
     @abstractmethod
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
@@ -334,18 +314,3 @@ def _last_done(query: StreamingQuery) -> int:
     if progress is None:
         return -1
     return progress.batchId if progress.numInputRows else progress.batchId - 1
-
-
-class _FailureLog:
-    """Logs why a query is started again: each reason once, and now and then that it is still the same."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._text = ""
-        self._told_at = 0.0
-
-    def tell(self, error: AbcastError, wait_s: float, *, is_first: bool) -> None:
-        text, now = str(error), time.monotonic()
-        if is_first or text != self._text or now - self._told_at > STILL_FAILING_S:
-            self._text, self._told_at = text, now
-            _logger.warning("%s: %s Starting again in %g s.", self._name, text, wait_s)

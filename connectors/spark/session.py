@@ -29,6 +29,8 @@ SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # 50 partitions to read a log of a few files make the first write take seconds.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # So many groups' files are open at once. At 0, Spark sorts each batch by group before it writes.
+    "spark.sql.maxConcurrentOutputFileWriters": "16",
     # Adaptive planning is off for streaming anyway, and costs time on small batch queries.
     "spark.sql.adaptive.enabled": "false",
     # A batch without data would change nothing: time is data.
@@ -147,6 +149,8 @@ def _java_options(archive_to: Path | None) -> Iterator[str]:
     yield f'"-Dlog4j2.configurationFile={configuration_file("log4j2.properties")}"'
     # Throughput counts here, not pauses, and there are few cores: the parallel collector.
     yield "-XX:+UseParallelGC"
+    # Arrow checks each access to its memory, which takes longer than the access. Spark's writers grow it as they need.
+    yield "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
     archive = class_archive()
     if archive_to is not None:
         yield f'"-XX:ArchiveClassesAtExit={archive_to}"'

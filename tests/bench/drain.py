@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from connectors.kafka.data_log import DataLog
-from connectors.ledger.table import LedgerWriter, create_tables
+from connectors.ledger.table import LedgerWriter, create_tables, ledger_rows
 from connectors.sequencer.lane import SequencerLane
 from connectors.sequencer.query import decode_forward, encode_decided, sequence
 from connectors.sequencer.takeover import take_over
@@ -80,7 +80,7 @@ def drain_copy(lab: Lab, place: Place, output: Place, topic: str | None = None) 
 def drain_sequencer(lab: Lab, place: Place, output: Place) -> Drained:
     """(b) FORWARD sequenced to the output's DATA topic, by the functions of the sequencer job, after a takeover."""
     state = take_over(lab.connection, output.group, output.site)
-    decided = sequence(decode_forward(read(lab, place.forward), place.site), {output.group: state})
+    decided = sequence(decode_forward(read(lab, place.forward), place.site), place.site, {output.group: state})
     return measure_drain(lab, to_kafka(lab, encode_decided(decided, output.site)))
 
 
@@ -95,6 +95,19 @@ def drain_ledger(lab: Lab, output: Place) -> Drained:
         drained = measure_drain(lab, read(lab, output.data, start.offset).writeStream.foreachBatch(writer.write))
         writer.check()
         return drained
+    finally:
+        shutil.rmtree(tables, ignore_errors=True)
+
+
+def drain_append(lab: Lab, output: Place) -> Drained:
+    """The ledger's yardstick: the same columns of the output's DATA topic, as Spark appends them to such a table."""
+    tables = lab.path("tables")
+    try:
+        create_tables(lab.spark, tables)
+        with DataLog(lab.connection, output.group, output.site) as log:
+            start = log.after(0)
+        rows = ledger_rows(read(lab, output.data, start.offset)).where("seqno IS NOT NULL").drop("topic", "offset")
+        return measure_drain(lab, rows.writeStream.format("delta").option("path", str(tables / "ledger")))
     finally:
         shutil.rmtree(tables, ignore_errors=True)
 

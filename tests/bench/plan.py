@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-SECTIONS = ("throughput", "peers", "state", "growth", "latency", "memory", "members", "views", "relay", "recovery")
+SECTIONS = (
+    *("throughput", "peers", "state", "growth", "latency", "memory", "engine", "members", "views", "relay", "recovery"),
+)
 DEFAULT_RECORDS = 2_000_000
 QUICK_RECORDS = 200_000
+KINDS = ("copy", "sequencer", "append", "ledger")
+"""What the section about throughput measures."""
 _JOB_BATCH_RECORDS = 200_000  # the default of `--max-batch-records`
 _MIN_BATCHES = 5
 

@@ -1,4 +1,4 @@
-"""Records per second of the stateless copy (a), the sequencer (b) and the ledger (c), over the same backlog."""
+"""Records per second over the same backlog: sequencer (b) to stateless copy (a), ledger (d) to plain append (c)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from typing import Any
 
 from connectors.kafka.data_log import DataLog
 from tests.bench.backlog import fill
-from tests.bench.drain import Drained, drain_copy, drain_ledger, drain_sequencer
+from tests.bench.drain import Drained, drain_append, drain_copy, drain_ledger, drain_sequencer
 from tests.bench.lab import Lab, Place
-from tests.bench.plan import Case
+from tests.bench.plan import KINDS, Case
 
-KINDS = ("copy", "sequencer", "ledger")
 _WARM_UP = Case(100, 16, 4)
 
 
 def warm_up(lab: Lab) -> None:
     """One drain of each kind before any is measured: the JVM compiles, Python workers start."""
-    lab.say(f"warming up: copy, sequencer and ledger, {lab.plan.warm_up_records:,} records each")
+    lab.say(f"warming up: copy, sequencer, append and ledger, {lab.plan.warm_up_records:,} records each")
     with lab.place("warm-up", _WARM_UP.partitions) as place:
         fill(lab, place, lab.plan.warm_up_records, _WARM_UP)
         _one_round(lab, place)
 
 
 def measure(lab: Lab) -> list[dict[str, Any]]:
-    """All cases; a, b and c take turns within each, so that what else the machine does hits all three."""
+    """All cases; the four take turns within each, so that what else the machine does hits all of them."""
     return [_case(lab, case, number) for number, case in enumerate(lab.plan.cases, 1)]
 
 
@@ -53,7 +52,7 @@ def _case(lab: Lab, case: Case, number: int) -> dict[str, Any]:
             for kind, turns in rounds.items()
         },
         "sequencer_to_copy": rates["sequencer"] / rates["copy"],
-        "ledger_to_copy": rates["ledger"] / rates["copy"],
+        "ledger_to_append": rates["ledger"] / rates["append"],
     }
 
 
@@ -67,6 +66,7 @@ def _one_round(lab: Lab, place: Place, said: str = "") -> dict[str, Drained]:
         round_ = {"copy": say("copy", drain_copy(lab, place, copied))}
     with lab.output(place) as output:
         round_["sequencer"] = say("sequencer", drain_sequencer(lab, place, output))
+        round_["append"] = say("append", drain_append(lab, output))
         round_["ledger"] = say("ledger", drain_ledger(lab, output))
     return round_
 

@@ -67,7 +67,9 @@ class TestBadInput:
         with pytest.raises(UsageError, match="reserved"):
             Member("g", f"nyc/{name}", bootstrap_servers="127.0.0.1:1")
 
-    @pytest.mark.parametrize("option", ["max_pending_records", "max_pending_bytes", "resend_after", "connect_timeout"])
+    @pytest.mark.parametrize(
+        "option", ["max_pending_records", "max_pending_bytes", "resend_after_s", "connect_timeout"]
+    )
     def test_limits(self, option: str) -> None:
         with pytest.raises(UsageError, match=option):
             Member("g", "a", bootstrap_servers="127.0.0.1:1", **{option: 0})  # type: ignore[arg-type]
@@ -95,9 +97,9 @@ class TestBadInput:
     @pytest.mark.broker
     def test_messages(self, connection: Connection, group: str) -> None:
         with Member(group, "nyc/alice", connection=connection) as alice:
-            for payload in ("text", bytearray(b"x"), None):
+            for payload in ("text", None):
                 with pytest.raises(UsageError, match="a payload is a bytes object"):
-                    alice.broadcast(payload)  # type: ignore[arg-type]
+                    alice.broadcast(payload)
             with pytest.raises(UsageError, match="over the limit"):
                 alice.broadcast(b"x" * (MAX_PAYLOAD_BYTES + 1))
             with pytest.raises(UsageError, match="over the limit"):
@@ -181,7 +183,8 @@ class TestBroadcast:
             incarnation = alice.incarnation
         got = delivered(connection, group)
         assert incarnation is not None
-        assert got == [
+        assert all(delivery.forwarded_at_ms <= delivery.sequenced_at_ms for delivery in got)
+        assert [delivery._replace(forwarded_at_ms=0, sequenced_at_ms=0) for delivery in got] == [
             Delivery(1, "nyc/alice", incarnation, 1, b"", headers, 0, 1),
             Delivery(2, "nyc/alice", incarnation, 2, b"\xff" * MAX_PAYLOAD_BYTES, (), 0, 1),
         ]
@@ -219,7 +222,7 @@ class TestBroadcast:
 
         with (
             TinySequencer(connection, group, drop=drop),
-            Member(group, "nyc/alice", connection=connection, resend_after=0.3) as alice,
+            Member(group, "nyc/alice", connection=connection, resend_after_s=0.3) as alice,
         ):
             receipts = [alice.broadcast(b"%d" % number) for number in range(10)]
             assert [receipt.result(WAIT) for receipt in receipts] == list(range(1, 11))
@@ -228,7 +231,7 @@ class TestBroadcast:
 
     def test_resends_get_rarer_while_nothing_moves(self, connection: Connection, group: str) -> None:
         """Without a sequencer: 0.1, 0.2, 0.4, 0.8 … s apart."""
-        alice = Member(group, "nyc/alice", connection=connection, resend_after=0.1)
+        alice = Member(group, "nyc/alice", connection=connection, resend_after_s=0.1)
         alice.broadcast(b"x")
         time.sleep(2.0)
         with pytest.raises(NotOrderedInTime, match="1 messages of nyc/alice"):
@@ -535,7 +538,7 @@ _SENDER = """
 import sys
 from connectors import Member
 group, servers, outbox, first, count = sys.argv[1:]
-with Member(group, "nyc/alice", bootstrap_servers=servers, outbox=outbox, resend_after=0.5) as alice:
+with Member(group, "nyc/alice", bootstrap_servers=servers, outbox=outbox, resend_after_s=0.5) as alice:
     print("started", flush=True)
     for number in range(int(first), int(first) + int(count)):
         alice.broadcast(b"%d" % number, headers=[("n", b"%d" % number)])
@@ -666,7 +669,7 @@ def test_a_broker_restart_is_only_a_pause(tmp_path: Path) -> None:
         create_topics(connection, "g", ["nyc"])
         with (
             TinySequencer(connection, "g"),
-            Member("g", "nyc/alice", connection=connection, resend_after=1) as alice,
+            Member("g", "nyc/alice", connection=connection, resend_after_s=1) as alice,
         ):
             generator = alice.deliveries(timeout=60)
             receipts: list[Receipt] = [alice.broadcast(b"%d" % number) for number in range(100)]

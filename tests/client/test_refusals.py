@@ -50,7 +50,7 @@ def test_a_first_batch_that_is_passed(kafka: MemoryConnection) -> None:
     """Ours keep the order. Where that is lost, go-back-N drops what came too early, and the sender sends it again."""
     with (
         TinySequencer(kafka, "g") as sequencer,
-        Member("g", "nyc/alice", connection=kafka, resend_after=0.2) as alice,
+        Member("g", "nyc/alice", connection=kafka, resend_after_s=0.2) as alice,
     ):
         kafka.topics.passes_first_batches = True
         receipts = [alice.broadcast(b"%d" % number) for number in ALL]
@@ -94,7 +94,7 @@ def test_all_at_once(kafka: MemoryConnection) -> None:
     """Several senders, refusals in between, each new producer's first batches out of order."""
     kafka.topics.passes_first_batches = True
     with TinySequencer(MemoryConnection(topics=kafka.topics), "g"):
-        members = [Member("g", f"nyc/m{number}", connection=kafka, resend_after=0.2) for number in range(3)]
+        members = [Member("g", f"nyc/m{number}", connection=kafka, resend_after_s=0.2) for number in range(3)]
         receipts: list[Receipt] = []
         for number in range(20):
             if number % 4 == 2:

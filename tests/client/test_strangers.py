@@ -98,7 +98,7 @@ def test_one_whose_earlier_start_has_answered_the_flush_is_heard_at_its_end(
         b.connect()
         with a.flush(WAIT):
             kill(b)
-            again = Member(GROUP, "nyc/b", connection=kafka, resend_after=WAIT)  # not by sending all again
+            again = Member(GROUP, "nyc/b", connection=kafka, resend_after_s=WAIT)  # not by sending all again
             receipt = again.broadcast(b"x")
             eventually(lambda: sequencer.state.duplicates > 0, what="it is dropped")
         receipt.result(10)

@@ -11,7 +11,7 @@ import pytest
 
 from connectors.local.broker import EmbeddedBroker
 from connectors.local.owned_directory import remove_abandoned
-from connectors.spark.jvm import SCRATCH
+from connectors.local.scratch import SCRATCH
 from tests.crash.scenario import Scenario
 
 MakeScenario = Callable[..., Scenario]
@@ -51,6 +51,12 @@ def make_scenario(tmp_path: Path, temporary_files: Path) -> Iterator[MakeScenari
 def scenario(broker: EmbeddedBroker, make_scenario: MakeScenario) -> Scenario:
     """A group at a site of its own on the shared broker."""
     return make_scenario(broker.bootstrap_servers)
+
+
+@pytest.fixture(params=["spark", "process"])
+def on_either_engine(scenario: Scenario, request: pytest.FixtureRequest) -> None:
+    """The test runs twice: its sequencers have this engine."""
+    scenario.engine = request.param
 
 
 @pytest.hookimpl(hookwrapper=True)

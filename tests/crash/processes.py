@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.jvm import SHORT_LIVED
 from tests.waiting import eventually
 
 ABCAST = Path(sys.executable).with_name("abcast")
@@ -24,8 +25,7 @@ TAIL_LINES = 40
 ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "PYTHONUNBUFFERED": "1",
-    # A process lives for seconds here, so the second compiler costs more than it gives.
-    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
+    **SHORT_LIVED,
 }
 
 
@@ -83,7 +83,7 @@ class Process:
     def wait_ready(self) -> None:
         """Wait until a streaming job works."""
         self.wait_for("ready;")
-        self._first_to_die = [self.java(), self.pid]
+        self._first_to_die = [*self.members("java")[:1], self.pid]
 
     def wait_exit(self, timeout: float) -> int:
         """Its exit code. Fails if it does not end in time, or leaves a child process behind."""
@@ -95,7 +95,7 @@ class Process:
         return code
 
     def kill(self) -> None:
-        """SIGKILL to everything at once, the JVM first: it is what writes."""
+        """SIGKILL to everything at once, the JVM first: if there is one, it is what writes."""
         # Two system calls in a row: the Python half shall not see the other die, and tidy up.
         if self.running():
             for pid in self._first_to_die:

@@ -37,6 +37,8 @@ class Scenario:
         self.directory = directory
         self.data = directory / "data"
         self.connection = Connection(bootstrap_servers)
+        self.engine = "spark"
+        """The one that `sequencer` starts."""
         self.processes: list[Process] = []
         self._closers: list[Member] = []
         self._loads: list[Load] = []
@@ -64,7 +66,7 @@ class Scenario:
         )
 
     def sequencer(self, data: Path | None = None, *, ready: bool = True) -> Process:
-        return self.job("sequence", data, ready=ready)
+        return self.job("sequence", data, "--engine", self.engine, ready=ready)
 
     # --- members ---
 

@@ -124,6 +124,7 @@ def _forward_ids(
     return found
 
 
+@pytest.mark.usefixtures("on_either_engine")
 @pytest.mark.timeout(300)
 def test_unacknowledged_messages_come_first(scenario: Scenario) -> None:
     """JGroups' SequencerFailover: message 1, unacknowledged at the crash, comes before 2–5 sent during recovery.

@@ -22,16 +22,27 @@ def assert_fenced(process: Process, own_epoch: int, newer_epoch: int) -> None:
     process.assert_no_stack_trace()
 
 
-def test_the_older_of_two_stops(scenario: Scenario) -> None:
-    """First two with the same --data (so, the same checkpoint directory), then two with different ones."""
+@pytest.mark.parametrize(
+    "engines",
+    [("spark", "spark", "spark"), ("process", "process", "process"), ("process", "spark", "process")],
+    ids="-".join,
+)
+def test_the_older_of_two_stops(scenario: Scenario, engines: tuple[str, str, str]) -> None:
+    """First two with the same --data (so, the same checkpoint directory), then two with different ones.
+
+    With one engine, and handed over from each engine to the other.
+    """
     loads = [scenario.load("alice"), scenario.load("bob", threads=3)]
     observer = scenario.observer("olga")
+    scenario.engine = engines[0]
     first = scenario.sequencer()
     observer.wait(50)
+    scenario.engine = engines[1]
     second = scenario.sequencer(ready=False)
     assert_fenced(first, 1, 3)  # each takeover's note takes a number
     second.wait_ready()
     observer.wait(observer.taken[-1].seqno + 50)
+    scenario.engine = engines[2]
     third = scenario.sequencer(scenario.directory / "other-data", ready=False)
     assert_fenced(second, 3, 5)
     third.wait_ready()

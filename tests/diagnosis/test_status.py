@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import time
+from unittest.mock import patch
+
 import pytest
+from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.diagnosis import status
 from connectors.diagnosis.status import read_status
-from connectors.kafka.codec import encode_data
+from connectors.kafka import sign_of_life
+from connectors.kafka.codec import encode_data, forward_headers
+from connectors.kafka.epochs import encode_claim, this_host
+from connectors.kafka.liveness import say_why
+from connectors.kafka.sign_of_life import Sign, SignsOfLife, read_signs
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.membership import Life, Membership
 from ordering.names import Topic
 from ordering.reader import Seal
+from ordering.records import HEARTBEAT
 from ordering.sequencer import Accepted, SequencerState, seal, snapshot
+
+FORWARD = TopicPartition("abcast.g.forward.nyc", 0)
+EPOCH = TopicPartition("abcast.g.epoch.nyc", 0)
 
 
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
-    """A group in which three have sent, and one of them is a member."""
+    """A group in which three have sent, one of them a member, and whose sequencer claimed epoch 1 a minute ago."""
     connection = MemoryConnection()
     connection.create("g", "nyc")
     monkeypatch.setattr(status, "find_topics", lambda _: [Topic("g", role, "nyc") for role in ("forward", "data")])
@@ -30,15 +43,135 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
         membership=Membership(members=(Life("nyc/alice", 1),)),
     )
     producer = connection.producer()
-    producer.send(str(Topic("g", "epoch", "nyc")), value=b"0 host 7", headers=[("abcast", b"2 claim")])
+    claim(connection, 0)
     for record in (seal(1), snapshot(state)):
         key, value, headers = encode_data(record)
         producer.send(str(Topic("g", "data", "nyc")), key=key, value=value, headers=headers)
-    for _ in range(3):
-        producer.send(str(Topic("g", "forward", "nyc")), value=b"")
+    make_older(connection, 60)
     return connection
+
+
+def claim(connection: MemoryConnection, floor: int) -> None:
+    value, headers = encode_claim(floor)
+    connection.producer().send(EPOCH.topic, value=value, headers=headers)
+
+
+def make_older(connection: MemoryConnection, seconds: int) -> None:
+    """Let all that stands there have been written earlier."""
+    for records in connection.topics.partitions.values():
+        records[:] = [record._replace(timestamp=record.timestamp - seconds * 1000) for record in records]
+
+
+def forward(connection: MemoryConnection, name: str, local_seqno: int, kind: str = "message") -> None:
+    sender = f"nyc/{name}"
+    headers = forward_headers(1, local_seqno, kind=kind)
+    connection.producer().send(FORWARD.topic, key=sender.encode(), value=b"", headers=headers)
+
+
+def sign(connection: MemoryConnection, epoch: int = 1) -> None:
+    SignsOfLife(connection, "nyc", "spark").give({"g": epoch}, {FORWARD: 0}, now=0)
 
 
 def test_members_are_those_of_the_view_and_senders_all_who_have_sent(connection: MemoryConnection) -> None:
     shown = read_status(connection, "g", "nyc")
-    assert (shown.last_seqno, shown.view, shown.members, shown.senders, shown.lag) == (7, 2, 1, 3, 3)
+    assert (shown.last_seqno, shown.view, shown.members, shown.senders) == (7, 2, 1, 3)
+    assert json.loads(json.dumps(shown.to_json()))["sequencer"]["state"] == "silent"
+
+
+def test_what_waits_is_what_would_be_ordered_or_refused(connection: MemoryConnection) -> None:
+    """Heartbeats, what was ordered before, and what stands behind a gap do not wait for a number."""
+    forward(connection, "alice", 9, HEARTBEAT)
+    forward(connection, "alice", 2)
+    assert read_status(connection, "g", "nyc").lag == 0
+    forward(connection, "alice", 3)
+    forward(connection, "alice", 5)
+    connection.producer().send(FORWARD.topic, value=b"malformed")
+    assert read_status(connection, "g", "nyc").lag == 2
+
+
+def test_what_the_sequencer_has_considered_does_not_wait(connection: MemoryConnection) -> None:
+    """Also where it left nothing in DATA; and of a long tail every record counts."""
+    for local_seqno in (3, 4, 5):
+        forward(connection, "alice", local_seqno)
+    SignsOfLife(connection, "nyc", "spark").give({"g": 1}, {FORWARD: 2}, now=0)
+    assert read_status(connection, "g", "nyc").lag == 0  # 5 is behind a gap, as DATA tells it
+    with patch.object(status, "_MAX_TAIL", 0):
+        assert read_status(connection, "g", "nyc").lag == 1
+
+
+def test_a_sequencer_that_signs_is_alive(connection: MemoryConnection) -> None:
+    forward(connection, "alice", 3)
+    sign(connection)
+    shown = read_status(connection, "g", "nyc")
+    assert (shown.sequencer.state, shown.sequencer.engine, shown.sequencer.epoch) == ("alive", "spark", 1)
+    assert (shown.lag, shown.is_stuck) == (1, False)
+
+
+def test_a_sequencer_that_does_not_sign_any_more_is_silent(connection: MemoryConnection) -> None:
+    """For as long as its last sign is old. Messages that wait then wait for nobody."""
+    connection.topics.committed["abcast.sequencer.nyc", EPOCH] = old_sign(40)
+    shown = read_status(connection, "g", "nyc")
+    assert shown.sequencer.state == "silent"
+    assert shown.sequencer.silent_s == pytest.approx(40, abs=2)
+    assert not shown.is_stuck
+    forward(connection, "alice", 3)
+    assert read_status(connection, "g", "nyc").is_stuck
+    assert say_why(connection, "g", "nyc").startswith("The group's sequencer has been silent for 4")
+
+
+def old_sign(seconds: float, host: str = "") -> OffsetAndMetadata:
+    return Sign(1, host or this_host(), "spark", int((time.time() - seconds) * 1000)).encode()
+
+
+def test_a_claim_is_a_sign_too(connection: MemoryConnection) -> None:
+    """Of a sequencer that has begun to take over; the sign of the one before it says nothing."""
+    claim(connection, 2)
+    connection.topics.committed["abcast.sequencer.nyc", EPOCH] = old_sign(40)
+    shown = read_status(connection, "g", "nyc").sequencer
+    assert (shown.state, shown.epoch, shown.engine) == ("alive", 2, "")
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_the_clock_of_another_host_may_be_wrong(connection: MemoryConnection, hours: int) -> None:
+    """A sign that changes meanwhile was given just now, whatever time it has; one that does not change was not."""
+    place = ("abcast.sequencer.nyc", EPOCH)
+    connection.topics.committed[place] = old_sign(hours * 3600, "elsewhere")
+
+    def give_another(_seconds: float) -> None:
+        connection.topics.committed[place] = old_sign(hours * 3600 - 3, "elsewhere")
+
+    with patch("time.sleep", give_another):
+        assert read_status(connection, "g", "nyc").sequencer.state == "alive"
+    with patch("time.sleep", lambda _: None):
+        assert read_status(connection, "g", "nyc").sequencer.state == "silent"
+
+
+def test_a_group_that_never_had_a_sequencer() -> None:
+    connection = MemoryConnection()
+    connection.create("g", "nyc")
+    assert say_why(connection, "g", "nyc") == "The group never had a sequencer: start `abcast run`."
+
+
+def test_the_rate_falls_to_zero(connection: MemoryConnection) -> None:
+    """It is that of the last minute, so old records of DATA do not count."""
+    for _ in range(120):
+        connection.producer().send("abcast.g.data.nyc", value=b"", headers=encode_data(seal(1))[2])
+    assert read_status(connection, "g", "nyc").rate == 2.0
+    make_older(connection, 61)
+    assert read_status(connection, "g", "nyc").rate == 0.0
+
+
+def test_signs(connection: MemoryConnection) -> None:
+    """One every few seconds; what is none, or has more fields, does no harm."""
+    signs = SignsOfLife(connection, "nyc", "spark")
+    signs.give({"g": 3}, {}, now=100)
+    signs.give({"g": 4}, {}, now=100 + sign_of_life.SIGN_EVERY_S / 2)
+    assert read_signs(connection, ["g", "h"], "nyc").of_groups["g"].epoch == 3
+    signs.give({"g": 4}, {FORWARD: 12}, now=100 + sign_of_life.SIGN_EVERY_S)
+    assert read_signs(connection, ["g"], "nyc", [FORWARD]).considered == {FORWARD: 12}
+    assert read_signs(connection, ["g"], "nyc").of_groups["g"].epoch == 4
+    place = ("abcast.sequencer.nyc", EPOCH)
+    connection.topics.committed[place] = connection.topics.committed[place]._replace(metadata="host spark 7 more")
+    assert read_signs(connection, ["g"], "nyc").of_groups["g"].at_ms == 7
+    connection.topics.committed[place] = connection.topics.committed[place]._replace(metadata="")
+    assert read_signs(connection, ["g"], "nyc").of_groups == {}

@@ -206,21 +206,21 @@ class TestAnIdleGroup:
 
     def test_a_member_can_start(self, kafka: MemoryConnection, retention: None) -> None:
         """Retention has dropped everything up to the last message, and the takeover's snapshot with it."""
-        upkeep, now = Upkeep(kafka, ["g"], "nyc"), 0.0
+        upkeep, now = Upkeep(kafka, "nyc"), 0.0
         with TinySequencer(kafka, "g", "nyc"), DataLog(kafka, "g", "nyc") as data:
             with Member("g", "nyc/alice", connection=kafka) as alice:
                 alice.broadcast(b"x").result(10)
             kafka.drop(DATA)
             with pytest.raises(HistoryUnavailable):
                 data.state()
-            assert upkeep.due(lambda _: data, now) == {}
+            assert upkeep.due(["g"], lambda _: data, now) == {}
             before, deadline = data.end(), time.monotonic() + 10
             while data.end() == before and time.monotonic() < deadline:
                 now += 100.0
-                for group, seqno in upkeep.due(lambda _: data, now).items():
+                for group, seqno in upkeep.due(["g"], lambda _: data, now).items():
                     assert (group, seqno) == ("g", 0)
                     tick(kafka.producer(), str(FORWARD), [0], seqno)
-                assert upkeep.due(lambda _: data, now + 99.0) == {}
+                assert upkeep.due(["g"], lambda _: data, now + 99.0) == {}
                 time.sleep(0.1)
             with Member("g", "nyc/bob", connection=kafka) as bob:
                 assert bob.broadcast(b"y").result(10) == 2
@@ -231,13 +231,13 @@ class TestAnIdleGroup:
         kafka.drop(DATA)
         with DataLog(kafka, "g", "nyc") as data:
             kafka.producer().send(str(DATA), value=b"", headers=encode_data(seal(1))[2])
-            upkeep = Upkeep(kafka, ["g"], "nyc")
-            assert (upkeep.due(lambda _: data, 0.0), upkeep.due(lambda _: data, 100.0)) == ({}, {"g": 0})
+            upkeep = Upkeep(kafka, "nyc")
+            assert (upkeep.due(["g"], lambda _: data, 0.0), upkeep.due(["g"], lambda _: data, 100.0)) == ({}, {"g": 0})
 
     def test_one_that_is_kept_for_ever_is_left_alone(self, kafka: MemoryConnection) -> None:
         with patch("connectors.sequencer.upkeep.data_retention", return_value={}), DataLog(kafka, "g", "nyc") as data:
-            upkeep = Upkeep(kafka, ["g"], "nyc")
-            assert upkeep.due(lambda _: data, 0.0) == upkeep.due(lambda _: data, 10.0**9) == {}
+            upkeep = Upkeep(kafka, "nyc")
+            assert upkeep.due(["g"], lambda _: data, 0.0) == upkeep.due(["g"], lambda _: data, 10.0**9) == {}
 
 
 class TestSettings:
@@ -251,8 +251,8 @@ class TestSettings:
 
     def test_nobody_is_waited_for_where_nobody_works(self, kafka: MemoryConnection) -> None:
         started = time.monotonic()
-        assert not change_settings(kafka, "g", "nyc", closed=True)
-        assert time.monotonic() - started < 1
+        assert not change_settings(kafka, "g", "nyc", timeout_s=60, closed=True)
+        assert time.monotonic() - started < 30
         take_over(kafka, "g", "nyc")
         assert not change_settings(kafka, "g", "nyc", closed=True, timeout_s=0.2)
 

@@ -13,9 +13,10 @@ from connectors.kafka.data_log import Stored
 from connectors.kafka.epochs import Claim
 from ordering.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
 from ordering.forward_table import Pending
+from ordering.pipeline import Begun, Pipeline
 from ordering.reader import Reader, Verdict
 from ordering.records import EPOCH, Headers
-from ordering.sequencer import Accepted
+from ordering.sequencer import Accepted, begin_batch
 from tests.simulator.rules import Rules
 from tests.simulator.world import WRONG_STATE
 
@@ -95,6 +96,11 @@ def any_message(_ours: Pending, _kind: str, _payload: bytes, _headers: Headers) 
     return True
 
 
+def at_any_depth(pipeline: Pipeline) -> Begun | None:
+    """A batch waits for none before it, whatever it begins with."""
+    return Begun(*begin_batch(pipeline.state)) if len(pipeline.in_flight) < pipeline.depth else None
+
+
 _IN_FORCE = "connectors.kafka.data_log._is_snapshot_in_force"
 _NEXT_ACCEPTED = "ordering.sequencer.next_accepted"
 MUTATIONS = (
@@ -144,7 +150,25 @@ MUTATIONS = (
         Rules(one_attempt=False),
         from_seed=245,
     ),
-    Mutation("late-out-of-order", "the producer writes out of order", WRONG_STATE, Rules(writes_in_order=False)),
+    Mutation(
+        "goes-on-after-a-failed-write",
+        "what was decided and not written is taken for written",
+        LOST,
+        Rules(takes_over_anew=False),
+    ),
+    Mutation(
+        "snapshot-while-in-flight",
+        "a snapshot is written before what it counts is known to be",
+        DIVERGENT,
+        Rules(begin=at_any_depth),
+    ),
+    Mutation(
+        "late-out-of-order",
+        "the producer writes out of order",
+        WRONG_STATE,
+        Rules(writes_in_order=False),
+        from_seed=30,
+    ),
     Mutation(
         "arrival-order",
         "numbers depend on the order in which Spark hands rows over",
@@ -180,6 +204,7 @@ MUTATIONS = (
         LOST,
         Rules(),
         (("connectors.client.lives.is_same", any_message),),
+        from_seed=290,
     ),
     Mutation(
         "no-compare-and-set",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from connectors.client.lives import is_same
 from ordering.forward_table import Pending
+from ordering.pipeline import Begun, Pipeline
 from ordering.reader import Reader
 from ordering.records import Headers
 
@@ -29,6 +30,10 @@ class Rules:
     """It reads the claims after it knows where DATA is to be read to, not when it began."""
     one_attempt: bool = True
     """A batch is never tried again inside its epoch."""
+    takes_over_anew: bool = True
+    """A write that fails ends the epoch; nothing goes on from what is in memory."""
+    begin: Callable[[Pipeline], Begun | None] = Pipeline.begin
+    """When a batch may begin, and with what."""
     snapshot_first: bool = True
     """A snapshot is the first record of its batch, not one in the middle."""
     writes_in_order: bool = True

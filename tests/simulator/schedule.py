@@ -71,6 +71,7 @@ def history(seed: int) -> History:
     for _ in range(rng.choice((0, 0, 2, 6))):
         for kind in ("backup", "restore"):
             actions.insert(rng.randrange(len(actions)), Action(kind, rng.choice(who), rng.getrandbits(48)))
+    shape = shape._replace(depth=rng.choice((1, 1, 2, 4)))
     return History(shape, snapshot_every, window, (Action("start"), *actions))
 
 

@@ -226,7 +226,7 @@ class Script:
 
     def _do_buffered(self, name: str) -> None:
         sequencer = self.sequencers.pop(name)
-        for record in sequencer.outputs[sequencer.written :]:
+        for record in sequencer.outputs:
             self.broker.append_data(record)
 
     def _do_fail(self, name: str) -> None:
@@ -237,9 +237,8 @@ class Script:
             self.broker.append_data(record)
 
     def _do_lose(self, name: str, count: str) -> list[str]:
-        sequencer = self.sequencers[name]
-        lost = sequencer.outputs[sequencer.written : sequencer.written + int(count)]
-        sequencer.written += int(count)
+        [batch] = self.sequencers[name].in_flight
+        lost, batch.data = batch.data[: int(count)], batch.data[int(count) :]
         return ["lost " + " ".join(map(self._short, lost))]
 
     # Readers.

@@ -1,29 +1,41 @@
 """A sequencer process: takes over as `connectors.sequencer.takeover` does, then decides batches. Every `yield` is a
 point where it may be killed, stopped for a while, or overtaken by another one.
 
-Spark's faults are here, too: an attempt at a batch that fails ends the query, and the next one begins with a takeover.
+A write that fails ends the attempt (Spark's query, or the process engine's), and the next one begins with a takeover.
 Of what the failed attempt had not written yet a part may be lost and the rest arrive all the same: at once, or later,
 also behind somebody else's seal (`World.leftovers`).
+
+With a depth of 1 a batch is decided when the one before it is written, as Spark does it. With more it is the process
+engine: batches are decided while others are in flight, as `ordering.pipeline` lets it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from connectors.kafka.epochs import Claim, Note
 from connectors.sequencer.takeover import History, find_state, reach
 from ordering import sequencer
+from ordering.pipeline import Pipeline
 from ordering.reader import Seal
 from ordering.records import Data, DeadLetter, Forward, Malformed
-from ordering.sequencer import SequencerState, absorb, begin_batch, seal, snapshot
-from tests.simulator.broker import GROUP, Broker, SimulatedLog
+from ordering.sequencer import SequencerState, absorb, seal, snapshot
+from tests.simulator.broker import Broker, SimulatedLog
 from tests.simulator.columns import step_by_columns
 from tests.simulator.dice import Dice
 from tests.simulator.rules import Rules
 
 NOT_YET = 1 << 60
 """The floor of a claim that has none."""
+
+
+@dataclass
+class Batch:
+    """What is still to be written of a batch, and its dead letters."""
+
+    data: list[Data]
+    dead_letters: list[DeadLetter]
 
 
 class Sequencer:
@@ -38,6 +50,7 @@ class Sequencer:
         zombie: bool,
         batch_rows: int,
         history: History | None = None,
+        depth: int = 1,
     ) -> None:
         self.broker = broker
         self.history = history
@@ -47,69 +60,93 @@ class Sequencer:
         """Never looks whether it is fenced."""
         self.batch_rows = batch_rows
         self.log = SimulatedLog(broker)
-        self.state: SequencerState | None = None
+        self.depth = depth if rules.one_attempt else 1
+        self.pipeline: Pipeline | None = None
         self.own_epoch = 0
         """The newest epoch that this process has claimed."""
         self.rows: list[Forward | Malformed] = []
-        self.outputs: list[Data] = []
-        self.written = 0
+        self.in_flight: list[Batch] = []
         self.dead_letters: list[DeadLetter] = []
-        self._decided: tuple[SequencerState, list[DeadLetter]] = (SequencerState(GROUP), [])
         self._life = self._run()
 
     def advance(self) -> str | None:
         return next(self._life, None)
 
+    @property
+    def state(self) -> SequencerState | None:
+        """After everything decided."""
+        return None if self.pipeline is None else self.pipeline.state
+
+    @property
+    def outputs(self) -> list[Data]:
+        """What is decided and not written yet."""
+        return [record for batch in self.in_flight for record in batch.data]
+
     def fail(self) -> list[Data]:
-        """The running attempt fails; return what it had still to write. The next step belongs to a new query."""
-        rest = self.outputs[self.written :]
-        if self.rules.one_attempt:
-            self.outputs = []
+        """A write fails; return what was still to be written. The next step belongs to a new attempt."""
+        rest = self.outputs
+        if not self.rules.takes_over_anew and self.pipeline is not None:
+            self.in_flight = []
+            self.pipeline = replace(self.pipeline, in_flight=())
+        elif self.rules.one_attempt:
+            self.in_flight = []
             self._life = self._run()
-        elif self.outputs:
-            self._decide()
+        elif self.in_flight and self.pipeline is not None:
+            self.in_flight = []
+            self.pipeline = replace(self._before, in_flight=())
+            self._decide(*self._begun)
         return rest
 
     @property
     def is_writing(self) -> bool:
-        return bool(self.outputs)
+        return bool(self.in_flight)
 
     def _run(self) -> Iterator[str]:
-        self.state = yield from self._take_over()
-        while self.state is not None:
-            if not self.zombie and self.log.newest_epoch() > self.state.epoch:
-                return
-            self.rows = self._plan()
-            self._decide()
-            yield "planned"
-            while self.written < len(self.outputs):
-                self.broker.append_data(self.outputs[self.written])
-                self.written += 1
+        self.pipeline = None
+        state = yield from self._take_over()
+        if state is None:
+            return
+        self.pipeline = Pipeline.after_takeover(state, self.depth)
+        while True:
+            begun, rows = self.rules.begin(self.pipeline), self._plan()
+            if begun is not None and (not self.in_flight or (rows and self.dice.chance(50))):
+                if not self.zombie and self.log.newest_epoch() > state.epoch:
+                    return
+                self.rows = rows
+                self._decide(*begun)
+                yield "planned"
+                continue
+            batch = self.in_flight[0]
+            if batch.data:
+                self.broker.append_data(batch.data.pop(0))
                 yield "wrote"
-            self.outputs = []
-            self.state, dead_letters = self._decided
-            self.dead_letters += dead_letters
-            yield "committed"
+            else:
+                self.in_flight.pop(0)
+                self.dead_letters += batch.dead_letters
+                self.pipeline = self.pipeline.acknowledged()
+                yield "committed"
 
-    def _decide(self) -> None:
+    def _decide(self, begun: SequencerState, opening: tuple[Data, ...]) -> None:
         """One attempt at the batch. All attempts must give the same, whatever order Spark hands the rows over in."""
-        assert self.state is not None
+        assert self.pipeline is not None
+        self._before, self._begun = self.pipeline, (begun, opening)
         self.dice = Dice((self.dice.number * 1103515245 + 12345) & 0xFFFF_FFFF)
         if self.rules.sort_rows:
             self.rows.sort(key=lambda record: record.source)
         else:
             self.dice.shuffle(self.rows)
         cut = self.dice.below(len(self.rows) + 1)
-        state, outputs = self.state, list[Data | DeadLetter]()
+        state, outputs = begun, list[Data | DeadLetter]()
+        if self.rules.snapshot_first or not self.rows:
+            outputs += opening
         for part, rows in enumerate((self.rows[:cut], self.rows[cut:])):
-            if self.rows and part == (not self.rules.snapshot_first):
-                state, opening = begin_batch(state)
-                outputs += opening
             state, decided = self._step(state, rows)
             outputs += decided
-        self.outputs = [record for record in outputs if isinstance(record, Data)]
-        self.written = 0
-        self._decided = state, [record for record in outputs if isinstance(record, DeadLetter)]
+            if self.rows and part == 0 and not self.rules.snapshot_first and opening:
+                outputs.append(snapshot(state))
+        data = [record for record in outputs if isinstance(record, Data)]
+        self.in_flight.append(Batch(data, [record for record in outputs if isinstance(record, DeadLetter)]))
+        self.pipeline = self.pipeline.decided(state)
 
     def _step(
         self, state: SequencerState, rows: list[Forward | Malformed]

@@ -14,12 +14,12 @@ from ordering.errors import HistoryUnavailable
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
 from ordering.records import EPOCH, MESSAGE, Data, DeadLetter, Forward, Link, Malformed, Partition, Source
-from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch
+from ordering.sequencer import SequencerState, absorb, end_batch
 from tests.simulator.broker import GROUP, Broker, SimulatedLog
 from tests.simulator.columns import step_by_columns
 from tests.simulator.dice import Dice
 from tests.simulator.rules import Rules
-from tests.simulator.sequencers import Sequencer
+from tests.simulator.sequencers import Batch, Sequencer
 
 
 class SiteBroker(Broker):
@@ -169,21 +169,20 @@ class SiteSequencer(Sequencer):
             rows += self.broker.kept(place, self.state.positions.get(Partition(topic, partition), 0))[: self.batch_rows]
         return rows
 
-    def _decide(self) -> None:
-        assert self.state is not None
+    def _decide(self, begun: SequencerState, opening: tuple[Data, ...]) -> None:
+        assert self.pipeline is not None
         self.dice = Dice((self.dice.number * 1103515245 + 12345) & 0xFFFF_FFFF)
         self.rows.sort(key=lambda record: record.source)
         cut = self.dice.below(len(self.rows) + 1)
-        state, opening = begin_batch(self.state)
-        outputs: list[Data | DeadLetter] = [*opening]
+        state, outputs = begun, list[Data | DeadLetter](opening)
         for rows in (self.rows[:cut], self.rows[cut:]):
             state, decided = self._step(state, rows)
             outputs += decided
         state, closing = end_batch(state)
         outputs += closing
-        self.outputs = [record for record in outputs if isinstance(record, Data)]
-        self.written = 0
-        self._decided = state, [record for record in outputs if isinstance(record, DeadLetter)]
+        data = [record for record in outputs if isinstance(record, Data)]
+        self.in_flight.append(Batch(data, [record for record in outputs if isinstance(record, DeadLetter)]))
+        self.pipeline = self.pipeline.decided(state)
 
     def _step(
         self, state: SequencerState, rows: list[Forward | Malformed]

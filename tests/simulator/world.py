@@ -49,6 +49,8 @@ class Shape(NamedTuple):
     """How many of a hundred records are lost, how many come late, and how many come twice."""
     steps: int = 10
     """How many steps a sequencer takes at once, at most: the fewer, the more two of them mix."""
+    depth: int = 1
+    """How many batches of a sequencer may be in flight."""
 
 
 class World:
@@ -138,6 +140,7 @@ class World:
                 Dice(dice.number >> 8),
                 zombie=dice.chance(30),
                 batch_rows=self.shape.batch_rows,
+                depth=self.shape.depth,
             )
 
     def _do_race(self, who: int, dice: Dice) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -129,22 +129,18 @@ def data(record: Data, offset: int, *, group: str = "g", site: str = SITE) -> Ro
 
 def source_frame(spark: SparkSession, rows: Iterable[Row]) -> DataFrame:
     """The rows as Spark's Kafka source gives them. It has no array where a record has no headers."""
-    return spark.createDataFrame(
-        [
-            (
-                row.key,
-                row.value,
-                row.topic,
-                row.partition,
-                row.offset,
-                datetime.fromtimestamp(row.timestamp_ms / 1000, tz=timezone.utc),
-                1,
-                list(row.headers) or None,
-            )
-            for row in rows
-        ],
-        SOURCE_SCHEMA,
-    )
+    return spark.createDataFrame(list(map(_source_row, rows)), SOURCE_SCHEMA)
+
+
+def source_frame_by_task(spark: SparkSession, *tasks: Iterable[Row]) -> DataFrame:
+    """The same, with what each task of Spark's reads, in its order: a partition of a topic."""
+    rows = [list(map(_source_row, task)) for task in tasks]
+    return spark.createDataFrame(spark.sparkContext.parallelize(rows, len(rows)).flatMap(list), SOURCE_SCHEMA)
+
+
+def _source_row(row: Row) -> tuple[Any, ...]:
+    at = datetime.fromtimestamp(row.timestamp_ms / 1000, tz=timezone.utc)
+    return row.key, row.value, row.topic, row.partition, row.offset, at, 1, list(row.headers) or None
 
 
 def sink_frame(spark: SparkSession, rows: Iterable[SinkRow]) -> DataFrame:

@@ -32,7 +32,8 @@ def decide(kafka_rows: DataFrame, *states: SequencerState, site: str = "local", 
         return groups.applyInPandas(_first_batch(function, chunk_rows), outputStructType)
 
     with patch.object(GroupedData, "applyInPandasWithState", instead):
-        decided = sequence(decode_forward(kafka_rows, site, relayed=True), {state.group: state for state in states})
+        by_group = {state.group: state for state in states}
+        decided = sequence(decode_forward(kafka_rows, site, relayed=True), site, by_group)
     return encode_decided(decided, site, relayed=True)
 
 
@@ -50,7 +51,9 @@ class EmptyState:
 
 def _first_batch(function: StatefulFunction, chunk_rows: int) -> Callable[[Any, pd.DataFrame], pd.DataFrame]:
     def first_batch(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
-        rows = rows.sort_values(["topic", "partition", "offset"], ignore_index=True)  # the real operator gets them so
+        rows = rows.sort_values(
+            ["topic", "partition", "offset"], na_position="first", ignore_index=True
+        )  # the real operator gets them so
         chunks = [rows.iloc[start : start + chunk_rows] for start in range(0, len(rows), chunk_rows)]
         state = EmptyState()
         decided = list(function(key, iter(chunks), state))

@@ -14,12 +14,15 @@ import pytest
 
 from connectors.kafka import codec
 from connectors.sequencer.query import decider
+from connectors.sequencer.stored_state import Stored, load
+from ordering.names import Topic
 from ordering.records import LINK_START, REMOTE_VIEW, Data, DeadLetter, Forward, Link, Malformed, Partition, Source
 from ordering.sequencer import SequencerState, begin_batch, end_batch, step
 from tests.ordering.forwards import opened
 from tests.ordering.linked import LinkedLog
 from tests.simulator.membership import Group
 
+OWN = Topic("g", "forward", "s")
 LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
 NEVER_PLAIN = (REMOTE_VIEW, LINK_START)
 """As `connectors.spark.codec` has it."""
@@ -30,9 +33,9 @@ class StoredState:
 
     def __init__(self) -> None:
         self.exists = False
-        self.get: tuple[bytes] = (b"",)
+        self.get = (b"", b"")
 
-    def update(self, value: tuple[bytes]) -> None:
+    def update(self, value: tuple[bytes, bytes]) -> None:
         self.exists, self.get = True, value
 
 
@@ -50,7 +53,7 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
             link = record.link if good and record.link else link
         rows.append(
             {
-                "topic": record.source.topic,
+                "topic": None if record.source.topic == str(OWN) else record.source.topic,
                 "partition": record.source.partition,
                 "offset": record.source.offset,
                 "sender": good.sender if good else "",
@@ -65,7 +68,7 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
                 **dict(zip(LINK_COLUMNS, link, strict=True)),
             }
         )
-    return pd.DataFrame(rows).astype({"key": object, "packed_headers": object, "kind": np.int32})
+    return pd.DataFrame(rows).astype({"topic": object, "key": object, "packed_headers": object, "kind": np.int32})
 
 
 def _pack(headers: Sequence[tuple[str, bytes]]) -> str | None:
@@ -123,7 +126,7 @@ def expected(outputs: list[Data | DeadLetter]) -> list[tuple[Any, ...]]:
 def compare(rng: random.Random, logs: dict[Partition, list[Forward]]) -> SequencerState:
     """Both forms on this FORWARD, by partition, in batches and chunks of any size; return the state after it."""
     state, stored = opened(), StoredState()
-    decide = decider({"g": state.to_bytes()})
+    decide = decider({"g": state.to_bytes()}, OWN.site)
     while True:
         rows: list[Forward | Malformed] = []
         for partition, log in logs.items():
@@ -139,7 +142,7 @@ def compare(rng: random.Random, logs: dict[Partition, list[Forward]]) -> Sequenc
         chunks = [frame(rows[first : first + size]) for first in range(0, len(rows), size)]
         runs = list(decide(("g",), iter(chunks), stored))  # type: ignore[arg-type]
         assert written(runs) == expected([*opening, *outputs, *closing])
-        assert SequencerState.from_bytes(stored.get[0]) == state
+        assert load("g", Stored(*stored.get)) == state
 
 
 @pytest.mark.parametrize("seed", [0, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 3, 4))])

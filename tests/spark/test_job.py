@@ -67,7 +67,7 @@ class _Relay(_Failing):
 
 @pytest.fixture(autouse=True)
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("connectors.spark.job.RESTART_BACKOFF_S", (0.0,) * 6)
+    monkeypatch.setattr("connectors.kafka.retrying.BACKOFF_S", (0.0,) * 6)
 
 
 def test_a_relay_tries_for_ever_and_tells_each_change_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -194,17 +194,17 @@ class _Cluster:
     @contextlib.contextmanager
     def admin(self) -> Iterator[Any]:
         self.connected += 1
-        yield SimpleNamespace(list_topics=self._list)
+        yield SimpleNamespace(describe_topics=self._describe)
 
     @contextlib.contextmanager
     def reachable(self) -> Iterator[None]:
         yield
 
-    def _list(self) -> list[str]:
+    def _describe(self) -> list[dict[str, Any]]:
         self.asked += 1
         if self.is_away:
             raise BrokerUnreachable("away")
-        return ["abcast.g.data.nyc", "other"]
+        return [{"name": name, "partitions": [{}]} for name in ("abcast.g.data.nyc", "other")]
 
 
 def test_topics_are_looked_for_seldom_and_by_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:

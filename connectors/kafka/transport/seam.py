@@ -148,6 +148,9 @@ class Consumer(Protocol):
     ) -> Mapping[TopicPartition, int]:
         """The offsets of the next records. Raises KafkaError."""
 
+    def offsets_for_times(self, times: dict[TopicPartition, int]) -> Mapping[TopicPartition, Any]:
+        """The `offset` of the first record that is not older than that (ms since the epoch); None if there is none."""
+
     def close(self) -> None:
         """Disconnect."""
 
@@ -159,4 +162,6 @@ class Transport(Protocol):
         """`linger_ms`, `batch_size`, `delivery_timeout_ms`. Raises a retriable KafkaError if no broker answers."""
 
     def consumer(self, cluster: Cluster, **settings: Any) -> Consumer:
-        """`max_poll_records`, `fetch_max_wait_ms`. Raises a retriable KafkaError if no broker answers."""
+        """`max_poll_records`, `fetch_max_wait_ms`, `isolation_level`. Raises a retriable KafkaError if no broker
+        answers.
+        """

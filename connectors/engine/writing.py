@@ -1,0 +1,83 @@
+"""Writing what was decided: batches in flight, and whether Kafka has them.
+
+One producer for all groups of an attempt: what goes to one partition stands there in the order in which it was passed,
+up to the first record that fails (`connectors.kafka.transport.seam`). A write that fails, or whose outcome is
+not known, is `WriteFailed`. It ends the attempt, and its producer, and the next one begins with a takeover
+(`ordering.pipeline`). What the producer still writes after that stands behind the new seal, or before it: in the first
+case no reader counts it, in the second the takeover does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from kafka.errors import KafkaError, KafkaTimeoutError
+
+from connectors.engine.batch import Output
+from connectors.kafka.connection import Connection
+from connectors.kafka.transport import Sent
+from ordering.errors import AbcastError
+
+_POLL_S = 0.1
+
+
+class WriteFailed(AbcastError):
+    """Kafka did not take what was decided, or does not say: the sequencer has to take over anew."""
+
+    retriable = True
+
+
+class Written(NamedTuple):
+    """A batch that was passed to Kafka: its records on their way, and how many bytes of payload they have."""
+
+    sent: Sequence[Sent]
+    size: int
+
+    def is_there(self) -> bool:
+        """Whether Kafka has all of it. Raises WriteFailed."""
+        if self.sent and not self.sent[-1].is_done:
+            return False
+        for one in self.sent:
+            if not one.is_done:
+                return False
+            if one.exception is not None:
+                raise WriteFailed(f"Kafka did not take a record ({one.exception!r}): taking over anew.")
+        return True
+
+
+class Writer:
+    """Passes records to Kafka, which takes them in their order."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Raises BrokerUnreachable."""
+        # While one request is in flight, the next batch gathers by itself: waiting for more would only take time.
+        self._producer = connection.producer(linger_ms=0)
+
+    def write(self, outputs: Iterable[Output]) -> Written:
+        """Pass records to Kafka; does not wait. Raises WriteFailed."""
+        send, sent, size = self._producer.send, list[Sent](), 0
+        try:
+            for topic, (key, value, headers) in outputs:
+                sent.append(send(topic, value, key, headers, 0))
+                size += len(value or b"")
+        except KafkaError as error:
+            raise WriteFailed(f"a record could not be passed to Kafka ({error!r}): taking over anew.") from error
+        return Written(sent, size)
+
+    def wait(self, written: Written, gives_up: Callable[[], bool]) -> bool:
+        """Wait until Kafka has the batch; False if `gives_up` said so before. Raises WriteFailed."""
+        while not written.is_there():
+            if gives_up():
+                return False
+            try:
+                written.sent[-1].get(_POLL_S)
+            except KafkaTimeoutError:
+                continue
+            except KafkaError as error:
+                raise WriteFailed(f"Kafka did not take a record ({error!r}): taking over anew.") from error
+        return True
+
+    def abandon(self) -> None:
+        """Disconnect at once. What is in flight gets to the log or not."""
+        self._producer.abandon()

@@ -1,0 +1,65 @@
+"""When a job that failed is started again, and how that is told.
+
+A job begins anew from what the log says, so to try again costs time only. What may pass by itself (a broker that
+restarts) is tried again after a while; anything else ends the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, NoSnapshot, UsageError
+
+BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
+"""Waits between attempts. After as many failures in a row that are no broker's, the job ends."""
+HEALTHY_S = 60.0
+"""An attempt that ran this long starts with a clean record."""
+STILL_FAILING_S = 300.0
+"""A failure that goes on is told again this often; one that changes, at once."""
+
+_logger = logging.getLogger(__name__)
+
+
+class KafkaRefused(AbcastError):
+    """Kafka answers, and says no: the user lacks a right, or the login is wrong."""
+
+
+class Retries:
+    """The failures of one job, one after the other. With `keeps_trying` any failure but a wrong configuration is tried
+    again, however often.
+    """
+
+    def __init__(self, name: str, *, keeps_trying: bool = False) -> None:
+        self._name = name
+        self._keeps_trying = keeps_trying
+        self._failures = 0
+        self._text = ""
+        self._told_at = 0.0
+
+    def succeeded(self) -> None:
+        """The attempt ended in order."""
+        self._failures = 0
+
+    def failed(self, error: AbcastError, ran_s: float) -> float:
+        """The attempt has failed after so long: the seconds to wait before the next. Raises what will not pass."""
+        self._failures = self._failures + 1 if ran_s < HEALTHY_S else 1
+        if not self._may_pass(error):
+            raise error
+        wait_s = BACKOFF_S[min(self._failures, len(BACKOFF_S)) - 1]
+        self._tell(str(error), wait_s)
+        return wait_s
+
+    def _may_pass(self, error: AbcastError) -> bool:
+        if self._keeps_trying:
+            return not isinstance(error, UsageError | EnvironmentProblem)
+        # For a broker, or for the sequencer, a job waits as long as it takes: there is nothing else to do.
+        waits = isinstance(error, BrokerUnreachable | NoSnapshot)
+        return error.retriable and (self._failures <= len(BACKOFF_S) or waits)
+
+    def _tell(self, text: str, wait_s: float) -> None:
+        """Each reason once, and now and then that it is still the same."""
+        now = time.monotonic()
+        if self._failures == 1 or text != self._text or now - self._told_at > STILL_FAILING_S:
+            self._text, self._told_at = text, now
+            _logger.warning("%s: %s Starting again in %g s.", self._name, text, wait_s)

@@ -1,0 +1,128 @@
+"""A sequencer's sign of life, which tells an idle group from one whose sequencer is gone.
+
+An idle sequencer writes nothing. So every SIGN_EVERY_S each sequencer commits offsets under the consumer group
+`abcast.sequencer.SITE`. That of a group's EPOCH topic is its epoch, and its metadata say who gave it and when. Those of
+the FORWARD partitions are how far it has come, so that any tool that knows Kafka shows its lag. Kafka keeps the newest
+ones only: signs cost no record of a log. `abcast status` reads them, and so do errors that say why a message waits.
+
+No promise rests on a sign. A sequencer gives one right after it has seen that no newer one has claimed its groups, so a
+fenced one gives none. A sign that can't be written is left out. After a crash the last one stands, and grows old.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from typing import NamedTuple
+
+from kafka.errors import KafkaError
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from connectors.kafka.connection import Connection
+from connectors.kafka.epochs import this_host
+from ordering.errors import BrokerUnreachable
+from ordering.names import Topic
+
+SIGN_EVERY_S = 2.0
+SILENT_AFTER_S = 10.0
+"""A sequencer without a sign for so long is taken to be gone."""
+_ASK_S = 3.0
+
+_logger = logging.getLogger(__name__)
+
+
+class Sign(NamedTuple):
+    """The newest sign of a group's sequencer. `at_ms`: when it was given, by the clock of `host`."""
+
+    epoch: int
+    host: str
+    engine: str
+    at_ms: int
+
+    def encode(self) -> OffsetAndMetadata:
+        """As it is committed."""
+        return OffsetAndMetadata(self.epoch, f"{self.host} {self.engine} {self.at_ms}", -1)
+
+    @classmethod
+    def decode(cls, committed: OffsetAndMetadata | None) -> Sign | None:
+        """Inverse of `encode`; None for what is none. Later versions may add fields at the end."""
+        if committed is None:
+            return None
+        try:
+            host, engine, at_ms, *_ = committed.metadata.split()
+            return cls(int(committed.offset), host, engine, int(at_ms))
+        except ValueError:
+            return None
+
+    @property
+    def is_of_this_host(self) -> bool:
+        """Whether its times are by this machine's clock."""
+        return self.host == this_host()
+
+
+class SignsOfLife:
+    """Gives the signs of this process. Not thread-safe; close it."""
+
+    def __init__(self, connection: Connection, site: str, engine: str) -> None:
+        self._site = site
+        self._engine = engine
+        self._next = float("-inf")
+        self._desk = connection.desk()
+        self._is_told = False
+
+    def give(self, epochs: Mapping[str, int], considered: Mapping[TopicPartition, int], now: float) -> None:
+        """Sign for these groups, each with its epoch, if it is time to. `now`: seconds of a steady clock.
+
+        `considered`: of FORWARD partitions, the first offset that is not considered yet.
+        """
+        if now < self._next or not epochs:
+            return
+        self._next = now + SIGN_EVERY_S
+        at = this_host(), self._engine, time.time_ns() // 1_000_000
+        signs = {_partition(group, self._site): Sign(epoch, *at).encode() for group, epoch in epochs.items()}
+        signs |= {partition: OffsetAndMetadata(offset, "", -1) for partition, offset in considered.items()}
+        try:
+            self._desk.commit(_group_id(self._site), signs, _ASK_S)
+        except (KafkaError, BrokerUnreachable) as error:
+            if not self._is_told:
+                self._is_told = True
+                _logger.warning(
+                    "`abcast status` takes this sequencer for silent, which can't commit as consumer group %s (%r).",
+                    _group_id(self._site),
+                    error,
+                )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._desk.close()
+
+
+class Signs(NamedTuple):
+    """The newest sign of each group that has one, and of FORWARD partitions the first offset not considered yet."""
+
+    of_groups: Mapping[str, Sign]
+    considered: Mapping[TopicPartition, int]
+
+
+def read_signs(
+    connection: Connection, groups: Iterable[str], site: str, forward: Iterable[TopicPartition] = ()
+) -> Signs:
+    """The newest signs, and how far the FORWARD partitions named are considered. Raises BrokerUnreachable."""
+    places, considered = {group: _partition(group, site) for group in groups}, list(forward)
+    with closing(connection.desk()) as desk:
+        committed = desk.committed(_group_id(site), [*places.values(), *considered])
+    signs = {group: Sign.decode(committed.get(place)) for group, place in places.items()}
+    return Signs(
+        {group: sign for group, sign in signs.items() if sign is not None},
+        {partition: int(committed[partition].offset) for partition in considered if partition in committed},
+    )
+
+
+def _partition(group: str, site: str) -> TopicPartition:
+    return TopicPartition(str(Topic(group, "epoch", site)), 0)
+
+
+def _group_id(site: str) -> str:
+    return f"abcast.sequencer.{site}"

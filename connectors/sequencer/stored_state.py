@@ -1,0 +1,77 @@
+"""A group's state between two batches, as Spark's state store keeps it: a base, and what has changed since.
+
+A state has a row for each sender, and a batch changes few of a hundred thousand. To encode and decode all of them takes
+half a second each. So the base is an encoded state that is handed on as it is, and only what is small, and the rows
+that differ from the base's, are encoded anew.
+
+Invariant. `load` returns the state that `store` was given, wherever Spark runs the two. What a worker remembers is no
+more than a short cut: it counts only if the very bytes that Spark hands over are those that the worker remembers. So
+another worker, a new one, or one that has seen a batch that was cut off decodes what Spark hands over.
+
+A crash costs nothing: a query that begins anew begins with the state of a takeover, as a base.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from ordering.sequencer import SequencerState
+
+SCHEMA = "base binary, changes binary"
+
+MIN_CHANGED_ROWS = 1000
+ROWS_A_CHANGED_ROW = 16
+"""There is a new base once more rows have changed than one in so many, and than the minimum."""
+
+
+class Stored(NamedTuple):
+    """What Spark keeps: an encoded state, and another one with the rows alone that differ; empty if there is none."""
+
+    base: bytes
+    changes: bytes
+
+
+class _Remembered(NamedTuple):
+    stored: Stored
+    base: SequencerState
+    state: SequencerState
+
+
+_remembered: dict[str, _Remembered] = {}
+"""By group: the last that this worker has loaded or stored."""
+
+
+def load(group: str, stored: Stored) -> SequencerState:
+    """The state that was stored."""
+    known = _remembered.get(group)
+    if known is not None and known.stored == stored:
+        return known.state
+    base = (
+        known.base if known is not None and known.stored.base == stored.base else SequencerState.from_bytes(stored.base)
+    )
+    state = base
+    if stored.changes:
+        changed = SequencerState.from_bytes(stored.changes)
+        state = replace(changed, received={**base.received, **changed.received})
+    _remembered[group] = _Remembered(stored, base, state)
+    return state
+
+
+def store(state: SequencerState, before: Stored) -> Stored:
+    """What to keep of a state; `before`: what was kept of the one before, with the same base if that serves."""
+    load(state.group, before)
+    base = _remembered[state.group].base
+    known = base.received
+    changed = {
+        sender: row
+        for sender, row in state.received.items()
+        if (of_base := known.get(sender)) is not row and of_base != row  # mostly it is the same one
+    }
+    has_all = len(state.received) == len(known) + sum(sender not in known for sender in changed)
+    if has_all and len(changed) <= max(MIN_CHANGED_ROWS, len(state.received) // ROWS_A_CHANGED_ROW):
+        stored = Stored(before.base, replace(state, received=changed).to_bytes())
+    else:
+        stored, base = Stored(state.to_bytes(), b""), state
+    _remembered[state.group] = _Remembered(stored, base, state)
+    return stored

@@ -1,0 +1,62 @@
+"""The option `--engine`, and the sequencer in this process: no Spark, no JVM, milliseconds."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jobs.streaming import await_end, reachable, stop_on_signals, working
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from connectors.engine.job import EngineJob
+    from connectors.kafka.sites import Sites
+
+
+GARBAGE_AFTER = 50_000
+"""New values, between two looks for garbage among them."""
+
+
+SWITCH_S = 0.0005
+"""How long a thread keeps Python for itself while another one waits: a tenth of the default."""
+
+
+class Engine(str, Enum):
+    """What decides the order. Both have the same core, takeover and DATA: to change it is to start the other."""
+
+    spark = "spark"
+    process = "process"
+
+
+EngineOption = Annotated[
+    Engine,
+    typer.Option(
+        "--engine",
+        help="What decides the order: Spark (the most records a second, many groups), or a plain Python process "
+        "(milliseconds, no JVM).",
+    ),
+]
+
+
+def engine_job(bootstrap_servers: str, site: str, data: Path, sites: Sites | None = None) -> EngineJob:
+    """The sequencer of the site as a plain Python job. Raises UsageError, BrokerUnreachable, EnvironmentProblem."""
+    from connectors.engine.job import EngineJob, EngineOptions
+
+    return EngineJob(EngineOptions(reachable(bootstrap_servers, site, sites), site, data.absolute() / "ledger"))
+
+
+def run_engine(job: EngineJob) -> None:
+    """Run the sequencer in this process until SIGTERM or Ctrl-C."""
+    # The thread that orders must not wait for the others, which have time.
+    sys.setswitchinterval(SWITCH_S)
+    # What is loaded stays, and a batch makes many values that die with it: to look through them all costs milliseconds.
+    gc.freeze()
+    gc.set_threshold(GARBAGE_AFTER, 50, 100)
+    with working([job]) as jobs:
+        stop_on_signals(jobs)
+        await_end(jobs)

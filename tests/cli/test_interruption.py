@@ -1,0 +1,59 @@
+"""Ctrl-C at any moment of a command: one line, exit code 130, no stack trace, nothing left."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.process import ABCAST, environment
+
+COMMANDS = {
+    "status": ["status", "--bootstrap-servers", "127.0.0.1:1"],
+    "publish": ["publish", "--group", "g", "--member", "a", "--bootstrap-servers", "127.0.0.1:1"],
+    "run": ["run", "--bootstrap-servers", "127.0.0.1:1"],
+    "query": ["query", "SELECT 1", "--data", "nowhere"],
+}
+MOMENTS = [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0, 2.0]
+"""Seconds after Python has come to our first line, some 40 ms after the start of the process."""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_ctrl_c_at_any_moment(tmp_path: Path, name: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        for moment in MOMENTS:
+            process = subprocess.Popen(
+                [ABCAST, *COMMANDS[name]],
+                cwd=tmp_path,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            await_first_line(process.pid)
+            time.sleep(moment)
+            was_over = process.poll() is not None
+            process.send_signal(number)
+            out, said = process.communicate(timeout=30)
+            if was_over:
+                break
+            assert process.returncode == 130 or "there is no ledger" in said, (name, moment, said)
+            assert (out, said.count("\n")) == ("", 1), (name, moment, said)
+
+
+def await_first_line(pid: int) -> None:
+    """Until the process handles SIGTERM, which Python by itself does not."""
+    deadline = time.monotonic() + 20
+    while not caught(pid) >> (signal.SIGTERM - 1) & 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def caught(pid: int) -> int:
+    """The signals that a process handles, a bit each."""
+    text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(text.partition("SigCgt:")[2].split()[0], 16)

@@ -1,0 +1,179 @@
+"""Whatever a user types, no command answers with a stack trace."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from connectors.kafka.connection import Connection
+from connectors.local.broker import EmbeddedBroker
+from jobs.cli import command
+from jobs.options import run_command
+from ordering.errors import BrokerUnreachable, EnvironmentProblem
+from tests.cli.process import abcast, commands
+from tests.ledger.test_sql import write_tables
+
+NONSENSE = st.sampled_from(
+    [
+        *(
+            "",
+            "-",
+            "--",
+            "-1",
+            "0",
+            "1",
+            "7",
+            "65536",
+            "99999999999999999999",
+            "1e400",
+            "nan",
+            "inf",
+            "banana",
+            "%",
+            "~",
+        ),
+        *(
+            "foo:bar",
+            "[::1",
+            "a/b/c",
+            "../..",
+            "/proc/x",
+            "/dev/null",
+            "x" * 300,
+            "a b",
+            "ü",
+            "\x1b[2J",
+            "DELETE FROM ledger",
+        ),
+        *("SELECT 1", "SELEC", "'", "\\", "g", "nyc/alice", "nowhere.toml", ".", "sites.toml", "127.0.0.1:1"),
+    ]
+) | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
+VALUES = NONSENSE | st.integers() | st.floats() | st.booleans() | st.lists(st.integers() | NONSENSE, max_size=2)
+ENDLESS = ("isis",)
+"""They run until they are stopped if all options are right, and need a file that is right for that."""
+
+
+COMMANDS = dict(commands(command()))
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    """A command with some of its options, each with a value that is nonsense, or fits another option."""
+    name = draw(st.sampled_from(sorted(COMMANDS)))
+    line = list(name)
+    for option in draw(
+        st.lists(st.sampled_from(COMMANDS[name].params), unique_by=lambda option: option.name, max_size=5)
+    ):
+        if option.name in ("help", "watch"):
+            continue
+        names = [*option.opts, *option.secondary_opts]
+        is_flag = getattr(option, "is_flag", False)
+        if option.param_type_name == "argument":
+            line.append(draw(NONSENSE))
+        else:
+            line += [draw(st.sampled_from(names))] if is_flag else [draw(st.sampled_from(names)), draw(NONSENSE)]
+    if draw(st.booleans()):
+        line += [part for needed in COMMANDS[name].params if needed.required for part in (*needed.opts[:1], "g")]
+    return line
+
+
+def unreachable(self: Connection, *_: Any, **__: Any) -> NoReturn:
+    raise BrokerUnreachable(f"no Kafka broker answers at {self.bootstrap_servers}.")
+
+
+def not_started(*_: Any, **__: Any) -> NoReturn:
+    raise EnvironmentProblem("it would have been started.")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], str]]:
+    """Run a command line here, where no broker answers and none is started; what it said."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    write_tables(tmp_path / "abcast-data")
+    (tmp_path / "sites.toml").write_text('[sites.nyc]\nbootstrap_servers = "127.0.0.1:1"\n')
+    monkeypatch.chdir(tmp_path)
+    for opened in ("consumer", "producer", "positions", "admin"):
+        monkeypatch.setattr(Connection, opened, unreachable)
+    for started in ("start", "stop"):
+        monkeypatch.setattr(EmbeddedBroker, started, not_started)
+    monkeypatch.setattr("jobs.streaming.session_of_command", not_started)
+
+    def run(arguments: list[str]) -> str:
+        said = io.StringIO()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), pytest.raises(SystemExit) as ended:
+            run_command(command(), arguments)
+        assert ended.value.code in (0, 1, 2, 3)
+        assert "Traceback" not in said.getvalue()
+        return said.getvalue()
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(command_lines())
+def test_any_command_line(run: Callable[[list[str]], str], line: list[str]) -> None:
+    if line[0] not in ENDLESS:
+        run(line)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_configuration_file(run: Callable[[list[str]], str], data: st.DataObject) -> None:
+    """Keys that there are, with values of any type."""
+    name = data.draw(st.sampled_from(sorted(set(COMMANDS) - {ENDLESS})))
+    keys = st.sampled_from([option.name for option in COMMANDS[name].params if option.name != "help"])
+    values = data.draw(st.dictionaries(keys, VALUES, max_size=3))
+    lines = [f"[{'.'.join(name)}]", *(f"{key} = {toml(value)}" for key, value in values.items() if key != "watch")]
+    Path("abcast.toml").write_text("\n".join(lines), encoding="utf-8")
+    run(list(name))
+
+
+def toml(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, float):
+        return str(value)
+    return json.dumps(value).replace("\\u007f", "")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=40))
+def test_any_bytes_as_a_file(run: Callable[[list[str]], str], raw: bytes) -> None:
+    """As a configuration, a sites' file, a delivery log."""
+    Path("nonsense").write_bytes(raw)
+    run(["site", "list", "--sites", "nonsense"])
+    run(["isis", "--hostfile", "nonsense", "--id", "0", "--count", "1", "--port", "70000"])
+    Path("abcast.toml").write_bytes(raw)
+    run(["status"])
+    Path("abcast.toml").unlink()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "said"),
+    [
+        (["status", "--bootstrap-servers", "foo:bar"], {}, "'foo:bar' is no Kafka server"),
+        (["status"], {"ABCAST_LOG_LEVEL": "banana"}, "ABCAST_LOG_LEVEL is one of DEBUG, INFO"),
+        (["publish", "-g", "g", "-m", "a", "/"], {"ABCAST_BOOTSTRAP_SERVERS": "127.0.0.1:1"}, "/ can't be read"),
+        (["check", "-g", "g", "--sites", "/"], {}, "Is a directory"),
+        (["broker", "start", "--port", "65535", "--nodes", "3"], {}, "There are no 3 ports from 65535 on"),
+    ],
+)
+def test_as_a_process(tmp_path: Path, arguments: list[str], variables: dict[str, str], said: str) -> None:
+    done = abcast(*arguments, cwd=tmp_path, variables=variables)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.rglob("cluster.json")) == []

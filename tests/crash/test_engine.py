@@ -1,0 +1,45 @@
+"""The process engine: killed at any moment, and what it takes until messages are ordered again."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+
+from tests.crash.scenario import Scenario
+
+pytestmark = [pytest.mark.crash, pytest.mark.broker]
+
+KILLS = 8
+BURST = 3000
+AGAIN_S = 20.0
+"""From a kill to the next delivery, at most: the process starts in a second where nothing else runs."""
+
+
+@pytest.mark.timeout(300)
+def test_killed_again_and_again(scenario: Scenario) -> None:
+    """At random moments, in half of the cases amid a burst: so with batches in flight, and parts of them written."""
+    scenario.engine = "process"
+    rng = random.Random(16)
+    loads = [scenario.load("alice"), scenario.load("bob", threads=3)]
+    heavy = scenario.load("harry", threads=0)
+    observer = scenario.observer("olga")
+    process = scenario.sequencer()
+    for number in range(KILLS):
+        observer.wait(len(observer.taken) + 20)
+        if number % 2:
+            threading.Thread(target=heavy.burst, args=(BURST,), daemon=True).start()
+        time.sleep(rng.random() * 0.5)
+        process.kill()
+        killed_at, last = time.monotonic(), observer.taken[-1].seqno
+        process = scenario.sequencer()
+        observer.wait(last + 1)
+        took = time.monotonic() - killed_at
+        print(f"next delivery {took:.1f} s after the kill")
+        assert took < AGAIN_S
+    sent = [message for load in (*loads, heavy) for message in load.finish(90)]
+    assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
+    assert not process.members("java")
+    process.stop()

@@ -1,0 +1,107 @@
+"""A batch by columns is the batch row by row, down to the bytes on Kafka."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.structs import TopicPartition
+
+from connectors.engine.batch import Rows, Topics, by_columns, by_rows
+from connectors.kafka.codec import decode_data, forward_headers
+from ordering.membership import Life, Membership
+from ordering.records import HEARTBEAT, JOIN, MESSAGE, Data, Source
+from ordering.sequencer import SequencerState
+from tests import forward_corpus as corpus
+
+TOPICS = Topics.of("orders", "nyc")
+OPENED = SequencerState("orders", epoch=3, view=2)
+
+
+class Raw(NamedTuple):
+    """A record as a consumer gives it."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+    timestamp: int = corpus.TIMESTAMP_MS
+    topic: str = corpus.TOPIC
+    partition: int = 0
+
+
+def in_log(raws: list[Raw]) -> Rows:
+    places = sorted({TopicPartition(raw.topic, raw.partition) for raw in raws})
+    return [(place, [raw for raw in raws if (raw.topic, raw.partition) == place]) for place in places]
+
+
+def both(state: SequencerState, rows: Rows) -> SequencerState:
+    """Decide in both ways; the state after it."""
+    expected, found = by_rows(state, rows, TOPICS), by_columns(state, rows, TOPICS)
+    assert found == expected
+    return expected[0]
+
+
+def test_the_corpus() -> None:
+    """Good and bad records of every sort, in the site's own topic and in a relay's."""
+    raws = [
+        Raw(number, case.key, case.value, list(case.headers), case.timestamp_ms, case.topic)
+        for number, case in enumerate(corpus.CORPUS)
+    ]
+    both(OPENED, in_log(raws))
+    both(OPENED, in_log(raws[len(raws) // 2 :]))
+
+
+def random_record(rng: random.Random, offset: int, next_local: dict[tuple[bytes, int], int]) -> Raw:
+    key = b"nyc/%d" % rng.randrange(5)
+    incarnation = rng.choice((1, 1, 1, 2))
+    local = next_local[key, incarnation] = next_local.get((key, incarnation), 0) + 1
+    if rng.random() < 0.05:
+        local += rng.randint(-2, 2)
+    kind = rng.choices((MESSAGE, HEARTBEAT, JOIN, "rubbish"), (90, 5, 2, 1))[0]
+    application = (("trace", b"7"),) if rng.random() < 0.05 else ()
+    headers = forward_headers(incarnation, max(local, 0), application, kind)
+    if rng.random() < 0.02:
+        headers[0] = (headers[0][0], headers[0][1] + b" more 5")
+    if rng.random() < 0.02:
+        headers[0] = ("abcast-other", headers[0][1])
+    value = None if rng.random() < 0.002 else b"%d" % offset
+    timestamp = 1 if rng.random() < 0.002 else corpus.TIMESTAMP_MS + offset
+    return Raw(offset, key, value, headers, timestamp, partition=offset % 2)
+
+
+@given(st.integers(0, 2**32))
+def test_random_batches(seed: int) -> None:
+    """With members (so that time is kept) and without, batch after batch."""
+    rng = random.Random(seed)
+    members = (Life("nyc/0", 1),) if rng.random() < 0.5 else ()
+    state = SequencerState("orders", epoch=3, view=2, membership=Membership(members=members))
+    next_local: dict[tuple[bytes, int], int] = {}
+    offset = 0
+    for _ in range(3):
+        count = rng.randrange(1, 80)
+        state = both(state, in_log([random_record(rng, offset + n, next_local) for n in range(count)]))
+        offset += count
+
+
+@pytest.mark.parametrize("way", [by_rows, by_columns])
+def test_data_as_the_codec_reads_it(way: object) -> None:
+    raw = Raw(7, b"nyc/alice", b"buy", forward_headers(5, 1))
+    state, [(topic, (key, value, headers))] = way(OPENED, in_log([raw]), TOPICS)  # type: ignore[operator]
+    assert topic == "abcast.orders.data.nyc"
+    assert decode_data(key, value, headers) == Data(
+        kind=MESSAGE,
+        epoch=3,
+        seqno=1,
+        view=2,
+        sender="nyc/alice",
+        incarnation=5,
+        local_seqno=1,
+        payload=b"buy",
+        source=Source(corpus.TOPIC, 0, 7),
+        forwarded_at_ms=corpus.TIMESTAMP_MS,
+    )
+    assert state.seqno == 1
