@@ -264,6 +264,11 @@ def split_headers(headers: Sequence[tuple[str, bytes]]) -> tuple[Headers, Header
     return own, tuple(header for header in headers if not header[0].startswith(HEADER))
 
 
+def given_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
+    """Headers as an application is given them: a null value, which Kafka allows, is an empty one."""
+    return tuple((name, value or b"") for name, value in headers)
+
+
 def first_fields(headers: Iterable[tuple[str, bytes]], count: int) -> list[bytes]:
     """The first fields of the header, `count` at most; one empty one where there is none. Kafka allows a null value."""
     text = next((value for name, value in headers if name == HEADER), None) or b""
