@@ -2,14 +2,14 @@
 
 PYTHON ?= python3
 SEEDS ?= 1000
-# How many tests run at a time. Half of its time a test waits, but a few of them have bounds that two busy cores break.
-PROCESSES ?=
+# How many tests run at a time. Half of its time a test waits.
+PROCESSES ?= 3
 ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 LOG := $(VENV)/setup.log
-SIDE_BY_SIDE = -n $(or $(PROCESSES),$(1))
+PYTEST := $(BIN)/python -m pytest -n $(PROCESSES)
 UV := $(BIN)/uv --no-progress
 LOCK_OPTIONS := --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet
 
@@ -23,14 +23,13 @@ help: ## show this list
 setup: $(VENV)/.classes ## install everything into .venv (two or three minutes the first time)
 
 test-fast: setup ## run the tests that need no broker, kill nothing and are quick, with fewer random examples
-	@$(BIN)/python -m pytest $(call SIDE_BY_SIDE,3) --hypothesis-profile fast \
-		-m "not broker and not crash and not slow" $(ARGS)
+	@$(PYTEST) --hypothesis-profile fast -m "not broker and not crash and not slow" $(ARGS)
 
-test: setup ## run every test, one after the other; PROCESSES=2 takes two thirds of the time
-	@$(BIN)/python -m pytest $(call SIDE_BY_SIDE,0) $(ARGS)
+test: setup ## run every test but the soak, PROCESSES=3 at a time
+	@$(PYTEST) $(ARGS)
 
-soak: setup ## run what takes six JVMs and many minutes: a mesh of three clusters in which everything is killed
-	@ABCAST_SOAK=1 $(BIN)/python -m pytest tests/sites/test_mesh_under_fire.py $(ARGS)
+soak: setup ## run what takes long: thousands of seeds and examples, clusters in which everything is killed
+	@ABCAST_SOAK=1 $(PYTEST) -m soak $(ARGS)
 
 lint: setup ## check style, types and the direction of imports
 	@$(BIN)/ruff check .

@@ -1,35 +1,51 @@
-"""`abcast demo`: the whole pipeline on real input, with the verdict at the end."""
+"""`abcast demo`: the whole pipeline on real input, what it survives, and a picture of the order.
+
+It deletes only what a demo has made: its directory has a marker file.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import shutil
-import threading
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from jobs.demo_cast import OBSERVERS, Cast
+from jobs.demo_member import PATIENCE_SECONDS
+from jobs.demo_picture import Mark, Moment, Story, svg, terminal
+from jobs.demo_processes import Started
 from jobs.demo_sites import parse_names, show_sites
 from jobs.demo_verdict import say, show_order, show_verdict
+from jobs.engine import Engine, EngineOption
 from jobs.options import DEFAULT_DATA, EXIT_ANOMALY, Data, run_script
 from ordering.errors import AbcastError, NotOrderedInTime, UsageError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from connectors import Delivery
     from connectors.kafka.connection import Connection
 
 EARTHQUAKES = Path(__file__).resolve().parent / "earthquakes" / "earthquakes.jsonl"
 GROUP, SITE = "demo", "local"
-OBSERVERS = ("observer-1", "observer-2", "observer-3")
-SHOWN_DELIVERIES = 5
-PATIENCE_SECONDS = 180.0
+MARKER = ".made-by-abcast-demo"
+SUSPECT_AFTER_MS = 4000
+"""A member that is killed is to be out of the view before the audience is."""
+
+SPEAKING_SECONDS = 18.0
+"""So long the members broadcast; the sequencer is killed when a part of it is over."""
+
+KILLED_AFTER = 0.15
+DEFAULT_WIDTH = 100
+
+_ABCAST = "abcast"
+"""The module of the command."""
 
 Lines = dict[str, list[bytes]]
 
@@ -41,6 +57,13 @@ class Mode(str, Enum):
     mesh = "mesh"
 
 
+class Survived(NamedTuple):
+    """What was killed, and what the observers saw of it."""
+
+    moments: list[Moment]
+    sentences: list[str]
+
+
 def demo(
     input_file: Annotated[
         Path | None, typer.Option("--input", help="Any text file, a line a message (default: the earthquake feed).")
@@ -48,6 +71,7 @@ def demo(
     members: Annotated[int, typer.Option(min=1, max=200, help="Members that share the lines of --input.")] = 4,
     data: Data = DEFAULT_DATA,
     port: Annotated[int, typer.Option(help="Port of the embedded broker; 0 takes a free one.")] = 0,
+    engine: EngineOption = Engine.spark,
     site_names: Annotated[
         str | None, typer.Option("--sites", metavar="NAME,NAME…", help="Show several sites, each on its own Kafka.")
     ] = None,
@@ -58,56 +82,143 @@ def demo(
     """Run everything on an embedded broker: members broadcast, observers deliver, the checker judges.
 
     Without --input, the 12 seismic networks of a week's earthquake feed broadcast their 1,707 reports at the same
-    time, and 3 observers must see them in the same order. Everything started is stopped at the end; the files stay.
+    time, and 3 observers must see them in the same order. While they do, the sequencer is killed (kill -9) and started
+    again, and a member is killed. Everything started is stopped at the end; the files stay, among them a picture.
     With --sites nyc,sfo the members are dealt to the sites, and the bridge between these is cut and healed.
     """
+    if "ABCAST_LOG_LEVEL" not in os.environ:
+        logging.getLogger().setLevel(logging.WARNING)  # that members send again, say, is what is to be expected here
     lines = _read_earthquakes() if input_file is None else _read_lines(input_file, members)
-    from connectors.kafka.connection import Connection
-    from connectors.kafka.topics import create_topics
+    began = time.monotonic()
+    directory = _empty_directory(data)
+    if site_names is not None:
+        has_anomalies = show_sites(list(lines.values()), parse_names(site_names), mode.value, directory)
+        typer.echo(f"the sites: {directory / 'sites.toml'}; broker data and logs: {directory}/SITE/broker")
+    else:
+        has_anomalies = _show(lines, directory, port, engine, is_feed=input_file is None)
+    say(f"done in {time.monotonic() - began:.0f} s; everything is stopped")
+    if has_anomalies:
+        raise typer.Exit(EXIT_ANOMALY)
+
+
+def _empty_directory(data: Path) -> Path:
+    """Where the demo works: what an earlier one has left there is deleted. Raises UsageError."""
     from connectors.local.broker import EmbeddedBroker
-    from connectors.spark.job import JobOptions
-    from connectors.spark.session import build_session
-    from jobs.streaming import await_ready, job_classes, running
 
     directory = (data / "demo").absolute()
     if directory.exists():
+        if not (directory / MARKER).exists():
+            raise UsageError(
+                f"{directory} was not made by a demo, so it stays: choose another --data, or move it away."
+            )
         # A broker that a killed demo left behind would hold on to the files.
         for left in (directory, *directory.glob("*/")):
             with contextlib.suppress(AbcastError):
                 EmbeddedBroker(left / "broker").stop()
         shutil.rmtree(directory)
-    started = time.monotonic()
-    if site_names is not None:
+    try:
         directory.mkdir(parents=True)
-        anomalies = show_sites(list(lines.values()), parse_names(site_names), mode.value, directory)
-        typer.echo(f"the sites: {directory / 'sites.toml'}; broker data and logs: {directory}/SITE/broker")
-        say(f"done in {time.monotonic() - started:.0f} s; everything is stopped")
-        if anomalies:
-            raise typer.Exit(EXIT_ANOMALY)
-        return
+        (directory / MARKER).touch()
+    except OSError as error:
+        raise UsageError(f"{directory} can't be written: {error.strerror}.") from error
+    return directory
+
+
+def _show(lines: Lines, directory: Path, port: int, engine: Engine, *, is_feed: bool) -> bool:
+    """The demo of one site; whether there are anomalies."""
+    from connectors.kafka.connection import Connection
+    from connectors.kafka.settings import change_settings
+    from connectors.kafka.topics import create_topics
+    from connectors.local.broker import EmbeddedBroker
+
     with EmbeddedBroker(directory / "broker", port) as broker:
         connection = Connection(broker.bootstrap_servers)
         create_topics(connection, GROUP, [SITE])
+        change_settings(connection, GROUP, SITE, suspect_after_ms=SUSPECT_AFTER_MS)
         say(f"broker at {broker.bootstrap_servers}; topics of group {GROUP!r} created")
-        say("starting Spark: sequencer and ledger (about 10 s) …")
-        spark = build_session("abcast demo")
+        say(f"starting the sequencer (engine: {engine.value}) and the ledger; Spark takes about 10 s …")
+        jobs = _Jobs(connection, directory, engine)
         try:
-            with running(job_classes(["sequence", "ledger"]), spark, JobOptions(connection, SITE, directory)) as jobs:
-                await_ready(jobs)
-                total = sum(map(len, lines.values()))
-                say(f"{len(lines)} members broadcast {total} messages, {len(OBSERVERS)} observers deliver")
-                observed = _broadcast_and_observe(connection, lines, total)
-                _await_ledger(directory / "ledger", total)
-            anomalies = _verdict(connection, directory, observed, lines)
-            _query(spark, directory, earthquakes=input_file is None)
+            jobs.await_ready()
+            with Cast(connection, GROUP, SITE, lines, directory / "member.log") as cast:
+                survived, last = _perform(cast, jobs)
+                _await_ledger(directory / "ledger", last)
+        except KeyboardInterrupt:
+            say("stopping …")
+            raise
         finally:
-            spark.stop()
-    typer.echo()
-    typer.echo(f"Delta tables: {directory / 'ledger'}; broker data and logs: {directory / 'broker'}")
-    typer.echo(f'  abcast query --data {directory} "SELECT seqno, sender FROM ledger ORDER BY seqno LIMIT 5"')
-    say(f"done in {time.monotonic() - started:.0f} s; everything is stopped")
-    if anomalies:
-        raise typer.Exit(EXIT_ANOMALY)
+            jobs.stop()
+        return _conclude(connection, directory, cast, survived, last, is_feed=is_feed)
+
+
+class _Jobs:
+    """The sequencer, which can be killed, and the ledger: one process with Spark, two with the other engine."""
+
+    def __init__(self, connection: Connection, directory: Path, engine: Engine) -> None:
+        self._directory = directory
+        self._common = ["--bootstrap-servers", connection.bootstrap_servers, "--site", SITE, "--data", str(directory)]
+        self._command = ["run"] if engine is Engine.spark else ["sequence", "--engine", "process"]
+        self._ledger = None if engine is Engine.spark else self._started("ledger")
+        self._sequencer = self._started(*self._command)
+
+    def _started(self, *command: str) -> Started:
+        return Started(_ABCAST, [*command, *self._common], self._directory / f"{command[0]}.log")
+
+    def await_ready(self) -> None:
+        """Wait until the sequencer works. Raises EnvironmentProblem."""
+        self._sequencer.await_ready(PATIENCE_SECONDS)
+
+    def check(self) -> None:
+        """Raises EnvironmentProblem if one has ended."""
+        for job in self._all():
+            job.check()
+
+    def kill_the_sequencer(self) -> None:
+        """Kill -9; and start another, which works some seconds later."""
+        self._sequencer.kill()
+        self._sequencer = self._started(*self._command)
+
+    def stop(self) -> None:
+        """In order."""
+        for job in self._all():
+            job.stop()
+
+    def _all(self) -> list[Started]:
+        return [self._sequencer, *([self._ledger] if self._ledger is not None else [])]
+
+
+def _perform(cast: Cast, jobs: _Jobs) -> tuple[Survived, int]:
+    """All of them speak; sequencer and member are killed meanwhile. What was seen of it, and the last seqno."""
+    total = sum(map(len, cast.lines.values()))
+    first = cast.observers[OBSERVERS[0]]
+    say(f"{len(cast.lines)} members join, and broadcast {total} messages; {len(OBSERVERS)} observers deliver")
+    cast.speak(SPEAKING_SECONDS)
+    moments, sentences = [], []
+    with _progress(cast, total, jobs.check) as show:
+        cast.wait(lambda: len(first.taken) >= max(1, total * KILLED_AFTER), "the first were delivered", show)
+        epoch, before = first.taken[-1].epoch, time.monotonic()
+        say("kill -9 to the sequencer; another one is started …")
+        jobs.kill_the_sequencer()
+        cast.wait(lambda: first.taken[-1].epoch > epoch, "the next sequencer ordered something", show)
+        number, after = next((n, d) for n, d in enumerate(first.taken) if d.epoch > epoch)
+        silent = first.times[number] - before
+        moments.append(Moment(after.seqno, f"sequencer killed; the next one after {silent:.1f} s"))
+        sentences.append(
+            f"kill -9 of the sequencer: the next one went on {silent:.1f} s later, with seqno {after.seqno}, "
+            f"in epoch {after.epoch} after {epoch}"
+        )
+        if cast.mortal is not None:
+            say(f"kill -9 to the member {cast.mortal} …")
+            view, took = cast.kill_the_mortal(show)
+            had = sum(delivery.sender == cast.mortal for delivery in first.taken)
+            moments.append(Moment(view.seqno, f"{cast.mortal} killed; out of the view after {took:.1f} s"))
+            sentences.append(
+                f"kill -9 of the member {cast.mortal}: view {view.view_id} without it came {took:.1f} s later, "
+                f"at seqno {view.seqno}, after {had} of its {len(cast.lines[cast.mortal])} messages"
+            )
+        last = cast.await_end(show)
+        show()
+    return Survived(moments, sentences), last
 
 
 def _read_earthquakes() -> Lines:
@@ -130,109 +241,90 @@ def _read_lines(file: Path, members: int) -> Lines:
     return {member: some for member, some in dealt.items() if some}
 
 
-def _broadcast_and_observe(connection: Connection, lines: Lines, total: int) -> dict[str, list[Delivery]]:
-    """All members at once, each in a thread; returns what each observer delivered."""
+@contextlib.contextmanager
+def _progress(cast: Cast, total: int, check: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """A bar for each observer; gives what brings them up to date, after a `check`."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from connectors import Member
-
-    observed: dict[str, list[Delivery]] = {name: [] for name in OBSERVERS}
-    failures: list[BaseException] = []
-
-    def broadcast(member: str, messages: Sequence[bytes]) -> None:
-        with Member(GROUP, member, connection=connection) as client:
-            receipts = [client.broadcast(message) for message in messages]
-            receipts[-1].result(timeout=PATIENCE_SECONDS)
-
-    def observe(name: str) -> None:
-        with Member(GROUP, f"{SITE}/{name}", connection=connection) as client:
-            for delivery in client.deliveries(timeout=PATIENCE_SECONDS):
-                observed[name].append(delivery)
-                if len(observed[name]) == total:
-                    return
-            raise NotOrderedInTime(f"{name} has {len(observed[name])} of {total} after {PATIENCE_SECONDS:g} s.")
-
-    def guarded(work: Callable[..., None], *arguments: object) -> None:
-        try:
-            work(*arguments)
-        except BaseException as error:  # noqa: BLE001 - raised in the main thread below
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(observe, name), daemon=True) for name in OBSERVERS]
-    threads += [
-        threading.Thread(target=guarded, args=(broadcast, member, messages), daemon=True)
-        for member, messages in lines.items()
-    ]
     columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as progress:
-        tasks = {name: progress.add_task(f"{name} delivers", total=total) for name in OBSERVERS}
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads) and not failures:
-            time.sleep(0.1)
+        tasks = {name: progress.add_task(f"{name} delivers", total=total) for name in cast.observers}
+
+        def show() -> None:
+            check()
             for name, task in tasks.items():
-                progress.update(task, completed=len(observed[name]))
-        for name, task in tasks.items():
-            progress.update(task, completed=len(observed[name]))
-    if failures:
-        raise failures[0]
-    return observed
+                progress.update(task, completed=len(cast.observers[name].taken))
+
+        yield show
 
 
-def _await_ledger(path: Path, total: int) -> None:
+def _await_ledger(path: Path, last: int) -> None:
     from connectors.ledger.table import read_table_state
 
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while read_table_state(path).last_seqno.get(GROUP, 0) < total:
+    while read_table_state(path).last_seqno.get(GROUP, 0) < last:
         if time.monotonic() > deadline:
-            raise NotOrderedInTime(f"the ledger did not reach seqno {total} in {PATIENCE_SECONDS:g} s.")
+            raise NotOrderedInTime(f"the ledger did not reach seqno {last} in {PATIENCE_SECONDS:g} s.")
         time.sleep(0.2)
 
 
-def _verdict(connection: Connection, directory: Path, observed: dict[str, list[Delivery]], lines: Lines) -> bool:
-    """Show the first deliveries, the digests and the checker's verdict; return whether there are anomalies."""
+def _conclude(
+    connection: Connection, directory: Path, cast: Cast, survived: Survived, last: int, *, is_feed: bool
+) -> bool:
+    """Show what came out: the order, the picture, the verdict, a query. Whether there are anomalies."""
     from connectors.diagnosis.check import check_data, check_ledger
     from ordering.checker import Checker
     from ordering.records import MessageId
 
+    observed = {name: [d for d in observer.taken if d.seqno <= last] for name, observer in cast.observers.items()}
+    marks = {name: [Mark(d.seqno, d.sender) for d in deliveries] for name, deliveries in observed.items()}
+    story = Story(marks, survived.moments)
+    picture = directory / "order.svg"
+    picture.write_text(svg(story, f"One order of {len(story.order):,} messages"), encoding="utf-8")
+    say(f"a part of the order, as {len(observed)} observers saw it (all of it: {picture})")
+    width = shutil.get_terminal_size((DEFAULT_WIDTH, 0)).columns if sys.stdout.isatty() else DEFAULT_WIDTH
+    for line in terminal(story, width, survived.moments[0].seqno):
+        typer.echo(line)
     checker = Checker()
     check_data(checker, connection, GROUP, SITE)
     check_ledger(checker, directory / "ledger", GROUP)
     for name, deliveries in observed.items():
         for d in deliveries:
             checker.delivery(name, d.seqno, MessageId(d.sender, d.incarnation, d.local_seqno), d.payload)
-    incarnations = {d.sender: d.incarnation for d in observed[OBSERVERS[0]]}
-    for member, messages in lines.items():
-        for number in range(1, len(messages) + 1):
-            checker.sent(MessageId(member, incarnations.get(member, 1), number))
-    say("the first deliveries:")
-    for d in observed[OBSERVERS[0]][:SHOWN_DELIVERIES]:
-        typer.echo(f"    seqno {d.seqno}  {d.sender:<18} {d.payload[:72].decode('utf-8', 'replace')}")
-    say("the order, as each observer saw it:")
+    for receipt in cast.receipts:
+        checker.sent(receipt.message_id)
+    say("the whole order:")
     show_order(observed)
+    say("what it survived:")
+    for sentence in survived.sentences:
+        typer.echo(f"    {sentence}")
     anomalies = checker.finish()
     show_verdict(anomalies)
+    _query(directory, is_feed=is_feed)
     return bool(anomalies)
 
 
-def _query(spark: SparkSession, directory: Path, *, earthquakes: bool) -> None:
-    """A Delta query over what was ordered."""
-    queries = {
+def _query(directory: Path, *, is_feed: bool) -> None:
+    """Queries over what was ordered."""
+    from connectors.ledger.sql import question
+    from jobs.rows import show_table
+
+    queries: Mapping[str, str] = {
         "messages per member": "SELECT sender, count(*) AS messages, min(seqno) AS first, max(seqno) AS last "
-        "FROM ledger GROUP BY sender ORDER BY messages DESC, sender"
+        "FROM ledger WHERE kind = 'message' GROUP BY sender ORDER BY messages DESC, sender"
     }
-    if earthquakes:
-        body = "CAST(payload AS STRING)"
-        queries = {
-            "the strongest quakes": f"SELECT seqno, get_json_object({body}, '$.magnitude') AS magnitude, "
-            f"get_json_object({body}, '$.place') AS place FROM ledger "
-            f"ORDER BY CAST(get_json_object({body}, '$.magnitude') AS DOUBLE) DESC, seqno LIMIT 3",
-            "reports per network": queries["messages per member"],
-        }
-    spark.read.format("delta").load(str(directory / "ledger")).createOrReplaceTempView("ledger")
-    for title, sql in queries.items():
-        say(f"Delta: {title}")
-        spark.sql(sql).show(20, truncate=60)
+    if is_feed:
+        quake = "SELECT seqno, text(payload)->>'magnitude' AS magnitude, text(payload)->>'place' AS place FROM ledger "
+        strongest = "WHERE kind = 'message' ORDER BY CAST(magnitude AS DOUBLE) DESC, seqno LIMIT 3"
+        queries = {"the strongest quakes": quake + strongest, "reports per network": queries["messages per member"]}
+    with question(directory) as asked:
+        for title, sql in queries.items():
+            say(f"from the Delta table: {title}")
+            answer = asked.ask(sql)
+            show_table(answer.columns, answer.rows, sys.stdout)
+    typer.echo()
+    typer.echo(f"Delta tables: {directory / 'ledger'}; broker data and logs: {directory / 'broker'}")
+    typer.echo(f'  abcast query --data {directory} "SELECT seqno, sender FROM ledger ORDER BY seqno LIMIT 5"')
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The demo of several sites: a Kafka for each, members at all, a bridge that is cut and healed in the middle."""
+"""The demo of several sites: a Kafka for each, members at all, a link that is cut and healed in the middle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 GROUP = "demo"
 PATIENCE_SECONDS = 180.0
 CUT_SECONDS = 8.0
-"""How long the bridge stays cut."""
+"""How long the link stays cut."""
 
 
 def parse_names(text: str) -> list[str]:
@@ -92,7 +92,7 @@ def _sequencers(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[
 
 
 @contextlib.contextmanager
-def _bridge(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[None]:
+def _link(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[None]:
     from connectors.kafka.connection import Connection
     from connectors.spark.job import JobOptions
     from jobs.streaming import Relays, await_ready, relay_makers, running
@@ -106,7 +106,7 @@ def _bridge(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[None
 def _cut_and_heal(
     spark: SparkSession, sites: Sites, dealt: Mapping[str, list[bytes]], directory: Path
 ) -> dict[str, list[Delivery]]:
-    """A third of the messages with the bridge, a third while it is cut, the rest when it is healed."""
+    """A third of the messages with the link, a third while it is cut, the rest when it is healed."""
     from connectors import Member
 
     total = sum(map(len, dealt.values()))
@@ -117,15 +117,15 @@ def _cut_and_heal(
         }
         observers = {site: _Observer(sites, site, total) for site in sites.connections}
         say(f"{len(members)} members broadcast {total} messages, one observer delivers at each site")
-        with _bridge(spark, sites, directory):
+        with _link(spark, sites, directory):
             _broadcast(members, dealt, 0, 3)
-            _show(observers, total, "the bridge is up", until=sum(len(part) // 3 for part in dealt.values()))
-        say("the bridge is cut")
+            _show(observers, total, "the link is up", until=sum(len(part) // 3 for part in dealt.values()))
+        say("the link is cut")
         _broadcast(members, dealt, 1, 3)
         time.sleep(CUT_SECONDS)
         _show(observers, total, "while it is cut")
-        with _bridge(spark, sites, directory):
-            say("the bridge is healed")
+        with _link(spark, sites, directory):
+            say("the link is healed")
             _broadcast(members, dealt, 2, 3)
             for member in members.values():
                 member.wait_ordered(PATIENCE_SECONDS)

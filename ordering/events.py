@@ -110,8 +110,8 @@ class KnownGroup:
         site = sender.partition("/")[0] or str(body["site"])
         members = tuple(Life(*row).address for row in body["members"])
         event = RemoteView(seqno, site, members, bool(sender) or not body["silent"])
-        known = self.remote.get(site)
-        is_new = known is None or known[1:] != event[1:]
+        before = self.remote.get(site)
+        is_new = before is None or before[1:] != event[1:]
         return replace(self, remote={**self.remote, site: event}), event if is_new else None
 
     def _after_view(self, seqno: int, view_id: int, payload: bytes) -> tuple[KnownGroup, ViewChange]:

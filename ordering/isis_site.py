@@ -22,7 +22,7 @@ Rules.
    writes behind the seal does not count. Readers of the log, at home and elsewhere, know it by `ordering.reader`:
    entries are numbered 1, 2, 3 …, and seals stand among them.
 3. *Payload first.* A site proposes for another's run only when all its records stand in its own Kafka. What relays
-   bring is taken in the order of its offsets at home, each once. So a payload crosses a bridge once, and a site can
+   bring is taken in the order of its offsets at home, each once. So a payload crosses a link once, and a site can
    read all that is ordered without asking another one.
 4. *What one site has ordered is ordered.* An entry says which runs were ordered. A site takes that over from any
    entry that counts, in the order of positions, besides what its own process delivers. So a site that was away, and

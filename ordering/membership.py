@@ -143,9 +143,9 @@ class Settings:
             changes = json.loads(raw)
         except (ValueError, RecursionError) as error:
             raise UsageError("settings are not JSON.") from error
-        known = {item.name for item in fields(self)}
-        if not isinstance(changes, dict) or not changes or not known.issuperset(changes):
-            raise UsageError(f"settings are a JSON object with some of {', '.join(sorted(known))}.")
+        names = {item.name for item in fields(self)}
+        if not isinstance(changes, dict) or not changes or not names.issuperset(changes):
+            raise UsageError(f"settings are a JSON object with some of {', '.join(sorted(names))}.")
         for name, value in changes.items():
             if name in ("closed", "flush"):
                 if not isinstance(value, bool):
@@ -374,15 +374,15 @@ def _install(membership: Membership, view: dict[str, Any], received: Mapping[str
     members = tuple(Life(*row) for row in view["members"])
     present = {life.address for life in members}
     gone = [life.address for life in membership.members if life.address not in present]
-    left = [row for row in membership.left if row.address not in present and row.address not in gone]
-    left += [FormerMember(address, *received.get(address, NOTHING_ACCEPTED)) for address in gone]
+    former = [row for row in membership.left if row.address not in present and row.address not in gone]
+    former += [FormerMember(address, *received.get(address, NOTHING_ACCEPTED)) for address in gone]
     lives_over = {address: number for address, number in membership.lives_over.items() if address not in present}
     if membership.settings.flush or membership.settings.closed:
         for address, incarnation in membership.members:
             if address in view["suspected"] and received.get(address, NOTHING_ACCEPTED).incarnation == incarnation:
                 lives_over[address] = incarnation
     # A former member that has sent since then is a stranger: its row stays.
-    dropped = [row for row in left[: max(0, len(left) - MAX_LEFT)] if received.get(row.address) == row[1:]]
+    dropped = [row for row in former[: max(0, len(former) - MAX_LEFT)] if received.get(row.address) == row[1:]]
     for row in dropped:
         lives_over.pop(row.address, None)
     flush = membership.flush
@@ -398,7 +398,7 @@ def _install(membership: Membership, view: dict[str, Any], received: Mapping[str
         joining=(),
         leaving=(),
         flush=flush,
-        left=tuple(left[-MAX_LEFT:]),
+        left=tuple(former[-MAX_LEFT:]),
         lives_over=lives_over,
         incarnation_floor=max(membership.incarnation_floor, *(row.incarnation for row in dropped), 0),
         heard={address: when for address, when in heard if address in stay or is_relay(address)},

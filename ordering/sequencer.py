@@ -267,10 +267,10 @@ def _accepted(membership: Membership, received: Mapping[str, Accepted], record: 
     if record.kind == REMOTE_VIEW:
         row = Accepted(record.incarnation, record.local_seqno)
         return row if row > received.get(record.sender, NOTHING_ACCEPTED) else None
-    known = received.get(record.sender)
-    if record.incarnation <= membership.last_life_over(record.sender, has_row=known is not None):
+    row_before = received.get(record.sender)
+    if record.incarnation <= membership.last_life_over(record.sender, has_row=row_before is not None):
         return None
-    return next_accepted(known or NOTHING_ACCEPTED, record.incarnation, record.local_seqno)
+    return next_accepted(row_before or NOTHING_ACCEPTED, record.incarnation, record.local_seqno)
 
 
 def _fold(membership: Membership, record: Data, received: dict[str, Accepted]) -> Membership:
@@ -377,15 +377,23 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
         epoch_before = reader.epoch
         verdict = reader.accept(record.kind, record.epoch, record.seqno)
         if verdict is Verdict.CONTROL and record.payload:
-            known = SequencerState.from_bytes(record.payload)
-            if known.seqno != reader.last_seqno and not base_expected:
+            snapshot_state = SequencerState.from_bytes(record.payload)
+            if snapshot_state.seqno != reader.last_seqno and not base_expected:
                 continue
-            reader = Reader(record.epoch, known.seqno)
-            received, positions, seals = dict(known.received), known.positions, list(known.seals)
-            view, duplicates, unsnapped = known.view, known.duplicates, 0
-            latest_ms, snapshot_ms = known.latest_ms, known.snapshot_ms
-            membership = known.membership.without_time()
-            decided, own_seqno, links = dict(known.decided), known.own_seqno, LinkTable(known.links, known.origins)
+            reader = Reader(record.epoch, snapshot_state.seqno)
+            received, positions, seals = (
+                dict(snapshot_state.received),
+                snapshot_state.positions,
+                list(snapshot_state.seals),
+            )
+            view, duplicates, unsnapped = snapshot_state.view, snapshot_state.duplicates, 0
+            latest_ms, snapshot_ms = snapshot_state.latest_ms, snapshot_state.snapshot_ms
+            membership = snapshot_state.membership.without_time()
+            decided, own_seqno, links = (
+                dict(snapshot_state.decided),
+                snapshot_state.own_seqno,
+                LinkTable(snapshot_state.links, snapshot_state.origins),
+            )
         elif verdict is Verdict.CONTROL and record.epoch > epoch_before:
             seals.append(Seal(record.epoch, reader.last_seqno + 1))
         elif verdict is Verdict.TAKE:

@@ -1,24 +1,64 @@
-"""Fixtures that several test modules share. One broker and one Spark session serve a whole test session."""
+"""Fixtures that several test modules share; which tests run, where, and in which order.
+
+One broker and one Spark session serve a whole test process.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
 from connectors.local.broker import EmbeddedBroker
+from tests.jvm import SHORT_LIVED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 hypothesis.settings.register_profile("fast", max_examples=20)
 
-TOGETHER = {"cli", "crash", "sites", "spark"}
-"""Packages whose tests share what takes long to start, or, in the crash tests, kill at an instant: with several
-processes (`pytest -n 2`), one of them runs all of a package. All other tests go wherever there is time.
-"""
+PIPELINE = "tests/cli/test_pipeline.py"
+TOGETHER = {
+    "tests/sites/": "tests/sites/",
+    "tests/spark/": "tests/spark/",
+    "tests/cli/test_bad_input.py": PIPELINE,
+    "tests/cli/test_membership.py": PIPELINE,
+}
+"""Tests that share what takes long to start: with several processes (`pytest -n 2`), one of them runs all of these."""
+
+FIRST = ("tests/sites/", "tests/spark/", PIPELINE, "tests/crash/", "tests/test_wheel.py", "tests/test_readme.py")
+"""What takes longest begins first, so that no process works on alone for long when the others have ended."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the soak, unless ABCAST_SOAK is set; the longest first."""
+    if "ABCAST_SOAK" not in os.environ:
+        soak = [item for item in items if item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=soak)
+        items[:] = [item for item in items if item not in soak]
+    items.sort(key=lambda item: _rank(item))
+
+
+def _rank(item: pytest.Item) -> int:
+    share = _share(item.nodeid)
+    first = [rank for rank, path in enumerate(FIRST) if share.startswith(path)]
+    slow = [rank for rank, name in enumerate(("crash", "broker", "slow")) if item.get_closest_marker(name)]
+    return [*first, *(len(FIRST) + rank for rank in slow), len(FIRST) + 3][0]
+
+
+def _share(nodeid: str) -> str:
+    """What runs in one process, and one after the other: what shares something, a module, a test."""
+    module = nodeid.split("::")[0]
+    for path, share in TOGETHER.items():
+        if module.startswith(path):
+            return share
+    # One test after the other kills processes at an instant.
+    return module if module.startswith(("tests/crash/", PIPELINE)) else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -28,17 +68,31 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            package = nodeid.split("/")[1]
-            return package if package in TOGETHER else nodeid
+            return _share(nodeid)
 
+    config.option.loadscopereorder = False  # by the number of tests, which says nothing
     return Scheduler(config, log)
 
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """A running one-node broker on a free port. Tests share it, so each uses topics (or a group) of its own."""
-    with EmbeddedBroker(tmp_path_factory.mktemp("broker"), port=0) as running:
+    with started(tmp_path_factory.mktemp("broker")) as running:
         yield running
+
+
+@contextmanager
+def started(directory: Path) -> Iterator[EmbeddedBroker]:
+    """A broker for as long as tests last."""
+    broker = EmbeddedBroker(directory, port=0)
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in SHORT_LIVED.items():
+            environment.setenv(name, value)
+        broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
 
 
 @pytest.fixture(scope="session")

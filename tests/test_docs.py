@@ -64,6 +64,21 @@ def test_files_that_are_named(page: str) -> None:
         assert any(ROOT.glob(path.rstrip("/"))), path
 
 
+def test_what_contributors_are_told() -> None:
+    """A name of the code that CONTRIBUTING gives beside a file is in that file."""
+    page = PAGES["CONTRIBUTING.md"]
+    told = 0
+    for rule in re.split(r"\n(?=\d+\. |\n|#)", page):
+        files = [ROOT / path for path in spans(rule) if re.fullmatch(r"[\w/]+\.py", path)]
+        names = [
+            name for name in spans(rule) if re.fullmatch(r"_?[A-Z_]{2,}|_?[A-Z][a-z]+|\w+_\w+|carry|fold|refusal", name)
+        ]
+        for name in names if files else []:
+            told += 1
+            assert any(re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")) for file in files), f"{name}: {rule}"
+    assert told > 15
+
+
 def test_make_targets() -> None:
     """The targets that the pages name are there."""
     blocks = "\n".join(block for page in PAGES.values() for block in fences(page, "sh"))
@@ -215,7 +230,7 @@ def test_formats() -> None:
 @pytest.mark.parametrize("table", [section(README, "## Commands"), section(doc("operations"), "## Commands")])
 def test_commands(table: str) -> None:
     """The table has all commands and no others."""
-    named = set(re.findall(r"`abcast ([a-z]+)", " ".join(row[0] for row in tables(table)[0])))
+    named = set(re.findall(r"`abcast ([a-z-]+)", " ".join(row[0] for row in tables(table)[0])))
     assert named == set(command().commands)
 
 

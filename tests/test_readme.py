@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -100,14 +101,20 @@ def run_example(code: str, port: int, cwd: Path) -> str:
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_demo(tmp_path: Path) -> None:
-    """`make demo`, on a small file: the same digest for all observers, no anomaly, a query on the table."""
+@pytest.mark.parametrize("engine", ["spark", "process"])
+def test_demo(tmp_path: Path, engine: str) -> None:
+    """`make demo`, on a small file: one order for all observers, a killed sequencer and a killed member survived."""
     lines = tmp_path / "lines.txt"
     lines.write_text("".join(f"line {number}\n" for number in range(90)))
-    done = abcast("demo", "--input", lines, "--members", "3", "--data", "data", cwd=tmp_path, timeout=200)
+    options = ("--input", lines, "--members", "3", "--data", "data", "--engine", engine)
+    done = abcast("demo", *options, cwd=tmp_path, timeout=200)
     assert done.returncode == 0, done.stderr
-    digests = re.findall(r"observer-\d: 90 deliveries, digest (\w+)", done.stdout)
+    digests = re.findall(r"observer-\d: \d+ deliveries, digest (\w+)", done.stdout)
     assert len(digests) == 3
     assert len(set(digests)) == 1
     assert "every promise holds" in done.stdout
+    assert re.search(r"kill -9 of the sequencer: .* in epoch 2 after 1", done.stdout)
+    assert re.search(r"kill -9 of the member local/member-2: view \d+ without it came", done.stdout)
+    picture = ElementTree.parse(tmp_path / "data" / "demo" / "order.svg").getroot()
+    assert "One order of" in "".join(picture.itertext())
     assert abcast("broker", "status", "--dir", "data/demo/broker", cwd=tmp_path).returncode == 1

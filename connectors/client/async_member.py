@@ -22,10 +22,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, cast, overload
 
 from connectors.client.callbacks import Callback
-from connectors.client.delivery import Delivery
+from connectors.client.delivery import Delivery, Deserializer
 from connectors.client.letter import Letter, LetterReceipt
 from connectors.client.member import CLOSE_TIMEOUT_S, Member
-from connectors.client.message import GivenHeaders, GivenPayload
+from connectors.client.message import GivenHeaders, Serializer
 from connectors.client.receipt import Receipt
 from connectors.client.state_transfer import GetState, SetState
 from connectors.client.stream import Stream
@@ -58,6 +58,8 @@ class Options(TypedDict, total=False):
     unblock: Callback | None
     get_state: GetState | None
     set_state: SetState | None
+    serializer: Serializer | None
+    deserializer: Deserializer | None
 
 
 class AsyncStream(Generic[T]):
@@ -147,16 +149,14 @@ class AsyncMember:
         connect = functools.partial(self.member.connect, from_ledger=from_ledger, state=state, or_history=or_history)
         return await asyncio.to_thread(connect, from_seqno=from_seqno, timeout=timeout)
 
-    async def broadcast(
-        self, payload: GivenPayload, headers: GivenHeaders = (), timeout: float | None = 30.0
-    ) -> Receipt:
+    async def broadcast(self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0) -> Receipt:
         """As `Member.broadcast`: waits for room in the forward table. `await` the receipt for the seqno."""
         return await self._in_turn(functools.partial(self.member.broadcast, payload, headers, timeout))
 
     async def send(
         self,
         address: str | Address,
-        payload: GivenPayload,
+        payload: Any,
         headers: GivenHeaders = (),
         timeout: float | None = 30.0,
     ) -> LetterReceipt:

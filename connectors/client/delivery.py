@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple
 
 from ordering.events import Event
 from ordering.records import Headers
 
+Deserializer = Callable[[bytes], Any]
+_EPOCH = datetime.fromtimestamp(0, timezone.utc)
+
 
 class Delivery(NamedTuple):
-    """One message. `seqno` counts 1, 2, 3 … in the group (views and the like take numbers too)."""
+    """One message. `seqno` counts 1, 2, 3 … in the group (views and the like take numbers too).
+
+    `forwarded_at_ms`: when the sequencer's broker had it from its sender; `sequenced_at_ms`: when it had it with its
+    seqno. Both by the broker's clock, in ms since the epoch. (0 where a ledger of an earlier version does not say.)
+    """
 
     seqno: int
     sender: str
@@ -19,11 +28,28 @@ class Delivery(NamedTuple):
     headers: Headers
     view_id: int
     epoch: int
+    forwarded_at_ms: int = 0
+    sequenced_at_ms: int = 0
+    deserializer: Deserializer | None = None
+
+    @property
+    def forwarded_at(self) -> datetime:
+        """`forwarded_at_ms` as a time, in UTC."""
+        return _EPOCH + timedelta(milliseconds=self.forwarded_at_ms)
+
+    @property
+    def sequenced_at(self) -> datetime:
+        """`sequenced_at_ms` as a time, in UTC."""
+        return _EPOCH + timedelta(milliseconds=self.sequenced_at_ms)
+
+    @property
+    def value(self) -> Any:
+        """What the member's `deserializer` makes of the payload: the payload itself, without one. Raises what it does.
+
+        So a payload that can't be read fails where it is used, and not in the loop that goes on to the next.
+        """
+        return self.payload if self.deserializer is None else self.deserializer(self.payload)
 
 
-class Place(NamedTuple):
-    """One step in the order: a seqno, a Kafka offset from which the next one is found, what the application sees."""
-
-    seqno: int
-    next_offset: int
-    delivery: Delivery | Event | None
+Place = tuple[int, int, Delivery | Event | None]
+"""One step in the order: a seqno, a Kafka offset from which the next one is found, what the application sees."""

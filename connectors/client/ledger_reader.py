@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from connectors.client.delivery import Delivery, Place
 from connectors.ledger.history import read_rows
@@ -30,14 +31,19 @@ def read_ledger(
     Raises as `read_rows`.
     """
     for rows in read_rows(directory, group, from_seqno):
-        yield [_place(decode_row(row), row.get("data_offset"), events) for row in rows]
+        yield [_place(row, events) for row in rows]
 
 
-def _place(data: Data, offset: int | None, events: EventReader | None) -> Place:
+def _place(row: Mapping[str, Any], events: EventReader | None) -> Place:
+    data, offset = decode_row(row), row.get("data_offset")
     # Rows of an earlier layout do not say where they stood. It was at offset seqno - 1 or later, and a place need not
     # say more than where the next seqno is found.
     next_offset = data.seqno if offset is None else offset + 1
-    return Place(data.seqno, next_offset, _delivery(data) if data.kind == MESSAGE else _event(data, events))
+    if data.kind != MESSAGE:
+        return data.seqno, next_offset, _event(data, events)
+    sequenced_at = row.get("sequenced_at")
+    delivery = _delivery(data, round(sequenced_at.timestamp() * 1000) if sequenced_at else 0)
+    return data.seqno, next_offset, delivery
 
 
 def _event(data: Data, events: EventReader | None) -> Event | None:
@@ -46,6 +52,7 @@ def _event(data: Data, events: EventReader | None) -> Event | None:
     return events.accept(data.kind, data.seqno, data.view, data.sender, data.payload)
 
 
-def _delivery(data: Data) -> Delivery:
+def _delivery(data: Data, sequenced_at_ms: int) -> Delivery:
     message = data.seqno, data.sender, data.incarnation, data.local_seqno
-    return Delivery(*message, data.payload, data.headers, data.view, data.epoch)
+    times = data.forwarded_at_ms, sequenced_at_ms
+    return Delivery(*message, data.payload, data.headers, data.view, data.epoch, *times)

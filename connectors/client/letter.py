@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from connectors.client.delivery import Deserializer
 from connectors.client.promise import Promise
 from ordering.errors import AbcastError, NotWrittenInTime
 from ordering.records import Headers
@@ -18,6 +19,12 @@ class Letter(NamedTuple):
     local_seqno: int
     payload: bytes
     headers: Headers
+    deserializer: Deserializer | None = None
+
+    @property
+    def value(self) -> Any:
+        """As `Delivery.value`."""
+        return self.payload if self.deserializer is None else self.deserializer(self.payload)
 
 
 class LetterReceipt(Promise):

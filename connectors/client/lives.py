@@ -91,8 +91,12 @@ class Lives:
     address: Address
     limits: SendingLimits
     outbox: Outbox | None = None
-    changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.Lock()))
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    changed: threading.Condition = field(init=False)
     claimed: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.changed = threading.Condition(self.lock)
 
     def begin(
         self, memory: MemberMemory, state: SequencerState, carried: Sequence[Carried] | None, history: History

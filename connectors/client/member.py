@@ -20,19 +20,22 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from connectors.client.arguments import function, number, path, positive_seconds, seconds, switch, text
 from connectors.client.callbacks import Callback, Callbacks
+from connectors.client.delivery import Deserializer
 from connectors.client.entrance import Choice
 from connectors.client.ledger_reader import check_can_read_a_ledger
 from connectors.client.letter import LetterReceipt
 from connectors.client.lives import Lives, SendingLimits
 from connectors.client.member_memory import MemberMemory
-from connectors.client.message import GivenHeaders, GivenPayload, check_headers, check_payload
+from connectors.client.message import GivenHeaders, Serializer, check_headers, check_payload
 from connectors.client.outbox import Outbox
 from connectors.client.quiet_points import QuietPoints
 from connectors.client.reading import ReadingHalf
 from connectors.client.receipt import Receipt
+from connectors.client.sharing import share
 from connectors.client.state_transfer import GetState, SetState, StateTransfer
 from connectors.client.succession import Succession
 from connectors.kafka.configuration import configured
@@ -69,6 +72,8 @@ class Member(ReadingHalf):
         unblock: Callback | None = None,
         get_state: GetState | None = None,
         set_state: SetState | None = None,
+        serializer: Serializer | None = None,
+        deserializer: Deserializer | None = None,
     ) -> None:
         """Connect to the site's Kafka.
 
@@ -98,6 +103,8 @@ class Member(ReadingHalf):
                 between two of them. Only for members that have the whole state: those of the group's first view, and
                 those that connect with `state`, `from_ledger` or `from_seqno`.
             set_state: takes such a state, in `connect(state=True)`.
+            serializer: makes the bytes of whatever `broadcast` and `send` are given.
+            deserializer: makes the `value` of a delivery or a letter from its payload, when that is asked for.
 
         Raises:
             UsageError: a bad name or option; the outbox is another member's or in use.
@@ -118,6 +125,8 @@ class Member(ReadingHalf):
             check_can_read_a_ledger()
         for name, call in (("block", block), ("unblock", unblock), ("get_state", get_state), ("set_state", set_state)):
             function(name, call)
+        function("serializer", serializer)
+        function("deserializer", deserializer)
         connection = _connection(connection, bootstrap_servers, connect_timeout)
         limits = SendingLimits(max_pending_records, max_pending_bytes, resend_after_s)
         limits.validate()
@@ -128,18 +137,22 @@ class Member(ReadingHalf):
         self._transfer: StateTransfer | None = None
         if get_state is not None or set_state is not None:
             self._transfer = StateTransfer(connection, group, address, sending.send_state, get_state, set_state)
-        super().__init__(connection, group, address, ledger_directory, self._transfer, sending)
+        super().__init__(connection, group, address, ledger_directory, self._transfer, sending, deserializer)
+        self._serializer = serializer
         self._connecting = threading.Lock()
         self._is_connected = False  # it is in the group, or was
         self._quiet = QuietPoints(self.address, self._callbacks)
-        if outbox_file is None:
-            MemberMemory(self.connection, self.group, self.address).close()  # a wrong address shows now, not later
-            return
-        self._lives.outbox = Outbox(outbox_file, self.group, str(self.address))
+        self._shared = share(connection)  # so that it stays open as long as the member
         try:
-            self._sending.start()
+            if outbox_file is None:
+                MemberMemory(connection, group, address).close()  # a wrong address shows now, not later
+            else:
+                self._lives.outbox = Outbox(outbox_file, group, str(address))
+                self._sending.start()
         except BaseException:
-            self._lives.outbox.close()
+            if self._lives.outbox is not None:
+                self._lives.outbox.close()
+            self._shared.release()
             raise
 
     def __repr__(self) -> str:
@@ -242,8 +255,10 @@ class Member(ReadingHalf):
         limit = seconds("timeout", timeout)
         return self._quiet.point(self._sending.session if self._is_connected else None, limit)
 
-    def broadcast(self, payload: GivenPayload, headers: GivenHeaders = (), timeout: float | None = 30.0) -> Receipt:
+    def broadcast(self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0) -> Receipt:
         """Send a message to the group; returns as soon as it is in the forward table (and the outbox).
+
+        `payload`: bytes, a bytearray or a memoryview; with a `serializer`, what that takes.
 
         The first call also takes an incarnation, which needs an answer from Kafka. Messages of one member are ordered
         as they were broadcast; of several threads, as they got hold of the member. While the forward table is full,
@@ -259,7 +274,11 @@ class Member(ReadingHalf):
             BrokerUnreachable: the first call takes an incarnation, or looks whether an old one still holds.
             EnvironmentProblem: the outbox can't be written.
         """
-        kept, checked, limit = check_payload(payload), check_headers(headers), seconds("timeout", timeout)
+        kept, checked, limit = (
+            check_payload(payload, self._serializer),
+            check_headers(headers),
+            seconds("timeout", timeout),
+        )
         if self._quiet.is_mine:
             raise UsageError("nobody may send in a flush, its requester neither: leave the `with` first.")
         forwarder = self._sending.forwarder or self._sending.start()
@@ -270,7 +289,7 @@ class Member(ReadingHalf):
     def send(
         self,
         address: str | Address,
-        payload: GivenPayload,
+        payload: Any,
         headers: GivenHeaders = (),
         timeout: float | None = 30.0,
     ) -> LetterReceipt:
@@ -291,7 +310,11 @@ class Member(ReadingHalf):
         if not isinstance(address, str | Address):
             raise UsageError(f"address is a text such as a delivery's sender, not {type(address).__name__}.")
         receiver = Address.parse(str(address), self._default_site)
-        kept, checked, limit = check_payload(payload), check_headers(headers), seconds("timeout", timeout)
+        kept, checked, limit = (
+            check_payload(payload, self._serializer),
+            check_headers(headers),
+            seconds("timeout", timeout),
+        )
         letters = self._sending.letters or self._sending.start_letters()
         return letters.send(receiver, kept, checked, limit)
 
@@ -323,6 +346,7 @@ class Member(ReadingHalf):
             self._sending.finish(max(0.0, deadline - time.monotonic()))
         finally:
             end_streams()
+            self._shared.release()
 
     def __enter__(self) -> Member:
         return self

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from connectors.kafka.codec import check_application_headers
 from ordering.errors import UsageError
@@ -12,8 +13,16 @@ GivenPayload = bytes | bytearray | memoryview
 GivenHeaders = Iterable[tuple[str, bytes]] | Mapping[str, bytes]
 
 
-def check_payload(payload: GivenPayload) -> bytes:
+Serializer = Callable[[Any], GivenPayload]
+
+
+def check_payload(payload: object, serializer: Serializer | None = None) -> bytes:
     """The payload as it is kept and sent; what can change is copied. Raises UsageError if it can't be sent."""
+    if serializer is not None:
+        try:
+            payload = serializer(payload)
+        except Exception as error:
+            raise UsageError(f"the serializer can't make a payload of a {type(payload).__name__}: {error}") from error
     if not isinstance(payload, bytes):
         if not isinstance(payload, bytearray | memoryview):
             raise UsageError(f"a payload is a bytes object, not {type(payload).__name__}: encode it first.")

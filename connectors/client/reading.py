@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from connectors.client.arguments import number, silence, switch
 from connectors.client.deliveries import Deliveries, Position
-from connectors.client.delivery import Delivery
+from connectors.client.delivery import Delivery, Deserializer
 from connectors.client.entrance import Entrance
 from connectors.client.inbox import Inbox
 from connectors.client.letter import Letter
@@ -35,12 +35,14 @@ class ReadingHalf:
         ledger: Path | None,
         transfer: StateTransfer | None,
         sending: Succession,
+        deserializer: Deserializer | None = None,
     ) -> None:
         self.connection = connection
         self.group = group
         self.address = address
         self.ledger = ledger
         self._sending = sending
+        self._deserializer = deserializer
         self._entrance = Entrance(connection, group, address, ledger, transfer)
         self._streams: WeakSet[Stream[Any]] = WeakSet()
 
@@ -107,7 +109,7 @@ class ReadingHalf:
             )
         else:
             run = self._entrance.deliveries(timeout, events=events)
-        return self._stream(Stream(run))
+        return self._stream(Stream(run, self._deserializer))
 
     def inbox(self, timeout: float | None = None, *, from_beginning: bool = False) -> Stream[Letter]:
         """The letters to this member, each sender's in order, as they come. An iterator, for one thread.
@@ -129,7 +131,7 @@ class ReadingHalf:
         """
         limit, anew = silence("timeout", timeout), switch("from_beginning", from_beginning)
         run = Inbox(self.connection, self.group, self.address, limit, from_beginning=anew)
-        return self._stream(Stream(run))
+        return self._stream(Stream(run, self._deserializer))
 
     def _stream(self, stream: Stream[T]) -> Stream[T]:
         with self._sending.lock:

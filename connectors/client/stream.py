@@ -9,7 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
+
+from connectors.client.delivery import Delivery, Deserializer
+from connectors.client.letter import Letter
+from ordering.errors import UsageError
+
+_TWO_THREADS = "generator already executing"
+"""How Python says that two threads are in one generator."""
 
 T = TypeVar("T", covariant=True)
 
@@ -33,16 +40,26 @@ class Run(Protocol[T]):
 class Stream(Generic[T]):
     """An iterator, for one thread. Closed when nobody has it any more, and when its member is closed."""
 
-    def __init__(self, run: Run[T]) -> None:
+    def __init__(self, run: Run[T], deserializer: Deserializer | None = None) -> None:
+        """`deserializer`: for the `value` of what it gives."""
         self._run = run
         self._items = run.run()
+        self._deserializer = deserializer
 
     def __iter__(self) -> Stream[T]:
         return self
 
     def __next__(self) -> T:
-        """The next item; the one before it is taken."""
-        return next(self._items)
+        """The next item; the one before it is taken. Raises UsageError if another thread is waiting for it."""
+        try:
+            item = next(self._items)
+        except ValueError as error:
+            if str(error) != _TWO_THREADS:
+                raise
+            raise UsageError("this iterator is for one thread, and another one waits for its next item.") from None
+        if self._deserializer is not None and isinstance(item, Delivery | Letter):
+            return cast(T, item._replace(deserializer=self._deserializer))
+        return item
 
     def taken(self) -> None:
         """The item in hand has done its work. Remembered when the next one is asked for, or the stream is closed."""

@@ -241,6 +241,14 @@ def dead_letter_headers(letter: DeadLetter, original: Sequence[tuple[str, bytes]
     return [*original, (DEAD_LETTER_HEADER, f"{VERSION} {letter.source} {letter.reason}".encode("ascii"))]
 
 
+def decode_dead_letter(headers: Sequence[tuple[str, bytes]]) -> tuple[str, str, Headers]:
+    """Source, reason and original headers of a dead letter; no source and no reason for what is none."""
+    if not headers or headers[-1][0] != DEAD_LETTER_HEADER:
+        return "", "", tuple(headers)
+    _, source, reason, *_ = [*(headers[-1][1] or b"").decode("utf-8", "replace").split(" ", 2), "", "", ""]
+    return source, reason, tuple(headers[:-1])
+
+
 def size_of(headers: Headers) -> int:
     """Bytes of the names and values; Kafka allows a null value."""
     return sum(len(name) + len(value or b"") for name, value in headers)

@@ -31,11 +31,11 @@ class Security:
     @classmethod
     def parse(cls, table: object, directory: Path) -> Security:
         """From a table of the sites' file; files are relative to `directory`. Raises UsageError."""
-        known = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls)]
         if not isinstance(table, Mapping) or not all(
-            key in known and isinstance(value, str) for key, value in table.items()
+            key in names and isinstance(value, str) for key, value in table.items()
         ):
-            raise UsageError(f"security is a table of texts, of the keys {', '.join(known)}.")
+            raise UsageError(f"security is a table of texts, of the keys {', '.join(names)}.")
         files = {key: str(directory / value) for key, value in table.items() if key.endswith("_file")}
         security = cls(**{**table, **files})
         if security.protocol not in _PROTOCOLS or security.mechanism not in _LOGIN_MODULES:

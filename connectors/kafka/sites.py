@@ -48,7 +48,7 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """All sites. `links` are the bridges; with a home, those between it and every other site."""
+    """All sites. `links` are pairs of sites; with a home, it and every other site."""
 
     mode: Mode
     home: str | None

@@ -12,9 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
@@ -24,6 +23,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
 from connectors.ledger.answer import ONLY_QUERIES, TABLES, Answer
+from connectors.local.scratch import make_scratch
 from ordering.errors import UsageError
 
 if TYPE_CHECKING:
@@ -112,12 +112,12 @@ def question(data: Path) -> Iterator[Question]:
         views.append((name, table, of_table))
         files += of_table
     with (
-        TemporaryDirectory(prefix="abcast-query-") as spill,
+        closing(make_scratch()) as spill,
         duckdb.connect() as session,
         ThreadPoolExecutor(1, "abcast-query") as thread,
     ):
         session.execute("SET TimeZone = 'UTC'")
-        session.execute(f"SET temp_directory = {_literal(spill)}")
+        session.execute(f"SET temp_directory = {_literal(str(spill.path))}")
         session.execute("SET autoinstall_known_extensions = false")
         session.execute("SET autoload_known_extensions = false")
         session.execute("SET python_enable_replacements = false")
@@ -154,15 +154,15 @@ def _relation(session: duckdb.DuckDBPyConnection, table: DeltaTable, files: Sequ
     return f"SELECT {', '.join(chosen)} {scan}"
 
 
-def _type(of: object) -> str:
+def _type(column_type: object) -> str:
     """DuckDB's name of one of Delta's types."""
-    if isinstance(of, ArrayType):
-        return f"{_type(of.element_type)}[]"
-    if isinstance(of, MapType):
-        return f"MAP({_type(of.key_type)}, {_type(of.value_type)})"
-    if isinstance(of, StructType):
-        return f"STRUCT({', '.join(f'{_name(field.name)} {_type(field.type)}' for field in of.fields)})"
-    return _TYPES.get(of.type, of.type) if isinstance(of, PrimitiveType) else "JSON"
+    if isinstance(column_type, ArrayType):
+        return f"{_type(column_type.element_type)}[]"
+    if isinstance(column_type, MapType):
+        return f"MAP({_type(column_type.key_type)}, {_type(column_type.value_type)})"
+    if isinstance(column_type, StructType):
+        return f"STRUCT({', '.join(f'{_name(field.name)} {_type(field.type)}' for field in column_type.fields)})"
+    return _TYPES.get(column_type.type, column_type.type) if isinstance(column_type, PrimitiveType) else "JSON"
 
 
 def _no_value(name: str, kind: str) -> str:

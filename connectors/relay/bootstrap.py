@@ -46,8 +46,8 @@ def bootstrap(sites: Sites, group: str, ledger: Path, direction: Direction, writ
 
     Raises UsageError (no ledger, or none of this group), BrokerUnreachable, TopicMissing.
     """
-    known = state_from_ledger(ledger, group)
-    if known is None:
+    state = state_from_ledger(ledger, group)
+    if state is None:
         raise UsageError(f"there is no ledger of group {group} in {ledger}: name the home's DIR/ledger.")
     target = sites.connection(direction.target)
     if sites.home is None:
@@ -56,16 +56,19 @@ def bootstrap(sites: Sites, group: str, ledger: Path, direction: Direction, writ
         with DataLog(target, group, direction.target) as log:
             reached = log.state().origins
         _write_session(sites, direction, ledger, group, reached, written)
-        return known.seqno
+        return state.seqno
     with DataLog(target, group, direction.target) as copy:
         if copy.claims():
             raise UsageError(f"{copy.topic} has a sequencer of its own, so it can't follow {direction.source}.")
-        done = copy.state().seqno
+        last_seqno = copy.state().seqno
         _write(
-            target, str(copy.topic), _hub_records(group, direction.source, read_rows(ledger, group, done + 1)), written
+            target,
+            str(copy.topic),
+            _hub_records(group, direction.source, read_rows(ledger, group, last_seqno + 1)),
+            written,
         )
-        post_base(target, copy.claims_topic, known)
-    return known.seqno
+        post_base(target, copy.claims_topic, state)
+    return state.seqno
 
 
 def _hub_records(group: str, home: str, rows: Iterator[list[dict[str, Any]]]) -> Iterator[Record]:

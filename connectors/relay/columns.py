@@ -39,9 +39,9 @@ def relay_home_data(rows: DataFrame, direction: Direction) -> DataFrame:
 def relay_forward(rows: DataFrame, direction: Direction) -> DataFrame:
     """FORWARD of another site → FORWARD at the home."""
     behind = len(codec.FORWARD_FIELDS)
-    said = F.concat(_mark(direction), F.lit(f" {codec.NOTHING}"))
+    header = F.concat(_mark(direction), F.lit(f" {codec.NOTHING}"))
     topic = _renamed(f".forward.{direction.source}", _relayed(direction))
-    return rows.select(topic, "partition", "key", "value", _marked(said, behind, behind).alias("headers"))
+    return rows.select(topic, "partition", "key", "value", _marked(header, behind, behind).alias("headers"))
 
 
 def relay_mesh_data(

@@ -6,7 +6,7 @@ below that one.
 
 Invariant: the directory is there as long as this process or its JVM lives, since both own it (see
 `connectors.local.owned_directory`; the JVM may outlive us for a while). After a clean end it is gone. After a crash at
-any point the next process that starts a JVM removes it.
+any point the next process that makes such a directory removes it.
 
 Under spark-submit the JVM is there before us, and so is what spark-submit has made by then; the rest lies in our
 directory, unless spark-submit was told another.
@@ -26,17 +26,11 @@ from py4j.java_gateway import JavaGateway, JVMView
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 
-from connectors.local.owned_directory import OwnedDirectory, remove_abandoned
-from ordering.errors import EnvironmentProblem
+from connectors.local.owned_directory import OwnedDirectory
+from connectors.local.scratch import make_scratch
 
 SUBMITTED = "PYSPARK_GATEWAY_PORT" in os.environ
 """Whether spark-submit runs us, in a JVM that is there already."""
-
-SCRATCH = "abcast-scratch-"
-"""How the names of the directories begin."""
-
-_LONGEST_PARENT = 103 - len(f"/{SCRATCH}123456789abc/.{'u' * 36}.sock")
-"""Bytes: the path of a socket has at most 103 on some systems."""
 
 _END_S = 10.0
 
@@ -45,7 +39,7 @@ def start_jvm(settings: Mapping[str, str]) -> None:
     """Start Spark's JVM with these settings, unless this process has one already. Raises EnvironmentProblem."""
     if SparkContext._gateway is not None:  # noqa: SLF001 - there is no public way
         return
-    scratch = _make_scratch()
+    scratch = make_scratch()
     options = f'{settings["spark.driver.extraJavaOptions"]} "-Djava.io.tmpdir={scratch.path}"'
     conf = SparkConf().setAll([*{**settings, **_below(scratch), "spark.driver.extraJavaOptions": options}.items()])
     with _temporary_files_in(scratch.path):
@@ -60,7 +54,7 @@ def join_jvm() -> None:
     if SparkContext._gateway is not None:  # noqa: SLF001 - there is no public way
         return
     SparkContext._ensure_initialized()  # noqa: SLF001 - there is no public way
-    scratch = _make_scratch()
+    scratch = make_scratch()
     atexit.register(scratch.close)
     told = SparkConf()
     system = jvm().java.lang.System
@@ -84,20 +78,6 @@ def end_jvm(timeout_s: float) -> None:
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(timeout_s)
-
-
-def _make_scratch() -> OwnedDirectory:
-    parent = Path(tempfile.gettempdir())
-    if len(os.fsencode(parent)) > _LONGEST_PARENT:
-        parent = Path("/tmp")  # noqa: S108 - a directory with a name of its own, for this user alone
-    remove_abandoned(parent, SCRATCH)
-    try:
-        return OwnedDirectory(parent, SCRATCH)
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"Spark needs a directory for temporary files, and {parent} can't be written ({error.strerror or error}): "
-            "free some space there, or name another directory in TMPDIR."
-        ) from error
 
 
 @contextlib.contextmanager

@@ -12,6 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
 
+from typer.core import TyperCommand, TyperGroup
+
+from tests.jvm import SHORT_LIVED
+
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 ABCAST = str(BIN / "abcast")
@@ -25,7 +29,7 @@ def environment(**variables: str) -> dict[str, str]:
     A Spark session in the tests' own process has set PYSPARK_PYTHON for itself.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ABCAST_", "PYSPARK_PYTHON"))}
-    return {**kept, "PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "COLUMNS": "160", **variables}
+    return {**kept, **SHORT_LIVED, "PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "COLUMNS": "160", **variables}
 
 
 def abcast(
@@ -100,3 +104,13 @@ def background(*arguments: str | Path, cwd: Path, **variables: str) -> Iterator[
         yield running
     finally:
         running.end()
+
+
+def commands(group: TyperGroup, *above: str) -> Iterator[tuple[tuple[str, ...], TyperCommand]]:
+    """Each command below a group, with its name."""
+    for name, below in group.commands.items():
+        if isinstance(below, TyperGroup):
+            yield from commands(below, *above, name)
+        else:
+            assert isinstance(below, TyperCommand)
+            yield (*above, name), below

@@ -5,9 +5,12 @@ from __future__ import annotations
 import array
 import decimal
 import importlib.util
+import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +54,7 @@ NONSENSE = st.one_of(
 
 @pytest.fixture(scope="module")
 def alice() -> Iterator[Member]:
-    with MemoryGroup("g") as group:
+    with MemoryGroup("g", "nyc") as group:
         yield group.member("alice")
 
 
@@ -82,7 +85,7 @@ def test_calls(alice: Member, name: str, data: st.DataObject) -> None:
 
 
 OPTIONS = ["group", "member", "connect_timeout", "default_site", "ledger", "max_pending_records", "max_pending_bytes"]
-OPTIONS += ["resend_after_s", "block", "unblock", "get_state", "set_state", "connection"]
+OPTIONS += ["resend_after_s", "block", "unblock", "get_state", "set_state", "connection", "serializer", "deserializer"]
 
 
 @settings(deadline=None)
@@ -125,7 +128,48 @@ def test_payloads_of_bytes(alice: Member) -> None:
     with pytest.raises(UsageError, match="over the limit"):
         alice.broadcast(bytearray(MAX_PAYLOAD_BYTES + 1))
     with pytest.raises(UsageError, match="not str: encode it first"):
-        alice.broadcast("text")  # type: ignore[arg-type]
+        alice.broadcast("text")
+
+
+def test_serializer() -> None:
+    """What can't be read fails where it is used; the loop goes on."""
+    with MemoryGroup("g", "nyc") as group:
+        alice = group.member("alice", serializer=lambda order: json.dumps(order).encode(), deserializer=json.loads)
+        alice.broadcast({"buy": 100}).result(WAIT)
+        alice.send("nyc/alice", ["sell", 50]).result(WAIT)
+        group.member("bob").broadcast(b"no JSON").result(WAIT)
+        alice.broadcast([1]).result(WAIT)
+        first, second, third = alice.deliveries(timeout=0)
+        assert (first.value, third.value) == ({"buy": 100}, [1])
+        assert second.payload == b"no JSON"
+        with pytest.raises(json.JSONDecodeError):
+            _ = second.value
+        assert next(alice.inbox()).value == ["sell", 50]
+        with pytest.raises(UsageError, match=r"the serializer can't make a payload of a set: .*not JSON serializable"):
+            alice.broadcast({1})
+        plain = group.member("carol", serializer=str)
+        with pytest.raises(UsageError, match="not str"):
+            plain.broadcast(7)
+        assert next(plain.deliveries()).value == b'{"buy": 100}'
+
+
+def test_an_iterator_is_for_one_thread(alice: Member) -> None:
+    stream = alice.deliveries(alice.broadcast(b"x").result(WAIT) + 1)
+    waiting = threading.Thread(target=lambda: next(stream))
+    waiting.start()
+    time.sleep(0.1)
+    with pytest.raises(UsageError, match="for one thread"):
+        next(stream)
+    alice.broadcast(b"y").result(WAIT)
+    waiting.join(WAIT)
+    stream.close()
+
+
+def test_times(alice: Member) -> None:
+    before = datetime.now(timezone.utc) - timedelta(seconds=1)
+    delivery = next(alice.deliveries(alice.broadcast(b"x").result(WAIT)))
+    assert before < delivery.forwarded_at <= delivery.sequenced_at < before + timedelta(seconds=WAIT)
+    assert delivery.sequenced_at.timestamp() * 1000 == pytest.approx(delivery.sequenced_at_ms)
 
 
 def test_for_ever_is_none_or_infinite(alice: Member) -> None:

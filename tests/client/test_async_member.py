@@ -125,7 +125,7 @@ def test_misuse(group: MemoryGroup) -> None:
             await alice.broadcast(b"x")
         async with alice:
             with pytest.raises(UsageError, match="not str"):
-                await alice.broadcast("x")  # type: ignore[arg-type]
+                await alice.broadcast("x")
             with pytest.raises(UsageError, match="seqnos start at 1"):
                 await anext(alice.deliveries(from_seqno=0))
         with pytest.raises(UsageError, match="is closed"):

@@ -156,7 +156,7 @@ class TestSending:
         with pytest.raises(UsageError, match="SITE/NAME"):
             alice.send("b/bob/x", b"x")
         with pytest.raises(UsageError, match="a payload is a bytes object"):
-            alice.send("b/bob", "text")  # type: ignore[arg-type]
+            alice.send("b/bob", "text")
         with pytest.raises(UsageError, match="over the limit"):
             alice.send("b/bob", b"x" * (MAX_PAYLOAD_BYTES + 1))
         with pytest.raises(UsageError, match="abcast's own"):

@@ -97,9 +97,9 @@ class TestBadInput:
     @pytest.mark.broker
     def test_messages(self, connection: Connection, group: str) -> None:
         with Member(group, "nyc/alice", connection=connection) as alice:
-            for payload in ("text", bytearray(b"x"), None):
+            for payload in ("text", None):
                 with pytest.raises(UsageError, match="a payload is a bytes object"):
-                    alice.broadcast(payload)  # type: ignore[arg-type]
+                    alice.broadcast(payload)
             with pytest.raises(UsageError, match="over the limit"):
                 alice.broadcast(b"x" * (MAX_PAYLOAD_BYTES + 1))
             with pytest.raises(UsageError, match="over the limit"):
@@ -183,7 +183,8 @@ class TestBroadcast:
             incarnation = alice.incarnation
         got = delivered(connection, group)
         assert incarnation is not None
-        assert got == [
+        assert all(delivery.forwarded_at_ms <= delivery.sequenced_at_ms for delivery in got)
+        assert [delivery._replace(forwarded_at_ms=0, sequenced_at_ms=0) for delivery in got] == [
             Delivery(1, "nyc/alice", incarnation, 1, b"", headers, 0, 1),
             Delivery(2, "nyc/alice", incarnation, 2, b"\xff" * MAX_PAYLOAD_BYTES, (), 0, 1),
         ]

@@ -72,7 +72,7 @@ def killed(member: Member, left_open: list[Member]) -> None:
     sending = member._sending.forwarder
     assert sending is not None
     sending._stopping.set()
-    sending._thread.join()
+    sending._hearing.close()
     assert member._lives.outbox is not None
     member._lives.outbox.close()
     member._lives.outbox = sending._outbox = None

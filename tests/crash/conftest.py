@@ -11,7 +11,7 @@ import pytest
 
 from connectors.local.broker import EmbeddedBroker
 from connectors.local.owned_directory import remove_abandoned
-from connectors.spark.jvm import SCRATCH
+from connectors.local.scratch import SCRATCH
 from tests.crash.scenario import Scenario
 
 MakeScenario = Callable[..., Scenario]

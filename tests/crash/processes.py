@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.jvm import SHORT_LIVED
 from tests.waiting import eventually
 
 ABCAST = Path(sys.executable).with_name("abcast")
@@ -24,8 +25,7 @@ TAIL_LINES = 40
 ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "PYTHONUNBUFFERED": "1",
-    # A process lives for seconds here, so the second compiler costs more than it gives.
-    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m",
+    **SHORT_LIVED,
 }
 
 

@@ -39,6 +39,7 @@ def test_killed_under_load(scenario: Scenario, broker: EmbeddedBroker) -> None:
     process.stop()
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_rolling_restart_of_three(tmp_path: Path, make_scenario: MakeScenario) -> None:
     """Replication 3, min.insync.replicas 2: each node in turn is stopped and started, under load."""

@@ -11,7 +11,7 @@ import pytest
 from deltalake import write_deltalake
 from kafka.structs import TopicPartition
 
-from connectors import Member
+from connectors import Delivery, Member
 from connectors.client.ledger_reader import read_ledger
 from connectors.kafka.data_log import DataLog, Start
 from connectors.ledger.job import start_after
@@ -19,7 +19,7 @@ from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import HistoryUnavailable
-from ordering.events import Block, EventReader, Unblock, ViewChange
+from ordering.events import Block, Event, EventReader, Unblock, ViewChange
 from ordering.reader import Reader
 from ordering.records import EPOCH, MESSAGE, VIEW
 from ordering.sequencer import snapshot
@@ -80,6 +80,11 @@ def ledger_rows(connection: MemoryConnection) -> list[dict[str, Any]]:
     ]
 
 
+def without_times(what: Delivery | Event) -> Delivery | Event:
+    """The rows of this test's ledger have none."""
+    return what._replace(forwarded_at_ms=0, sequenced_at_ms=0) if isinstance(what, Delivery) else what
+
+
 def test_events_come_from_the_ledger_too(connection: MemoryConnection, retention: Retention, tmp_path: Path) -> None:
     """A member that reads the ledger's part sees the views, blocks and unblocks that the others saw."""
     with TinySequencer(connection, "g", "nyc") as sequencer:
@@ -97,7 +102,8 @@ def test_events_come_from_the_ledger_too(connection: MemoryConnection, retention
         retention.beginning = len(connection.topics.partitions[TopicPartition("abcast.g.data.nyc", 0)])
         sequencer.write([snapshot(sequencer.state)])
         with Member("g", "nyc/dave", connection=connection, ledger=tmp_path / "ledger") as dave:
-            assert list(dave.deliveries(1, timeout=0.3, events=True)) == by_kafka
+            by_ledger = dave.deliveries(1, timeout=0.3, events=True)
+            assert [*map(without_times, by_ledger)] == [*map(without_times, by_kafka)]
             assert len(list(dave.deliveries(1, timeout=0.3))) == 2
     assert {ViewChange, Block, Unblock} <= {type(each) for each in by_kafka}
 
@@ -116,8 +122,8 @@ def test_a_place_names_its_offset(tmp_path: Path, is_told: bool) -> None:
     )
     write_deltalake(tmp_path / "ledger", rows if is_told else rows.drop_columns(["data_offset"]))
     [[first, second]] = read_ledger(tmp_path / "ledger", "g", 1, EventReader())
-    assert [first.next_offset, second.next_offset] == ([5, 10] if is_told else [1, 2])
-    assert isinstance(first.delivery, ViewChange)
+    assert [first[1], second[1]] == ([5, 10] if is_told else [1, 2])
+    assert isinstance(first[2], ViewChange)
 
 
 def test_a_ledger_that_retention_has_overtaken(

@@ -249,8 +249,8 @@ class TestSettings:
 
     def test_nobody_is_waited_for_where_nobody_works(self, kafka: MemoryConnection) -> None:
         started = time.monotonic()
-        assert not change_settings(kafka, "g", "nyc", closed=True)
-        assert time.monotonic() - started < 1
+        assert not change_settings(kafka, "g", "nyc", timeout_s=60, closed=True)
+        assert time.monotonic() - started < 30
         take_over(kafka, "g", "nyc")
         assert not change_settings(kafka, "g", "nyc", closed=True, timeout_s=0.2)
 

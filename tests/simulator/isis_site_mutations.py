@@ -67,8 +67,8 @@ def always_here(_site: Site, _run: Ordered) -> bool:
 
 
 MUTATIONS = (
-    Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 575),
-    Mutation("no-seal", "a job takes over without a seal", DIVERGENT, ((f"{_SITES}.take_over", without_seal),), 70),
+    Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 580),
+    Mutation("no-seal", "a job takes over without a seal", DIVERGENT, ((f"{_SITES}.take_over", without_seal),), 76),
     Mutation("forget", "a job forgets the last entries", DIVERGENT, ((f"{_SITES}.last_state", older_state),), 10),
     Mutation("from-data", "the sequencer is rebuilt from DATA", DIVERGENT, ((f"{_SITES}.take_over", from_data),)),
     Mutation(
@@ -76,7 +76,7 @@ MUTATIONS = (
         "entries behind a seal count at other sites",
         DIVERGENT,
         (("ordering.isis_site.read_on", any_entry),),
-        from_seed=245,
+        from_seed=250,
     ),
     Mutation(
         "no-payload",

@@ -415,7 +415,7 @@ class World:
     def _cut(self, _name: str = "") -> None:
         pairs = [(one, other) for one in self.names for other in self.names if one != other]
         if self.dice.random() < 0.3:
-            self.cut.add(self.dice.choice(pairs))  # one way of one bridge
+            self.cut.add(self.dice.choice(pairs))  # one direction of one link
             return
         side = {name for name in self.names if self.dice.random() < 0.4}
         self.cut = {(one, other) for one, other in pairs if (one in side) != (other in side)}

@@ -42,6 +42,7 @@ from ordering.participant import (
 )
 from ordering.participant import FlushWanted as Wanted
 from ordering.records import FLUSH_COMPLETED, MESSAGE, REFUSED, SETTINGS, STOP_FLUSH, VIEW, Data, Partition
+from ordering.sequencer import SequencerState
 from tests.simulator.membership import TOPIC, Group, Process
 
 ADMIN = Life("s/abcast.admin", 1)
@@ -85,6 +86,7 @@ class Scripted(Group):
         self.neighbour = None
         self.forward = [[]]
         self.data = []
+        self.told, self.told_until = SequencerState("g"), 0
         self.state = None
         self.epoch = self.lives = 0
         self.processes = []

@@ -169,6 +169,7 @@ class Group:
             self.places.append(Partition(RELAYED, 0))
         self.forward: list[list[Forward]] = [[] for _ in self.places]
         self.data: list[Data] = []
+        self.told, self.told_until = SequencerState("g"), 0
         self.state: SequencerState | None = None
         self.epoch = 0
         self.lives = 0
@@ -425,11 +426,27 @@ class Group:
         again.wants_to_join = again.participant.phase in (Part.STRANGER, Part.KEPT_OUT)
 
     def _do_settings(self) -> None:
-        """The operator lets everybody send, or members only."""
-        if self._known().membership.settings == self.settings:  # one change after the other
+        """The operator lets everybody send, or members only; and does not open a group again that has just closed.
+
+        What may happen otherwise stands in docs/limits.md.
+        """
+        if self._known().membership.settings == self.settings and (not self.settings.closed or self._has_closed()):
             self.settings = replace(self.settings, closed=not self.settings.closed)
             self.changes += 1
             self._append(Life("s/abcast.admin", 1), 0, self.changes, SETTINGS, self.settings.to_json())
+
+    def _has_closed(self) -> bool:
+        """Whether all have heard that it is closed, and nothing is on its way that was sent before."""
+        for process in self.processes:
+            if process.is_alive:
+                self._read(process, len(self.data))
+        for _ in range(10):
+            self._do_sequence()
+        positions = self.state.positions if self.state is not None else {}
+        is_decided = all(
+            positions.get(place, 0) == len(log) for place, log in zip(self.places, self.forward, strict=True)
+        )
+        return is_decided and all(process.participant.settings.closed for process in self.processes if process.is_alive)
 
     def _do_leave(self) -> None:
         process = self._one()
@@ -457,8 +474,10 @@ class Group:
         self.crashes[who if process.is_in else "joiner", flush.phase] += 1
 
     def _known(self) -> SequencerState:
-        """What DATA tells."""
-        return absorb(SequencerState("g"), self.data)
+        """What DATA tells. It is read on from where it was read last; a successor reads it from its beginning."""
+        self.told = absorb(self.told, self.data[self.told_until :])
+        self.told_until = len(self.data)
+        return self.told
 
     def _do_broadcast(self) -> None:
         if (process := self._one()) is not None:
@@ -607,9 +626,11 @@ class Group:
         return state, [*written, *closing]
 
     def _take_over(self) -> None:
+        before = absorb(SequencerState("g"), self.data)
+        if decided(before) != decided(self._known()):
+            self.problems.append("DATA tells another state when it is read in parts")
         self.epoch += 1
         self.data.append(seal(self.epoch))
-        before = absorb(SequencerState("g"), self.data[:-1])
         state = replace(
             before, epoch=self.epoch, seals=(*before.seals, Seal(self.epoch, before.seqno + 1)), unsnapped=0
         )

@@ -159,7 +159,7 @@ MEMBER_MUTATIONS = (
         "what was dropped for an earlier start's answer waits for the next resend",
         LATE,
         staying(C.HEARD, (P.STRANGER, P.JOINING, P.MEMBER, P.BLOCKING)),
-        from_seed=20,
+        from_seed=45,
     ),
     MemberMutation("kept-back", "what was kept back waits for the next resend", LATE, without(SEND_TABLE)),
     MemberMutation(
@@ -189,7 +189,7 @@ MEMBER_MUTATIONS = (
         "a flush from scratch calls block() again",
         UNPAIRED,
         {(P.BLOCKING, C.FLUSH): Row(P.BLOCKING, (BLOCK, ASK))},
-        from_seed=1,
+        from_seed=18,
     ),
     MemberMutation(
         "deaf-to-the-second-start",

@@ -145,6 +145,7 @@ MESH_MUTATIONS = (
         UNKNOWN_MESSAGE,
         ((_READER, EpochBlindReader),),
         False,
+        from_seed=35,
     ),
     MeshMutation("ahead", "what stands behind a hole is taken", LOST, ((_READER, GreedyLinkReader),), False),
     MeshMutation("rows-forgotten", "a successor forgets both rows", WRONG_STATE, ((_NOTE, note_nothing),)),
@@ -152,7 +153,9 @@ MESH_MUTATIONS = (
     MeshMutation(
         "wrong-origin-seqno", "a relay numbers by its own site", UNKNOWN_MESSAGE, ((_CARRY, carry_with_own_seqno),)
     ),
-    MeshMutation("known-sites-only", "nobody carries unknown origins", LOST, ((_CARRIES, known_sites_only),)),
+    MeshMutation(
+        "known-sites-only", "nobody carries unknown origins", LOST, ((_CARRIES, known_sites_only),), from_seed=35
+    ),
     MeshMutation(
         "beginning-only",
         "a relay does not look for the oldest snapshot",

@@ -162,7 +162,13 @@ MUTATIONS = (
         DIVERGENT,
         Rules(begin=at_any_depth),
     ),
-    Mutation("late-out-of-order", "the producer writes out of order", WRONG_STATE, Rules(writes_in_order=False)),
+    Mutation(
+        "late-out-of-order",
+        "the producer writes out of order",
+        WRONG_STATE,
+        Rules(writes_in_order=False),
+        from_seed=30,
+    ),
     Mutation(
         "arrival-order",
         "numbers depend on the order in which Spark hands rows over",
@@ -198,6 +204,7 @@ MUTATIONS = (
         LOST,
         Rules(),
         (("connectors.client.lives.is_same", any_message),),
+        from_seed=290,
     ),
     Mutation(
         "no-compare-and-set",

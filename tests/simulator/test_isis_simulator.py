@@ -10,6 +10,7 @@ import pytest
 from ordering.checker import Anomaly
 from tests.simulator import isis, isis_mutations, isis_site_mutations, isis_sites
 from tests.simulator.isis_mutations import Mutation
+from tests.simulator.seeds import blocks
 
 
 class Simulation(NamedTuple):
@@ -23,13 +24,13 @@ class Simulation(NamedTuple):
     mutations: tuple[Mutation, ...]
     seeds_for_a_mutation: int
 
-    def keeps_every_promise(self, first: int, end: int) -> None:
-        for seed in range(first, end):
+    def keeps_every_promise(self, seeds: range) -> None:
+        for seed in seeds:
             assert self.run(seed) == [], f"python -m tests.simulator --{self.option} --seed {seed}"
 
 
 PROCESSES = Simulation("isis", isis.run, 2_000, 100, 300, isis_mutations.MUTATIONS, 150)
-SITES = Simulation("isis-sites", isis_sites.run, 500, 25, 95, isis_site_mutations.MUTATIONS, 60)
+SITES = Simulation("isis-sites", isis_sites.run, 500, 10, 50, isis_site_mutations.MUTATIONS, 60)
 BOTH = (PROCESSES, SITES)
 
 
@@ -41,18 +42,17 @@ def name_of(what: object) -> str | None:
 
 @pytest.mark.parametrize("simulation", BOTH, ids=name_of)
 def test_every_promise_holds(simulation: Simulation) -> None:
-    simulation.keeps_every_promise(0, simulation.seeds_in_the_fast_suite)
+    simulation.keeps_every_promise(range(simulation.seeds_in_the_fast_suite))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("simulation", "first"),
-    [(each, first) for each in BOTH for first in range(each.seeds_in_the_fast_suite, each.seeds, each.seeds_at_a_time)],
-    ids=name_of,
+    ("simulation", "seeds"),
+    [block for each in BOTH for block in blocks(each.seeds_in_the_fast_suite, each.seeds_at_a_time, each.seeds, each)],
 )
-def test_every_promise_holds_for_longer(simulation: Simulation, first: int) -> None:
+def test_every_promise_holds_for_longer(simulation: Simulation, seeds: range) -> None:
     """Whatever is lost, repeated, cut off, killed between two records, started twice, or suspected wrongly."""
-    simulation.keeps_every_promise(first, min(first + simulation.seeds_at_a_time, simulation.seeds))
+    simulation.keeps_every_promise(seeds)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from tests.simulator.orders import Orders
 from tests.simulator.orders_mutations import MUTATIONS, Mutation
+from tests.simulator.seeds import blocks
 
 SEEDS = 2_000
 SEEDS_FOR_A_MUTATION = 200
@@ -36,9 +37,9 @@ def test_every_order_holds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(FAST_SEEDS, FAST_SEEDS + SEEDS, 500))
-def test_every_order_holds_for_long(first: int) -> None:
-    check(range(first, first + 500))
+@pytest.mark.parametrize("seeds", blocks(FAST_SEEDS, 500, FAST_SEEDS + SEEDS))
+def test_every_order_holds_for_long(seeds: range) -> None:
+    check(seeds)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

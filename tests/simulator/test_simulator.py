@@ -7,16 +7,17 @@ import pytest
 from tests.simulator.__main__ import describe
 from tests.simulator.mutations import MUTATIONS, Mutation
 from tests.simulator.schedule import history, run, shrink
+from tests.simulator.seeds import blocks
 
-SEEDS = 2000
+SEEDS = 2_000
 SEEDS_FOR_A_MUTATION = 400
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, SEEDS, 250))
-def test_every_promise_holds(first: int) -> None:
+@pytest.mark.parametrize("seeds", blocks(0, 500, SEEDS))
+def test_every_promise_holds(seeds: range) -> None:
     """Whatever crashes, repeats, comes late or comes twice."""
-    for seed in range(first, first + 250):
+    for seed in seeds:
         anomalies = run(history(seed))
         if anomalies:
             shrunk = describe(shrink(history(seed), anomalies[0].name), anomalies[0].name)

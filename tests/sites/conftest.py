@@ -12,6 +12,7 @@ import pytest
 from connectors.kafka.connection import Connection
 from connectors.kafka.sites import Mode, Sites, Trigger
 from connectors.local.broker import EmbeddedBroker
+from tests.conftest import started
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +26,7 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """The other site's Kafka."""
-    with EmbeddedBroker(tmp_path_factory.mktemp("second-broker"), port=0) as running:
+    with started(tmp_path_factory.mktemp("second-broker")) as running:
         yield running
 
 

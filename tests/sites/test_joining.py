@@ -90,7 +90,7 @@ def test_a_mesh_site_that_was_cut_off_for_too_long(make_world: MakeWorld) -> Non
     assert fifo(found) == {f"{nyc}/alice": [each for name in "abcd" for each in messages(name, 50)]}
 
 
-def test_a_site_behind_a_cut_bridge_leaves_the_view_and_comes_back(make_world: MakeWorld) -> None:
+def test_a_site_behind_a_cut_link_leaves_the_view_and_comes_back(make_world: MakeWorld) -> None:
     """In a hub the one view has the members of all sites; when a relay is silent, its site's are gone from it."""
     world = make_world("hub", "nyc", "sfo")
     nyc, sfo = world.sites.connections

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -24,10 +23,9 @@ from tests.waiting import eventually
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.crash,
-    pytest.mark.slow,
     pytest.mark.timeout(900),
-    # Six JVMs and more: on two cores for many minutes. `make soak` runs it.
-    pytest.mark.skipif("ABCAST_SOAK" not in os.environ, reason="a soak: make soak"),
+    # Six JVMs and more: on two cores for many minutes.
+    pytest.mark.soak,
 ]
 
 GROUP = "mesh"

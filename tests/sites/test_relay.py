@@ -1,4 +1,4 @@
-"""Two and three sites on two real clusters: one order for the world, or one a site, and a bridge that is cut."""
+"""Two and three sites on two real clusters: one order for the world, or one a site, and a link that is cut."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_mesh_each_site_orders_all(make_world: MakeWorld) -> None:
             assert fifo(found) == {f"{nyc}/alice": messages("a", 50), f"{sfo}/bob": messages("b", 50)}
 
 
-def test_a_cut_bridge_loses_nothing(make_world: MakeWorld) -> None:
+def test_a_cut_link_loses_nothing(make_world: MakeWorld) -> None:
     """Without relays both sites accept broadcasts; with them, all of it arrives."""
     world = make_world("hub", "nyc", "sfo")
     nyc, sfo = world.sites.connections
@@ -108,7 +108,7 @@ def test_members_of_a_mesh_broadcast(make_world: MakeWorld) -> None:
 
 
 def test_a_link_that_is_taken_out_of_the_file(make_world: MakeWorld) -> None:
-    """The bridge between two sites of a triangle is down for long; by the third site all gets through, once."""
+    """The link between two sites of a triangle is down for long; by the third site all gets through, once."""
     world = make_world("mesh", "nyc", "sfo", "lax")
     nyc, sfo, lax = world.sites.connections
     directions = [(nyc, sfo), (sfo, nyc), (sfo, lax), (lax, sfo)]

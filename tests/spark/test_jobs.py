@@ -91,18 +91,19 @@ def test_a_new_group_does_not_disturb_the_others(spark: SparkSession, options: J
             await_ready(job)
         for _ in range(20):
             old.broadcast(b"warm").result(60)
-        before, trickle = epoch(options, "old"), _Trickle(old)
+        before, trickle, waits = epoch(options, "old"), _Trickle(old), []
         for name in ("new1", "new2"):
             create_topics(options.connection, name, [options.site])
             with Member(name, f"{options.site}/b", connection=options.connection) as new:
                 started = time.monotonic()
                 assert new.broadcast(b"first").result(60) == 1
-                print(f"{name}: ordered {time.monotonic() - started:.1f} s after its topics were made")
+                waits.append(time.monotonic() - started)
         trickle.stop()
-        print(f"the longest wait in the old group: {trickle.longest:.2f} s")
+        print(f"the new groups waited {waits} s; the longest wait in the old group: {trickle.longest:.2f} s")
         assert epoch(options, "old") == before
         assert epoch(options, "new1") == 1
-        assert trickle.longest < 1.5
+        # A machine that is busy delays both.
+        assert trickle.longest < min(waits), "the old group has waited for a query that starts"
 
 
 def test_many_groups_are_taken_over_side_by_side(spark: SparkSession, options: JobOptions) -> None:
@@ -245,8 +246,8 @@ def test_who_can_not_work_disturbs_nobody(options: JobOptions, tmp_path: Path) -
 
 def test_ctrl_c_while_spark_starts_leaves_no_jvm(tmp_path: Path) -> None:
     (tmp_path / "data" / "ledger" / "_delta_log").mkdir(parents=True)
-    process = Process("query", [ABCAST, "query", "--data", tmp_path / "data", "SELECT 1"], tmp_path)
-    process.wait_for("starting Spark")
+    command = [ABCAST, "query", "--engine", "spark", "--data", tmp_path / "data", "SELECT 1"]
+    process = Process("query", command, tmp_path)
     eventually(lambda: process.members("java"), 30, "a JVM")
     process.popen.send_signal(signal.SIGINT)
     assert process.wait_exit(60) == 130

@@ -25,7 +25,7 @@ PRODUCER_SETTINGS: dict[str, Any] = {
     "max_request_size": MAX_RECORD_BYTES,
 }
 
-CONSUMER_SETTINGS: dict[str, Any] = {
+_CONSUMER_SETTINGS: dict[str, Any] = {
     "allow_auto_create_topics": False,
     "metrics_enabled": False,
     "enable_auto_commit": False,
@@ -55,7 +55,7 @@ def producer(cluster: Cluster, **settings: Any) -> Producer:
 
 def consumer(cluster: Cluster, **settings: Any) -> Consumer:
     """See `Transport`."""
-    reading: Consumer = KafkaConsumer(**{**client_settings(cluster), **CONSUMER_SETTINGS, **settings})
+    reading: Consumer = KafkaConsumer(**{**client_settings(cluster), **_CONSUMER_SETTINGS, **settings})
     return reading
 
 

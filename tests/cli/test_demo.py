@@ -1,0 +1,109 @@
+"""The demo's own care: what it deletes, and what it leaves behind when it is interrupted."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from connectors.diagnosis import check
+from connectors.testing import MemoryConnection, TinySequencer
+from jobs import demo
+from jobs.demo import MARKER, _empty_directory
+from jobs.demo_cast import Cast
+from jobs.demo_processes import Started
+from ordering.errors import EnvironmentProblem, UsageError
+from tests.cli.process import ABCAST, background
+from tests.waiting import eventually
+
+
+def test_only_a_demos_directory_is_deleted(tmp_path: Path) -> None:
+    mine = tmp_path / "demo"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="not made by a demo, so it stays"):
+        _empty_directory(tmp_path)
+    assert (mine / "thesis.txt").read_text() == "years of work"
+    with pytest.raises(UsageError, match="can't be written"):
+        _empty_directory(mine / "thesis.txt")
+    (mine / MARKER).touch()
+    assert [path.name for path in _empty_directory(tmp_path).iterdir()] == [MARKER]
+
+
+def test_a_job_that_does_not_start(tmp_path: Path) -> None:
+    """Its last line is told."""
+    job = Started("abcast", ["run", "--bootstrap-servers", "foo:bar"], tmp_path / "run.log")
+    with pytest.raises(EnvironmentProblem, match=r"'foo:bar' is no Kafka server"):
+        job.await_ready(60)
+    job.stop()
+
+
+class Jobs:
+    """The demo's jobs in memory: one sequencer after another."""
+
+    def __init__(self, connection: MemoryConnection, cleanup: ExitStack) -> None:
+        self._connection, self._cleanup = connection, cleanup
+        self._start()
+
+    def _start(self) -> None:
+        self._sequencer = TinySequencer(self._connection, "demo", "local").__enter__()
+        self._cleanup.push(self._sequencer)
+
+    def kill_the_sequencer(self) -> None:
+        self._sequencer.__exit__(None, None, None)
+        self._start()
+
+    def check(self) -> None: ...
+
+
+def test_the_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """All but the processes: who speaks when, what is seen of a takeover, the picture and the verdict."""
+    monkeypatch.setattr(demo, "SPEAKING_SECONDS", 2.0)
+    monkeypatch.setattr(check, "check_ledger", lambda *_: None)
+    monkeypatch.setattr(demo, "_query", lambda *_, **__: None)
+    connection = MemoryConnection()
+    connection.create("demo", "local")
+    lines = {f"local/m{number}": [b"%d" % count for count in range(40 + number)] for number in range(4)}
+    with ExitStack() as cleanup:
+        jobs = Jobs(connection, cleanup)
+        cast = Cast(connection, "demo", "local", lines, tmp_path / "member.log")
+        cast.mortal = None  # it would be a process
+        with cast:
+            survived, last = demo._perform(cast, jobs)  # type: ignore[arg-type]
+        assert not demo._conclude(connection, tmp_path, cast, survived, last, is_feed=False)
+    shown = capsys.readouterr().out
+    assert "every promise holds" in shown
+    assert re.search(r"in epoch \d after 1", shown)
+    assert len(set(re.findall(r"observer-\d: 166 deliveries, digest (\w+)", shown))) == 1
+    ElementTree.parse(tmp_path / "order.svg")
+    # They speak at the same time: no sender's messages stand in one block.
+    senders = [delivery.sender for delivery in cast.observers["observer-1"].taken]
+    assert sum(one != other for one, other in itertools.pairwise(senders)) > len(senders) / 2
+
+
+def running(text: str) -> list[str]:
+    """The processes whose command lines have that text."""
+    shown = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
+    return [line for line in shown if text in line]
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_interrupted(tmp_path: Path, how: signal.Signals) -> None:
+    """Nothing is left running, and no traceback is shown, also if it is killed."""
+    with background(ABCAST, "demo", "--data", tmp_path, cwd=tmp_path) as shown:
+        shown.wait_for("members join")
+        shown.process.send_signal(how)
+        shown.process.wait(timeout=100)
+        said = "".join(shown.lines)
+        assert "Traceback" not in said
+        assert ("stopping" in said) is (how is signal.SIGINT)
+        eventually(lambda: not running(str(tmp_path / "demo")), what="nothing runs there")

@@ -1,0 +1,1 @@
+"""Programs to copy, each run by a test."""

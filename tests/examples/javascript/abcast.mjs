@@ -1,0 +1,35 @@
+// What a program in JavaScript needs of abcast: the header of a record, and the reading rule (docs/records.md).
+
+import { randomUUID } from "node:crypto";
+import { Kafka, logLevel } from "kafkajs";
+
+export function connect(servers) {
+  return new Kafka({ brokers: servers.split(","), logLevel: logLevel.ERROR });
+}
+
+// The fields of the header `abcast` of a DATA record; "-" where one has no value.
+export function fieldsOf(message) {
+  const [, kind, incarnation, localSeqno, seqno, epoch] = message.headers.abcast.toString().split(" ");
+  return { kind, incarnation, localSeqno, seqno: Number(seqno), epoch: Number(epoch) };
+}
+
+// Calls `take(fields, message)` for each record of the group that counts, in the order, from the first one on.
+export async function read(kafka, group, site, take) {
+  const consumer = kafka.consumer({ groupId: `reader-${randomUUID()}` });
+  let epoch = 0;
+  let last = 0;
+  await consumer.connect();
+  await consumer.subscribe({ topic: `abcast.${group}.data.${site}`, fromBeginning: true });
+  await consumer.run({
+    autoCommit: false,
+    eachMessage: async ({ message }) => {
+      const fields = fieldsOf(message);
+      if (fields.epoch < epoch) return; // a sequencer that was replaced has left it behind
+      epoch = fields.epoch;
+      if (fields.kind === "epoch" || fields.seqno !== last + 1) return; // no message; or a repeat
+      last = fields.seqno;
+      await take(fields, message);
+    },
+  });
+  return consumer;
+}

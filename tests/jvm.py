@@ -1,0 +1,4 @@
+"""What the JVMs of the tests are told."""
+
+SHORT_LIVED = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"}
+"""Environment of one that lives for minutes at most: Java's second compiler costs it more than it gives."""
