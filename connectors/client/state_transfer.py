@@ -117,7 +117,7 @@ def decode_state_letter(letter: Letter) -> Request | Chunk | Nothing | None:
     """What a letter of the kind `state` says; None if it says nothing of that."""
     try:
         what, *numbers = json.loads(dict(letter.headers)[H_STATE])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):  # the last one of ten thousand brackets
         return None
     if any(type(number) is not int or number < 0 for number in numbers):
         return None

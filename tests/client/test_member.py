@@ -97,7 +97,7 @@ class TestBadInput:
     @pytest.mark.broker
     def test_messages(self, connection: Connection, group: str) -> None:
         with Member(group, "nyc/alice", connection=connection) as alice:
-            for payload in ("text", bytearray(b"x"), None):
+            for payload in ("text", None):
                 with pytest.raises(UsageError, match="a payload is a bytes object"):
                     alice.broadcast(payload)
             with pytest.raises(UsageError, match="over the limit"):

@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
@@ -121,7 +123,12 @@ class TestLetters:
             assert decode_state_letter(Letter("nyc/a", 5, 1, b"", what.headers())) == what
 
     @pytest.mark.parametrize(
-        "raw", [b"", b"{}", b"[]", b"\xff", b'["chunk",1]', b'["request",-1]', b'["request",true]', b'["x",1]', b"3"]
+        "raw",
+        [
+            *(b"", b"{}", b"[]", b"\xff", b'["chunk",1]', b'["request",-1]', b'["request",true]', b'["x",1]', b"3"),
+            b"[" * 60_000,
+        ],
+        ids=lambda raw: raw.decode("latin-1")[:20],
     )
     def test_what_says_nothing(self, raw: bytes) -> None:
         assert decode_state_letter(Letter("nyc/a", 5, 1, b"", ((H_STATE, raw),))) is None
@@ -157,6 +164,22 @@ class TestLetters:
         lives = (Life("nyc/a", 1), Life("nyc/b", 1))
         view = ViewChange(3, 1, lives, joined=("nyc/a", "nyc/b"))
         assert transfer.fetch(view, lambda: view, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [[("abcast", None)], [("abcast", b"2 state 1 1 nyc/eve -"), (H_STATE, b"[" * 60_000)], []],
+    ids=["null", "brackets", "none"],
+)
+def test_a_letter_that_is_nonsense(connection: Connection, group: str, headers: list[tuple[str, Any]]) -> None:
+    """The one behind it is answered all the same."""
+    with Replica(connection, group, "a") as a:
+        a.say("x")
+        with closing(connection.producer()) as producer:
+            producer.send(f"abcast.{group}.inbox.nyc", key=b"nyc/a", value=b"", headers=headers).get(WAIT)
+        with Replica(connection, group, "b") as b:
+            assert b.taken == ["x"]
+            assert a.dumped == 1
 
 
 @pytest.mark.parametrize("flush", [False, True])
