@@ -557,7 +557,7 @@ class Forwarder:
         if local_seqno <= self._table.acknowledged:
             return True
         ours = next((entry for entry in self._table.pending() if entry.local_seqno == local_seqno), None)
-        return ours is not None and is_same(ours, record.kind, record.value or b"", record.headers)
+        return ours is not None and is_same(ours, record.kind, record.value or b"", record.application_headers())
 
     def _progressed(self) -> None:
         self._sending.note_progress()
