@@ -104,7 +104,7 @@ class EngineJob:
                 attendant = Attendant(*options, self._finder, self._epochs, self._failed)
                 opened.callback(attendant.close)
                 taken = attendant.take_all()
-                loop = _Loop(options.connection, options.site, self._stop)
+                loop = Loop(options.connection, options.site, self._stop)
                 opened.callback(loop.close)
                 loop.take(taken)
                 attendant.start()
@@ -122,7 +122,7 @@ class PositionLost(AbcastError):
     retriable = True
 
 
-class _Loop:
+class Loop:
     """Reads, decides and writes, in one thread."""
 
     def __init__(self, connection: Connection, site: str, stop: threading.Event) -> None:

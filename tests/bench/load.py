@@ -84,6 +84,11 @@ def stamped_payload() -> bytes:
     return _STAMP.pack(time.monotonic_ns()).ljust(PAYLOAD_BYTES, b"x")
 
 
+def sent_at(payload: bytes) -> int:
+    """When a stamped payload was made, in ns."""
+    return int(_STAMP.unpack_from(payload)[0])
+
+
 class Arrivals:
     """Reads a DATA topic in a thread; `seen` has (sent at, arrived at) of every stamped message, in ns."""
 
@@ -107,7 +112,7 @@ class Arrivals:
                     for record in polled.get(self._partition, ()):
                         # Epoch records have no key.
                         if record.key is not None and record.value is not None:
-                            self.seen.append((_STAMP.unpack_from(record.value)[0], now))
+                            self.seen.append((sent_at(record.value), now))
         except BaseException as error:  # noqa: BLE001 - raised by stop
             self.problem = error
 

@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 
 from tests.bench.plan import DEFAULT_RECORDS, KINDS, Case, Plan
 from tests.bench.report import (
+    ENGINE_AIMS,
+    MAX_ENGINE_KILL_S,
+    MAX_ENGINE_MIB,
     MAX_KILL_S,
     MAX_LATENCY_RATIO,
     MAX_LOST_CHECKPOINT_S,
@@ -84,6 +87,28 @@ def _joins(result: Any) -> list[str]:
         f"{'with' if join['flush'] else 'without'} flush, {join['members']} members: {median(join['ms']):.0f}"
         for join in result["joins"]
     ]
+
+
+def _engine(transport: str) -> Row:
+    p50, p99, rate = ENGINE_AIMS[transport]
+
+    def figures(result: Any) -> list[str]:
+        row = result[transport]
+        return [
+            *(f"{row['latency'][name]:.1f}" for name in ("p50_ms", "p99_ms")),
+            f"{row['records_per_s'] / 1000:.0f}",
+            f"{row['peak_mib']:.0f}",
+            *(f"{each['next_delivery_s']:.1f}" for each in row["kills"]["rounds"]),
+        ]
+
+    return Row(
+        "engine",
+        f"process engine, {transport}: p50; p99 at 1,000/s, `broadcast` to `deliveries` in another process; a backlog; "
+        "its memory; each kill -9 to the next delivery",
+        "ms; thousand records/s; MiB; s",
+        f"≤ {p50}; ≤ {p99}; ≥ {rate}; ≤ {MAX_ENGINE_MIB}; ≤ {MAX_ENGINE_KILL_S}",
+        figures,
+    )
 
 
 def _member(kind: str, *names: str) -> Figures:
@@ -155,6 +180,7 @@ ROWS = (
             *(f"{result['peak_parts_mib'][part]:,.0f}" for part in ("jvm", "worker", "driver")),
         ],
     ),
+    *(_engine(transport) for transport in ENGINE_AIMS),
     Row(
         "members",
         "sending alone, to a bare producer",

@@ -14,6 +14,7 @@ from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 
 from connectors import Delivery, Member
+from connectors.engine.job import EngineJob, EngineOptions
 from connectors.kafka.codec import first_fields
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Stored
@@ -48,8 +49,11 @@ class World:
             create_topics(connection, self.group, [site])
 
     def sequencer(self, site: str) -> MakeJob:
-        """What makes the site's sequencer."""
-        return lambda spark, options: SequencerJob(spark, self._at(site, options))
+        """What makes the site's sequencer: on Spark at the first site, the process engine at the others."""
+        if site == next(iter(self.sites.connections)):
+            return lambda spark, options: SequencerJob(spark, self._at(site, options))
+        ledger = self.directory / site / "ledger"
+        return lambda _spark, _options: EngineJob(EngineOptions(self.sites.connection(site), site, ledger))
 
     def ledger(self, site: str) -> MakeJob:
         """What makes the site's ledger job."""
