@@ -37,7 +37,7 @@ from connectors.engine.batch import Polled
 from connectors.engine.group import GroupSequencer
 from connectors.engine.writing import Writer
 from connectors.kafka.connection import Connection
-from connectors.kafka.retrying import Retries
+from connectors.kafka.retrying import KafkaRefused, Retries
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.transport import Record
 from connectors.sequencer.takeover import yield_to_rival
@@ -104,7 +104,7 @@ class EngineJob:
                 attendant = Attendant(*options, self._finder, self._epochs, self._failed)
                 opened.callback(attendant.close)
                 taken = attendant.take_all()
-                loop = _Loop(options.connection, options.site, self._stop)
+                loop = Loop(options.connection, options.site, self._stop)
                 opened.callback(loop.close)
                 loop.take(taken)
                 attendant.start()
@@ -113,7 +113,7 @@ class EngineJob:
         except KafkaError as error:
             if error.retriable:
                 raise options.connection.unreachable() from error
-            raise
+            raise KafkaRefused(f"{self.name}: Kafka refuses: {error!r}.") from error
 
 
 class PositionLost(AbcastError):
@@ -122,7 +122,7 @@ class PositionLost(AbcastError):
     retriable = True
 
 
-class _Loop:
+class Loop:
     """Reads, decides and writes, in one thread."""
 
     def __init__(self, connection: Connection, site: str, stop: threading.Event) -> None:

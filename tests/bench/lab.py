@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +57,8 @@ class Lab:
     def __init__(self, plan: Plan, say: Say) -> None:
         self.plan = plan
         self.say = say
+        self.environment: dict[str, str] = {}
+        """What the processes that it starts find in theirs."""
         self._numbers = itertools.count(1)
         self._cleanup = contextlib.ExitStack()
 
@@ -150,15 +152,24 @@ class Lab:
             places = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
             return sum(consumer.end_offsets(places).values())
 
-    def sequencer(self, place: Place, data: Path) -> Child:
+    def sequencer(self, place: Place, data: Path, engine: str = "spark") -> Child:
         """The real thing: `abcast sequence` in a process of its own."""
         return Child(
             [
                 *(ABCAST, "sequence", "--bootstrap-servers", self.connection.bootstrap_servers),
-                *("--site", place.site, "--data", data),
+                *("--site", place.site, "--data", data, "--engine", engine),
             ],
             self.path("logs") / "sequence.log",
+            self.environment,
         )
+
+    def environment_of_children(self, more: Mapping[str, str]) -> dict[str, str]:
+        """All of a process's environment."""
+        return {**os.environ, **self.environment, **more}
+
+    def member_connection(self, transport: str) -> Connection:
+        """For members in this process."""
+        return Connection(self.broker.bootstrap_servers, timeout=30.0, transport=transport)
 
     @property
     def pid(self) -> int:

@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 
 from tests.bench.plan import DEFAULT_RECORDS, KINDS, Case, Plan
 from tests.bench.report import (
+    ENGINE_AIMS,
+    MAX_ENGINE_KILL_S,
+    MAX_ENGINE_MIB,
     MAX_KILL_S,
     MAX_LATENCY_RATIO,
     MAX_LOST_CHECKPOINT_S,
@@ -86,10 +89,37 @@ def _joins(result: Any) -> list[str]:
     ]
 
 
+def _engine(transport: str) -> Row:
+    p50, p99, rate = ENGINE_AIMS[transport]
+
+    def figures(result: Any) -> list[str]:
+        row = result[transport]
+        return [
+            *(f"{row['latency'][name]:.1f}" for name in ("p50_ms", "p99_ms")),
+            f"{row['drain']['records_per_s'] / 1000:.0f}",
+            f"{row['drain']['peak_mib']:.0f}",
+            *(f"{each['next_delivery_s']:.1f}" for each in row["kills"]["rounds"]),
+        ]
+
+    return Row(
+        "engine",
+        f"process engine, {transport}: p50; p99 at 1,000/s, `broadcast` to `deliveries` in another process; a backlog; "
+        "its memory; each kill -9 to the next delivery",
+        "ms; thousand records/s; MiB; s",
+        f"≤ {p50}; ≤ {p99}; ≥ {rate}; ≤ {MAX_ENGINE_MIB}; ≤ {MAX_ENGINE_KILL_S}",
+        figures,
+    )
+
+
 def _member(kind: str, *names: str) -> Figures:
-    return lambda result: [
-        f"{name}: {result[kind][name]['records_per_s']:,.0f} ({result[kind][name]['to_bare']:.2f})" for name in names
-    ]
+    def figures(result: Any) -> list[str]:
+        return [
+            f"{transport}, {name}: {rows[name]['records_per_s']:,.0f} ({rows[name]['to_bare']:.2f})"
+            for transport, rows in ((each, measured[kind]) for each, measured in result["transports"].items())
+            for name in names
+        ]
+
+    return figures
 
 
 def _added(trigger: str) -> Row:
@@ -155,6 +185,7 @@ ROWS = (
             *(f"{result['peak_parts_mib'][part]:,.0f}" for part in ("jvm", "worker", "driver")),
         ],
     ),
+    *(_engine(transport) for transport in ENGINE_AIMS),
     Row(
         "members",
         "sending alone, to a bare producer",
@@ -167,7 +198,16 @@ ROWS = (
         "until all is ordered and read back, to a bare producer that flushes",
         "records/s (ratio)",
         "",
-        _member("ordered", "bare", "member", "member with outbox"),
+        _member(
+            "ordered", "bare", "member", "member with outbox", "member that delivers, too", "three that deliver, too"
+        ),
+    ),
+    Row(
+        "members",
+        "delivering, to a bare consumer",
+        "records/s (ratio)",
+        f"ratio ≥ {MIN_MEMBER_TO_BARE}",
+        _member("delivering", "bare", "member"),
     ),
     Row("views", "from JOIN to the view, median", "ms", "", _joins),
     Row(

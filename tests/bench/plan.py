@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-SECTIONS = ("throughput", "peers", "state", "growth", "latency", "memory", "members", "views", "relay", "recovery")
+SECTIONS = (
+    *("throughput", "peers", "state", "growth", "latency", "memory", "engine", "members", "views", "relay", "recovery"),
+)
 DEFAULT_RECORDS = 2_000_000
 QUICK_RECORDS = 200_000
 KINDS = ("copy", "sequencer", "append", "ledger")

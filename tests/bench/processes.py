@@ -125,8 +125,8 @@ class MemorySampler:
 class Child:
     """A process that leads a session of its own, with everything it starts; killed at the end of a `with`."""
 
-    def __init__(self, arguments: Sequence[object], log: Path) -> None:
-        """Start it; what it says goes to `log`."""
+    def __init__(self, arguments: Sequence[object], log: Path, environment: Mapping[str, str] | None = None) -> None:
+        """Start it; what it says goes to `log`. `environment`: beside this process's."""
         log.parent.mkdir(parents=True, exist_ok=True)
         own = {"PYTHONUNBUFFERED": "1", "ABCAST_LOG_LEVEL": "INFO"}
         self.log = log
@@ -138,7 +138,7 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=log.parent,
-                env={**os.environ, **own},
+                env={**os.environ, **own, **(environment or {})},
                 start_new_session=True,
             )
         self.pid = self.popen.pid

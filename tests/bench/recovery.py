@@ -33,7 +33,7 @@ def measure(lab: Lab) -> dict[str, Any]:
     return {
         "load_records_per_s": lab.plan.latency_rate,
         "spark_start_s": _session_start(lab),
-        "kills": _kills(lab),
+        "kills": kills(lab),
         "lost_checkpoints": [_lost_checkpoint(lab, history) for history in lab.plan.histories],
     }
 
@@ -96,9 +96,9 @@ class _Observer:
 class _Supervisor:
     """Starts `abcast sequence` again the moment it ends, as an init system would. Close it."""
 
-    def __init__(self, lab: Lab, place: Place) -> None:
+    def __init__(self, lab: Lab, place: Place, engine: str) -> None:
         self.children: list[Child] = []
-        self._lab, self._place = lab, place
+        self._lab, self._place, self._engine = lab, place, engine
         self._data = lab.path("data")
         self._stop = threading.Event()
         self._start()
@@ -106,7 +106,7 @@ class _Supervisor:
         self._thread.start()
 
     def _start(self) -> None:
-        self.children.append(self._lab.sequencer(self._place, self._data))
+        self.children.append(self._lab.sequencer(self._place, self._data, self._engine))
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -155,13 +155,14 @@ def _close_sender(sender: Member) -> None:
         sender.close(timeout=0)
 
 
-def _kills(lab: Lab) -> dict[str, Any]:
+def kills(lab: Lab, engine: str = "spark") -> dict[str, Any]:
+    """kill -9 under load, again and again: seconds to the next delivery."""
     rows = []
     with lab.place("kill") as place, contextlib.ExitStack() as cleanup:
-        supervisor = _Supervisor(lab, place)
+        supervisor = _Supervisor(lab, place, engine)
         cleanup.callback(supervisor.close)
         observer = cleanup.enter_context(_under_load(lab, place, from_seqno=1))
-        lab.say("recovery: starting `abcast sequence` under a supervisor")
+        lab.say(f"recovery: starting `abcast sequence --engine {engine}` under a supervisor")
         supervisor.child.wait_said("ready;")
         for turn in range(lab.plan.kills):
             observer.newest()

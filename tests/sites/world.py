@@ -14,6 +14,7 @@ from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 
 from connectors import Delivery, Member
+from connectors.engine.job import EngineJob, EngineOptions
 from connectors.kafka.codec import first_fields
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Stored
@@ -48,8 +49,11 @@ class World:
             create_topics(connection, self.group, [site])
 
     def sequencer(self, site: str) -> MakeJob:
-        """What makes the site's sequencer."""
-        return lambda spark, options: SequencerJob(spark, self._at(site, options))
+        """What makes the site's sequencer: on Spark at the first site, the process engine at the others."""
+        if site == next(iter(self.sites.connections)):
+            return lambda spark, options: SequencerJob(spark, self._at(site, options))
+        ledger = self.directory / site / "ledger"
+        return lambda _spark, _options: EngineJob(EngineOptions(self.sites.connection(site), site, ledger))
 
     def ledger(self, site: str) -> MakeJob:
         """What makes the site's ledger job."""
@@ -146,9 +150,13 @@ class World:
             member.wait_ordered(PATIENCE_S)
 
     def deliveries(self, site: str, count: int) -> list[Delivery]:
-        """The first `count` messages of the group's order at the site, or as many as come."""
+        """The first `count` messages of the group's order at the site, or as many as come.
+
+        Without the time at which that site's broker had them.
+        """
         with self.member(site, f"reader{next(_numbers)}") as member:
-            return list(itertools.islice(member.deliveries(from_seqno=1, timeout=PATIENCE_S), count))
+            taken = itertools.islice(member.deliveries(from_seqno=1, timeout=PATIENCE_S), count)
+            return [delivery._replace(sequenced_at_ms=0) for delivery in taken]
 
     def log(self, site: str) -> DataLog:
         """The site's DATA, to be closed."""

@@ -1,0 +1,137 @@
+"""The process engine's loop, on a Kafka in memory that can refuse."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors import Member
+from connectors.engine.attendant import Attendant, Taken
+from connectors.engine.job import Loop, PositionLost
+from connectors.engine.writing import WriteFailed
+from connectors.kafka.codec import forward_headers
+from connectors.kafka.data_log import DataLog
+from connectors.sequencer.groups import positions_of
+from connectors.sequencer.takeover import take_over
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.names import Topic
+from ordering.pipeline import Pipeline
+from ordering.reader import Reader, Verdict
+from ordering.records import Data
+from tests.waiting import eventually
+
+FORWARD = TopicPartition(str(Topic("g", "forward", "nyc")), 0)
+
+
+@pytest.fixture
+def kafka() -> MemoryConnection:
+    connection = MemoryConnection()
+    connection.create("g", "nyc")
+    return connection
+
+
+class Running:
+    """A loop in a thread, of a group that was just taken over."""
+
+    def __init__(self, kafka: MemoryConnection, start: int | None = None) -> None:
+        self.failure: BaseException | None = None
+        self.changes: list[Taken] = []
+        self.attendant: Any = SimpleNamespace(raise_failure=lambda: None, changes=self._changes, pipelines={})
+        self._stop = threading.Event()
+        self._loop = Loop(kafka, "nyc", self._stop)
+        state = take_over(kafka, "g", "nyc")
+        offset = positions_of([state]).get(FORWARD, 0) if start is None else start
+        self._loop.take(Taken({"g": state}, {FORWARD: ("g", offset)}))
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _changes(self) -> Iterator[Taken]:
+        while self.changes:
+            yield self.changes.pop()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run(cast("Attendant", self.attendant))
+        except BaseException as error:  # noqa: BLE001 - looked at by the test
+            self.failure = error
+
+    @property
+    def pipeline(self) -> Pipeline:
+        pipeline: Pipeline = self.attendant.pipelines["g"]
+        return pipeline
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        self._loop.close()
+
+
+@contextmanager
+def running(kafka: MemoryConnection, start: int | None = None) -> Iterator[Running]:
+    loop = Running(kafka, start)
+    try:
+        yield loop
+    finally:
+        loop.end()
+
+
+def written(kafka: MemoryConnection) -> list[Data]:
+    with DataLog(kafka, "g", "nyc") as data:
+        return [stored.data for stored in data.records(0, data.end())]
+
+
+def effective(kafka: MemoryConnection) -> list[Data]:
+    reader = Reader()
+    return [each for each in written(kafka) if reader.accept(each.kind, each.epoch, each.seqno) is Verdict.TAKE]
+
+
+def test_a_refused_write_ends_the_epoch(kafka: MemoryConnection) -> None:
+    """What was decided and not written gets its number from the next epoch; nothing twice, nothing left out."""
+
+    def send(local_seqno: int) -> None:
+        kafka.topics.append(FORWARD, b"nyc/alice", b"%d" % local_seqno, forward_headers(1, local_seqno))
+
+    with running(kafka) as first:
+        send(1)
+        eventually(lambda: effective(kafka), 10)
+        kafka.topics.refuse(2)
+        for local_seqno in range(2, 10):
+            send(local_seqno)
+        eventually(lambda: first.failure, 10)
+        assert isinstance(first.failure, WriteFailed)
+    kafka.topics.refuse(0)
+    with running(kafka):
+        eventually(lambda: effective(kafka)[-1].local_seqno == 9, 10)
+    records = effective(kafka)
+    assert [record.local_seqno for record in records] == list(range(1, 10))
+    assert len({record.epoch for record in records}) == 2
+
+
+def test_what_is_known_to_be_written(kafka: MemoryConnection) -> None:
+    with running(kafka) as loop, Member("g", "nyc/alice", connection=kafka) as alice:
+        for number in range(5):
+            alice.broadcast(b"%d" % number).result(10)
+        eventually(lambda: loop.pipeline.written == 5 and not loop.pipeline.in_flight, 10)
+
+
+def test_a_group_that_is_gone_is_left_alone(kafka: MemoryConnection) -> None:
+    with running(kafka) as loop, Member("g", "nyc/alice", connection=kafka) as alice:
+        alice.broadcast(b"x").result(10)
+        loop.changes.append(Taken(gone=frozenset({"g"})))
+        eventually(lambda: not loop.attendant.pipelines, 10)
+        assert loop.failure is None
+
+
+def test_a_position_that_retention_has_passed(kafka: MemoryConnection) -> None:
+    """It ends the attempt: the next takeover finds where to read on."""
+    kafka.topics.append(FORWARD, b"nyc/alice", b"x", [])
+    kafka.topics.drop(FORWARD.topic, 1)
+    with running(kafka, start=0) as loop:
+        eventually(lambda: loop.failure, 10)
+        assert isinstance(loop.failure, PositionLost)
