@@ -10,7 +10,11 @@ import typer
 
 from jobs.options import DEFAULT_DATA, EXIT_FAILED, AsJson
 
-app = typer.Typer(no_args_is_help=True, help="Start and stop an embedded Kafka broker (for development and tests).")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Start and stop an embedded Kafka broker (for development and tests).",
+)
 
 Directory = Annotated[Path, typer.Option("--dir", envvar="ABCAST_BROKER_DIR", help="Where its data and logs are kept.")]
 DEFAULT_DIRECTORY = DEFAULT_DATA / "broker"

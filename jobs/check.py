@@ -18,6 +18,7 @@ from jobs.options import (
     Group,
     run_script,
 )
+from jobs.progress import Progress
 from jobs.sites import SitesFile, optional_sites
 
 if TYPE_CHECKING:
@@ -53,9 +54,16 @@ def check(
     from connectors.kafka.connection import Connection
 
     where = optional_sites(sites) or Connection(bootstrap_servers)
-    report = check_group(
-        group, where, names=site or (), ledger=data / "ledger", deliveries=deliveries or (), settled=settled
-    )
+    with Progress("looking at the sites") as progress:
+        report = check_group(
+            group,
+            where,
+            names=site or (),
+            ledger=data / "ledger",
+            deliveries=deliveries or (),
+            settled=settled,
+            progress=progress,
+        )
     typer.echo(_as_json(group, report) if as_json else _as_text(report))
     if report.anomalies:
         raise typer.Exit(EXIT_ANOMALY)
@@ -71,8 +79,10 @@ def _as_text(report: Report) -> str:
     lines = [f"{what}: {count} messages" for what, count in report.read.items()]
     lines += [f"under way: {lack}" for lack in report.under_way]
     for anomaly in report.anomalies:
-        lines.append(f"{anomaly.name}: {anomaly.detail}; seqnos {', '.join(map(str, anomaly.seqnos)) or '-'}")
-    lines.append(f"{len(report.anomalies)} anomalies" if report.anomalies else "every promise holds")
+        seqnos = f" (seqno {', '.join(map(str, anomaly.seqnos))})" if anomaly.seqnos else ""
+        lines.append(f"{anomaly.name}: {anomaly.detail.rstrip('.')}{seqnos}")
+    count = len(report.anomalies)
+    lines.append(f"{count} {'anomaly' if count == 1 else 'anomalies'}" if count else "every promise holds")
     return "\n".join(lines)
 
 

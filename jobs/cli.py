@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from jobs.broker import app as broker
 from jobs.check import check
+from jobs.dead_letters import app as dead_letters
 from jobs.deliver import deliver
 from jobs.demo import demo
 from jobs.isis import isis
@@ -28,6 +29,7 @@ app = typer.Typer(
     name="abcast",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut the names of options at 80 columns
     help="Atomic broadcast on Kafka, Spark and Delta: one order of events, delivered everywhere, kept queryable.\n\n"
     "First steps: `abcast demo`; then `abcast broker start`, `abcast topics create --group G`, `abcast run`, and in "
     "other terminals `abcast publish` and `abcast deliver`.\n\n"
@@ -65,6 +67,7 @@ app.command()(run)
 app.command()(demo)
 app.add_typer(broker, name="broker")
 app.add_typer(topics, name="topics")
+app.add_typer(dead_letters, name="dead-letters")
 app.command()(sequence)
 app.command()(ledger)
 app.command()(relay)

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +20,12 @@ from ordering.names import DEFAULT_SITE, Address
 
 if TYPE_CHECKING:
     from connectors import Delivery
+    from connectors import Member as MemberClient
     from connectors.client.stream import Stream
     from ordering.events import Event
+
+WAITED_S = 2.0
+_POLL_S = 0.2
 
 
 def deliver(
@@ -45,9 +54,9 @@ def deliver(
 ) -> None:
     """Print the group's messages in their order, and wait for more.
 
-    Text form: seqno, sender, payload. With --json: `seqno`, `sender`, `incarnation`, `local_seqno`, `payload` (or
-    `payload_base64`, if it is not text), `view_id` in a group with members. With --events, lines that have `event`
-    (`view`, `block`, `unblock`, `remote-view`) in the place of a sender.
+    Text form: seqno, sender, payload, which is `base64:…` if it is not text. With --json: `seqno`, `sender`,
+    `incarnation`, `local_seqno`, `payload` (or `payload_base64`), `view_id` in a group with members, `headers` if there
+    are any. With --events, lines that have `event` (`view`, `block`, `unblock`, `remote-view`) in place of a sender.
     """
     from connectors import Member as MemberClient
 
@@ -62,7 +71,7 @@ def deliver(
                 if events
                 else client.deliveries(from_seqno, timeout, remember=remember)
             )
-            for what in stream:
+            for what in _told_of(stream, client, from_seqno):
                 is_message = hasattr(what, "payload")
                 typer.echo(_line(what, as_json) if is_message else _event_line(what, as_json))
                 stream.taken()  # it is printed: `echo` flushes
@@ -73,6 +82,43 @@ def deliver(
             return
 
 
+def _told_of(stream: Stream[Any], client: MemberClient, from_seqno: int | None) -> Iterator[Any]:
+    """What the stream has. A terminal is told for what it waits, once each time it has waited for WAITED_S."""
+    if not sys.stderr.isatty():
+        yield from stream
+        return
+    from connectors.kafka.liveness import say_why
+
+    state = _Waiting("from its position on" if from_seqno is None else f"from seqno {from_seqno} on")
+    is_over = threading.Event()
+
+    def tell() -> None:
+        while not is_over.wait(_POLL_S):
+            if time.monotonic() - state.since < WAITED_S or state.is_told:
+                continue
+            state.is_told = True
+            why = say_why(client.connection, client.group, client.address.site)
+            typer.echo(f"waiting for messages of {client.group} {state.what} …{why and ' '}{why}", err=True)
+
+    threading.Thread(target=tell, name="abcast-waiting", daemon=True).start()
+    try:
+        for what in stream:
+            state.since, state.is_told = time.monotonic(), True
+            yield what
+            state.what, state.since, state.is_told = f"after seqno {what.seqno}", time.monotonic(), False
+    finally:
+        is_over.set()
+
+
+@dataclass
+class _Waiting:
+    """For what is waited, since when, and whether the user knows."""
+
+    what: str
+    since: float = field(default_factory=time.monotonic)
+    is_told: bool = False
+
+
 def _line(delivery: Delivery, as_json: bool) -> str:
     try:
         text: str | None = delivery.payload.decode("utf-8")
@@ -80,7 +126,7 @@ def _line(delivery: Delivery, as_json: bool) -> str:
         text = None
     encoded = base64.b64encode(delivery.payload).decode("ascii")
     if not as_json:
-        return f"{delivery.seqno}\t{delivery.sender}\t{encoded if text is None else text}"
+        return f"{delivery.seqno}\t{delivery.sender}\t{f'base64:{encoded}' if text is None else text}"
     line: dict[str, Any] = {
         "seqno": delivery.seqno,
         "sender": delivery.sender,
@@ -99,9 +145,9 @@ def _event_line(event: Event, as_json: bool) -> str:
     names = {"ViewChange": "view", "Block": "block", "Unblock": "unblock", "RemoteView": "remote-view"}
     name = names[type(event).__name__]
     line: dict[str, Any] = {"seqno": event.seqno, "event": name}
-    for field in ("view_id", "site", "members", "reachable", "joined", "left", "suspected", "requester"):
-        if hasattr(event, field):
-            line[field] = getattr(event, field)
+    for part in ("view_id", "site", "members", "reachable", "joined", "left", "suspected", "requester"):
+        if hasattr(event, part):
+            line[part] = getattr(event, part)
     if as_json:
         return json.dumps(line)
     told, members = name, ", ".join(line.get("members", ())) or "nobody"

@@ -28,6 +28,7 @@ class Progress:
         self._total = total
         self._ask = ask
         self._count = 0
+        self._started = time.monotonic()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._draw, name="abcast-progress", daemon=True)
 
@@ -51,9 +52,11 @@ class Progress:
         self._count += count
 
     def say(self, what: str, total: int | None = None) -> None:
-        """Show what is being done now, and how much of it there is."""
+        """Show what is being done now, and how much of it there is: it is counted from 0."""
         self._what = what
         self._total = total
+        self._count = 0
+        self._started = time.monotonic()
 
     def _draw(self) -> None:
         if self._is_over.wait(SHOWN_AFTER_S):
@@ -62,7 +65,6 @@ class Progress:
         from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
 
-        started = time.monotonic() - SHOWN_AFTER_S
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -74,7 +76,7 @@ class Progress:
             task = bars.add_task(self._what, total=self._total, so_far="")
             while True:
                 done = self._count if self._ask is None else max(0.0, self._ask())
-                seconds = time.monotonic() - started
+                seconds = max(time.monotonic() - self._started, _EVERY_S)
                 so_far = f"{seconds:.0f} s" if self._ask else f"{done:,.0f}, {done / seconds:,.0f}/s"
                 bars.update(task, description=self._what, total=self._total, completed=done, so_far=so_far)
                 bars.refresh()

@@ -23,7 +23,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], file: IO[s
     from rich.text import Text
 
     kept = [list(row) for row in rows]
-    texts = [[_printable(value) for value in row] for row in kept]
+    texts = [[printable(value) for value in row] for row in kept]
     widths = [max(map(cell_len, column)) for column in zip(columns, *texts, strict=True)]
     gaps = _GAP * len(widths)
     console = Console(file=file, highlight=False, width=None if file.isatty() else sum(widths) + gaps)
@@ -69,7 +69,8 @@ def write_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]], file: IO[st
         writer.writerow("" if value is None else _text(value) for value in row)
 
 
-def _printable(value: Any) -> str:
+def printable(value: Any) -> str:
+    """A value on one line, with nothing in it that a terminal would obey."""
     text = "null" if value is None else _text(value)
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 

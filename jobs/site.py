@@ -13,7 +13,9 @@ from jobs.options import AsJson, Group
 from jobs.progress import Progress
 from jobs.sites import SitesFile, required_sites
 
-app = typer.Typer(no_args_is_help=True, help="List the sites of a deployment, and let a new one join.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="List the sites of a deployment, and let a new one join."
+)
 
 
 @app.command("list")
@@ -66,7 +68,7 @@ def add(
         typer.echo(f"created {topic}")
     what = ""
     if write_history is not None and direction is not None:
-        with Progress("written") as progress:
+        with Progress("writing the history") as progress:
             what = f" with the history up to seqno {write_history(progress.advance)} of {direction.source}"
     typer.echo(f"{name} has joined {group}{what}; the relay brings the rest")
 

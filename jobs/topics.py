@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import typer
 
 from jobs.options import DEFAULT_BOOTSTRAP_SERVERS, AsJson, BootstrapServers, Group
+from ordering.errors import UsageError
 from ordering.names import DEFAULT_SITE
 
-app = typer.Typer(no_args_is_help=True, help="Create and list the topics of groups.")
+SHORTEST_SILENCE_MS = 3_000
+"""A member sends a heartbeat each second. With less than some of them, members that live are taken for dead."""
+SHORTEST_FLUSH_MS = 1_000
+"""A flush takes two batches of the sequencer at least."""
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, list and delete the topics of groups.")
 
 
 @app.command()
 def create(
     group: Group,
     site: Annotated[list[str] | None, typer.Option("--site", help="A site of the group; repeat for more.")] = None,
-    partitions: Annotated[int, typer.Option(min=1, max=1000, help="Partitions of each forward topic.")] = 1,
-    replication_factor: Annotated[int, typer.Option(min=1, max=10, help="Copies of each partition.")] = 1,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Partitions of each forward topic, for good (1).")
+    ] = None,
+    replication_factor: Annotated[int | None, typer.Option(min=1, max=10, help="Copies of each partition (1).")] = None,
     closed: Annotated[
         bool | None, typer.Option("--closed/--open", help="Only members may send; what others send is a dead letter.")
     ] = None,
@@ -27,9 +36,15 @@ def create(
         typer.Option("--flush/--no-flush", help="Change views in a flush: a message comes in the view it was sent in."),
     ] = None,
     suspect_after_ms: Annotated[
-        int | None, typer.Option(min=1, help="A member silent for so long is taken for dead (10000).")
+        int | None,
+        typer.Option(
+            min=SHORTEST_SILENCE_MS,
+            help="A member silent for so long is taken for dead (10000). It sends a heartbeat each second.",
+        ),
     ] = None,
-    flush_timeout_ms: Annotated[int | None, typer.Option(min=1, help="A flush takes so long at most (30000).")] = None,
+    flush_timeout_ms: Annotated[
+        int | None, typer.Option(min=SHORTEST_FLUSH_MS, help="A flush takes so long at most (30000).")
+    ] = None,
     bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
     """Create what is missing of a group's topics, with the settings that the promises need.
@@ -41,11 +56,11 @@ def create(
     """
     from connectors.kafka.connection import Connection
     from connectors.kafka.settings import change_settings
-    from connectors.kafka.topics import create_topics
+    from connectors.kafka.topics import check_layout, create_topics
 
-    created = create_topics(
-        Connection(bootstrap_servers), group, site or [DEFAULT_SITE], partitions, replication_factor
-    )
+    connection, sites = Connection(bootstrap_servers), site or [DEFAULT_SITE]
+    check_layout(connection, group, sites, partitions, replication_factor)
+    created = create_topics(connection, group, sites, partitions or 1, replication_factor or 1)
     for name in created:
         typer.echo(f"created {name}")
     if not created:
@@ -57,7 +72,7 @@ def create(
         "flush_timeout_ms": flush_timeout_ms,
     }
     if changes := {name: value for name, value in wanted.items() if value is not None}:
-        holds = change_settings(Connection(bootstrap_servers), group, (site or [DEFAULT_SITE])[0], **changes)
+        holds = change_settings(connection, group, sites[0], **changes)
         state = "in force" if holds else "asked for, and in force once a sequencer of the group has read it"
         typer.echo(f"{', '.join(f'{name} = {value}' for name, value in changes.items())}: {state}".lower())
 
@@ -73,3 +88,33 @@ def list_(bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS, as_js
             typer.echo(json.dumps({"topic": str(topic), "group": topic.group, "role": topic.role, "site": topic.site}))
         else:
             typer.echo(str(topic))
+
+
+@app.command()
+def delete(
+    group: Group,
+    site: Annotated[list[str] | None, typer.Option("--site", help="A site of the group; repeat for more.")] = None,
+    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a group's topics, and with them its order, for good. Without --site at all sites of this Kafka.
+
+    Stop its members first. A ledger keeps what it has of the group; so take another name for a new group, or other
+    --data: numbers begin at 1 again.
+    """
+    from connectors.kafka.connection import Connection
+    from connectors.kafka.topics import delete_topics, find_topics
+
+    connection = Connection(bootstrap_servers)
+    found = [topic for topic in find_topics(connection) if topic.group == group and (not site or topic.site in site)]
+    if not found:
+        raise UsageError(f"there are no topics of group {group}: `abcast topics list` shows what there is.")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"this deletes {len(found)} topics of group {group} for good: say --yes.")
+        for topic in found:
+            typer.echo(str(topic))
+        typer.confirm(f"Delete these {len(found)} topics and all that was ordered in them?", abort=True)
+    delete_topics(connection, found)
+    for topic in found:
+        typer.echo(f"deleted {topic}")

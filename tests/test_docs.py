@@ -230,7 +230,7 @@ def test_formats() -> None:
 @pytest.mark.parametrize("table", [section(README, "## Commands"), section(doc("operations"), "## Commands")])
 def test_commands(table: str) -> None:
     """The table has all commands and no others."""
-    named = set(re.findall(r"`abcast ([a-z]+)", " ".join(row[0] for row in tables(table)[0])))
+    named = set(re.findall(r"`abcast ([a-z-]+)", " ".join(row[0] for row in tables(table)[0])))
     assert named == set(command().commands)
 
 

@@ -234,3 +234,18 @@ def test_readme_example(base: Installed, with_jobs: Installed, broker: EmbeddedB
         assert base.output("abcast", "check", "--group", group, "--site", site, "--data", "none", *at)
         assert running.terminate() == 0, "".join(running.lines)
     assert "Traceback" not in "".join(running.lines)
+
+
+@pytest.mark.broker
+def test_a_sequencer_without_the_extra(base: Installed, broker: EmbeddedBroker) -> None:
+    """The process engine orders with what the base has: no Spark, no Delta."""
+    group, site = "of-the-base", "base"
+    at = ("--bootstrap-servers", broker.bootstrap_servers)
+    base.output("abcast", "topics", "create", "--group", group, "--site", site, *at)
+    job: list[str | Path] = [base.python.parent / "abcast", "sequence", "--engine", "process", "--site", site, *at]
+    with background(*job, cwd=base.application, **base.variables()) as running:
+        running.wait_for("ready")
+        member = ("--group", group, "--member", f"{site}/bob", *at)
+        assert "2 messages ordered, last seqno 2" in base.output("abcast", "publish", *member, text="a\nb\n")
+        assert running.terminate() == 0, "".join(running.lines)
+    assert "Traceback" not in "".join(running.lines)

@@ -39,34 +39,39 @@ class Bookmark:
     """One run's. For the thread that iterates."""
 
     def __init__(self, who: str) -> None:
-        self.taken = Mark(0, 0)
+        self._taken: tuple[int, int] = (0, 0)
         self._who = who
-        self._in_hand: Mark | None = None
+        self._in_hand: tuple[int, int] | None = None
         self._committed = 0
         self._committed_at = time.monotonic()
         self._remember: Remember | None = None
 
     def begin(self, taken: Mark, committed: int, remember: Remember | None) -> None:
         """The run begins behind `taken`. Without `remember`, nothing is ever committed."""
-        self.taken, self._committed, self._remember = taken, committed, remember
+        self._taken, self._committed, self._remember = taken, committed, remember
 
     def hand_out(self, number: int, next_offset: int) -> None:
         """The application gets what stands there."""
-        self._in_hand = Mark(number, next_offset)
+        self._in_hand = (number, next_offset)
 
     def take(self) -> None:
         """What is in hand counts as taken."""
         if self._in_hand is not None:
-            self.taken, self._in_hand = self._in_hand, None
+            self._taken, self._in_hand = self._in_hand, None
+
+    @property
+    def taken(self) -> Mark:
+        """Up to there the application has taken everything."""
+        return Mark(*self._taken)
 
     def pass_over(self, number: int, next_offset: int) -> None:
         """Up to there the log has nothing for the application."""
-        if number > self.taken.number:
-            self.taken = Mark(number, next_offset)
+        if number > self._taken[0]:
+            self._taken = (number, next_offset)
 
-    def commit_if_due(self) -> None:
-        """Commit what was taken, twice a second."""
-        if time.monotonic() - self._committed_at >= COMMIT_EVERY_S:
+    def commit_if_due(self, now: float) -> None:
+        """Commit what was taken, twice a second. `now`: of the monotonic clock."""
+        if now - self._committed_at >= COMMIT_EVERY_S:
             self.commit()
 
     def commit(self) -> None:

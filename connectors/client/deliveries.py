@@ -10,8 +10,10 @@ A name that has once had a position does not begin at seqno 1 because Kafka has 
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from enum import Enum
@@ -22,8 +24,9 @@ from connectors.client.delivery import Delivery, Place
 from connectors.client.ledger_reader import read_ledger
 from connectors.client.member_memory import MemberMemory
 from connectors.client.silence import Silence
+from connectors.kafka.codec import data_number, given_headers
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_cursor import DataCursor, Effective
+from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import DataLog
 from ordering.errors import HistoryUnavailable, UsageError
 from ordering.events import Event, EventReader
@@ -84,7 +87,7 @@ class Deliveries:
         self.finished = threading.Event()
         self._stopping = threading.Event()
         self._counted = counted
-        self._between = between or (lambda _: None)
+        self._between = between
         self._next_seqno = self._first_seqno = from_seqno or 0
         self._position = position
         self._bookmark = Bookmark(str(address))
@@ -124,24 +127,27 @@ class Deliveries:
 
     def _deliver(self, memory: MemberMemory) -> Iterator[Delivery | Event]:
         self._next_seqno = self._first_seqno = self._begin(memory)
-        bookmark = self._bookmark
+        bookmark, silence, between = self._bookmark, self._silence, self._between
         for places in self._places(memory):
-            for place in places:
-                if (what := self._new(place)) is not None:
-                    bookmark.hand_out(place.seqno, place.next_offset)
+            for seqno, next_offset, what in places:
+                if what is not None and (seqno > self._counted or not isinstance(what, Delivery)):
+                    bookmark.hand_out(seqno, next_offset)
                     yield what
                     bookmark.take()
-                    self._silence.broken()
-                    bookmark.commit_if_due()
+                    now = time.monotonic()
+                    silence.broken(now)
+                    bookmark.commit_if_due(now)
                     if self._stopping.is_set():
                         return
-                    self._between(self.taken_seqno)
+                    if between is not None:
+                        between(self.taken_seqno)
                 else:
-                    bookmark.pass_over(place.seqno, place.next_offset)
-            bookmark.commit_if_due()
+                    bookmark.pass_over(seqno, next_offset)
+            bookmark.commit_if_due(time.monotonic())
             if self._stopping.is_set():
                 return
-            self._between(self.taken_seqno)
+            if between is not None:
+                between(self.taken_seqno)
             if self._silence.is_over:
                 return
 
@@ -155,11 +161,6 @@ class Deliveries:
         committed = (memory.taken() or 0) if self._position is Position.OWN else 0
         self._bookmark.begin(Mark(0, 0), committed, remember)
         return self.from_seqno
-
-    def _new(self, place: Place) -> Delivery | Event | None:
-        """What the application gets."""
-        is_counted = isinstance(place.delivery, Delivery) and place.seqno <= self._counted
-        return None if is_counted else place.delivery
 
     def _places(self, memory: MemberMemory) -> Iterator[list[Place]]:
         """Everything from `_next_seqno` on without a seam, from Kafka or the ledger; an empty list now and then."""
@@ -183,7 +184,7 @@ class Deliveries:
 
     def _moved(self, places: list[Place]) -> list[Place]:
         if places:
-            self._next_seqno = places[-1].seqno + 1
+            self._next_seqno = places[-1][0] + 1
         return places
 
     def _from_kafka(self, memory: MemberMemory) -> Iterator[list[Place]]:
@@ -193,11 +194,11 @@ class Deliveries:
             # Asked for a seqno that is still to come, we wait for it. A position that was once reached and is not
             # there any more is another matter, about which `after` complains.
             start = log.after(first - 1, or_end=self.from_seqno is not None)
-        with closing(self.connection.consumer()) as consumer:
-            cursor = DataCursor(consumer, memory.data, start)
+        feed = memory.shared.feed(self.group, self.address.site)
+        with closing(feed.follow(start)) as follower:
             while True:
-                effective = cursor.poll(POLL_S)
-                self._silence.read_up_to(cursor.position)
+                effective = follower.poll(POLL_S)
+                self._silence.read_up_to(follower.position)
                 yield [self._place(record) for record in effective if record.seqno >= first]
 
     def _place(self, record: Effective) -> Place:
@@ -206,19 +207,24 @@ class Deliveries:
             what = _delivery(record)
         elif self._events is not None:
             what = self._events.accept(record.kind, record.seqno, record.view, record.sender, record.value or b"")
-        return Place(record.seqno, record.offset + 1, what)
+        return record.seqno, record.offset + 1, what
+
+
+_address = functools.lru_cache(maxsize=10_000)(bytes.decode)
+"""Of a sender's key: there are few of them, and each comes often."""
 
 
 def _delivery(record: Effective) -> Delivery:
+    seqno, _, _, key, fields, headers, value, timestamp_ms = record
     return Delivery(
-        record.seqno,
-        record.sender,
-        record.incarnation,
-        record.local_seqno,
-        record.value or b"",
-        record.application_headers(),
-        record.view,
-        record.epoch,
-        record.forwarded_at_ms,
-        record.timestamp_ms,
+        seqno,
+        _address(key or b"", "ascii"),
+        int(fields[2]),
+        int(fields[3]),
+        value or b"",
+        given_headers(headers[1:]) if len(headers) > 1 else (),
+        data_number(fields[6]),
+        int(fields[5]),
+        data_number(fields[8]),
+        timestamp_ms,
     )

@@ -51,9 +51,5 @@ class Delivery(NamedTuple):
         return self.payload if self.deserializer is None else self.deserializer(self.payload)
 
 
-class Place(NamedTuple):
-    """One step in the order: a seqno, a Kafka offset from which the next one is found, what the application sees."""
-
-    seqno: int
-    next_offset: int
-    delivery: Delivery | Event | None
+Place = tuple[int, int, Delivery | Event | None]
+"""One step in the order: a seqno, a Kafka offset from which the next one is found, what the application sees."""

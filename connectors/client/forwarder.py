@@ -26,20 +26,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from connectors.client.callbacks import Callbacks
-from connectors.client.go_back_n import GoBackN, new_producer
+from connectors.client.feed import Hearing
+from connectors.client.go_back_n import GoBackN
 from connectors.client.lives import Beginning, Carried, Lives, is_same
 from connectors.client.member_memory import MemberMemory
 from connectors.client.promise import raised_again
 from connectors.client.receipt import Receipt
+from connectors.client.sharing import Shared, share
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_cursor import DataCursor, Effective
-from connectors.kafka.data_log import DataLog, Start
-from connectors.kafka.transport import Consumer, Producer
+from connectors.kafka.data_cursor import Effective
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.liveness import say_why
+from connectors.kafka.transport import Producer
 from ordering.errors import (
     AbcastError,
     Blocked,
-    BrokerUnreachable,
     EnvironmentProblem,
     Excluded,
     FlushFailed,
@@ -69,18 +71,12 @@ from ordering.participant import (
     newest_answer,
     step,
 )
-from ordering.reader import Reader, Verdict
+from ordering.reader import Verdict
 from ordering.records import HEARTBEAT, JOIN, MESSAGE, Data, Headers, MessageId
 from ordering.sequencer import SequencerState
 
-POLL_S = 0.1
-"""How often, at least, the thread looks whether something is to be sent again."""
-
 FRESH_S = 5.0
 """A life that is older when it sends its first record looks whether it may still begin."""
-
-HEARTBEAT_S = 1.0
-"""How often a member says that it is alive."""
 
 Successor = Callable[["Forwarder"], None]
 """Begins the next life, in a thread of its own: it is called under the lock."""
@@ -91,10 +87,9 @@ _logger = logging.getLogger(__name__)
 class Opened(NamedTuple):
     """What a forwarder begins with."""
 
-    memory: MemberMemory
+    shared: Shared
     producer: Producer
-    consumer: Consumer
-    cursor: DataCursor
+    hearing: Hearing
     beginning: Beginning
 
 
@@ -118,26 +113,30 @@ class Forwarder:
         self.connection = connection
         self.group = group
         self.address = address = lives.address
+        self._why = functools.partial(say_why, connection, group, address.site, 1.0)
         self.limits = lives.limits
         self.has_handed_over = False  # what it had accepted is a later life's
         self.changed = lives.changed
+        self._lock = lives.lock  # that of `changed`: to take it so costs less
         self._lives = lives
         self._callbacks = callbacks
         self._successor = successor
         self._outbox = lives.outbox
-        self._sender = str(address).encode("ascii")
+        self._name = str(address)
+        self._sender = self._name.encode("ascii")
         self._topic = str(Topic(group, "forward", address.site))
-        self._memory, self._consumer, self._cursor = opened.memory, opened.consumer, opened.cursor
+        self._shared, self._hearing = opened.shared, opened.hearing
         self._sending = GoBackN(
-            connection, opened.producer, str(address), self.changed, self._send_table, self.limits.resend_after_s
+            *(opened.shared.producers, opened.producer, str(address), self.changed, self._send_table),
+            resend_after_s=self.limits.resend_after_s,
         )
         self._take_life(opened.beginning)
-        self._participant = Participant(Life(str(address), self.incarnation))
+        self._become(Participant(Life(self._name, self.incarnation)))
         self._stopping = threading.Event()
         self._failure: AbcastError | None = None
         self._last_seqno: int | None = None
-        self._thread = threading.Thread(target=self._run, name=f"abcast-{group}-{address}", daemon=True)
-        self._beating: threading.Thread | None = None
+        self._is_beating = False
+        self._is_closed = False
 
     @classmethod
     def begin(
@@ -149,28 +148,31 @@ class Forwarder:
         successor: Successor,
         carried: Sequence[Carried] | None = None,
     ) -> Forwarder:
-        """Begin a life, or continue the outbox's, sending again what is pending, and start the thread.
+        """Begin a life, or continue the outbox's, sending again what is pending, and listen to DATA.
 
         `carried`: what the last life in this process hands over, to a new one that joins.
 
         Raises BrokerUnreachable, TopicMissing, Superseded.
         """
         with contextlib.ExitStack() as to_close:
-            memory = MemberMemory(connection, group, lives.address)
-            to_close.callback(memory.close)
-            producer = new_producer(connection)
-            to_close.callback(producer.abandon)
-            consumer = connection.consumer()
-            to_close.callback(consumer.close)
+            shared = share(connection)
+            to_close.callback(shared.release)
+            memory = to_close.enter_context(contextlib.closing(MemberMemory(connection, group, lives.address)))
+            producer = shared.producers.lease()
+            to_close.callback(shared.producers.release, producer)
+            hearing = shared.feed(group, lives.address.site).hear(lives.address)
+            to_close.callback(hearing.close)
             # The log's end is taken before the first message is sent: nothing of ours can be missed behind it.
-            start, state = _end_of_data(connection, group, lives.address)
+            start, state = hearing.end()
             history = functools.partial(_ordered_since, connection, group, lives.address, end=start.offset)
             beginning = lives.begin(memory, state, carried, history)
-            cursor = DataCursor(consumer, memory.data, start)
-            opened = Opened(memory, producer, consumer, cursor, beginning)
-            forwarder = cls(connection, group, lives, callbacks, successor, opened)
+            memory.close()
+            forwarder = cls(
+                connection, group, lives, callbacks, successor, Opened(shared, producer, hearing, beginning)
+            )
             to_close.callback(forwarder._stopping.set)
             forwarder._start(state)
+            hearing.begin(forwarder, start.offset)
             to_close.pop_all()
         return forwarder
 
@@ -181,7 +183,6 @@ class Forwarder:
             joins = any(kind_of(entry) == JOIN for entry in self._table.pending())
             self._step(Began(life, state, joins, answered))
             self._send_table()
-        self._thread.start()
 
     def _take_life(self, begun: Beginning) -> None:
         self.incarnation, self._table, self._receipts, self._join, self.is_continued = begun
@@ -215,16 +216,11 @@ class Forwarder:
 
         Raises ForwardTableFull, Blocked, Excluded, Superseded; BrokerUnreachable (for the first one of an old life).
         """
-        with self.changed:
+        with self._lock:
             self._raise_failure()
             size = message_bytes(payload, headers)
-            # While it waits for one of them, it can lose the other.
-            while self._participant.is_silent or not self._table.has_room(size):
-                if self._participant.is_silent:
-                    self._wait_for_the_flush(timeout)
-                else:
-                    self._wait_for_room(size, timeout)
-            self._raise_refusal()
+            if not self._takes_messages or not self._table.has_room(size):
+                self._wait_until_taken(size, timeout)
             if self._is_unheard:
                 self._see_that_it_will_be_heard()
             return self._accept(payload, headers)
@@ -277,7 +273,8 @@ class Forwarder:
         """
         receipt: Receipt | None = None
         before = self._participant
-        self._participant, actions = step(before, event)
+        after, actions = step(before, event)
+        self._become(after)
         for action in actions:
             if action.do is not Do.SEND:
                 self._perform(action)
@@ -286,18 +283,23 @@ class Forwarder:
                 receipt = self._accept(action.payload, control_headers(action.kind))
             except EnvironmentProblem as error:
                 if isinstance(event, Asked | FlushWanted):
-                    self._participant = before
+                    self._become(before)
                 if isinstance(event, Answered | Asked | FlushWanted | FlushUnwanted | FlushDone):
                     raise
                 # The log goes on; the group ends by itself what this record was to end.
                 _logger.warning("%s could not send %s: %s", self.address, action.kind, error)
-        if self._beating is None and self._participant.is_heard:
-            self._beating = threading.Thread(target=self._beat, name=f"abcast-{self.address}-beat", daemon=True)
-            self._beating.start()
+        if not self._is_beating and self._participant.is_heard:
+            self._is_beating = True
+            self._shared.heartbeats.add(self)
         self.changed.notify_all()
         if self._participant.is_stranded(self._table.pending()):
             self._step(Asked(Cause.STRANDED))
         return receipt
+
+    def _become(self, participant: Participant) -> None:
+        self._participant = participant
+        # Asked for each message; they change with the participant only.
+        self._takes_messages, self._sends_messages = participant.takes_messages, participant.sends_messages
 
     def _perform(self, action: Action) -> None:
         if action.do is Do.SEND_TABLE:
@@ -319,7 +321,8 @@ class Forwarder:
             self._sending.note_progress()
         self._is_unheard = False
         pending = self._table.append(payload, headers)
-        receipt = Receipt(MessageId(str(self.address), self.incarnation, pending.local_seqno), self.changed)
+        message_id = MessageId(self._name, self.incarnation, pending.local_seqno)
+        receipt = Receipt(message_id, self.changed, self._why)
         self._receipts.append(receipt)
         if self._may_send(pending):
             self._send(pending)
@@ -328,7 +331,7 @@ class Forwarder:
     def _see_that_it_will_be_heard(self) -> None:
         """Before the first record of this life: take another, if the group has raised its floor above it meanwhile."""
         if time.monotonic() - self._begun_at > FRESH_S:
-            _, state = _end_of_data(self.connection, self.group, self.address)
+            _, state = self._hearing.end()
             with contextlib.closing(MemberMemory(self.connection, self.group, self.address)) as memory:
                 begun = self._lives.renewed(memory, state, self.incarnation)
             if begun is not None:
@@ -345,10 +348,12 @@ class Forwarder:
         finally:
             self.changed.release()
 
-    def _beat(self) -> None:
-        while not self.has_ended and self._participant.is_heard:
-            self.heartbeat()
-            self._stopping.wait(HEARTBEAT_S)
+    def beat(self) -> bool:
+        """Send a heartbeat; False if this life needs no more of them."""
+        if self.has_ended or not self._participant.is_heard:
+            return False
+        self.heartbeat()
+        return True
 
     def hand_over(self, failure: AbcastError) -> list[Carried]:
         """End this life. What the next one is to send; all other receipts fail with `failure`.
@@ -357,7 +362,8 @@ class Forwarder:
         """
         with self.changed:
             self._raise_failure()
-            self._participant, actions = step(self._participant, Asked(Cause.HAND_OVER))
+            after, actions = step(self._participant, Asked(Cause.HAND_OVER))
+            self._become(after)
             self.has_handed_over = [action.do for action in actions] == [Do.CARRY]
             # Receipts that have failed before are gone.
             carried: list[Carried] = []
@@ -400,13 +406,11 @@ class Forwarder:
         self._stopping.set()
         with self.changed:
             self._step(Asked(Cause.CLOSE))
-        # Everything the thread waits for has a limit; should one fail, it is a daemon and goes with the process.
-        self._thread.join(self.connection.timeout + 5)
-        if self._beating is not None:
-            self._beating.join(2)
-        self._sending.close()
-        self._consumer.close()
-        self._memory.close()
+        self._hearing.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._sending.close()
+            self._shared.release()
         with self.changed:
             if self._outbox is not None:
                 try:
@@ -432,6 +436,15 @@ class Forwarder:
             raise Excluded(f"{self.address} was taken for dead by the group, and joins again: broadcast again.")
         if self._participant.is_ending:
             raise UsageError(f"{self.address} is closed.")
+
+    def _wait_until_taken(self, size: int, timeout: float | None) -> None:
+        """Until there is no flush, and room. While it waits for one of them, it can lose the other."""
+        while self._participant.is_silent or not self._table.has_room(size):
+            if self._participant.is_silent:
+                self._wait_for_the_flush(timeout)
+            else:
+                self._wait_for_room(size, timeout)
+        self._raise_refusal()
 
     def _wait_for_room(self, size: int, timeout: float | None) -> None:
         has_room = self.changed.wait_for(
@@ -469,7 +482,7 @@ class Forwarder:
                 self._send(pending)
 
     def _may_send(self, pending: Pending) -> bool:
-        return self._participant.sends_messages or is_control(pending)
+        return self._sends_messages or is_control(pending)
 
     def _fail_receipts(self, error: AbcastError) -> None:
         for receipt in self._receipts:
@@ -478,26 +491,28 @@ class Forwarder:
         self._receipts.clear()
         self.changed.notify_all()
 
-    # --- the thread ---
+    # --- what the feed tells, in its thread (`connectors.client.feed`) ---
 
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                try:
-                    self._acknowledge(self._cursor.poll(POLL_S))
-                except HistoryUnavailable as gone:
-                    self._catch_up(gone)
-                if self._receipts:
-                    self._sending.send_again_if_due()
-        except AbcastError as error:
+    def hear(self, records: Sequence[Effective]) -> None:
+        """Own and control records of DATA, in their order."""
+        if not self.has_ended:
+            self._acknowledge(records)
+
+    def look_after(self) -> None:
+        """Send again what is due."""
+        if self._receipts and not self.has_ended:
+            self._sending.send_again_if_due()
+
+    def end(self, error: Exception) -> None:
+        """Nothing more is heard. Whatever it is, the applications that wait must hear of it."""
+        if isinstance(error, AbcastError):
             _logger.warning("%s stops sending: %s", self.address, error)
             self.fail(error)
-        except Exception as error:
-            # Whatever it is, the applications that wait must hear of it.
-            _logger.exception("%s stops sending", self.address)
+        else:
+            _logger.error("%s stops sending", self.address, exc_info=error)
             self.fail(AbcastError(f"{self.address} failed: {error!r}"))
 
-    def _acknowledge(self, records: list[Effective]) -> None:
+    def _acknowledge(self, records: Sequence[Effective]) -> None:
         own: list[Effective] = []
         for record in records:
             if record.kind != MESSAGE:
@@ -542,19 +557,14 @@ class Forwarder:
         if local_seqno <= self._table.acknowledged:
             return True
         ours = next((entry for entry in self._table.pending() if entry.local_seqno == local_seqno), None)
-        return ours is not None and is_same(ours, record.kind, record.value or b"", record.headers)
+        return ours is not None and is_same(ours, record.kind, record.value or b"", record.application_headers())
 
     def _progressed(self) -> None:
         self._sending.note_progress()
         self.changed.notify_all()
 
-    def _catch_up(self, gone: HistoryUnavailable) -> None:
+    def catch_up(self, gone: HistoryUnavailable, state: SequencerState) -> None:
         """Retention overtook us (the process was suspended): learn from the state what was ordered meanwhile."""
-        try:
-            start, state = _end_of_data(self.connection, self.group, self.address)
-        except BrokerUnreachable:
-            time.sleep(POLL_S)
-            return
         ordered = state.ordered(str(self.address))
         if ordered.incarnation > self.incarnation:
             raise self._lives.superseded(ordered.incarnation, self.incarnation)
@@ -565,17 +575,9 @@ class Forwarder:
                     if receipt is not None:
                         receipt.fail(HistoryUnavailable(f"{receipt.message_id} is ordered, but as which seqno? {gone}"))
             self._progressed()
-        self._cursor = DataCursor(self._consumer, self._memory.data, start)
         with self.changed:
             if not self._stopping.is_set():
                 self._step(CaughtUp(state))
-
-
-def _end_of_data(connection: Connection, group: str, address: Address) -> tuple[Start, SequencerState]:
-    with DataLog(connection, group, address.site) as log:
-        end = log.end()
-        state = log.state(end)
-    return Start(end, Reader(state.epoch, state.seqno)), state
 
 
 def _ordered_since(connection: Connection, group: str, address: Address, seqno: int, end: int) -> Iterator[Data]:

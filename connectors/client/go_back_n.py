@@ -25,15 +25,9 @@ from collections.abc import Callable
 
 from kafka.errors import KafkaError
 
-from connectors.kafka.connection import Connection
+from connectors.client.producers import Producers
 from connectors.kafka.transport import Producer, Sent
 from ordering.errors import BrokerUnreachable
-
-LINGER_MS = 10
-BATCH_BYTES = 256 * 1024
-"""The producer collects records for so long, or so many bytes, into one batch. It is little beside what ordering takes;
-with 5 ms, member and broker took a quarter of a core more for their requests at 1,000 records/s.
-"""
 
 FAILED_RESEND_S = 0.2
 MAX_RESEND_S = 30.0
@@ -50,19 +44,19 @@ class GoBackN:
 
     def __init__(
         self,
-        connection: Connection,
+        producers: Producers,
         producer: Producer,
         who: str,
         changed: threading.Condition,
         send_table: Callable[[], object],
         resend_after_s: float | None = None,
     ) -> None:
-        """`producer`: the first one, from `new_producer`. `send_table` sends all of the table. After `resend_after_s`
-        seconds without progress it is called, although nothing has failed.
+        """`producer`: leased from `producers`, and released by `close`. `send_table` sends all of the table.
+        `resend_after_s`: after so many seconds without progress it is called, although nothing has failed.
         """
         self.has_failed = False
         """A record has failed: until a new producer has the table, records only enter it."""
-        self._connection = connection
+        self._producers = producers
         self._who = who
         self._changed = changed
         self._send_table = send_table
@@ -132,7 +126,7 @@ class GoBackN:
         fresh: Producer | None = None
         if self.has_failed:
             try:
-                fresh = new_producer(self._connection)
+                fresh = self._producers.lease(instead_of=self._producer)
             except BrokerUnreachable:
                 return
         with self._changed:
@@ -142,18 +136,13 @@ class GoBackN:
                 self._use(fresh)
             self._send_table()
         if fresh is not None:
-            old.abandon()
+            self._producers.release(old)
 
     def flush(self) -> None:
         """Wait until what was sent is in the log, or has failed."""
         self._producer.flush()
 
     def close(self) -> None:
-        """Stop at once, whatever is on its way: the table has it."""
+        """Stop. What is on its way may arrive yet; the table has it in any case."""
         self._is_closed = True
-        self._producer.abandon()
-
-
-def new_producer(connection: Connection) -> Producer:
-    """As a member uses it. Raises BrokerUnreachable."""
-    return connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
+        self._producers.release(self._producer)

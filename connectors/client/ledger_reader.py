@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from connectors.client.delivery import Delivery, Place
+from connectors.kafka.codec import given_headers
 from connectors.ledger.history import read_rows
 from connectors.ledger.row import decode_row
 from ordering.errors import UsageError
@@ -40,11 +41,10 @@ def _place(row: Mapping[str, Any], events: EventReader | None) -> Place:
     # say more than where the next seqno is found.
     next_offset = data.seqno if offset is None else offset + 1
     if data.kind != MESSAGE:
-        return Place(data.seqno, next_offset, _event(data, events))
+        return data.seqno, next_offset, _event(data, events)
     sequenced_at = row.get("sequenced_at")
-    return Place(
-        data.seqno, next_offset, _delivery(data, round(sequenced_at.timestamp() * 1000) if sequenced_at else 0)
-    )
+    delivery = _delivery(data, round(sequenced_at.timestamp() * 1000) if sequenced_at else 0)
+    return data.seqno, next_offset, delivery
 
 
 def _event(data: Data, events: EventReader | None) -> Event | None:
@@ -56,4 +56,4 @@ def _event(data: Data, events: EventReader | None) -> Event | None:
 def _delivery(data: Data, sequenced_at_ms: int) -> Delivery:
     message = data.seqno, data.sender, data.incarnation, data.local_seqno
     times = data.forwarded_at_ms, sequenced_at_ms
-    return Delivery(*message, data.payload, data.headers, data.view, data.epoch, *times)
+    return Delivery(*message, data.payload, given_headers(data.headers), data.view, data.epoch, *times)

@@ -24,11 +24,12 @@ from dataclasses import dataclass
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from connectors.client.go_back_n import GoBackN, new_producer
+from connectors.client.go_back_n import GoBackN
 from connectors.client.letter import LetterReceipt
 from connectors.client.letter_codec import letter_headers
 from connectors.client.lives import SendingLimits
 from connectors.client.promise import raised_again
+from connectors.client.sharing import share
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import inbox_partitions
 from connectors.kafka.transport import Sent
@@ -75,9 +76,14 @@ class LetterSender:
         self._sent = 0
         self._last: dict[str, int] = {}  # the last local seqno by receiver
         self._written: dict[TopicPartition, int] = {}  # offset of the last acknowledged record
-        self._sending = GoBackN(
-            connection, new_producer(connection), f"{address}'s letters", self._changed, self._send_table
-        )
+        self._shared = share(connection)
+        try:
+            producer = self._shared.producers.lease()
+        except BaseException:
+            self._shared.release()
+            raise
+        who = f"{address}'s letters"
+        self._sending = GoBackN(self._shared.producers, producer, who, self._changed, self._send_table)
         self._thread = threading.Thread(target=self._run, name=f"abcast-letters-{group}-{address}", daemon=True)
         self._thread.start()
 
@@ -125,6 +131,7 @@ class LetterSender:
             self._changed.notify_all()
         self._thread.join(self.connection.timeout + 5)
         self._sending.close()
+        self._shared.release()
         with self._changed:
             self._fail_receipts(
                 NotWrittenInTime(f"{self.address} was closed before its letter was written. It may still be written.")

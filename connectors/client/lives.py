@@ -34,13 +34,12 @@ from connectors.client.arguments import number, positive_seconds
 from connectors.client.member_memory import MemberMemory
 from connectors.client.outbox import Outbox
 from connectors.client.receipt import Receipt
-from connectors.kafka.codec import HEADER
 from ordering.errors import HistoryUnavailable, ProtocolViolation, Superseded, UsageError
 from ordering.forward_table import ForwardTable, Pending, is_control, kind_of
 from ordering.membership import Life
 from ordering.names import Address
 from ordering.participant import begins_stranded, next_entries
-from ordering.records import MESSAGE, REFUSED, Data, Headers, MessageId
+from ordering.records import MESSAGE, REFUSED, Data, MessageId
 from ordering.sequencer import Accepted, SequencerState
 
 History = Callable[[int], Iterator[Data]]
@@ -91,8 +90,12 @@ class Lives:
     address: Address
     limits: SendingLimits
     outbox: Outbox | None = None
-    changed: threading.Condition = field(default_factory=lambda: threading.Condition(threading.Lock()))
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    changed: threading.Condition = field(init=False)
     claimed: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.changed = threading.Condition(self.lock)
 
     def begin(
         self, memory: MemberMemory, state: SequencerState, carried: Sequence[Carried] | None, history: History
@@ -250,15 +253,13 @@ class Lives:
 
 
 def is_same(ours: Pending, kind: str, payload: bytes, headers: Sequence[tuple[str, bytes]]) -> bool:
-    """Whether that, which DATA has under the id of `ours`, is it. Of what was refused, DATA keeps the kind."""
+    """Whether that, which DATA has under the id of `ours`, is it. Of what was refused, DATA keeps the kind.
+
+    `headers`: the application's.
+    """
     own_kind = kind_of(ours)
     if kind == REFUSED:
         return own_kind != MESSAGE and bool(json.loads(payload)["kind"] == own_kind)
     if kind != own_kind or payload != ours.payload:
         return False
-    return kind != MESSAGE or application_headers(headers) == ours.headers
-
-
-def application_headers(headers: Sequence[tuple[str, bytes]]) -> Headers:
-    """Those that are not abcast's own: what a relay adds travels with a message, too."""
-    return tuple((name, value or b"") for name, value in headers if not name.startswith(HEADER))
+    return kind != MESSAGE or tuple(headers) == ours.headers

@@ -35,6 +35,7 @@ from connectors.client.outbox import Outbox
 from connectors.client.quiet_points import QuietPoints
 from connectors.client.reading import ReadingHalf
 from connectors.client.receipt import Receipt
+from connectors.client.sharing import share
 from connectors.client.state_transfer import GetState, SetState, StateTransfer
 from connectors.client.succession import Succession
 from connectors.kafka.configuration import configured
@@ -141,14 +142,17 @@ class Member(ReadingHalf):
         self._connecting = threading.Lock()
         self._is_connected = False  # it is in the group, or was
         self._quiet = QuietPoints(self.address, self._callbacks)
-        if outbox_file is None:
-            MemberMemory(self.connection, self.group, self.address).close()  # a wrong address shows now, not later
-            return
-        self._lives.outbox = Outbox(outbox_file, self.group, str(self.address))
+        self._shared = share(connection)  # so that it stays open as long as the member
         try:
-            self._sending.start()
+            if outbox_file is None:
+                MemberMemory(connection, group, address).close()  # a wrong address shows now, not later
+            else:
+                self._lives.outbox = Outbox(outbox_file, group, str(address))
+                self._sending.start()
         except BaseException:
-            self._lives.outbox.close()
+            if self._lives.outbox is not None:
+                self._lives.outbox.close()
+            self._shared.release()
             raise
 
     def __repr__(self) -> str:
@@ -342,6 +346,7 @@ class Member(ReadingHalf):
             self._sending.finish(max(0.0, deadline - time.monotonic()))
         finally:
             end_streams()
+            self._shared.release()
 
     def __enter__(self) -> Member:
         return self

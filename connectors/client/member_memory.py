@@ -32,13 +32,13 @@ import secrets
 import time
 from typing import Any
 
-from kafka import KafkaConsumer
 from kafka.errors import AuthorizationError, KafkaError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
+from connectors.client.sharing import share
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
-from ordering.errors import HistoryUnavailable, PositionLost, TopicMissing, UsageError
+from connectors.kafka.data_log import DataLog, topic_missing
+from ordering.errors import HistoryUnavailable, PositionLost, UsageError
 from ordering.names import Address, Topic
 from ordering.records import MAX_NUMBER
 
@@ -49,7 +49,7 @@ _INCARNATION = "incarnation="
 _SEQNO = "seqno="
 _DELIVERIES = "deliveries"
 _LETTERS = "letters"
-_TAKEN_TIMEOUT_MS = 2000  # deliveries wait for this commit, and the next one makes up for it
+_TAKEN_TIMEOUT_S = 2.0  # deliveries wait for this commit, and the next one makes up for it
 _logger = logging.getLogger(__name__)
 
 
@@ -67,23 +67,22 @@ class MemberMemory:
         self._noted: set[str] | None = None  # what the commit on the memory topic says
         self._found: set[str] | None = None  # what the topic itself says
         self._may_note = True
-        self._consumer: KafkaConsumer = connection.positions(f"abcast.member.{group}.{address.site}.{address.name}")
+        self._name = f"abcast.member.{group}.{address.site}.{address.name}"  # of a consumer group
+        self.shared = share(connection)
+        self._is_closed = False
         try:
             for partition in (self.forward, self.data):
-                with connection.reachable():
-                    found = self._consumer.partitions_for_topic(partition.topic)
-                if not found:
-                    raise TopicMissing(
-                        f"topic {partition.topic} does not exist: create the group's topics with "
-                        f"`abcast topics create --group {group} --site {address.site}`."
-                    )
+                if not self.shared.desk.partitions_of(partition.topic):
+                    raise topic_missing(partition.topic, group, address.site)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Close the connections. May be called twice."""
-        self._consumer.close(timeout_ms=1000)
+        """Release the connections. May be called twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.shared.release()
 
     # --- the incarnation ---
 
@@ -93,7 +92,7 @@ class MemberMemory:
 
     def remember_incarnation(self, incarnation: int) -> None:
         """Must return before the first message of the incarnation is sent. Raises BrokerUnreachable."""
-        self._commit({self.forward: _offset(0, f"{_INCARNATION}{incarnation}")}, self._timeout_ms)
+        self._commit({self.forward: _offset(0, f"{_INCARNATION}{incarnation}")}, self.connection.timeout)
 
     def claim_incarnation(self, above: int, claimed: set[int]) -> int:
         """A new incarnation, remembered: higher than all claimed before and than `above`.
@@ -134,7 +133,7 @@ class MemberMemory:
     def remember_taken(self, seqno: int, offset: int) -> None:
         """`offset`: where to read on, shown as the lag by Kafka's own tools. Raises BrokerUnreachable (after 2 s)."""
         self._note(_DELIVERIES, self.data, f"{_SEQNO}0")
-        self._commit({self.data: _offset(offset, f"{_SEQNO}{seqno}")}, _TAKEN_TIMEOUT_MS)
+        self._commit({self.data: _offset(offset, f"{_SEQNO}{seqno}")}, _TAKEN_TIMEOUT_S)
 
     def _seqno_before(self, offset: int) -> int:
         """The last seqno below an offset that somebody has set, with `kafka-consumer-groups --reset-offsets` say."""
@@ -176,7 +175,7 @@ class MemberMemory:
     def remember_letters_taken(self, inbox: TopicPartition, offset: int) -> None:
         """`offset`: the first whose record the application has not taken. Raises BrokerUnreachable (after 2 s)."""
         self._note(_LETTERS, inbox, "")
-        self._commit({inbox: _offset(offset)}, _TAKEN_TIMEOUT_MS)
+        self._commit({inbox: _offset(offset)}, _TAKEN_TIMEOUT_S)
 
     # --- notes ---
 
@@ -187,7 +186,7 @@ class MemberMemory:
         if what in self._noted:
             return
         if self._committed(place) is None and not self._has_note(what):
-            self._commit({place: _offset(0, beginning)}, _TAKEN_TIMEOUT_MS)
+            self._commit({place: _offset(0, beginning)}, _TAKEN_TIMEOUT_S)
         if self._has_notes():
             self._write_note(what)
         self._noted.add(what)
@@ -207,8 +206,8 @@ class MemberMemory:
         """Whether the topic is there, and for us to use."""
         if not self._may_note:
             return False
-        with self.connection.reachable(), contextlib.suppress(AuthorizationError):
-            if self._consumer.partitions_for_topic(self._notes.topic):
+        with contextlib.suppress(AuthorizationError):
+            if self.shared.desk.partitions_of(self._notes.topic):
                 return True
         self._give_up_notes("does not exist")
         return False
@@ -226,14 +225,15 @@ class MemberMemory:
         assert self._noted is not None
         known = " ".join(sorted({*self._noted, what}))
         try:
-            with self.connection.reachable():
-                producer = self.connection.producer()
-                try:
+            producers = self.shared.producers
+            producer = producers.lease()
+            try:
+                with self.connection.reachable():
                     sent = producer.send(self._notes.topic, key=self._key(what), value=b"1", partition=0)
-                    sent.get(timeout=_TAKEN_TIMEOUT_MS / 1000)
-                finally:
-                    producer.close(timeout=1)
-            self._commit({self._notes: _offset(0, known)}, _TAKEN_TIMEOUT_MS)
+                    sent.get(timeout=_TAKEN_TIMEOUT_S)
+            finally:
+                producers.release(producer)
+            self._commit({self._notes: _offset(0, known)}, _TAKEN_TIMEOUT_S)
         except KafkaError as error:
             self._give_up_notes(f"can't be written ({error!r})")
 
@@ -282,16 +282,10 @@ class MemberMemory:
 
     def _committed(self, partition: TopicPartition) -> Any:
         """The committed offset with its metadata, or None."""
-        with self.connection.reachable():
-            return self._consumer.committed(partition, metadata=True, timeout_ms=self._timeout_ms)
+        return self.shared.desk.committed(self._name, [partition]).get(partition)
 
-    def _commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], timeout_ms: int) -> None:
-        with self.connection.reachable():
-            self._consumer.commit(offsets, timeout_ms=timeout_ms)
-
-    @property
-    def _timeout_ms(self) -> int:
-        return int(self.connection.timeout * 1000)
+    def _commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], timeout_s: float) -> None:
+        self.shared.desk.commit(self._name, offsets, timeout_s)
 
 
 def _offset(offset: int, metadata: str = "") -> OffsetAndMetadata:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from connectors.client.promise import Promise
 from ordering.errors import AbcastError, NotOrderedInTime
 from ordering.records import MessageId
+
+ASKS_AFTER_S = 1.0
+"""Who waits for less, waits again and again: then nobody looks why."""
 
 
 class Receipt(Promise):
@@ -18,11 +22,13 @@ class Receipt(Promise):
     as with any future; callbacks run one after another in one thread of the process, so let them be short.
     """
 
-    __slots__ = ("message_id",)
+    __slots__ = ("_why", "message_id")
 
-    def __init__(self, message_id: MessageId, changed: threading.Condition) -> None:
+    def __init__(self, message_id: MessageId, changed: threading.Condition, why: Callable[[], str] = str) -> None:
+        """`why`: looks whether the group's sequencer is alive, and says so in a sentence if it is not, else ""."""
         super().__init__(changed)
         self.message_id = message_id
+        self._why = why
 
     def __repr__(self) -> str:
         return f"<Receipt of {self.message_id}: {self._number or self._error or 'not ordered yet'}>"
@@ -41,9 +47,11 @@ class Receipt(Promise):
         return super().result(timeout)
 
     def _late(self, timeout: float) -> AbcastError:
+        why = self._why() if timeout >= ASKS_AFTER_S else ""
         return NotOrderedInTime(
-            f"{self.message_id} was not ordered within {timeout:g} s. It is sent again until it is: wait on, or see "
-            "whether the group's sequencer runs (`abcast status`)."
+            f"{self.message_id} was not ordered within {timeout:g} s. "
+            f"{why or 'See whether the sequencer of its group runs (`abcast status`).'} It is sent again until it is "
+            "ordered: wait on."
         )
 
     def resolve(self, seqno: int) -> None:

@@ -24,17 +24,17 @@ class Silence:
         """Reading begins; the log ends at this offset. The first call counts: what comes later is not waited for."""
         if self._end_at_start is None:
             self._end_at_start = end
-            self.broken()
+            self.broken(time.monotonic())
 
     def read_up_to(self, position: int) -> None:
         """Everything below this offset was read."""
         if self._position < position and not self._knows_all:
-            self.broken()
+            self.broken(time.monotonic())
         self._position = position
 
-    def broken(self) -> None:
-        """The application had something."""
-        self._broken_at = time.monotonic()
+    def broken(self, now: float) -> None:
+        """The application had something. `now`: of the monotonic clock."""
+        self._broken_at = now
 
     @property
     def _knows_all(self) -> bool:

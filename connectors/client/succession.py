@@ -21,11 +21,12 @@ The locks of a member, in the order in which they are taken. A thread that holds
   request's number is known: as long as a letter may wait for room. Otherwise it is a leaf.
 * `Succession.lock`: which forwarder and which letter sender there is, and whether the member is closed. It is held
   while one begins, so as long as the broker may take for an answer.
+* `Feed.telling`: what comes from DATA is told to the forwarders of a process, one after the other.
 * `Lives.changed`: the participant, the forward table, the outbox, all receipts, how many rejoins are going on. It is
   the one condition on which the application's threads wait. It is held for no answer of the broker, except before the
   first record of a life that has long said nothing.
 * Leaves, under which nothing else is taken: the queue of `Callbacks` and its thread's start; `LetterSender`'s own
-  table.
+  table; what members share (`connectors.client.sharing`).
 
 The application's block(), unblock() and get_state() are called without any of them; set_state(), which is called by
 `connect`, under its lock only.

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from kafka.structs import TopicPartition
 
@@ -24,7 +25,37 @@ STALLED_AFTER_S = 15.0
 """A site that lacks messages must get on with them in this time, if the relay that brings them is there."""
 
 
-def check_data(checker: Checker, connection: Connection, group: str, site: str, mesh: MeshChecker | None = None) -> int:
+class Progress(Protocol):
+    """Is told how far a check has come."""
+
+    def say(self, what: str, total: int | None = None) -> None:
+        """What is read now, and how much of it there is."""
+
+    def advance(self) -> None:
+        """So much was read: one more."""
+
+
+class Unwatched:
+    """Nobody is told."""
+
+    def say(self, what: str, total: int | None = None) -> None:
+        """Nothing, here and below."""
+
+    def advance(self) -> None:
+        """Nothing."""
+
+
+UNWATCHED = Unwatched()
+
+
+def check_data(
+    checker: Checker,
+    connection: Connection,
+    group: str,
+    site: str,
+    mesh: MeshChecker | None = None,
+    progress: Progress = UNWATCHED,
+) -> int:
     """Read the whole DATA topic of the site; return how many seqnos it holds."""
     with DataLog(connection, group, site) as data:
         beginning, end = data.beginning(), data.end()
@@ -34,7 +65,9 @@ def check_data(checker: Checker, connection: Connection, group: str, site: str, 
             if mesh is not None:
                 mesh.start(site, reader)
         highest = 0
+        progress.say(f"reading DATA of {site}", end - beginning)
         for stored in data.records(beginning, end):
+            progress.advance()
             checker.data(site, stored.data)
             if mesh is not None:
                 mesh.data(site, stored.data)
@@ -68,11 +101,13 @@ class SitesVerdict:
         return found + ([Anomaly(LOST, f"{lack}.", ()) for lack in self.lacking()] if settled else [])
 
 
-def check_sites(group: str, connections: Mapping[str, Connection], *, one_order: bool) -> SitesVerdict:
+def check_sites(
+    group: str, connections: Mapping[str, Connection], *, one_order: bool, progress: Progress = UNWATCHED
+) -> SitesVerdict:
     """Read the whole DATA topic of every site."""
     verdict = SitesVerdict(connections, one_order=one_order)
     for site, connection in connections.items():
-        read = check_data(verdict.checkers[site], connection, group, site, verdict.mesh)
+        read = check_data(verdict.checkers[site], connection, group, site, verdict.mesh, progress)
         verdict.read[f"DATA of {site}"] = read
     return verdict
 
@@ -124,7 +159,7 @@ def _reader_at(data: DataLog, beginning: int, end: int) -> Reader:
     return Reader()
 
 
-def check_ledger(checker: Checker, path: Path, group: str) -> int:
+def check_ledger(checker: Checker, path: Path, group: str, progress: Progress = UNWATCHED) -> int:
     """Read the group's rows of the ledger, a chunk at a time; return how many there are."""
     from deltalake import DeltaTable
     from pyarrow import dataset as ds
@@ -133,11 +168,13 @@ def check_ledger(checker: Checker, path: Path, group: str) -> int:
 
     columns = ["seqno", "sender", "incarnation", "local_seqno", "kind", "payload"]
     rows = 0
+    progress.say("reading the ledger")
     table = dataset_of(DeltaTable(str(path)), path)
     for batch in table.to_batches(columns=columns, filter=ds.field("group") == group):
         for row in batch.to_pylist():
             message = MessageId(row["sender"] or "", row["incarnation"] or 0, row["local_seqno"] or 0)
             checker.ledger(row["seqno"], message, row["payload"], kind=row["kind"])
+            progress.advance()
             rows += 1
     return rows
 

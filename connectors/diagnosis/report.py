@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from connectors.diagnosis.check import check_deliveries, check_ledger, check_sites, stalled
+from connectors.diagnosis.check import UNWATCHED, Progress, check_deliveries, check_ledger, check_sites, stalled
 from connectors.kafka.connection import Connection
 from connectors.kafka.sites import Sites
 from ordering.checker import Anomaly
@@ -34,6 +34,7 @@ def check_group(
     ledger: Path | None = None,
     deliveries: Sequence[Path] = (),
     settled: bool = False,
+    progress: Progress = UNWATCHED,
 ) -> Report:
     """Read the DATA topics, the ledger if it is there, and the files of deliveries; name every anomaly.
 
@@ -45,6 +46,7 @@ def check_group(
         deliveries: what `abcast deliver --json` printed, a file for each member.
         settled: nothing is under way between sites, so that what one lacks is lost. Otherwise what a site of a mesh
             lacks is lost if it gets no further although the relay is there, which takes 15 s to see.
+        progress: is told what is read, and how much there is.
 
     Raises UsageError, BrokerUnreachable, TopicMissing, HistoryUnavailable.
     """
@@ -54,10 +56,10 @@ def check_group(
     if deliveries and not one_order:
         raise UsageError("in a mesh each site has its own order: check delivery logs with --site of their site.")
     connections = {name: where.connection(name) if isinstance(where, Sites) else where for name in chosen}
-    verdict = check_sites(group, connections, one_order=one_order)
+    verdict = check_sites(group, connections, one_order=one_order, progress=progress)
     checker, read = verdict.checkers[chosen[0]], verdict.read
     if one_order and ledger is not None and (ledger / "_delta_log").is_dir():
-        read["ledger"] = check_ledger(checker, ledger, group)
+        read["ledger"] = check_ledger(checker, ledger, group, progress)
     for file in deliveries:
         try:
             with file.open(encoding="utf-8") as lines:

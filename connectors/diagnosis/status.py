@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -157,13 +158,9 @@ def _waiting(
 
 def _rate(connection: Connection, data: TopicPartition) -> float:
     """Records of DATA per second over the last minute."""
-    consumer = connection.positions("abcast.status")  # which commits nothing
-    try:
-        with connection.reachable():
-            found = consumer.offsets_for_times({data: int((time.time() - RATE_S) * 1000)}).get(data)
-            return 0.0 if found is None else (consumer.end_offsets([data])[data] - found.offset) / RATE_S
-    finally:
-        consumer.close(timeout_ms=1000)
+    with closing(connection.consumer()) as consumer, connection.reachable():
+        found = consumer.offsets_for_times({data: int((time.time() - RATE_S) * 1000)}).get(data)
+        return 0.0 if found is None else float(consumer.end_offsets([data])[data] - found.offset) / RATE_S
 
 
 def _relays(

@@ -51,7 +51,8 @@ class Writer:
 
     def __init__(self, connection: Connection) -> None:
         """Raises BrokerUnreachable."""
-        self._producer = connection.producer()
+        # While one request is in flight, the next batch gathers by itself: waiting for more would only take time.
+        self._producer = connection.producer(linger_ms=0)
 
     def write(self, outputs: Iterable[Output]) -> Written:
         """Pass records to Kafka; does not wait. Raises WriteFailed."""

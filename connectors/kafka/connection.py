@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kafka import KafkaConsumer
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
 from connectors.kafka.configuration import check_servers
 from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS
+from connectors.kafka.desk import Desk
 from connectors.kafka.security import Security
 from connectors.kafka.transport import Consumer, Producer, check_transport, transport
-from connectors.kafka.transport.kafka_python import CONSUMER_SETTINGS, client_settings
+from connectors.kafka.transport.kafka_python import client_settings
 from ordering.errors import BrokerUnreachable
 
 
@@ -73,10 +73,9 @@ class Connection:
         with self.reachable():
             return transport(self.transport).producer(self, **settings)
 
-    def positions(self, group_id: str) -> KafkaConsumer:
-        """What looks up and commits the offsets of a consumer group, and reads nothing. Raises BrokerUnreachable."""
-        with self.reachable():
-            return KafkaConsumer(**{**client_settings(self), **CONSUMER_SETTINGS, "group_id": group_id})
+    def desk(self) -> Desk:
+        """Where topics and the offsets of consumer groups are asked for."""
+        return Desk(self, self.unreachable)
 
     @contextmanager
     def admin(self) -> Iterator[KafkaAdminClient]:

@@ -6,6 +6,7 @@ here; the cursor goes on when it is back.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Sequence
@@ -14,16 +15,17 @@ from typing import Any, NamedTuple
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import data_fields, data_number
+from connectors.kafka.codec import data_fields, data_number, given_headers
 from connectors.kafka.data_log import Start
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, ProtocolViolation
-from ordering.reader import Verdict
+from ordering.reader import Reader, Verdict
 from ordering.records import Headers
 
 RETRY_PAUSE_S = 0.2
 
 _logger = logging.getLogger(__name__)
+_kind = functools.lru_cache(maxsize=100)(bytes.decode)
 
 
 class Effective(NamedTuple):
@@ -74,11 +76,11 @@ class Effective(NamedTuple):
 
     def application_headers(self) -> Headers:
         """The headers that are not abcast's own, in their order."""
-        return tuple(self.headers[1:])
+        return given_headers(self.headers[1:])
 
 
 class DataCursor:
-    """Reads on from a `Start`. Not thread-safe. The consumer is the caller's, who closes it.
+    """Reads on from a `Start`. Not thread-safe. `close` it, and the consumer with it.
 
     `position`: the offset of the record that is read next.
     """
@@ -91,6 +93,15 @@ class DataCursor:
         self.position = start.offset
         consumer.assign([partition])
         consumer.seek(partition, start.offset)
+
+    @property
+    def reader(self) -> Reader:
+        """A copy of the state of the reading rule at `position`."""
+        return Reader(self._reader.epoch, self._reader.last_seqno)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._consumer.close()
 
     def poll(self, timeout: float) -> list[Effective]:
         """The next effective records; none if none arrive within `timeout` seconds.
@@ -126,7 +137,7 @@ class DataCursor:
             headers = record.headers
             try:
                 fields = data_fields(headers)
-                kind = fields[1].decode("ascii")
+                kind = _kind(fields[1], "ascii")
                 seqno = data_number(fields[4])
                 verdict = accept(kind, int(fields[5]), seqno)
             except ValueError as error:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import NamedTuple
+
+from kafka.errors import KafkaError
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
@@ -83,11 +88,19 @@ def look_again(connection: Connection, group: str, site: str) -> Sign | None:
     return read_signs(connection, [group], site).of_groups.get(group)
 
 
-def say_why(connection: Connection, group: str, site: str) -> str:
-    """A sentence on the group's sequencer, for an error that says that something was not ordered; "" if it is alive."""
-    try:
-        with DataLog(connection, group, site) as data:
+def say_why(connection: Connection, group: str, site: str, patience_s: float = 3.0) -> str:
+    """A sentence on the group's sequencer, for an error that says that something was not ordered.
+
+    "" if it is alive, or if that can't be known in so many seconds.
+    """
+    told: queue.Queue[str] = queue.Queue()
+
+    def look() -> None:
+        with contextlib.suppress(AbcastError, KafkaError), DataLog(connection, group, site) as data:
             found = judge(data, read_signs(connection, [group], site).of_groups.get(group))
-    except AbcastError:
-        return ""
-    return "" if found.works else f"{str(found)[0].upper()}{str(found)[1:]}."
+            told.put("" if found.works else f"{str(found)[0].upper()}{str(found)[1:]}.")
+
+    threading.Thread(target=look, name="abcast-liveness", daemon=True).start()
+    with contextlib.suppress(queue.Empty):
+        return told.get(timeout=patience_s)
+    return ""

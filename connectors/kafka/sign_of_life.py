@@ -14,20 +14,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import NamedTuple
 
-from kafka import KafkaConsumer
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.epochs import this_host
+from ordering.errors import BrokerUnreachable
 from ordering.names import Topic
 
 SIGN_EVERY_S = 2.0
 SILENT_AFTER_S = 10.0
 """A sequencer without a sign for so long is taken to be gone."""
-_ASK_MS = 3000
+_ASK_S = 3.0
 
 _logger = logging.getLogger(__name__)
 
@@ -65,11 +66,10 @@ class SignsOfLife:
     """Gives the signs of this process. Not thread-safe; close it."""
 
     def __init__(self, connection: Connection, site: str, engine: str) -> None:
-        self._connection = connection
         self._site = site
         self._engine = engine
         self._next = float("-inf")
-        self._consumer: KafkaConsumer | None = None
+        self._desk = connection.desk()
         self._is_told = False
 
     def give(self, epochs: Mapping[str, int], considered: Mapping[TopicPartition, int], now: float) -> None:
@@ -84,10 +84,8 @@ class SignsOfLife:
         signs = {_partition(group, self._site): Sign(epoch, *at).encode() for group, epoch in epochs.items()}
         signs |= {partition: OffsetAndMetadata(offset, "", -1) for partition, offset in considered.items()}
         try:
-            if self._consumer is None:
-                self._consumer = self._connection.positions(_group_id(self._site))
-            self._consumer.commit(signs, timeout_ms=_ASK_MS)
-        except KafkaError as error:
+            self._desk.commit(_group_id(self._site), signs, _ASK_S)
+        except (KafkaError, BrokerUnreachable) as error:
             if not self._is_told:
                 self._is_told = True
                 _logger.warning(
@@ -98,9 +96,7 @@ class SignsOfLife:
 
     def close(self) -> None:
         """Close the connection."""
-        if self._consumer is not None:
-            self._consumer.close(timeout_ms=1000)
-            self._consumer = None
+        self._desk.close()
 
 
 class Signs(NamedTuple):
@@ -114,20 +110,13 @@ def read_signs(
     connection: Connection, groups: Iterable[str], site: str, forward: Iterable[TopicPartition] = ()
 ) -> Signs:
     """The newest signs, and how far the FORWARD partitions named are considered. Raises BrokerUnreachable."""
-    consumer = connection.positions(_group_id(site))
-
-    def committed(partition: TopicPartition) -> OffsetAndMetadata | None:
-        return consumer.committed(partition, metadata=True, timeout_ms=_ASK_MS)
-
-    try:
-        with connection.reachable():
-            signs = {group: Sign.decode(committed(_partition(group, site))) for group in groups}
-            offsets = {partition: committed(partition) for partition in forward}
-    finally:
-        consumer.close(timeout_ms=1000)
+    places, considered = {group: _partition(group, site) for group in groups}, list(forward)
+    with closing(connection.desk()) as desk:
+        committed = desk.committed(_group_id(site), [*places.values(), *considered])
+    signs = {group: Sign.decode(committed.get(place)) for group, place in places.items()}
     return Signs(
         {group: sign for group, sign in signs.items() if sign is not None},
-        {partition: int(offset.offset) for partition, offset in offsets.items() if offset is not None},
+        {partition: int(committed[partition].offset) for partition in considered if partition in committed},
     )
 
 

@@ -76,6 +76,37 @@ def create_topics(
     return created
 
 
+def check_layout(
+    connection: Connection, group: str, sites: Iterable[str], partitions: int | None, copies: int | None
+) -> None:
+    """Raise UsageError if a group's topics are there and have another number of forward partitions, or of copies.
+
+    A partition more would be no gain. A sender's key would go to another one, and partitions are read in no order: what
+    is read too early is dropped, until its sender sends it again. Not every sender does that, nor at once.
+    """
+    topics = [str(Topic(check_group(group), "forward", check_site(site))) for site in sites]
+    with connection.admin() as admin:
+        known = {each["name"]: each["partitions"] for each in admin.describe_topics()}
+    for topic in topics:
+        found = known.get(topic)
+        if found and partitions not in (None, len(found)):
+            raise UsageError(
+                f"{topic} has {len(found)} partition(s), not {partitions}, and keeps that number: with more, senders "
+                "move to other partitions, and their messages overtake each other. Go on in a new group."
+            )
+        if found and copies not in (None, len(found[0]["replica_nodes"])):
+            raise UsageError(
+                f"{topic} has {len(found[0]['replica_nodes'])} copies, not {copies}: `kafka-reassign-partitions` "
+                "changes that."
+            )
+
+
+def delete_topics(connection: Connection, topics: Iterable[Topic]) -> None:
+    """Delete topics with all that stands in them; Kafka forgets positions in them, too. Raises BrokerUnreachable."""
+    with connection.admin() as admin:
+        admin.delete_topics([str(topic) for topic in topics])
+
+
 def _check_copies(connection: Connection, admin: KafkaAdminClient, copies: int) -> None:
     brokers = len(admin.describe_cluster()["brokers"])
     if copies > brokers:

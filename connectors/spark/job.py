@@ -30,14 +30,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.backlog import find_backlog, records_that_fit
 from connectors.kafka.connection import Connection
-from connectors.kafka.retrying import Retries
+from connectors.kafka.retrying import KafkaRefused, Retries
 from connectors.kafka.topic_finder import LOOK_S, TopicFinder
 from connectors.spark.data_directory import CHECKPOINTS, HeldDirectory, held
 from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain
 from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem
 from ordering.names import Topic
 
-__all__ = ["BatchTooLarge", "JobOptions", "QueryFailed", "SparkJob", "StreamingJob"]
+__all__ = ["BatchTooLarge", "JobOptions", "KafkaRefused", "QueryFailed", "SparkJob", "StreamingJob"]
 
 _logger = logging.getLogger(__name__)
 
@@ -72,10 +72,6 @@ class JobOptions:
     data: Path
     max_batch_records: int = 200_000
     parallelism: int = 1
-
-
-class KafkaRefused(AbcastError):
-    """Kafka answers, and says no: the user lacks a right, or the login is wrong."""
 
 
 class SparkJob(Protocol):

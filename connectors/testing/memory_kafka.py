@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from kafka.errors import KafkaError, NotEnoughReplicasError, OffsetOutOfRangeErr
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.desk import Desk
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
 from ordering.names import ROLES, Topic
 
@@ -44,7 +45,7 @@ class Topics:
         self.partitions: dict[TopicPartition, list[Record]] = {}
         self.beginnings: dict[TopicPartition, int] = {}
         """What retention has dropped stands below."""
-        self.committed: dict[tuple[str | None, TopicPartition], OffsetAndMetadata] = {}
+        self.committed: dict[tuple[str, TopicPartition], OffsetAndMetadata] = {}
         self.changed = threading.Condition()
         self.refusals = 0
         """So many of the next produce requests fail."""
@@ -111,9 +112,9 @@ class MemoryConnection(Connection):
         """In the place of a `Consumer`."""
         return MemoryConsumer(self.topics)
 
-    def positions(self, group_id: str) -> MemoryConsumer:
-        """In the place of a `KafkaConsumer`."""
-        return MemoryConsumer(self.topics, group_id)
+    def desk(self) -> MemoryDesk:
+        """In the place of a `Desk`."""
+        return MemoryDesk(self)
 
 
 class MemoryFuture:
@@ -218,12 +219,38 @@ class MemoryProducer:
         """Nothing is on its way."""
 
 
+class MemoryDesk(Desk):
+    """Answers at once."""
+
+    def __init__(self, connection: MemoryConnection) -> None:
+        super().__init__(connection, connection.unreachable)
+        self.kafka = connection.topics
+
+    def partitions_of(self, topic: str) -> set[int]:
+        """The topic's partitions."""
+        return self.kafka.numbers(topic)
+
+    def committed(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What was committed, and is not forgotten."""
+        known = self.kafka.committed
+        return {place: known[group_id, place] for place in partitions if (group_id, place) in known}
+
+    def commit(
+        self,
+        group_id: str,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        timeout_s: float,  # noqa: ARG002 - as a desk has it
+    ) -> None:
+        """Keep positions under the name."""
+        for place, offset in offsets.items():
+            self.kafka.committed[group_id, place] = offset
+
+
 class MemoryConsumer:
     """Reads assigned partitions from where it was told to."""
 
-    def __init__(self, kafka: Topics, group_id: str | None = None) -> None:
+    def __init__(self, kafka: Topics) -> None:
         self.kafka = kafka
-        self.group_id = group_id
         self.next: dict[TopicPartition, int] = {}
 
     def partitions_for_topic(self, topic: str) -> set[int]:
@@ -279,16 +306,6 @@ class MemoryConsumer:
         for place, records in found.items():
             self.next[place] += len(records)
         return found
-
-    def committed(self, place: TopicPartition, metadata: bool = False, **_: object) -> OffsetAndMetadata | int | None:
-        """The position kept under the consumer's group id."""
-        committed = self.kafka.committed.get((self.group_id, place))
-        return committed if metadata or committed is None else int(committed.offset)
-
-    def commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], **_: object) -> None:
-        """Keep positions under the consumer's group id."""
-        for place, offset in offsets.items():
-            self.kafka.committed[self.group_id, place] = offset
 
     def close(self, **_: object) -> None:
         """Nothing to do."""

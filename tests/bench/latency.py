@@ -57,7 +57,7 @@ def measure_latency(lab: Lab, place: Place, topic: str, *, committed: bool = Fal
     with contextlib.ExitStack() as cleanup:
         arrivals = Arrivals(lab, topic, committed=committed)
         cleanup.callback(arrivals.stop)
-        sender = BareSender(lab, place, "sender")
+        sender = BareSender(lab.connection, place, "sender")
         cleanup.callback(sender.close)
         pace = Pace(lambda: sender.send(stamped_payload()), plan.latency_rate)
         cleanup.callback(pace.halt)

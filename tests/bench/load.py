@@ -1,4 +1,4 @@
-"""A steady load of plain kafka-python, and what comes back of it."""
+"""A steady load of a plain producer, and what comes back of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 
 from kafka.structs import TopicPartition
 
-from connectors.client.go_back_n import BATCH_BYTES, LINGER_MS
+from connectors.client.sharing import BATCH_BYTES, LINGER_MS
 from connectors.kafka.codec import forward_headers
+from connectors.kafka.connection import Connection
 from connectors.kafka.transport import Producer
 from tests.bench.lab import Lab, Place
 
@@ -23,8 +24,8 @@ _STAMP = struct.Struct(">q")
 class BareSender:
     """Sends well-formed FORWARD records with a plain producer: the member's settings and headers, nothing kept."""
 
-    def __init__(self, lab: Lab, place: Place, name: str) -> None:
-        self.producer: Producer = lab.connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
+    def __init__(self, connection: Connection, place: Place, name: str) -> None:
+        self.producer: Producer = connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
         self._topic = place.forward
         self._key = f"{place.site}/{name}".encode()
         self._incarnation = time.time_ns() // 1_000_000
@@ -39,6 +40,25 @@ class BareSender:
     def close(self) -> None:
         """Flush and disconnect."""
         self.producer.close(timeout=10)
+
+
+class BareReader:
+    """Reads a place's DATA with a plain consumer, and looks at each record."""
+
+    def __init__(self, connection: Connection, place: Place) -> None:
+        self._partition = TopicPartition(place.data, 0)
+        self._consumer = connection.consumer()
+        self._consumer.assign([self._partition])
+        self._consumer.seek(self._partition, 0)
+
+    def read(self) -> int:
+        """How many records came next."""
+        records = self._consumer.poll(timeout_ms=1000).get(self._partition, ())
+        return sum(record.value is not None for record in records)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._consumer.close()
 
 
 class Pace:

@@ -104,8 +104,8 @@ def _engine(transport: str) -> Row:
         row = result[transport]
         return [
             *(f"{row['latency'][name]:.1f}" for name in ("p50_ms", "p99_ms")),
-            f"{row['records_per_s'] / 1000:.0f}",
-            f"{row['peak_mib']:.0f}",
+            f"{row['drain']['records_per_s'] / 1000:.0f}",
+            f"{row['drain']['peak_mib']:.0f}",
             *(f"{each['next_delivery_s']:.1f}" for each in row["kills"]["rounds"]),
         ]
 
@@ -120,9 +120,14 @@ def _engine(transport: str) -> Row:
 
 
 def _member(kind: str, *names: str) -> Figures:
-    return lambda result: [
-        f"{name}: {result[kind][name]['records_per_s']:,.0f} ({result[kind][name]['to_bare']:.2f})" for name in names
-    ]
+    def figures(result: Any) -> list[str]:
+        return [
+            f"{transport}, {name}: {rows[name]['records_per_s']:,.0f} ({rows[name]['to_bare']:.2f})"
+            for transport, rows in ((each, measured[kind]) for each, measured in result["transports"].items())
+            for name in names
+        ]
+
+    return figures
 
 
 def _added(trigger: str) -> Row:
@@ -211,7 +216,16 @@ ROWS = (
         "until all is ordered and read back, to a bare producer that flushes",
         "records/s (ratio)",
         "",
-        _member("ordered", "bare", "member", "member with outbox"),
+        _member(
+            "ordered", "bare", "member", "member with outbox", "member that delivers, too", "three that deliver, too"
+        ),
+    ),
+    Row(
+        "members",
+        "delivering, to a bare consumer",
+        "records/s (ratio)",
+        f"ratio ≥ {MIN_MEMBER_TO_BARE}",
+        _member("delivering", "bare", "member"),
     ),
     Row("views", "from JOIN to the view, median", "ms", "", _joins),
     Row(

@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
 
+from typer.core import TyperCommand, TyperGroup
+
 from tests.jvm import SHORT_LIVED
 
 ROOT = Path(__file__).parent.parent.parent
@@ -102,3 +104,13 @@ def background(*arguments: str | Path, cwd: Path, **variables: str) -> Iterator[
         yield running
     finally:
         running.end()
+
+
+def commands(group: TyperGroup, *above: str) -> Iterator[tuple[tuple[str, ...], TyperCommand]]:
+    """Each command below a group, with its name."""
+    for name, below in group.commands.items():
+        if isinstance(below, TyperGroup):
+            yield from commands(below, *above, name)
+        else:
+            assert isinstance(below, TyperCommand)
+            yield (*above, name), below

@@ -14,14 +14,13 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from typer.core import TyperCommand, TyperGroup
 
 from connectors.kafka.connection import Connection
 from connectors.local.broker import EmbeddedBroker
 from jobs.cli import command
 from jobs.options import run_command
 from ordering.errors import BrokerUnreachable, EnvironmentProblem
-from tests.cli.process import abcast
+from tests.cli.process import abcast, commands
 from tests.ledger.test_sql import write_tables
 
 NONSENSE = st.sampled_from(
@@ -62,15 +61,6 @@ NONSENSE = st.sampled_from(
 VALUES = NONSENSE | st.integers() | st.floats() | st.booleans() | st.lists(st.integers() | NONSENSE, max_size=2)
 ENDLESS = ("isis",)
 """They run until they are stopped if all options are right, and need a file that is right for that."""
-
-
-def commands(group: TyperGroup, *above: str) -> Iterator[tuple[tuple[str, ...], TyperCommand]]:
-    for name, below in group.commands.items():
-        if isinstance(below, TyperGroup):
-            yield from commands(below, *above, name)
-        else:
-            assert isinstance(below, TyperCommand)
-            yield (*above, name), below
 
 
 COMMANDS = dict(commands(command()))

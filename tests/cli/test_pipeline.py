@@ -37,6 +37,60 @@ def test_topics(pipeline: Pipeline) -> None:
     )
 
 
+def test_what_topics_create_does_not_change(pipeline: Pipeline) -> None:
+    """A number of partitions or of copies that is not there is refused, not ignored; so are times that can't work."""
+    group = pipeline.new_group("--partitions", "2")
+    create = ("topics", "create", "--group", group, "--site", SITE)
+    for options, said in (
+        (("--partitions", "8"), f"abcast.{group}.forward.{SITE} has 2 partition(s), not 8, and keeps that number"),
+        (("--replication-factor", "2"), f"abcast.{group}.forward.{SITE} has 1 copies, not 2"),
+        (("--suspect-after-ms", "1"), "greater than or equal to 3000"),
+        (("--flush-timeout-ms", "1"), "greater than or equal to 1000"),
+    ):
+        done = pipeline.abcast(*create, *options)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+    assert pipeline.abcast(*create, "--partitions", "2").returncode == 0
+    done = pipeline.abcast("topics", "create", "--group", "cli.copies", "--site", SITE, "--replication-factor", "3")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "take --replication-factor 1 or less" in done.stderr
+
+
+def test_dead_letters_and_the_end_of_a_group(pipeline: Pipeline) -> None:
+    """What was refused can be looked at; a group goes with all its topics, and not without being asked."""
+    group = pipeline.new_group()
+    of_group = ("--group", group)
+    assert pipeline.abcast("dead-letters", "list", *of_group).stdout == f"no dead letters in group {group}\n"
+    producer = pipeline.connection.producer()
+    producer.send(str(Topic(group, "forward", SITE)), key=b"cli/mallory", value=b"\x1b[2J\xff", headers=[("a", b"b")])
+    producer.close(timeout=10)
+    published = pipeline.abcast("publish", *of_group, "--member", f"{SITE}/alice", text=b"one\n")
+    assert published.stdout == "1 messages ordered, last seqno 1\n", published.stderr
+    [row] = pipeline.json_lines("dead-letters", "list", *of_group)
+    assert (row["offset"], row["sender"], row["source"]) == (0, "cli/mallory", f"abcast.{group}.forward.{SITE}-0:0")
+    shown = pipeline.abcast("dead-letters", "show", "0", *of_group)
+    assert f"reason      {row['reason']}" in shown.stdout
+    assert "payload     base64:" in shown.stdout
+    assert pipeline.abcast("dead-letters", "show", "7", *of_group).returncode == 2
+
+    asked = pipeline.abcast("topics", "delete", *of_group)
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert len(pipeline.abcast("topics", "delete", *of_group, "--yes").stdout.splitlines()) == 6
+    assert group not in pipeline.abcast("topics", "list").stdout
+
+
+def test_publish_says_how_far_it_came(pipeline: Pipeline, tmp_path: Path) -> None:
+    """A line that can't be sent is named, and what stands before it is ordered."""
+    group = pipeline.new_group()
+    file = tmp_path / "lines"
+    file.write_bytes(b"one\ntwo\n" + b"x" * 2_000_000 + b"\nfour\n")
+    done = pipeline.abcast("publish", "--group", group, "--member", f"{SITE}/alice", file)
+    assert (done.returncode, done.stdout) == (2, "")
+    told, refused = done.stderr.splitlines()
+    assert told == "abcast: 2 messages ordered, last seqno 2"
+    assert refused.startswith("abcast: line 3: the payload has 2000000 bytes, over the limit")
+
+
 def test_from_publish_to_query(pipeline: Pipeline, tmp_path: Path) -> None:
     """What is published comes out in order, as text and as JSON, from where it was left or from any seqno; the
     checker, the status and the ledger agree."""
@@ -61,6 +115,8 @@ def test_from_publish_to_query(pipeline: Pipeline, tmp_path: Path) -> None:
     assert set(rows[0]) == {"seqno", "sender", "incarnation", "local_seqno", "payload"}
     assert pipeline.json_lines(*reader, "--timeout", "1") == []  # carol has had them all
     assert pipeline.json_lines(*reader, "--from-seqno", "5", "--count", "1") == rows[4:5]
+    marked = pipeline.abcast(*reader, "--from-seqno", "3", "--count", "1")
+    assert marked.stdout == f"3\t{SITE}/alice\tbase64:{rows[2]['payload_base64']}\n"
     text = pipeline.abcast(*reader, "--from-seqno", "4", "--count", "2")
     assert text.stdout == f"4\t{SITE}/alice\tlast\n5\t{SITE}/bob\tfünf\n"
 

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from jobs.cli import app
-from tests.cli.process import ABCAST, ROOT, abcast, environment
+from jobs.cli import app, command
+from tests.cli.process import ABCAST, ROOT, abcast, commands, environment
 
 COMMANDS = [
     *("run", "demo", "sequence", "ledger", "publish", "deliver", "check", "query", "status"),
-    *("broker start", "broker stop", "broker status", "topics create", "topics list"),
+    *("broker start", "broker stop", "broker status", "topics create", "topics list", "topics delete"),
+    *("dead-letters list", "dead-letters show"),
 ]
+
+COMMAND_PARAMETERS = {name: found.params for name, found in commands(command())}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -26,6 +29,15 @@ def test_help(command: str) -> None:
     assert shown.exit_code == 0
     assert "Usage:" in shown.output
     assert "--help" in shown.output
+
+
+@pytest.mark.parametrize("name", COMMAND_PARAMETERS, ids=" ".join)
+def test_help_at_80_columns(name: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names every option in full."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(app, [*name, "--help"]).output
+    assert [o for each in COMMAND_PARAMETERS[name] for o in each.opts if o.startswith("--") and o not in shown] == []
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_what_is_not_loaded() -> None:

@@ -100,7 +100,9 @@ def test_a_member_that_has_failed_falls_silent(
 
     monkeypatch.setattr(Outbox, "acknowledge", fail)
     member.broadcast(b"x")
-    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name == "abcast-nyc/a-beat"])
+    forwarder = member._sending.forwarder
+    assert forwarder is not None
+    eventually(lambda: forwarder not in member._shared.heartbeats._beating)
     monkeypatch.undo()
     with pytest.raises(EnvironmentProblem):
         member.close(timeout=1)

@@ -78,6 +78,9 @@ class FakeKafka:
     def close(self) -> None:
         pass
 
+    def desk(self) -> FakeKafka:
+        return self
+
     def reachable(self) -> threading.Lock:
         return threading.Lock()
 

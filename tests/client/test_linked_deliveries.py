@@ -34,4 +34,4 @@ def test_what_a_link_says_is_no_header_of_the_application(tmp_path: Path) -> Non
         got = itertools.islice(reader.deliveries(from_seqno=1, timeout=5), len(wanted))
         assert [each._replace(sequenced_at_ms=0) for each in got] == wanted
     places = itertools.chain.from_iterable(read_ledger(write_ledger(tmp_path / "ledger", effective(log)), "g", 1))
-    assert [place.delivery for place in places if place.delivery is not None] == wanted
+    assert [what for _, _, what in places if what is not None] == wanted

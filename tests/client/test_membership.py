@@ -20,7 +20,7 @@ from kafka.structs import TopicPartition
 from connectors import Delivery, Member
 from connectors.client.receipt import Receipt
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_cursor import DataCursor, Effective
+from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.settings import change_settings
 from connectors.testing.tiny_sequencer import TinySequencer
@@ -342,12 +342,15 @@ def test_who_was_replaced_meanwhile_does_not_come_back(connection: Connection, g
         forwarder = suspended._sending.forwarder
         assert forwarder is not None
         resumed = threading.Event()
-        really = forwarder._cursor.poll
+        really, unheard = forwarder.hear, list[Effective]()
 
-        def poll(timeout: float) -> list[Effective]:
-            return really(timeout) if resumed.wait(0.05) else []
+        def look_after() -> None:
+            if resumed.is_set():
+                really(unheard)
+                unheard.clear()
 
-        forwarder._cursor.poll = poll  # type: ignore[method-assign]
+        forwarder.hear = unheard.extend  # type: ignore[method-assign, assignment]
+        forwarder.look_after = look_after  # type: ignore[method-assign]
         forwarder.heartbeat = lambda: None  # type: ignore[method-assign]
         eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
         with Member(group, "nyc/b", connection=connection) as b:
@@ -376,12 +379,12 @@ def test_a_rejoin_that_fails_leaves_the_outbox_as_it_is(
         receipts = [b.broadcast(b"%d" % number) for number in range(10)]
         tried = threading.Event()
 
-        def unreachable(*_: object) -> DataCursor:
+        def unreachable(*_: object) -> None:
             tried.set()
             raise BrokerUnreachable("gone")
 
         with monkeypatch.context() as patched:
-            patched.setattr("connectors.client.forwarder.DataCursor", unreachable)
+            patched.setattr("connectors.client.forwarder.MemberMemory", unreachable)
             assert tried.wait(WAIT)
             b.close(timeout=1.5)
         for receipt in receipts:

@@ -191,6 +191,5 @@ def test_a_rejoin_is_not_of_the_threads_that_beat_or_read(bench: Bench) -> None:
     eventually(lambda: bench.forwarder is not before)
     eventually(lambda: bench.alice.view and bench.alice.view.joined == ("nyc/alice",))
     assert rejoining == ["abcast-nyc/alice-rejoin"]
-    assert before._beating is not None
-    assert not before._beating.is_alive()
-    assert not before._thread.is_alive()
+    assert before._hearing._is_closed
+    eventually(lambda: before not in bench.alice._shared.heartbeats._beating)

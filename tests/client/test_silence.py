@@ -34,7 +34,7 @@ def test_it_counts_from_when_all_that_stood_there_was_read(clock: Clock) -> None
     assert not is_over(silence, clock, 18.9)
     silence.read_up_to(150)
     assert is_over(silence, clock, 19.0), "records that are nothing for the application do not break it"
-    silence.broken()
+    silence.broken(clock.now)
     assert not is_over(silence, clock, 19.9)
 
 

@@ -37,7 +37,8 @@ def whole_lines(process: Process) -> Path:
 def test_killed_and_far_behind(scenario: Scenario) -> None:
     """Union of all runs: everything. Overlap: what was taken in the last moments. Behind retention: no seam.
 
-    Retention takes the sequencer's snapshots too: it goes on from the ledger, with the next number.
+    Retention takes the sequencer's snapshots too: the next one, of the other engine, goes on from the ledger, with the
+    next number.
     """
     ledger = scenario.data / "ledger"
     first_run = scenario.job("run")
@@ -68,7 +69,7 @@ def test_killed_and_far_behind(scenario: Scenario) -> None:
     with scenario.connection.admin() as admin:
         admin.delete_records({partition: scenario.end()})
     assert scenario.records() == []
-    scenario.job("run")
+    scenario.job("run", None, "--engine", "process")
     more = scenario.load("bob").finish_after(200)
     assert [data.seqno for data in scenario.effective(highest)] == list(range(highest + 1, highest + len(more) + 1))
 

@@ -15,6 +15,7 @@ from connectors.ledger.table_state import (
     TRANSACTION,
     LedgerDamaged,
     TableState,
+    appended_in,
     check_log,
     commit_file,
     newest_commit,
@@ -53,6 +54,12 @@ def test_what_it_holds(table: Path) -> None:
     assert state.newest == newest_commit(table, 0)
     assert state.newest.version == 4
     check_log(table)
+
+
+def test_what_a_commit_has_added(table: Path) -> None:
+    assert appended_in(commit_file(table, 3).read_text()) == {"a.b": 4, "c": 31}
+    DeltaTable(table).alter.set_table_properties({"delta.appendOnly": "true"})
+    assert appended_in(commit_file(table, 5).read_text()) == {}
 
 
 def test_after_a_checkpoint_what_is_before_it_may_go(table: Path) -> None:

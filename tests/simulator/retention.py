@@ -67,9 +67,17 @@ class Retained:
         if self.random.random() < 0.7:
             self.do_crash()
         dice = Dice(self.random.getrandbits(30))
-        zombie, rows = self.random.random() < 0.3, self.random.choice((1, 4, 20))
+        zombie, rows, depth = self.random.random() < 0.3, self.random.choice((1, 4, 20)), self.random.choice((1, 3))
         self.sequencers.append(
-            Sequencer(self.broker, Rules(), dice, zombie=zombie, batch_rows=rows, history=lambda _: self._told())
+            Sequencer(
+                self.broker,
+                Rules(),
+                dice,
+                zombie=zombie,
+                batch_rows=rows,
+                history=lambda _: self._told(),
+                depth=depth,
+            )
         )
         if self.random.random() < 0.7:
             while self.sequencers and self.sequencers[-1].state is None:

@@ -11,8 +11,9 @@ from unittest.mock import patch
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from connectors.kafka.data_log import Start
 from connectors.ledger.one_pass import Next, counted_in, in_line
-from connectors.ledger.table import LedgerWriter, create_tables, ledger_rows
+from connectors.ledger.table import LedgerWriter, create_tables, ledger_rows, read_table_state
 from ordering.reader import Reader, Verdict
 from ordering.records import EPOCH, VIEW, Data
 from ordering.sequencer import SequencerState, seal, snapshot
@@ -164,6 +165,19 @@ def test_what_is_in_line_is_read_once(spark: SparkSession, table: Path) -> None:
     assert by_rule.call_count == 1
     assert rows_of(spark, table, "once") == expected(1, 2, 3, 4)
     assert rows_of(spark, table, "other") == expected(1, 2, 3)
+
+
+@pytest.mark.slow
+def test_more_groups_than_files_are_open_at_once(spark: SparkSession, table: Path) -> None:
+    """Spark sorts what is left then, and closes one file after the other."""
+    many = int(spark.conf.get("spark.sql.maxConcurrentOutputFileWriters") or 0) + 5
+    groups = [f"many{number}" for number in range(many)]
+    writer = writer_of(table, Start(0, Reader(1, 0)), *groups)
+    with patch.object(writer, "_append_effective", side_effect=AssertionError("all is in line")):
+        writer.write(source_frame_by_task(spark, *(log_of(message(1), message(2), group=group) for group in groups)), 0)
+    last_seqno = read_table_state(table).last_seqno
+    assert [last_seqno.get(group) for group in groups] == [2] * many
+    assert rows_of(spark, table, groups[0]) == rows_of(spark, table, groups[-1]) == expected(1, 2)
 
 
 @pytest.mark.slow

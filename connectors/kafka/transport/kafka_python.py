@@ -9,6 +9,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError
 
 from connectors.kafka.configuration import check_servers
+from connectors.kafka.transport.header_names import read_all_names
 from connectors.kafka.transport.seam import Cluster, Consumer, Producer
 from ordering.records import MAX_RECORD_BYTES
 
@@ -25,7 +26,7 @@ PRODUCER_SETTINGS: dict[str, Any] = {
     "max_request_size": MAX_RECORD_BYTES,
 }
 
-CONSUMER_SETTINGS: dict[str, Any] = {
+_CONSUMER_SETTINGS: dict[str, Any] = {
     "allow_auto_create_topics": False,
     "metrics_enabled": False,
     "enable_auto_commit": False,
@@ -55,7 +56,8 @@ def producer(cluster: Cluster, **settings: Any) -> Producer:
 
 def consumer(cluster: Cluster, **settings: Any) -> Consumer:
     """See `Transport`."""
-    reading: Consumer = KafkaConsumer(**{**client_settings(cluster), **CONSUMER_SETTINGS, **settings})
+    read_all_names()
+    reading: Consumer = KafkaConsumer(**{**client_settings(cluster), **_CONSUMER_SETTINGS, **settings})
     return reading
 
 

@@ -68,6 +68,8 @@ def client_settings(cluster: Cluster) -> dict[str, Any]:
         "bootstrap.servers": cluster.bootstrap_servers,
         "socket.connection.setup.timeout.ms": max(1000, int(cluster.timeout * 1000)),
         "reconnect.backoff.max.ms": 1000,
+        # Else a small rest of a request waits for the acknowledgement of what is before it: half the rate.
+        "socket.nagle.disable": True,
         "allow.auto.create.topics": False,
         "logger": _log_of_the_library,
         **cluster.security.for_librdkafka(),
@@ -249,6 +251,10 @@ class _Producer:
             self._thread.join(PURGE_S)
 
 
+class _Offset(NamedTuple):
+    offset: int
+
+
 class _Record(NamedTuple):
     topic: str
     partition: int
@@ -362,9 +368,16 @@ class _Consumer:
     ) -> dict[TopicPartition, int]:
         """Of all partitions with one request a broker: what is asked for by time can be the beginning or the end."""
         timeout_s = self._timeout_s if timeout_ms is None else timeout_ms / 1000
-        asked = [confluent_kafka.TopicPartition(each.topic, each.partition, which) for each in partitions]
-        if not asked:
+        return self._offsets_at(dict.fromkeys(partitions, which), timeout_s)
+
+    def offsets_for_times(self, times: dict[TopicPartition, int]) -> dict[TopicPartition, _Offset | None]:
+        found = self._offsets_at(times, self._timeout_s)
+        return {partition: _Offset(offset) if offset >= 0 else None for partition, offset in found.items()}
+
+    def _offsets_at(self, times: dict[TopicPartition, int], timeout_s: float) -> dict[TopicPartition, int]:
+        if not times:
             return {}
+        asked = [confluent_kafka.TopicPartition(each.topic, each.partition, at) for each, at in times.items()]
         with _translating():
             found = self._client.offsets_for_times(asked, timeout=timeout_s)
         for each in found:

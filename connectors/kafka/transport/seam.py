@@ -148,6 +148,9 @@ class Consumer(Protocol):
     ) -> Mapping[TopicPartition, int]:
         """The offsets of the next records. Raises KafkaError."""
 
+    def offsets_for_times(self, times: dict[TopicPartition, int]) -> Mapping[TopicPartition, Any]:
+        """The `offset` of the first record that is not older than that (ms since the epoch); None if there is none."""
+
     def close(self) -> None:
         """Disconnect."""
 

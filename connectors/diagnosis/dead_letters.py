@@ -1,0 +1,58 @@
+"""Reading a group's dead letters: FORWARD records that were refused, whole, with the reason and where they stood."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from connectors.kafka.codec import decode_dead_letter
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import topic_missing
+from connectors.kafka.ranges import read_range
+from ordering.names import Topic
+from ordering.records import Headers
+
+
+class StoredLetter(NamedTuple):
+    """A dead letter at `offset` of its topic. `source` is where the record stands in FORWARD, `sender` its key.
+
+    `at_ms`: when it was refused, by the broker's clock. Sender, payload and headers are as they came, so anything.
+    """
+
+    offset: int
+    at_ms: int
+    source: str
+    reason: str
+    sender: bytes | None
+    payload: bytes | None
+    headers: Headers
+
+
+def read_dead_letters(
+    connection: Connection, group: str, site: str, *, last: int | None = None, offset: int | None = None
+) -> Iterator[StoredLetter]:
+    """The dead letters that are still there, oldest first: all, the `last` so many, or the one at an `offset`.
+
+    Raises BrokerUnreachable, TopicMissing.
+    """
+    topic = str(Topic(group, "dead-letter", site))
+    partition = TopicPartition(topic, 0)
+    consumer = connection.consumer()
+    try:
+        with connection.reachable():
+            if not consumer.partitions_for_topic(topic):
+                raise topic_missing(topic, group, site)
+            beginning, end = (
+                offsets([partition])[partition] for offsets in (consumer.beginning_offsets, consumer.end_offsets)
+            )
+        if offset is not None:
+            beginning, end = max(beginning, offset), min(end, offset + 1)
+        elif last is not None:
+            beginning = max(beginning, end - last)
+        for record in read_range(connection, consumer, partition, beginning, end):
+            source, reason, headers = decode_dead_letter(record.headers)
+            yield StoredLetter(record.offset, record.timestamp, source, reason, record.key, record.value, headers)
+    finally:
+        consumer.close()

@@ -1,0 +1,119 @@
+"""What is asked of Kafka now and then: a topic's partitions, a consumer group's offsets. One connection for all askers.
+
+The groups have no members: their offsets are kept under a name, and nothing else is made of them.
+
+A broker that is away is asked again until the time is over. A client that has asked the wrong broker is replaced: it
+remembers for ever which broker answers for a group.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from kafka.admin import KafkaAdminClient
+from kafka.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    KafkaError,
+    NoError,
+    NotCoordinatorError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
+from kafka.structs import OffsetAndMetadata, TopicPartition
+
+from connectors.kafka.transport.kafka_python import client_settings
+from connectors.kafka.transport.seam import Cluster
+from ordering.errors import BrokerUnreachable
+
+PAUSE_S = 0.1
+_WRONG_BROKER = (NotCoordinatorError, CoordinatorNotAvailableError, CoordinatorLoadInProgressError)
+
+T = TypeVar("T")
+
+
+class Desk:
+    """Thread-safe. It connects when it is first asked. `close` it."""
+
+    def __init__(self, cluster: Cluster, unreachable: Callable[[], BrokerUnreachable]) -> None:
+        """`unreachable`: the error for a broker that does not answer."""
+        self._cluster = cluster
+        self._unreachable = unreachable
+        self._lock = threading.Lock()
+        self._client: KafkaAdminClient | None = None
+
+    def partitions_of(self, topic: str) -> set[int]:
+        """The topic's partitions; none if there is no such topic. Raises BrokerUnreachable, AuthorizationError."""
+
+        def question(client: KafkaAdminClient) -> set[int]:
+            [found] = client.describe_topics([topic])
+            error = for_code(found["error_code"])
+            if error is UnknownTopicOrPartitionError:
+                return set()
+            if error is not NoError:
+                raise error(topic)
+            return {int(partition["partition_index"]) for partition in found["partitions"]}
+
+        return self._ask(question, self._cluster.timeout)
+
+    def committed(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What was committed, where something was. Raises BrokerUnreachable, AuthorizationError."""
+        if not partitions:
+            return {}
+        asked = {group_id: list(partitions)}
+        found = self._ask(lambda client: client.list_group_offsets(asked), self._cluster.timeout)
+        return {partition: each for partition, each in found[group_id].items() if each.offset >= 0}
+
+    def commit(self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float) -> None:
+        """Commit them. Raises BrokerUnreachable, AuthorizationError."""
+
+        def question(client: KafkaAdminClient) -> None:
+            for error in client.alter_group_offsets(group_id, dict(offsets)).values():
+                if error is not NoError:
+                    raise error(group_id)
+
+        self._ask(question, timeout_s)
+
+    def close(self) -> None:
+        """Disconnect."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _ask(self, question: Callable[[KafkaAdminClient], T], timeout_s: float) -> T:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            client = self._connected()
+            try:
+                return question(client)
+            except KafkaError as error:
+                if not error.retriable:
+                    raise
+                if time.monotonic() >= deadline:
+                    raise self._unreachable() from None
+                if isinstance(error, _WRONG_BROKER):
+                    self._forget(client)
+            time.sleep(PAUSE_S)
+
+    def _connected(self) -> KafkaAdminClient:
+        with self._lock:
+            if self._client is None:
+                timeout_ms = int(self._cluster.timeout * 1000)
+                settings = {**client_settings(self._cluster), "request_timeout_ms": timeout_ms}
+                try:
+                    self._client = KafkaAdminClient(**settings)
+                except KafkaError as error:
+                    if error.retriable:
+                        raise self._unreachable() from None
+                    raise
+            return self._client
+
+    def _forget(self, client: KafkaAdminClient) -> None:
+        with self._lock:
+            if self._client is client:
+                self._client = None
+        client.close()

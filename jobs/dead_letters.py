@@ -1,0 +1,84 @@
+"""`abcast dead-letters`: the FORWARD records of a group that were refused."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jobs.options import DEFAULT_BOOTSTRAP_SERVERS, AsJson, BootstrapServers, Group, Site
+from ordering.errors import UsageError
+from ordering.names import DEFAULT_SITE
+
+if TYPE_CHECKING:
+    from connectors.diagnosis.dead_letters import StoredLetter
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look at FORWARD records that were refused, and at the reasons."
+)
+
+_COLUMNS = ("offset", "refused at", "sender", "reason", "source")
+
+
+@app.command("list")
+def list_(
+    group: Group,
+    site: Site = DEFAULT_SITE,
+    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    last: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List a group's newest dead letters, oldest first: what was refused, why, and where it stands in FORWARD."""
+    from connectors.diagnosis.dead_letters import read_dead_letters
+    from connectors.kafka.connection import Connection
+    from jobs.rows import show_table, write_json
+
+    letters = list(read_dead_letters(Connection(bootstrap_servers), group, site, last=last))
+    if as_json:
+        rows = (_row(letter).values() for letter in letters)
+        write_json(list(_row(letters[0])) if letters else [], map(list, rows), sys.stdout)
+    elif letters:
+        shown = (
+            (row["offset"], row["refused_at"], row["sender"], row["reason"], row["source"])
+            for row in map(_row, letters)
+        )
+        show_table(_COLUMNS, shown, sys.stdout)
+    else:
+        typer.echo(f"no dead letters in group {group}")
+
+
+@app.command()
+def show(
+    offset: Annotated[int, typer.Argument(min=0, help="Of the dead letter, as `list` shows it.")],
+    group: Group,
+    site: Site = DEFAULT_SITE,
+    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    as_json: AsJson = False,
+) -> None:
+    """Show one dead letter as it came: key, headers and payload."""
+    from connectors.diagnosis.dead_letters import read_dead_letters
+    from connectors.kafka.connection import Connection
+    from jobs.rows import printable, write_json
+
+    letter = next(read_dead_letters(Connection(bootstrap_servers), group, site, offset=offset), None)
+    if letter is None:
+        raise UsageError(f"there is no dead letter at offset {offset}: `abcast dead-letters list -g {group}` has them.")
+    row = {**_row(letter), "headers": [[key, value] for key, value in letter.headers], "payload": letter.payload}
+    if as_json:
+        write_json(list(row), [list(row.values())], sys.stdout)
+        return
+    for name, value in row.items():
+        typer.echo(f"{name.replace('_', ' '):<11} {printable(value)}")
+
+
+def _row(letter: StoredLetter) -> dict[str, Any]:
+    at = datetime.fromtimestamp(letter.at_ms / 1000, timezone.utc)
+    return {
+        "offset": letter.offset,
+        "refused_at": f"{at:%Y-%m-%d %H:%M:%S} UTC",
+        "sender": letter.sender,
+        "reason": letter.reason,
+        "source": letter.source,
+    }
