@@ -69,6 +69,15 @@ class TestChoice:
         assert expected.items() <= settings.items()
 
 
+class _Wild(str):
+    """A name that kafka-python writes as clients for C may."""
+
+    __slots__ = ()
+
+    def encode(self, _encoding: str = "utf-8", _errors: str = "strict") -> bytes:
+        return b"\xff"
+
+
 @pytest.mark.broker
 @pytest.mark.parametrize("name", TRANSPORTS)
 class TestPromises:
@@ -114,6 +123,18 @@ class TestPromises:
         producer.send(topic, key=b"", partition=place.partition).get(WAIT)
         nothing = [(last.key, last.value, list(last.headers)) for last in read(consumer, place, 5000, 5002)]
         assert nothing == [(None, b"", []), (b"", None, [])]
+
+    def test_a_header_with_a_name_that_is_not_utf_8(
+        self, topic: str, broker: EmbeddedBroker, consumer: Consumer
+    ) -> None:
+        """It stops no reader, and costs no other record."""
+        wild = Connection(broker.bootstrap_servers, transport="kafka-python").producer()
+        for number, headers in enumerate(([], [(_Wild("x"), b"1")], [("y", b"2")])):
+            wild.send(topic, value=b"%d" % number, headers=headers, partition=0).get(WAIT)
+        wild.abandon()
+        records = read(consumer, TopicPartition(topic, 0), 0, 3)
+        assert [record.value for record in records] == [b"0", b"1", b"2"]
+        assert list(records[2].headers) == [("y", b"2")]
 
     def test_offsets(self, topic: str, producer: Producer, consumer: Consumer) -> None:
         places = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic))]

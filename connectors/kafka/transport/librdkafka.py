@@ -265,6 +265,16 @@ class _Record(NamedTuple):
     headers: list[tuple[str, bytes]]
 
 
+def _headers(message: Any) -> list[tuple[str, bytes]]:
+    """None where a name is not UTF-8: this library can't give the others either, and the record is still one."""
+    try:
+        return message.headers() or []
+    except (SystemError, UnicodeDecodeError):
+        place = f"{message.topic()}-{message.partition()}:{message.offset()}"
+        _logger.warning("%s has a header whose name is not UTF-8: it is read without headers", place)
+        return []
+
+
 class _Consumer:
     def __init__(self, cluster: Cluster, max_poll_records: int = 5000, **settings: Any) -> None:
         self._timeout_s = cluster.timeout
@@ -327,7 +337,7 @@ class _Consumer:
                     message.timestamp()[1],
                     message.key(),
                     message.value(),
-                    message.headers() or [],
+                    _headers(message),
                 )
             )
         for partition, records in found.items():
