@@ -243,6 +243,13 @@ MEMBER_MUTATIONS = (
         from_seed=19,
     ),
     MemberMutation(
+        "carried-at-once",
+        "what is carried over is sent before its JOIN is ordered",
+        DUPLICATE,
+        patches=(("tests.simulator.membership.begins_returning", never),),
+        from_seed=5_080,
+    ),
+    MemberMutation(
         "next-life-without-join",
         "the next life only sends its messages",
         WRONG_VIEW,
