@@ -152,7 +152,7 @@ def test_what_is_ordered_after_all_as_the_group_is_opened_again_is_not_sent_in_t
     reached: set[bytes] = set()
     stranger = Member(GROUP, "nyc/s", connection=kafka, outbox=path, resend_after_s=1)
     stranger.broadcast(b"ordered").result(WAIT)
-    old = stranger.incarnation
+    old = forwarder_of(stranger).incarnation
     sequencer.drop = lambda forward: forward.sender == "nyc/s" and forward.payload not in reached
     receipts = [stranger.broadcast(payload) for payload in (b"x", b"y")]
     threading.Thread(target=connect_in_vain, args=(stranger,), daemon=True).start()
@@ -180,6 +180,33 @@ def test_what_is_ordered_after_all_as_the_group_is_opened_again_is_not_sent_in_t
     with Member(GROUP, "nyc/reader", connection=kafka) as reader:
         payloads = [delivery.payload for delivery in reader.deliveries(1, timeout=1)]
     assert payloads == [b"ordered", b"x", b"y", b"z", b"last"]
+
+
+@pytest.mark.parametrize("with_outbox", [False, True])
+def test_what_is_ordered_after_all_while_one_life_has_ended_and_the_next_has_not_begun_is_known_to_that(
+    kafka: MemoryConnection, sequencer: TinySequencer, tmp_path: Path, with_outbox: bool
+) -> None:
+    with Member(GROUP, "nyc/s", connection=kafka, outbox=tmp_path / "s.outbox" if with_outbox else None) as stranger:
+        stranger.broadcast(b"ordered").result(WAIT)
+        old = forwarder_of(stranger)
+        sequencer.drop = lambda forward: forward.kind == MESSAGE
+        receipts = [stranger.broadcast(payload) for payload in (b"x", b"y")]
+        end = old.close
+
+        def open_again() -> None:
+            end()
+            assert change_settings(kafka, GROUP, "nyc", closed=False)
+            sequencer.drop = lambda _: False
+            late(kafka, old.incarnation, 2, b"x")
+            eventually(lambda: sequencer.state.ordered("nyc/s") == (old.incarnation, 2))
+
+        old.close = open_again  # type: ignore[method-assign]
+        assert change_settings(kafka, GROUP, "nyc", closed=True)
+        eventually(lambda: phase_of(stranger) is Phase.KEPT_OUT)
+        stranger.connect(timeout=WAIT)
+        assert [receipt.result(WAIT) for receipt in receipts] == [4, 7]
+        payloads = [delivery.payload for delivery in stranger.deliveries(1, timeout=0.5)]
+        assert payloads == [b"ordered", b"x", b"y"]
 
 
 def connect_in_vain(member: Member) -> None:

@@ -13,7 +13,6 @@ from ordering.participant import (
     ASK,
     BEGIN_ANEW,
     BLOCK,
-    CARRY,
     IN_A_FLUSH,
     INSIDE,
     LOSE,
@@ -234,13 +233,6 @@ MEMBER_MUTATIONS = (
         LOST,
         {(P.OVER, C.HAND_OVER): Row(P.BETWEEN, (LOSE,))},
         from_seed=9,
-    ),
-    MemberMutation(
-        "excluded-carries",
-        "what may be ordered as a stranger's is sent again under other ids",
-        DUPLICATE,
-        {(P.EXCLUDED, C.HAND_OVER): Row(P.BETWEEN, (CARRY,))},
-        from_seed=19,
     ),
     MemberMutation(
         "carried-at-once",
