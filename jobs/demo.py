@@ -200,6 +200,7 @@ def _perform(cast: Cast, jobs: _Jobs) -> tuple[Survived, int]:
         say("kill -9 to the sequencer; another one is started …")
         jobs.kill_the_sequencer()
         cast.wait(lambda: first.taken[-1].epoch > epoch, "the next sequencer ordered something", show)
+        cast.go_on()
         number, after = next((n, d) for n, d in enumerate(first.taken) if d.epoch > epoch)
         silent = first.times[number] - before
         moments.append(Moment(after.seqno, f"sequencer killed; the next one after {silent:.1f} s"))

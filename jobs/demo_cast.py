@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from ordering.events import ViewChange
 
 OBSERVERS = ("observer-1", "observer-2", "observer-3")
+EARLY = 0.6
+"""So much of what they have to say they say without waiting for the takeover."""
+
+SLOWER = 3
 _POLL_S = 0.05
 
 
@@ -64,7 +68,8 @@ class Cast:
         """The one that is killed, if there is another one left then."""
         self._connection, self._group, self._site, self._log = connection, group, site, log
         self._process: Started | None = None
-        self._begin, self._stop, self._leave = threading.Event(), threading.Event(), threading.Event()
+        self._begin, self._go_on, self._leave = threading.Event(), threading.Event(), threading.Event()
+        self._stop = threading.Event()
         self._speaking = 0
         self._lock = threading.Lock()
         self._failures: list[BaseException] = []
@@ -86,6 +91,7 @@ class Cast:
         if kind is not None:
             self._stop.set()
         self._begin.set()
+        self._go_on.set()
         self._leave.set()
         if self._process is not None:
             self._process.kill()
@@ -98,7 +104,8 @@ class Cast:
         """Let the members join, and broadcast for so long, all at the same time."""
         for member, lines in self.lines.items():
             if member == self.mortal:
-                arguments = [self._connection.bootstrap_servers, self._group, member, str(seconds)]
+                # It speaks slowly, so that it is killed in the midst of it.
+                arguments = [self._connection.bootstrap_servers, self._group, member, str(seconds * SLOWER)]
                 given = b"".join(line + b"\n" for line in lines)
                 self._process = Started(f"{__package__}.demo_member", arguments, self._log, given)
             else:
@@ -107,6 +114,10 @@ class Cast:
         first = self.observers[OBSERVERS[0]]
         self.wait(lambda: first.views and set(self.lines) <= set(first.views[-1].members), "all members joined")
         self._begin.set()
+
+    def go_on(self) -> None:
+        """Let them say what they have kept for after the takeover."""
+        self._go_on.set()
 
     def kill_the_mortal(self, show: Callable[[], None]) -> tuple[ViewChange, float]:
         """Kill it; the view without it, and how many seconds later that had come to all observers."""
@@ -150,7 +161,10 @@ class Cast:
         with Member(self._group, address, connection=self._connection) as member:
             member.connect(timeout=PATIENCE_SECONDS)
             self._begin.wait(PATIENCE_SECONDS)
-            receipts = list(speak(member, lines, seconds, self._stop))
+            early = round(len(lines) * EARLY)
+            receipts = list(speak(member, lines[:early], seconds * EARLY, self._stop))
+            self._go_on.wait(PATIENCE_SECONDS)
+            receipts += speak(member, lines[early:], seconds * (1 - EARLY), self._stop)
             while not (self._stop.is_set() or all(receipt.done() for receipt in receipts[-1:])):
                 self._stop.wait(_POLL_S)
             with self._lock:

@@ -20,7 +20,9 @@ PATIENCE_SECONDS = 180.0
 
 
 def speak(member: Member, lines: Sequence[bytes], seconds: float, stop: threading.Event) -> Iterator[Receipt]:
-    """Broadcast the lines, one after another, so that they take so many seconds; ends early if told to stop."""
+    """Broadcast the lines, one after another, so that all take so many seconds; ends early if told to stop."""
+    if not lines:
+        return
     began = time.monotonic()
     for number, line in enumerate(lines):
         due = began + seconds * (number + 0.5) / len(lines)

@@ -149,7 +149,7 @@ def _set_up_logging() -> None:
     if level not in LOG_LEVELS:
         raise UsageError(f"ABCAST_LOG_LEVEL is one of {', '.join(LOG_LEVELS)}, not {level!r}.")
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    for noisy in ("kafka", "py4j"):
+    for noisy in ("kafka", "librdkafka", "py4j"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     # py4j logs a lost JVM on the root logger, with its stack trace; the job says it in one sentence.
     logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)

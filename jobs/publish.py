@@ -74,6 +74,8 @@ class _Published:
 
     def __str__(self) -> str:
         self._settle()
+        if not self.sent:
+            return "nothing was sent"
         if self.ordered == self.sent:
             return f"{self.sent} messages ordered, last seqno {self.last_seqno}"
         behind = f", last seqno {self.last_seqno}" if self.ordered else ""

@@ -85,8 +85,13 @@ MARK = "sfo/abcast.orders.forward.sfo-0:7"
 def _asked(
     name: str, reason: str | None, sender: bytes = BOB, kind: str = "message", value: bytes | None = b"x"
 ) -> Case:
-    """What the relay to a hub's home brings; or what a relay of a mesh says for itself."""
+    """What the relay to a hub's home brings."""
     return Case(f"relayed, {name}", sender, value, _says(f"2 {kind} 1 1 {MARK} -"), reason, RELAYED)
+
+
+def _told(name: str, reason: str | None, kind: str, value: bytes | None) -> Case:
+    """What a relay of a mesh says for itself."""
+    return Case(f"told, {name}", RELAY, value, _kind(kind), reason, RELAYED)
 
 
 def _linked(
@@ -241,21 +246,25 @@ CORPUS: tuple[Case, ...] = (
     _asked("a sender without a site", codec.WRONG_SITE, b"bob"),
     _asked("a skip", codec.WRONG_LINK, RELAY, "skip", b""),
     _asked("a member's skip", codec.WRONG_LINK, kind="skip", value=b""),
-    _asked("a view of its site", None, RELAY, "remote-view", VIEW),
-    _asked("a view that is none", None, RELAY, "remote-view", b"[\xff"),
-    _asked("a view of a third site", None, RELAY, "remote-view", b'{"members":[["lax/dan",1]]}'),
-    _asked("a heartbeat", None, RELAY, "heartbeat", b""),
-    _asked("a farewell", None, RELAY, "leave", b""),
-    _asked("the beginning of a session", None, RELAY, "link-start", b'{"epoch":4,"origins":{},"seqno":8}'),
-    _asked("a beginning that is none", None, RELAY, "link-start", b"[\xff"),
+    _told("a view of its site", None, "remote-view", VIEW),
+    _told("a view that is none", None, "remote-view", b"[\xff"),
+    _told("a view of a third site", None, "remote-view", b'{"members":[["lax/dan",1]]}'),
+    _told("a heartbeat", None, "heartbeat", b""),
+    _told("a farewell", None, "leave", b""),
+    _told("the beginning of a session", None, "link-start", b'{"epoch":4,"origins":{},"seqno":8}'),
+    _told("a beginning that is none", None, "link-start", b"[\xff"),
     _asked("a beginning told by a member", codec.NOT_THE_RELAY, kind="link-start"),
     _asked("a beginning told from afar", codec.WRONG_SITE, b"lax/abcast.relay", "link-start"),
-    _asked("a message of the relay", codec.NOT_THE_RELAY, RELAY),
-    _asked("a relay that joins", codec.NOT_THE_RELAY, RELAY, "join", b""),
+    _told("a message", codec.NOT_THE_RELAY, "message", b"x"),
+    _told("it joins", codec.NOT_THE_RELAY, "join", b""),
+    *(
+        _asked(f"{kind} by a member in the relay's name", codec.NOT_THE_RELAY, RELAY, kind, b"{}")
+        for kind in ("message", "join", "heartbeat", "leave", "remote-view", "link-start")
+    ),
     _asked("a view told by a member", codec.NOT_THE_RELAY, BOB, "remote-view", VIEW),
     _asked("a view told from afar", codec.WRONG_SITE, b"lax/abcast.relay", "remote-view", b'{"members":[]}'),
     _asked("a heartbeat from afar", codec.WRONG_SITE, b"lax/abcast.relay", "heartbeat", b""),
-    _asked("no view at all", codec.NO_PAYLOAD, RELAY, "remote-view", None),
+    _told("no view at all", codec.NO_PAYLOAD, "remote-view", None),
     _linked("from the neighbour", None),
     _linked("with application headers", None, more=[("trace", b"1"), ("trace", b"\xff")]),
     _linked("from afar", None, b"lax/carol"),
@@ -275,13 +284,14 @@ CORPUS: tuple[Case, ...] = (
     ),
     Case("linked, a mark, too", BOB, b"x", _says(f"2 message 1 1 {MARK} 17.4.9.3"), None, RELAYED),
     _linked("our header twice", codec.REPEATED_HEADER, more=GOOD),
-    _linked("a header that nobody knows", codec.RESERVED_HEADER, more=[("abcast-visited", b"sfo")]),
+    _linked("a header that nobody knows", codec.RESERVED_HEADER, more=[("abcast-mine", b"sfo")]),
     _linked("a sender of this site", codec.WRONG_SITE, ALICE),
     _linked("a sender without a site", codec.WRONG_SITE, b"bob"),
     _linked("a message of the relay", codec.NOT_THE_RELAY, RELAY),
     _linked("a message of a relay afar", codec.NOT_THE_RELAY, b"lax/abcast.relay"),
     _linked("a skip", None, RELAY, "skip", b""),
     _linked("a member's skip", codec.NOT_THE_RELAY, BOB, "skip", b""),
+    Case("linked, a copied skip", RELAY, b"", _says(f"2 skip 1 1 {MARK} 17.4.9.0"), codec.NOT_THE_RELAY, RELAYED),
     _linked("a skip from afar", codec.NOT_THE_RELAY, b"lax/abcast.relay", "skip", b""),
     _linked("this site's skip", codec.WRONG_SITE, b"nyc/abcast.relay", "skip", b""),
     _linked("a view of its site", None, RELAY, "remote-view", VIEW),

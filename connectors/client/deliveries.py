@@ -24,7 +24,7 @@ from connectors.client.delivery import Delivery, Place
 from connectors.client.ledger_reader import read_ledger
 from connectors.client.member_memory import MemberMemory
 from connectors.client.silence import Silence
-from connectors.kafka.codec import data_number
+from connectors.kafka.codec import data_number, given_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import DataLog
@@ -222,7 +222,7 @@ def _delivery(record: Effective) -> Delivery:
         int(fields[2]),
         int(fields[3]),
         value or b"",
-        tuple(headers[1:]),
+        given_headers(headers[1:]) if len(headers) > 1 else (),
         data_number(fields[6]),
         int(fields[5]),
         data_number(fields[8]),

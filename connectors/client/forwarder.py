@@ -592,7 +592,7 @@ class Forwarder:
                 record = ordered.get(carried_from(entry) or (0, 0))
                 if record is None:
                     continue
-                if not is_same(entry, record.kind, record.value or b"", record.headers):
+                if not is_same(entry, record.kind, record.value or b"", record.application_headers()):
                     raise self._lives.shared(record.incarnation, record.local_seqno)
                 if receipt is not None:
                     receipt.resolve(record.seqno)
@@ -623,7 +623,7 @@ class Forwarder:
         if local_seqno <= self._table.acknowledged:
             return True
         ours = next((entry for entry in self._table.pending() if entry.local_seqno == local_seqno), None)
-        return ours is not None and is_same(ours, record.kind, record.value or b"", record.headers)
+        return ours is not None and is_same(ours, record.kind, record.value or b"", record.application_headers())
 
     def _progressed(self) -> None:
         self._sending.note_progress()

@@ -28,6 +28,7 @@ from connectors.kafka.codec import (
     WRONG_LOCAL_SEQNO,
     WRONG_VERSION,
     first_fields,
+    given_headers,
     parse_number,
     size_of,
     split_headers,
@@ -80,4 +81,4 @@ def decode_letter(
         return WRONG_LOCAL_SEQNO
     if value is None:
         return NO_PAYLOAD
-    return Letter(sender, incarnation, local_seqno, value, application)
+    return Letter(sender, incarnation, local_seqno, value, given_headers(application))

@@ -38,7 +38,6 @@ from connectors.client.arguments import number, positive_seconds
 from connectors.client.member_memory import MemberMemory
 from connectors.client.outbox import Outbox
 from connectors.client.receipt import Receipt
-from connectors.kafka.codec import HEADER
 from ordering.errors import HistoryUnavailable, ProtocolViolation, Superseded, UsageError
 from ordering.forward_table import (
     ForwardTable,
@@ -53,7 +52,7 @@ from ordering.forward_table import (
 from ordering.membership import Life
 from ordering.names import Address
 from ordering.participant import begins_returning, begins_stranded, next_entries
-from ordering.records import MESSAGE, REFUSED, Data, Headers, MessageId
+from ordering.records import MESSAGE, REFUSED, Data, MessageId
 from ordering.sequencer import Accepted, SequencerState
 
 History = Callable[[int], Iterator[Data]]
@@ -308,15 +307,13 @@ class Lives:
 
 
 def is_same(ours: Pending, kind: str, payload: bytes, headers: Sequence[tuple[str, bytes]]) -> bool:
-    """Whether that, which DATA has under the id of `ours`, is it. Of what was refused, DATA keeps the kind."""
+    """Whether that, which DATA has under the id of `ours`, is it. Of what was refused, DATA keeps the kind.
+
+    `headers`: the application's.
+    """
     own_kind = kind_of(ours)
     if kind == REFUSED:
         return own_kind != MESSAGE and bool(json.loads(payload)["kind"] == own_kind)
     if kind != own_kind or payload != ours.payload:
         return False
-    return kind != MESSAGE or application_headers(headers) == sent_headers(ours)
-
-
-def application_headers(headers: Sequence[tuple[str, bytes]]) -> Headers:
-    """Those that are not abcast's own: what a relay adds travels with a message, too."""
-    return tuple((name, value or b"") for name, value in headers if not name.startswith(HEADER))
+    return kind != MESSAGE or tuple(headers) == sent_headers(ours)

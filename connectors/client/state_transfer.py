@@ -13,6 +13,11 @@ The supplier is the oldest other member; when it leaves the view, or is silent f
 one, and begins again when all were asked in vain, each round twice as patient. A request's name is its letter's
 (incarnation, local seqno), which every chunk of the answer repeats: what belongs to an earlier request is dropped.
 
+A member that has asked for a state itself, and got none yet, has none to give, and says so at once (`Nothing`). When
+every other life of the newest view has said that, in this view, nobody is left who has the state: all who had it have
+died, and the joiners would wait for each other for ever. A new view makes void what was told before it: a life that has
+got the state since then, from one that is gone now, is asked again.
+
 *The letters.* They are of the kind `state` and numbered together with the other letters, so `inbox()` judges them by
 the same rule, and passes them over. The transfer reads them with a consumer of its own, which begins at the inbox's
 end just before the JOIN (no member asks or answers this life earlier), commits nothing, and needs no received table: a
@@ -98,16 +103,28 @@ class Chunk(NamedTuple):
         return ((H_STATE, json.dumps(["chunk", *self.request, *self[1:]]).encode("ascii")),)
 
 
-def decode_state_letter(letter: Letter) -> Request | Chunk | None:
+class Nothing(NamedTuple):
+    """The answer of a member that waits for the state itself."""
+
+    request: RequestId
+
+    def headers(self) -> Headers:
+        """As a letter's headers."""
+        return ((H_STATE, json.dumps(["nothing", *self.request]).encode("ascii")),)
+
+
+def decode_state_letter(letter: Letter) -> Request | Chunk | Nothing | None:
     """What a letter of the kind `state` says; None if it says nothing of that."""
     try:
         what, *numbers = json.loads(dict(letter.headers)[H_STATE])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):  # the last one of ten thousand brackets
         return None
     if any(type(number) is not int or number < 0 for number in numbers):
         return None
     if what == "request" and len(numbers) == 1:
         return Request(*numbers)
+    if what == "nothing" and len(numbers) == 2:
+        return Nothing(RequestId(*numbers))
     if what == "chunk" and len(numbers) == 5:
         return Chunk(RequestId(*numbers[:2]), *numbers[2:])
     return None
@@ -123,11 +140,21 @@ class Assembly:
     answer: tuple[int, int, int] | None = None
     """The supplier's incarnation, the state's seqno, the number of its chunks."""
     chunks: list[bytes] = field(default_factory=list)
+    is_nothing: bool = False
+    """It has none."""
 
-    def accept(self, letter: Letter, chunk: Chunk) -> bool:
-        """Whether it was the next chunk."""
+    def accept(self, letter: Letter, what: Chunk | Nothing) -> bool:
+        """Whether it was the next chunk, or the answer that there is none."""
+        if (letter.sender, what.request) != (self.supplier, self.request):
+            return False
+        if isinstance(what, Nothing):
+            self.is_nothing = True
+            return True
+        return self._accept_chunk(letter, what)
+
+    def _accept_chunk(self, letter: Letter, chunk: Chunk) -> bool:
         answer = (letter.incarnation, chunk.seqno, chunk.total)
-        if (letter.sender, chunk.request) != (self.supplier, self.request) or chunk.number != len(self.chunks):
+        if chunk.number != len(self.chunks):
             return False
         if self.answer not in (None, answer) or chunk.number >= chunk.total:
             return False
@@ -168,6 +195,7 @@ class StateTransfer:
         self.connection = connection
         self.group = group
         self.address = address
+        self._lacks_state = False  # it has asked for one; until it is ready, it has none to give
         self.is_ready = False
         """Whether the application has the group's state, so that it may be asked for it."""
         self.set_state = set_state
@@ -215,27 +243,45 @@ class StateTransfer:
         own, deadline, patience = str(self.address), time.monotonic() + timeout, PATIENCE_S
         if {own, *joined.joined} >= set(joined.members):
             return None
-        asked: set[Life] = set()
-        while True:
-            others = [life for life in (current() or joined).lives if life.address != own]
-            if not others:
-                return None
-            supplier = next((life for life in others if life not in asked), None)
-            if supplier is None:
-                asked.clear()
-                patience *= 2
-                continue
-            asked.add(supplier)
-            assembly = self._ask(supplier, joined.seqno)
-            if self._wait(assembly, supplier, current, patience, deadline):
-                return self._install(assembly)
-            if time.monotonic() >= deadline:
-                self._assembly = None
-                raise NotOrderedInTime(
-                    f"{own} has joined, but got no state within {timeout:g} s; the last one it asked was "
-                    f"{supplier.address}. Has an older member get_state, and does it iterate its deliveries()? "
-                    "Then connect(state=True) again, with a longer timeout for a large state."
-                )
+        try:
+            self._begin_to_fetch()
+            asked: set[Life] = set()
+            told, told_in = set[Life](), joined  # who has none, as of that view
+            while True:
+                view = current() or joined
+                others = [life for life in view.lives if life.address != own]
+                if view != told_in:
+                    told, told_in = set(), view
+                if told >= set(others):
+                    return None
+                supplier = next((life for life in others if life not in asked), None)
+                if supplier is None:
+                    asked.clear()
+                    patience *= 2
+                    continue
+                asked.add(supplier)
+                assembly = self._ask(supplier, joined.seqno)
+                self._wait(assembly, supplier, current, patience, deadline)
+                if assembly.is_complete:
+                    return self._install(assembly)
+                if assembly.is_nothing:
+                    told.add(supplier)
+                elif time.monotonic() >= deadline:
+                    raise NotOrderedInTime(
+                        f"{own} has joined, but got no state within {timeout:g} s; the last one it asked was "
+                        f"{supplier.address}. Has an older member get_state, and does it iterate its deliveries()? "
+                        "Then connect(state=True) again, with a longer timeout for a large state."
+                    )
+        finally:
+            self._assembly = None
+
+    def _begin_to_fetch(self) -> None:
+        """From here on this member has nothing to give; who has asked before is told so."""
+        with self._changed:
+            self._lacks_state = True
+            waiting = list(self._requests.values())
+        for asked in waiting:
+            self._say_nothing(asked)
 
     def _ask(self, supplier: Life, seqno: int) -> Assembly:
         request = Request(seqno)
@@ -252,18 +298,18 @@ class StateTransfer:
         current: Callable[[], ViewChange | None],
         patience: float,
         deadline: float,
-    ) -> bool:
+    ) -> None:
+        """Until the answer is there, or none comes."""
         with self._changed:
-            while not assembly.is_complete:
+            while not (assembly.is_complete or assembly.is_nothing):
                 if self._stopping.is_set():
                     raise UsageError(f"{self.address} is closed.")
                 view, now = current(), time.monotonic()
                 if view is not None and supplier not in view.lives:
-                    return False
+                    return
                 if now >= deadline or now - assembly.heard_at >= patience:
-                    return False
+                    return
                 self._changed.wait(POLL_S)
-        return True
 
     def _install(self, assembly: Assembly) -> int:
         assert assembly.answer is not None
@@ -349,12 +395,23 @@ class StateTransfer:
         if not isinstance(letter, Letter) or what is None:
             _logger.warning("%s: skipped a malformed letter at offset %d", self.address, record.offset)
             return
+        asked: _Asked | None = None
         with self._changed:
             if isinstance(what, Request):
                 number = RequestId(letter.incarnation, letter.local_seqno)
                 if number > self._newest.get(letter.sender, RequestId(0, 0)):
                     self._newest[letter.sender] = number
-                    self._requests[letter.sender] = _Asked(Address.parse(letter.sender), number, what.seqno)
+                    asked = _Asked(Address.parse(letter.sender), number, what.seqno)
+                    self._requests[letter.sender] = asked
             elif self._assembly is not None and self._assembly.accept(letter, what):
                 self._assembly.heard_at = time.monotonic()
                 self._changed.notify_all()
+        if asked is not None and self._lacks_state and not self.is_ready:
+            self._say_nothing(asked)
+
+    def _say_nothing(self, asked: _Asked) -> None:
+        """The request is kept all the same: it is answered when there is a state, if it still counts then."""
+        try:
+            self._send(asked.joiner, b"", Nothing(asked.id).headers())
+        except AbcastError as error:
+            _logger.warning("%s: %s does not hear that there is no state here: %s", self.address, asked.joiner, error)

@@ -114,6 +114,8 @@ def check_application_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
     for key, value in checked:
         if not isinstance(key, str) or not isinstance(value, bytes):  # type: ignore[redundant-expr]  # users err
             raise UsageError(f"header {key!r}: a header is a (str, bytes) pair.")
+        if any("\ud800" <= character <= "\udfff" for character in key):
+            raise UsageError(f"header {key!r}: Kafka takes names in UTF-8, which has no surrogates.")
         if key.startswith(HEADER):
             raise UsageError(f"header {key!r}: names that start with {HEADER!r} are abcast's own; take another.")
     size = size_of(checked)
@@ -140,7 +142,7 @@ def decode_forward(
     known = len(RELAYED_FIELDS) if topic.role == "relayed" else len(FORWARD_FIELDS)
     fields = first_fields(own, known)
     version, kind, raw_incarnation, raw_local_seqno, *by_relay = [*fields, *[b""] * (len(FORWARD_FIELDS) - len(fields))]
-    link_text = by_relay[1] if len(by_relay) > 1 else _NOTHING
+    relayed_from, link_text, *_ = [*by_relay, _NOTHING, _NOTHING]
     link = decode_link(link_text)
     incarnation, local_seqno = parse_number(raw_incarnation), parse_number(raw_local_seqno)
     sender, names = key or b"", [name for name, _ in own]
@@ -156,7 +158,7 @@ def decode_forward(
         (link is None and (incarnation or 0) > highest_incarnation(timestamp_ms), FUTURE_INCARNATION),
         (not _is_linked_right(kind, link_text, link), WRONG_LINK),
         (not _is_from(sender, topic, link), WRONG_SITE),
-        (_claims_relay(sender, kind) and not _is_its_relay(topic, sender, kind), NOT_THE_RELAY),
+        (_claims_relay(sender, kind) and not _is_its_relay(topic, sender, kind, relayed_from), NOT_THE_RELAY),
         (value is None, NO_PAYLOAD),
         (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),
     )
@@ -251,7 +253,7 @@ def decode_dead_letter(headers: Sequence[tuple[str, bytes]]) -> tuple[str, str, 
 
 def size_of(headers: Headers) -> int:
     """Bytes of the names and values; Kafka allows a null value."""
-    return sum(len(name) + len(value or b"") for name, value in headers)
+    return sum(len(name.encode("utf-8", "replace")) + len(value or b"") for name, value in headers)
 
 
 def split_headers(headers: Sequence[tuple[str, bytes]]) -> tuple[Headers, Headers]:
@@ -262,9 +264,14 @@ def split_headers(headers: Sequence[tuple[str, bytes]]) -> tuple[Headers, Header
     return own, tuple(header for header in headers if not header[0].startswith(HEADER))
 
 
-def first_fields(own: Iterable[tuple[str, bytes]], count: int) -> list[bytes]:
-    """The first fields of the header, `count` at most; one empty one where there is no header."""
-    text = next((value for name, value in own if name == HEADER), b"")
+def given_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
+    """Headers as an application is given them: a null value, which Kafka allows, is an empty one."""
+    return tuple((name, value or b"") for name, value in headers)
+
+
+def first_fields(headers: Iterable[tuple[str, bytes]], count: int) -> list[bytes]:
+    """The first fields of the header, `count` at most; one empty one where there is none. Kafka allows a null value."""
+    text = next((value for name, value in headers if name == HEADER), None) or b""
     return text.split(b" ", count)[:count]
 
 
@@ -309,9 +316,9 @@ def _claims_relay(sender: bytes, kind: bytes) -> bool:
     return is_relay(sender.decode("latin-1")) or kind in _KINDS_OF_RELAYS_ONLY
 
 
-def _is_its_relay(topic: Topic, sender: bytes, kind: bytes) -> bool:
-    """Whether it is the relay that fills the topic, and speaks for itself."""
-    is_its = topic.role == "relayed" and sender == relay_of(topic.neighbour).encode()
+def _is_its_relay(topic: Topic, sender: bytes, kind: bytes, relayed_from: bytes) -> bool:
+    """Whether it is the relay that fills the topic, and speaks for itself: what it has copied is another's word."""
+    is_its = topic.role == "relayed" and sender == relay_of(topic.neighbour).encode() and relayed_from == _NOTHING
     return is_its and kind in _RELAY_KINDS
 
 

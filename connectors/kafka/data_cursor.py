@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import data_fields, data_number
+from connectors.kafka.codec import data_fields, data_number, given_headers
 from connectors.kafka.data_log import Start
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, ProtocolViolation
@@ -76,7 +76,7 @@ class Effective(NamedTuple):
 
     def application_headers(self) -> Headers:
         """The headers that are not abcast's own, in their order."""
-        return tuple(self.headers[1:])
+        return given_headers(self.headers[1:])
 
 
 class DataCursor:

@@ -69,7 +69,7 @@ from connectors.ledger.table_state import (
 from connectors.ledger.table_state import TableState as TableState
 from connectors.ledger.table_state import read_table_state as read_table_state
 from connectors.spark import codec as spark_codec
-from ordering.errors import AbcastError, EnvironmentProblem
+from ordering.errors import AbcastError, EnvironmentProblem, ProtocolViolation
 from ordering.reader import Reader
 from ordering.records import EPOCH, MESSAGE, VIEW
 
@@ -303,6 +303,11 @@ class LedgerWriter:
             (F.col("kind") == EPOCH).alias("is_epoch"),
             (F.col("kind") == VIEW).alias("is_view"),
         ).toArrow()
+        if ids["epoch"].null_count:
+            strange = ids.filter(pc.is_null(ids["epoch"])).slice(0, 1).to_pylist()[0]
+            raise ProtocolViolation(
+                f"{strange['topic']} at offset {strange['offset']} is not DATA: who else writes there?"
+            )
         spans: list[tuple[str, int, int]] = []
         reached: dict[str, int] = {}
         views: dict[str, int] = {}

@@ -435,7 +435,7 @@ class EmbeddedBroker:
     def _launch(self, node: int, java: Path, class_path: str, detached: bool) -> None:
         temporary_files = self._node_directory(node) / "tmp"
         shutil.rmtree(temporary_files, ignore_errors=True)
-        temporary_files.mkdir()
+        temporary_files.mkdir(exist_ok=True)
         command = [
             str(java),
             *("-Xms256m", "-Xmx512m", "-XX:+UseG1GC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"),

@@ -107,13 +107,15 @@ def _marked(said: Column, begin: int, end: int) -> Column:
     """
     headers = F.coalesce("headers", F.array().cast(spark_codec.HEADERS_TYPE))
     at = F.array_position(headers["key"], codec.HEADER).cast("int")  # 0 if there is none
-    text = F.coalesce(F.get(headers, at - 1)["value"].cast("string"), F.lit(""))
+    value = F.coalesce(F.get(headers, at - 1)["value"], F.lit(b""))
+    text = value.cast("string")
     head, replaced = F.substring_index(text, " ", begin), F.substring_index(text, " ", end)
     lacking = F.greatest(begin - F.size(F.split(text, " ")), F.lit(0))
-    tail = F.substring(text, F.length(replaced) + 1, F.length(text))
-    whole = F.concat(head, F.repeat(F.lit(f" {codec.NOTHING}"), lacking), F.lit(" "), said, tail)
+    # In bytes: Spark's characters reach over the blank behind a byte that is not UTF-8.
+    tail = F.substring(value, F.octet_length(replaced) + 1, F.octet_length(value))
+    whole = F.concat(head, F.repeat(F.lit(f" {codec.NOTHING}"), lacking), F.lit(" "), said)
     before, after = F.slice(headers, 1, F.greatest(at - 1, F.lit(0))), F.slice(headers, at + 1, F.size(headers))
-    header = F.struct(F.lit(codec.HEADER).alias("key"), whole.cast("binary").alias("value"))
+    header = F.struct(F.lit(codec.HEADER).alias("key"), F.concat(whole.cast("binary"), tail).alias("value"))
     return F.concat(F.array(header), before, after)
 
 

@@ -341,7 +341,7 @@ def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[
     return _given(letters)
 
 
-@functools.lru_cache(maxsize=100)  # what a relay brings has the same few lists of sites
+@functools.lru_cache(maxsize=100)  # an application often repeats its headers
 def _unpack(packed: str | None) -> Headers:
     """The headers that `spark_codec.pack_headers` packed. Kafka allows a null value, which stays one."""
     found: list[tuple[str, Any]] = [(header["key"], header.get("value")) for header in json.loads(packed or "[]")]

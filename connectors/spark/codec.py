@@ -141,7 +141,8 @@ def _came_by_relay(site: str) -> Column:
     neighbour = F.substring(role, len("relayed-") + 1, MAX_SITE_LENGTH)
     kind, sender = forward_field("KIND"), F.col("sender")
     by_link = forward_field("LINK").rlike(f"\\A{codec.LINK_PATTERN}\\z")
-    is_skip = (kind == SKIP) & (sender == F.concat(neighbour, F.lit(relay_of(""))))
+    is_own = forward_field("RELAYED_FROM") == codec.NOTHING
+    is_skip = (kind == SKIP) & (sender == F.concat(neighbour, F.lit(relay_of("")))) & is_own
     is_message = (kind == MESSAGE) & ~sender.endswith(relay_of("")) & ~sender.startswith(f"{site}/")
     of_hub = (kind != SKIP) & ~sender.endswith(relay_of("")) & sender.startswith(F.concat(neighbour, F.lit("/")))
     has_site = sender.rlike(f"\\A{SITE_PATTERN}/")

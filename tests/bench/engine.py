@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.bench.recovery import kills
 
 _PATIENCE_S = 300.0
 _SETTLE_S = 2.0
+_TOO_LATE_S = 1.0
 _CASE = Case(100, 16, 4)
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,32 +48,57 @@ def _kills(lab: Lab, _transport: str) -> dict[str, Any]:
 
 
 def _latency(lab: Lab, transport: str) -> dict[str, Any]:
-    """From `broadcast` in this process to `deliveries` in another one."""
     plan = lab.plan
-    warm_up_s = plan.latency_warm_up_s / 10  # there is no JVM but the broker's
     lab.say(f"engine: latency at {plan.latency_rate:,} messages/s by {transport}, {plan.latency_s:g} s")
-    out = lab.path("seen")
+    # There is no JVM but the broker's.
+    windows = broadcast_to_delivery(lab, "process", transport, [plan.latency_rate], plan.latency_warm_up_s / 10)
+    return windows[plan.latency_rate]
+
+
+def broadcast_to_delivery(
+    lab: Lab, engine: str, transport: str, rates: Sequence[int], warm_up_s: float
+) -> dict[int, dict[str, Any]]:
+    """From `broadcast` in this process to `deliveries` in another one, by messages a second, one rate after the other.
+
+    It ends with the first rate that the sender can't keep. `warm_up_s` stands before the first window, a tenth of it
+    before each of the others.
+    """
+    out, windows = lab.path("seen"), dict[int, tuple[int, int, float]]()
     with contextlib.ExitStack() as cleanup:
         place = cleanup.enter_context(lab.place("engine"))
-        child = cleanup.enter_context(lab.sequencer(place, lab.path("data"), "process"))
+        child = cleanup.enter_context(lab.sequencer(place, lab.path("data"), engine))
         child.wait_said("ready;")
         deliverer = cleanup.enter_context(_deliverer(lab, place, transport, out))
         sender = Member(place.group, f"{place.site}/sender", connection=lab.member_connection(transport))
         cleanup.callback(_close, sender)
-        pace = Pace(lambda: sender.broadcast(stamped_payload()), plan.latency_rate)
-        cleanup.callback(pace.halt)
-        time.sleep(warm_up_s)
-        measured_from = time.monotonic_ns()
-        pace.behind = 0.0
-        time.sleep(plan.latency_s)
-        measured_to = time.monotonic_ns()
-        pace.stop()
-        behind = pace.behind
+        for rate in rates:
+            windows[rate] = _window(sender, rate, warm_up_s if not windows else warm_up_s / 10, lab.plan.latency_s)
+            if windows[rate][2] > _TOO_LATE_S:
+                break
         time.sleep(_SETTLE_S)
         deliverer.communicate(timeout=30)
     seen = [tuple(map(int, line.split())) for line in out.read_text(encoding="ascii").splitlines()]
-    latencies = [(end - begin) / 1e6 for begin, end in seen if measured_from <= begin < measured_to]
-    return {**summary(latencies), "sender_behind_ms": behind * 1000}
+    return {
+        rate: {
+            **summary([(end - begin) / 1e6 for begin, end in seen if first <= begin < last]),
+            "sender_behind_ms": behind * 1000,
+        }
+        for rate, (first, last, behind) in windows.items()
+    }
+
+
+def _window(sender: Member, rate: int, warm_up_s: float, seconds: float) -> tuple[int, int, float]:
+    """From when to when was measured, on the machine's clock in ns, and how far the sender was behind, in s."""
+    pace = Pace(lambda: sender.broadcast(stamped_payload()), rate)
+    try:
+        time.sleep(warm_up_s)
+        first = time.monotonic_ns()
+        pace.behind = 0.0
+        time.sleep(seconds)
+        last = time.monotonic_ns()
+    finally:
+        pace.stop()
+    return first, last, pace.behind
 
 
 @contextlib.contextmanager

@@ -14,7 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from tests.bench.picture import draw
 from tests.bench.plan import DEFAULT_RECORDS, KINDS, Case, Plan
+from tests.bench.rates import ENGINES
 from tests.bench.report import (
     ENGINE_AIMS,
     MAX_ENGINE_KILL_S,
@@ -31,6 +33,8 @@ from tests.bench.report import (
     MIN_TO_STREAMS,
 )
 
+PICTURE = Path(__file__).resolve().parents[2] / "docs" / "latency.svg"
+"""Latency against the rate, from the same run."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 DEFAULT_JSON = Path("abcast-data") / "bench.json"
 NOT_MEASURED = "not measured on this commit"
@@ -87,6 +91,10 @@ def _joins(result: Any) -> list[str]:
         f"{'with' if join['flush'] else 'without'} flush, {join['members']} members: {median(join['ms']):.0f}"
         for join in result["joins"]
     ]
+
+
+def _of_rates(engine: str, result: Any) -> list[str]:
+    return [f"{row['per_s']:,}: {row['p50_ms']:.1f}, {row['p99_ms']:.0f}" for row in result[engine]]
 
 
 def _engine(transport: str) -> Row:
@@ -186,6 +194,16 @@ ROWS = (
         ],
     ),
     *(_engine(transport) for transport in ENGINE_AIMS),
+    *(
+        Row(
+            "rates",
+            f"{engine} engine, confluent: p50, p99 by messages/s, `broadcast` to `deliveries` in another process",
+            "ms",
+            "",
+            functools.partial(_of_rates, engine),
+        )
+        for engine in ENGINES
+    ),
     Row(
         "members",
         "sending alone, to a bare producer",
@@ -275,6 +293,8 @@ def main(arguments: list[str]) -> int:
         print(f"{source} was measured on a commit with changes: commit them, and measure again.", file=sys.stderr)
         return 1
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), run), encoding="utf-8")
+    if "failed" not in run["results"].get("rates", {"failed": NOT_RUN}):
+        draw(run["results"]["rates"], PICTURE)
     print(f"wrote {PAGE}")
     return 0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 SECTIONS = (
-    *("throughput", "peers", "state", "growth", "latency", "memory", "engine", "members", "views", "relay", "recovery"),
+    *("throughput", "peers", "state", "growth", "latency", "memory"),
+    *("engine", "rates", "members", "views", "relay", "recovery"),
 )
 DEFAULT_RECORDS = 2_000_000
 QUICK_RECORDS = 200_000
@@ -39,6 +40,7 @@ class Plan:
     latency_rate: int = 1000
     latency_warm_up_s: float = 120.0  # Java compiles last what runs a few times a second: how Spark plans a batch
     latency_s: float = 30.0
+    rates: tuple[int, ...] = (100, 300, 1000, 3000, 10_000, 20_000, 30_000, 40_000, 60_000)
     member_rounds: int = 3
     kills: int = 3
     session_starts: int = 3
@@ -61,6 +63,7 @@ class Plan:
             plan,
             latency_warm_up_s=30.0,
             latency_s=10.0,
+            rates=(100, 1000, 10_000, 30_000),
             member_rounds=1,
             kills=1,
             session_starts=1,

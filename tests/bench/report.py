@@ -87,6 +87,14 @@ def _peers(result: Results) -> list[Table]:
     return [rates, times]
 
 
+def _rates_of_engines(result: Results) -> list[Table]:
+    table = _table("Rates: broadcast to deliveries in another process, ms", "engine", "messages/s", "p50", "p99", "max")
+    for engine, rows in result.items():
+        for row in rows:
+            table.add_row(engine, f"{row['per_s']:,}", *(f"{row[name]:.1f}" for name in ("p50_ms", "p99_ms", "max_ms")))
+    return [table]
+
+
 def _growth(result: Results) -> list[Table]:
     tables = []
     for what, rows in result.items():
@@ -280,6 +288,7 @@ _TABLES: dict[str, Callable[[Any], list[Table]]] = {
     "latency": _latency,
     "memory": _memory,
     "engine": _engine,
+    "rates": _rates_of_engines,
     "members": _members,
     "views": _views,
     "relay": _relay,

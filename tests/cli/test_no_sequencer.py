@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from connectors.diagnosis.status import read_status
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
@@ -62,6 +63,8 @@ def test_what_waits_is_told_everywhere(variables: dict[str, str], tmp_path: Path
 
 
 def test_ctrl_c_in_publish_says_how_many_were_ordered(variables: dict[str, str], tmp_path: Path) -> None:
+    connection = Connection(variables["ABCAST_BOOTSTRAP_SERVERS"])
+    before = read_status(connection, GROUP, SITE).lag
     lines = [sys.executable, "-c", "import time; print('one', flush=True); print('ready', flush=True); time.sleep(60)"]
     with (
         subprocess.Popen(lines, stdout=subprocess.PIPE) as feed,
@@ -74,7 +77,10 @@ def test_ctrl_c_in_publish_says_how_many_were_ordered(variables: dict[str, str],
             env=environment(**variables),
         ) as process,
     ):
-        time.sleep(6)
+        deadline = time.monotonic() + 60
+        while read_status(connection, GROUP, SITE).lag < before + 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
         feed.kill()

@@ -160,7 +160,7 @@ class TestSending:
         with pytest.raises(UsageError, match="over the limit"):
             alice.send("b/bob", b"x" * (MAX_PAYLOAD_BYTES + 1))
         with pytest.raises(UsageError, match="abcast's own"):
-            alice.send("b/bob", b"x", headers=[("abcast-visited", b"a")])
+            alice.send("b/bob", b"x", headers=[("abcast-mine", b"a")])
         with pytest.raises(UsageError, match="timeout"):
             alice.inbox(timeout=-1)
         assert alice.incarnation is None

@@ -17,6 +17,7 @@ from connectors import Delivery, Member, Receipt
 from connectors.client.member_memory import MemberMemory
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import create_topics
+from connectors.kafka.transport import TRANSPORTS, VARIABLE
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
@@ -39,8 +40,10 @@ from tests.waiting import WAIT, eventually
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def connection(broker: EmbeddedBroker) -> Connection:
+@pytest.fixture(params=TRANSPORTS)
+def connection(request: pytest.FixtureRequest, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> Connection:
+    """With each transport, also in the processes that a test starts."""
+    monkeypatch.setenv(VARIABLE, request.param)
     return Connection(broker.bootstrap_servers)
 
 
@@ -662,10 +665,11 @@ def _accepted(path: Path, group: str) -> int:
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_broker_restart_is_only_a_pause(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_broker_restart_is_only_a_pause(tmp_path: Path, transport: str) -> None:
     """Kill -9 of the broker in the middle: the same member, generator and sequencer go on when it is back."""
     with EmbeddedBroker(tmp_path, port=0) as broker:
-        connection = Connection(broker.bootstrap_servers)
+        connection = Connection(broker.bootstrap_servers, transport=transport)
         create_topics(connection, "g", ["nyc"])
         with (
             TinySequencer(connection, "g"),

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -344,13 +344,13 @@ def test_who_was_replaced_meanwhile_does_not_come_back(connection: Connection, g
         resumed = threading.Event()
         really, unheard = forwarder.hear, list[Effective]()
 
-        def hear(records: Sequence[Effective]) -> None:
-            unheard.extend(records)
+        def look_after() -> None:
             if resumed.is_set():
                 really(unheard)
                 unheard.clear()
 
-        forwarder.hear = hear  # type: ignore[method-assign]
+        forwarder.hear = unheard.extend  # type: ignore[method-assign, assignment]
+        forwarder.look_after = look_after  # type: ignore[method-assign]
         forwarder.heartbeat = lambda: None  # type: ignore[method-assign]
         eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
         with Member(group, "nyc/b", connection=connection) as b:

@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka.structs import TopicPartition
@@ -22,6 +24,7 @@ from connectors.client.state_transfer import (
     H_STATE,
     Assembly,
     Chunk,
+    Nothing,
     Request,
     RequestId,
     StateTransfer,
@@ -120,7 +123,12 @@ class TestLetters:
             assert decode_state_letter(Letter("nyc/a", 5, 1, b"", what.headers())) == what
 
     @pytest.mark.parametrize(
-        "raw", [b"", b"{}", b"[]", b"\xff", b'["chunk",1]', b'["request",-1]', b'["request",true]', b'["x",1]', b"3"]
+        "raw",
+        [
+            *(b"", b"{}", b"[]", b"\xff", b'["chunk",1]', b'["request",-1]', b'["request",true]', b'["x",1]', b"3"),
+            b"[" * 60_000,
+        ],
+        ids=lambda raw: raw.decode("latin-1")[:20],
     )
     def test_what_says_nothing(self, raw: bytes) -> None:
         assert decode_state_letter(Letter("nyc/a", 5, 1, b"", ((H_STATE, raw),))) is None
@@ -156,6 +164,22 @@ class TestLetters:
         lives = (Life("nyc/a", 1), Life("nyc/b", 1))
         view = ViewChange(3, 1, lives, joined=("nyc/a", "nyc/b"))
         assert transfer.fetch(view, lambda: view, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [[("abcast", None)], [("abcast", b"2 state 1 1 nyc/eve -"), (H_STATE, b"[" * 60_000)], []],
+    ids=["null", "brackets", "none"],
+)
+def test_a_letter_that_is_nonsense(connection: Connection, group: str, headers: list[tuple[str, Any]]) -> None:
+    """The one behind it is answered all the same."""
+    with Replica(connection, group, "a") as a:
+        a.say("x")
+        with closing(connection.producer()) as producer:
+            producer.send(f"abcast.{group}.inbox.nyc", key=b"nyc/a", value=b"", headers=headers).get(WAIT)
+        with Replica(connection, group, "b") as b:
+            assert b.taken == ["x"]
+            assert a.dumped == 1
 
 
 @pytest.mark.parametrize("flush", [False, True])
@@ -523,3 +547,45 @@ def test_misuse(connection: Connection, group: str) -> None:
         for beginning in ({"state": True}, {"from_seqno": 1}):
             with pytest.raises(UsageError, match="connected already"):
                 b.connect(**beginning)
+
+
+@pytest.mark.parametrize("or_history", [True, False])
+def test_joiners_that_are_left_alone_do_not_wait_for_each_other(
+    connection: Connection, group: str, or_history: bool
+) -> None:
+    """Who had the state is gone before it answered: the joiners make it from the history, or are told that none has."""
+    first = Member(group, "nyc/first", connection=connection, get_state=bytes)
+    first.connect()  # it does not iterate its deliveries, so it answers nobody
+    first.broadcast(b"one").result(WAIT)
+    seen: list[list[str]] = []
+
+    def join(name: str) -> None:
+        try:
+            with Replica(connection, group, name, or_history=or_history) as replica:
+                eventually(lambda: replica.taken)
+                seen.append(replica.taken)
+                all_done.wait(WAIT)  # nobody leaves before
+        except StateUnavailable:
+            seen.append([])
+            all_done.wait(WAIT)
+
+    threads = [threading.Thread(target=join, args=(name,)) for name in ("second", "third", "fourth")]
+    all_done = threading.Barrier(len(threads))
+    for thread in threads:
+        thread.start()
+    eventually(lambda: first.view is not None and len(first.view.members) == 4)
+    first.close()
+    for thread in threads:
+        thread.join(WAIT)
+    assert seen == [["one"] if or_history else []] * 3
+
+
+def test_nothing_is_the_answer_to_its_request_only() -> None:
+    assembly = Assembly("nyc/a", RequestId(5, 1), 0.0)
+    letter = Letter("nyc/a", 3, 1, b"", Nothing(RequestId(5, 1)).headers())
+    assert decode_state_letter(letter) == Nothing(RequestId(5, 1))
+    assert not assembly.accept(letter._replace(sender="nyc/b"), Nothing(RequestId(5, 1)))
+    assert not assembly.accept(letter, Nothing(RequestId(5, 2)))
+    assert not assembly.is_nothing
+    assert assembly.accept(letter, Nothing(RequestId(5, 1)))
+    assert assembly.is_nothing

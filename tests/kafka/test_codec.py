@@ -9,7 +9,19 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka import codec
 from ordering.errors import ProtocolViolation, UsageError
-from ordering.records import EPOCH, MAX_NUMBER, Data, DeadLetter, Forward, Headers, Link, Malformed, Partition, Source
+from ordering.records import (
+    EPOCH,
+    MAX_HEADERS_BYTES,
+    MAX_NUMBER,
+    Data,
+    DeadLetter,
+    Forward,
+    Headers,
+    Link,
+    Malformed,
+    Partition,
+    Source,
+)
 from tests.forward_corpus import CORPUS, RELAYED, TOPIC, Case
 
 SOURCE = Source(TOPIC, 3, 17)
@@ -165,6 +177,19 @@ def test_a_dead_letter_keeps_the_original_headers() -> None:
 def test_our_own_names_are_refused_at_the_client(name: str) -> None:
     with pytest.raises(UsageError, match="abcast's own"):
         codec.check_application_headers([(name, b"")])
+
+
+def test_a_name_that_kafka_does_not_take_is_refused_at_the_client() -> None:
+    """Else the thread that sends would meet it."""
+    with pytest.raises(UsageError, match="surrogates"):
+        codec.check_application_headers([("a\ud800", b"")])
+
+
+def test_names_count_in_bytes() -> None:
+    half = "\N{LATIN SMALL LETTER E WITH ACUTE}" * (MAX_HEADERS_BYTES // 2)
+    assert codec.check_application_headers([(half, b"")])
+    with pytest.raises(UsageError, match="65538 bytes"):
+        codec.check_application_headers([(half, b"12")])
 
 
 def test_a_partition_is_kafkas_own_and_its_text_can_be_parsed() -> None:

@@ -226,7 +226,7 @@ def test_a_directory_keeps_its_number_of_nodes(tmp_path: Path) -> None:
         '{"cluster_id": "x", "ports": [{"broker": 9092, "controller": 9093}]}', encoding="ascii"
     )
     assert EmbeddedBroker(tmp_path).bootstrap_servers == "127.0.0.1:9092"
-    with pytest.raises(UsageError, match="holds a cluster of 1 nodes, not 3"):
+    with pytest.raises(UsageError, match="holds a cluster of 1 node, not 3"):
         EmbeddedBroker(tmp_path, nodes=3)
 
 

@@ -184,7 +184,9 @@ class TestNothingIsClaimedInVain:
         with pytest.raises(ProtocolViolation, match=r"abcast\.g\.epoch\.nyc at offset 0 is neither a claim nor a note"):
             take_over(kafka, "g", "nyc")
 
-    @pytest.mark.parametrize("header", [[], [("abcast", b"")], [("abcast", b"1 claim")], [("abcast", b"2 view")]])
+    @pytest.mark.parametrize(
+        "header", [[], [("abcast", b"")], [("abcast", None)], [("abcast", b"1 claim")], [("abcast", b"2 view")]]
+    )
     def test_an_epoch_topic_with_another_header_in_it(self, kafka: MemoryConnection, header: Headers) -> None:
         kafka.producer().send(str(EPOCH), value=b"0 host 7", headers=header)
         with pytest.raises(ProtocolViolation, match=r"abcast\.g\.epoch\.nyc at offset 0 is neither a claim nor a note"):

@@ -167,6 +167,8 @@ def decided(state: SequencerState) -> SequencerState:
 class Group:
     """The history of a seed. `run` it; `problems` says what was broken."""
 
+    spoken = 0
+
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.with_flush = self.random.random() < 0.6
@@ -510,7 +512,8 @@ class Group:
         is_new = not process.said and now.joined_at is None
         if not now.takes_messages or process.has_left or (is_new and not now.sends_messages):
             return
-        payload = f"{process.life} {process.table.last + 1}".encode()
+        self.spoken += 1  # no local seqno: that may change until it is sent
+        payload = f"{process.life} {self.spoken}".encode()
         process.said.append(payload)
         entry = process.table.append(payload, ())
         if now.sends_messages:

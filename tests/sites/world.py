@@ -150,9 +150,13 @@ class World:
             member.wait_ordered(PATIENCE_S)
 
     def deliveries(self, site: str, count: int) -> list[Delivery]:
-        """The first `count` messages of the group's order at the site, or as many as come."""
+        """The first `count` messages of the group's order at the site, or as many as come.
+
+        Without the time at which that site's broker had them.
+        """
         with self.member(site, f"reader{next(_numbers)}") as member:
-            return list(itertools.islice(member.deliveries(from_seqno=1, timeout=PATIENCE_S), count))
+            taken = itertools.islice(member.deliveries(from_seqno=1, timeout=PATIENCE_S), count)
+            return [delivery._replace(sequenced_at_ms=0) for delivery in taken]
 
     def log(self, site: str) -> DataLog:
         """The site's DATA, to be closed."""

@@ -32,6 +32,7 @@ from connectors.ledger.table import (
 from connectors.ledger.table_lock import TableLock
 from connectors.ledger.table_state import TRANSACTION, LedgerDamaged, LedgerReplaced
 from ordering import membership
+from ordering.errors import ProtocolViolation
 from ordering.membership import Life
 from ordering.reader import Reader
 from ordering.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, VIEW, Data, Headers, Source
@@ -356,6 +357,17 @@ def test_retention_overtakes_the_writer(spark: SparkSession, table: Path, group:
     writer = writer_of(table, start_at(101), group, dropped=150)
     writer.write(source_frame(spark, messages(group, 151, 152)), 0)
     with pytest.raises(DataSkipped):
+        writer.check()
+    assert rows_of(spark, table, group) == []
+
+
+@pytest.mark.parametrize("headers", [[], [("abcast", None)], [("abcast", b"2 message 1 1 1 one 0 x-0:0 0")]])
+def test_what_is_not_data(spark: SparkSession, table: Path, group: str, headers: list[tuple[str, Any]]) -> None:
+    """Members, and a sequencer that takes over, stop there, too, in the same words."""
+    writer = writer_of(table, BEGINNING, group)
+    strange = log_of(message(1), group=group)[0]._replace(headers=headers)
+    writer.write(source_frame(spark, [strange]), 0)
+    with pytest.raises(ProtocolViolation, match="at offset 0 is not DATA: who else"):
         writer.check()
     assert rows_of(spark, table, group) == []
 

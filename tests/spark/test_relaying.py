@@ -24,12 +24,14 @@ from ordering.records import (
     REFUSED,
     REMOTE_VIEW,
     SETTINGS,
+    SKIP,
     START_FLUSH,
     STOP_FLUSH,
     VIEW,
     Data,
     Forward,
     Link,
+    Malformed,
     Source,
 )
 from ordering.sequencer import SequencerState, seal, snapshot
@@ -146,15 +148,20 @@ ASKED: list[tuple[list[Any], list[Any]]] = [
     ([("a", b"1"), "2 message 7 1", ("b", b"2")], ["2 message 7 1 MARK -", ("a", b"1"), ("b", b"2")]),
     (["2 message 7 1", "2 message 7 2"], ["2 message 7 1 MARK -", "2 message 7 2"]),
     (["2 message 7 1", ("abcast-x", b"")], ["2 message 7 1 MARK -", ("abcast-x", b"")]),
+    ([("abcast", b"2 message 7 \xf0 - 7")], [("abcast", b"2 message 7 \xf0 MARK - - 7")]),
     ([("abcast", b"2 m\xff 7 1 \xff\0")], [("abcast", b"2 m\xff 7 1 MARK - \xff\0")]),
 ]
 """Headers as a client wrote them, and as the relay of a hub passes them on; a text is that of the header `abcast`."""
-LETTERS = [
+LETTERS: list[tuple[str | bytes, str | bytes]] = [
     ("2 letter 7 1 sfo/bob -", "2 letter 7 1 sfo/bob MARK"),
     ("2 letter 7 1 sfo/bob lax/abcast.g.inbox.nyc-0:4", "2 letter 7 1 sfo/bob MARK"),
     ("2 letter 7 1 sfo/bob", "2 letter 7 1 sfo/bob MARK"),
     ("2 letter 7 1 sfo/bob - later", "2 letter 7 1 sfo/bob MARK later"),
     ("2 letter", "2 letter - - - MARK"),
+    # Bytes that begin a character of several: the digits behind them must not become a part of the mark.
+    (b"2 letter 7 1 sfo/bob \xf0zz 77 later", "2 letter 7 1 sfo/bob MARK 77 later"),
+    (b"2 letter 7 1 sfo/bob \xf0 7 7", "2 letter 7 1 sfo/bob MARK 7 7"),
+    (b"2 letter 7 1 sfo/b\xe0 - \xff", b"2 letter 7 1 sfo/b\xe0 MARK \xff"),
 ]
 
 
@@ -179,13 +186,31 @@ def test_requests_are_marked(spark: SparkSession) -> None:
 def test_letters_are_marked(spark: SparkSession) -> None:
     """Also those that were before: the mark is that of the last relay."""
     rows = [
-        Row("abcast.g.inbox.nyc", 1, offset, b"nyc/al", b"x", _whole([header, ("trace", b"1")]))
+        Row("abcast.g.inbox.nyc", 1, offset, b"nyc/al", b"x", _whole([_said(header), ("trace", b"1")]))
         for offset, (header, _) in enumerate(LETTERS)
     ]
     found = relay_letters(source_frame(spark, rows), WAY).collect()
     for row, (_, marked), written in zip(rows, LETTERS, found, strict=True):
         assert written[:4] == (row.topic, 1, row.key, row.value)
-        assert [tuple(header) for header in written["headers"]] == _whole([marked, ("trace", b"1")], row)
+        assert [tuple(header) for header in written["headers"]] == _whole([_said(marked), ("trace", b"1")], row)
+
+
+def test_nobody_speaks_in_the_name_of_the_relay_that_carries_him(spark: SparkSession) -> None:
+    """To the home, what a member of the other site wrote under the relay's name is a dead letter, as it is there."""
+    rows = [
+        Row("abcast.g.forward.sfo", 0, offset, b"sfo/abcast.relay", b"{}", codec.forward_headers(1, 1, kind=kind))
+        for offset, kind in enumerate(codec.FORWARD_KINDS)
+        if kind != SKIP
+    ]
+    for row, written in zip(rows, relay_forward(source_frame(spark, rows), WAY).collect(), strict=True):
+        headers = [tuple(header) for header in written["headers"]]
+        for source, said in ((row.source, row.headers), (row.source._replace(topic=written["topic"]), headers)):
+            read = codec.decode_forward(source, row.key, row.value, said)
+            assert read == Malformed(source, codec.NOT_THE_RELAY)
+
+
+def _said(header: str | bytes) -> Any:
+    return ("abcast", header) if isinstance(header, bytes) else header
 
 
 def _whole(headers: list[Any], row: Row | None = None) -> list[tuple[str, Any]]:

@@ -9,6 +9,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError
 
 from connectors.kafka.configuration import check_servers
+from connectors.kafka.transport.header_names import read_all_names
 from connectors.kafka.transport.seam import Cluster, Consumer, Producer
 from ordering.records import MAX_RECORD_BYTES
 
@@ -55,6 +56,7 @@ def producer(cluster: Cluster, **settings: Any) -> Producer:
 
 def consumer(cluster: Cluster, **settings: Any) -> Consumer:
     """See `Transport`."""
+    read_all_names()
     reading: Consumer = KafkaConsumer(**{**client_settings(cluster), **_CONSUMER_SETTINGS, **settings})
     return reading
 

@@ -1,0 +1,207 @@
+"""What every transport promises (`connectors.kafka.transport.seam`), on a real broker, with each library."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Iterator
+
+import pytest
+from kafka.errors import KafkaError, MessageSizeTooLargeError, OffsetOutOfRangeError
+from kafka.partitioner.default import murmur2
+from kafka.structs import TopicPartition
+
+from connectors import Member
+from connectors.kafka.connection import Connection
+from connectors.kafka.security import Security
+from connectors.kafka.topics import create_topics
+from connectors.kafka.transport import TRANSPORTS, Consumer, Producer, Record, check_transport, kafka_python, librdkafka
+from connectors.local.broker import EmbeddedBroker
+from connectors.testing.tiny_sequencer import TinySequencer
+from ordering.errors import BrokerUnreachable, UsageError
+from ordering.records import MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
+from tests.waiting import WAIT
+
+_numbers = itertools.count(1)
+
+
+class TestChoice:
+    def test_what_is_unknown(self) -> None:
+        with pytest.raises(UsageError, match="ABCAST_TRANSPORT is one of"):
+            Connection(transport="pigeons")
+
+    def test_what_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("connectors.kafka.transport.importlib.util.find_spec", lambda _: None)
+        with pytest.raises(UsageError, match=r"pip install 'abcast\[fast\]'"):
+            Connection(transport="confluent")
+
+    def test_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ABCAST_TRANSPORT", "confluent")
+        assert check_transport() == "confluent"
+        assert check_transport("kafka-python") == "kafka-python", "what the program says counts"
+
+    @pytest.mark.parametrize("name", TRANSPORTS)
+    def test_no_broker(self, name: str) -> None:
+        nowhere = Connection("127.0.0.1:1", timeout=0.5, transport=name)
+        for opened in (nowhere.consumer, nowhere.producer):
+            with pytest.raises(BrokerUnreachable, match="no Kafka broker answers"):
+                opened()
+
+    def test_both_log_in_alike(self, tmp_path: object) -> None:
+        """Each in its library's words."""
+        file = f"{tmp_path}/password"
+        with open(file, "w", encoding="utf-8") as password:  # noqa: PTH123
+            password.write("secret\n")
+        security = Security("SASL_SSL", "SCRAM-SHA-256", "alice", file, "/ca.pem", "/key.pem")
+        cluster = Connection("a:1, b:2", security=security)
+        assert kafka_python.client_settings(cluster)["sasl_plain_password"] == "secret"
+        settings = librdkafka.client_settings(cluster)
+        expected = {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-256",
+            "sasl.username": "alice",
+            "sasl.password": "secret",
+            "ssl.ca.location": "/ca.pem",
+            "ssl.certificate.location": "/key.pem",
+            "ssl.key.location": "/key.pem",
+        }
+        assert expected.items() <= settings.items()
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("name", TRANSPORTS)
+class TestPromises:
+    @pytest.fixture
+    def connection(self, broker: EmbeddedBroker, name: str) -> Connection:
+        return Connection(broker.bootstrap_servers, transport=name)
+
+    @pytest.fixture
+    def topic(self, connection: Connection) -> str:
+        """Of three partitions."""
+        group = f"transport-{next(_numbers)}"
+        create_topics(connection, group, ["nyc"], partitions=3)
+        return f"abcast.{group}.forward.nyc"
+
+    @pytest.fixture
+    def producer(self, connection: Connection) -> Iterator[Producer]:
+        producer = connection.producer(linger_ms=5)
+        yield producer
+        producer.abandon()
+
+    @pytest.fixture
+    def consumer(self, connection: Connection) -> Iterator[Consumer]:
+        with contextlib.closing(connection.consumer()) as consumer:
+            yield consumer
+
+    def test_records_stand_as_they_were_sent(self, topic: str, producer: Producer, consumer: Consumer) -> None:
+        """In their order, with key, value and headers; null is not nothing. A key chooses as murmur2 does."""
+        key = b"nyc/alice"
+        headers = [("abcast", b"2 message 1 1"), ("note", b""), ("note", "ä".encode())]
+        sent = [producer.send(topic, value=b"%d" % number, key=key, headers=headers) for number in range(5000)]
+        producer.flush(timeout=WAIT)
+        assert all(each.is_done and not each.failed() for each in sent)
+        place = TopicPartition(topic, (murmur2(key) & 0x7FFFFFFF) % 3)
+        assert [each.value.offset for each in sent] == list(range(5000))
+        assert {each.value.topic_partition for each in sent} == {place}
+        records = read(consumer, place, 0, 5000)
+        assert [record.offset for record in records] == list(range(5000))
+        assert [record.value for record in records] == [b"%d" % number for number in range(5000)]
+        assert {record.key for record in records} == {key}
+        assert list(records[0].headers) == headers
+        assert abs(records[0].timestamp / 1000 - time.time()) < 60
+        producer.send(topic, value=b"", partition=place.partition).get(WAIT)
+        producer.send(topic, key=b"", partition=place.partition).get(WAIT)
+        nothing = [(last.key, last.value, list(last.headers)) for last in read(consumer, place, 5000, 5002)]
+        assert nothing == [(None, b"", []), (b"", None, [])]
+
+    def test_offsets(self, topic: str, producer: Producer, consumer: Consumer) -> None:
+        places = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic))]
+        assert [place.partition for place in places] == [0, 1, 2]
+        for _ in range(3):
+            producer.send(topic, value=b"x", partition=1).get(WAIT)
+        assert consumer.beginning_offsets(places) == dict.fromkeys(places, 0)
+        assert consumer.end_offsets(places) == {places[0]: 0, places[1]: 3, places[2]: 0}
+        assert consumer.end_offsets([], timeout_ms=1000) == {}
+        found = consumer.offsets_for_times({places[1]: 0})
+        assert found[places[1]].offset == 0
+        assert consumer.partitions_for_topic("abcast.nobody.data.nyc") == set()
+
+    def test_reading_on_and_back(self, topic: str, producer: Producer, consumer: Consumer) -> None:
+        place = TopicPartition(topic, 0)
+        for number in range(10):
+            producer.send(topic, value=b"%d" % number, partition=0).get(WAIT)
+        assert [record.offset for record in read(consumer, place, 7, 10)] == [7, 8, 9]
+        assert [record.offset for record in read(consumer, place, 2, 10)] == list(range(2, 10))
+        started = time.monotonic()
+        assert not consumer.poll(timeout_ms=200), "silence is no error"
+        assert time.monotonic() - started < 5
+        producer.send(topic, value=b"new", partition=0)
+        started = time.monotonic()
+        [[new]] = consumer.poll(timeout_ms=20_000).values()
+        assert new.value == b"new"
+        assert time.monotonic() - started < 10, "it comes as soon as it is there"
+
+    def test_an_offset_that_is_not_there(self, topic: str, producer: Producer, consumer: Consumer) -> None:
+        place = TopicPartition(topic, 0)
+        producer.send(topic, value=b"x", partition=0).get(WAIT)
+        consumer.assign([place])
+        consumer.seek(place, 1000)
+        with pytest.raises(OffsetOutOfRangeError):
+            until(lambda: consumer.poll(timeout_ms=500))
+        assert [record.offset for record in read(consumer, place, 0, 1)] == [0], "and it goes on from where it is"
+
+    def test_a_record_that_is_too_large(self, topic: str, producer: Producer) -> None:
+        with pytest.raises(MessageSizeTooLargeError):
+            producer.send(topic, value=bytes(MAX_RECORD_BYTES + 1)).get(WAIT)
+        assert producer.send(topic, value=bytes(MAX_PAYLOAD_BYTES)).get(WAIT).offset >= 0
+
+    def test_a_producer_that_is_abandoned(self, topic: str, connection: Connection) -> None:
+        """What is on its way is done, and said to have failed; nothing more is taken."""
+        producer, failures = connection.producer(linger_ms=60_000), list[BaseException]()
+        sent = [producer.send(topic, value=b"x", partition=0) for _ in range(100)]
+        for each in sent:
+            each.add_errback(failures.append)
+        producer.abandon()
+        assert all(each.is_done for each in sent)
+        assert len(failures) == sum(each.failed() for each in sent) > 0
+        sent[-1].add_errback(failures.append)
+        assert failures[-1] is sent[-1].exception, "who asks later hears of it, too"
+        with pytest.raises(KafkaError):
+            producer.send(topic, value=b"x").get(WAIT)
+
+    def test_members_of_either_make_one_group(self, broker: EmbeddedBroker, name: str) -> None:
+        """Letters find the same partition, DATA reads the same, positions are the same."""
+        ours, other = Connection(broker.bootstrap_servers, transport=name), Connection(broker.bootstrap_servers)
+        group = f"transport-{next(_numbers)}"
+        create_topics(ours, group, ["nyc"], partitions=3)
+        with (
+            TinySequencer(other, group),
+            Member(group, "nyc/alice", connection=ours) as alice,
+            Member(group, "nyc/bob", connection=other) as bob,
+        ):
+            receipts = [member.broadcast(b"%d" % number) for number in range(50) for member in (alice, bob)]
+            assert sorted(receipt.result(WAIT) for receipt in receipts) == list(range(1, 101))
+            seen = [list(itertools.islice(member.deliveries(timeout=WAIT), 60)) for member in (alice, bob)]
+            assert seen[0] == seen[1]
+            alice.send("nyc/bob", b"to bob").result(WAIT)
+            bob.send("nyc/alice", b"to alice").result(WAIT)
+            assert [next(member.inbox(timeout=WAIT)).payload for member in (alice, bob)] == [b"to alice", b"to bob"]
+        with Member(group, "nyc/alice", connection=other) as alice:
+            assert next(alice.deliveries(timeout=WAIT)).seqno == 60, "what was in hand comes again"
+
+
+def read(consumer: Consumer, place: TopicPartition, start: int, end: int) -> list[Record]:
+    consumer.assign([place])
+    consumer.seek(place, start)
+    records: list[Record] = []
+    deadline = time.monotonic() + WAIT
+    while (not records or records[-1].offset < end - 1) and time.monotonic() < deadline:
+        records += consumer.poll(timeout_ms=500).get(place, ())
+    return records
+
+
+def until(call: object) -> None:
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline:
+        call()  # type: ignore[operator]
