@@ -5,6 +5,7 @@ left in the table is sent again *in increasing order of local seqnos*.
 
 Invariant: the table holds exactly the local seqnos `acknowledged + 1 … last`, without a hole. Since the sequencer
 accepts a sender's messages in order only, seeing DATA of local seqno n means that all up to n are ordered.
+A message that the life has taken over from an earlier one says under which id it was sent there (`carried_from`).
 Bounded in records and in bytes: a sender that is ahead of the sequencer waits instead of filling its memory.
 """
 
@@ -15,10 +16,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ordering.errors import ProtocolViolation
-from ordering.records import MESSAGE, Headers
+from ordering.records import JOIN, MESSAGE, Headers
 
 KIND_HEADER = "abcast-kind"
 """Tells a control record from a message, in the table and the outbox: no application may use it."""
+
+
+CARRIED_HEADER = "abcast-carried"
+"""Where a message was sent before, in an earlier life: the same."""
 
 
 class Pending(NamedTuple):
@@ -42,6 +47,31 @@ def is_control(pending: Pending) -> bool:
 def kind_of(pending: Pending) -> str:
     """The kind of its record."""
     return pending.headers[0][1].decode("ascii") if is_control(pending) else MESSAGE
+
+
+def carried_over(pending: Pending, incarnation: int) -> Pending:
+    """The entry of a life with that incarnation, as the next life takes it over."""
+    was = f"{incarnation} {pending.local_seqno}".encode("ascii")
+    return pending._replace(headers=((CARRIED_HEADER, was), *sent_headers(pending)))
+
+
+def carried_from(pending: Pending) -> tuple[int, int] | None:
+    """The incarnation and the local seqno that the message had in an earlier life; None if it had none."""
+    if not pending.headers or pending.headers[0][0] != CARRIED_HEADER:
+        return None
+    incarnation, local_seqno = pending.headers[0][1].split()
+    return int(incarnation), int(local_seqno)
+
+
+def sent_headers(pending: Pending) -> Headers:
+    """The headers of a message that are the application's."""
+    return pending.headers if carried_from(pending) is None else pending.headers[1:]
+
+
+def was_ordered(pending: Pending, incarnation: int, local_seqno: int) -> bool:
+    """Whether a message that was taken over is ordered, as its earlier life is ordered up to there."""
+    was = carried_from(pending)
+    return was is not None and was[0] == incarnation and was[1] <= local_seqno
 
 
 def message_bytes(payload: bytes, headers: Headers) -> int:
@@ -95,6 +125,24 @@ class ForwardTable:
             entry = self._entries.popleft()
             self._bytes -= message_bytes(entry.payload, entry.headers)
             forgotten += 1
+        return forgotten
+
+    def take_out(self, incarnation: int, local_seqno: int) -> int:
+        """Forget what was taken over from a life that is ordered up to there; return how many were forgotten.
+
+        They stand right behind the JOIN. What stands behind them moves up, so nothing of that may have been sent.
+        """
+        entries = list(self._entries)
+        stay = [entry for entry in entries if not was_ordered(entry, incarnation, local_seqno)]
+        forgotten = len(entries) - len(stay)
+        if forgotten:
+            if kind_of(entries[0]) != JOIN:
+                raise ProtocolViolation(f"local seqno {local_seqno} of {incarnation} is ordered behind the next JOIN.")
+            self.last = self.acknowledged
+            self._entries.clear()
+            self._bytes = 0
+            for entry in stay:
+                self.append(entry.payload, entry.headers)
         return forgotten
 
     def pending(self) -> Iterator[Pending]:

@@ -20,8 +20,11 @@ Invariants:
   the sequencer drops all that follows the gap.
 * *What a stranger has sent is known when the group closes.* What was ordered stands in DATA before that. The rest is
   not ordered while the group is closed. If the rest stands before its JOIN, that is not ordered either, and the life is
-  *stranded*: it is over, and its messages are carried over. (If the operator opens the group again before the JOIN of
-  the next life is ordered, a message that was still on its way may be ordered twice, as two messages.)
+  *stranded*: it is over, and its messages are carried over.
+* *What is carried over is not sent before the JOIN of its new life is ordered.* Until then the operator may open the
+  group, and what is on its way of the old life is ordered after all. Once DATA has the JOIN, nothing of the old life is
+  ordered behind it: its incarnation is lower. What was ordered of it stands before the JOIN. So the new life sees that
+  first, and takes it out of its table (`ForwardTable.take_out`): nothing comes twice, whatever the operator does.
 * *What was dropped is sent again as soon as it may be heard.* A name that starts again within a flush which its earlier
   start has answered is dropped until that flush is over.
 * *A flush that is not wanted is stopped:* at once, or as soon as it has its number. The same holds for one that a
@@ -32,8 +35,9 @@ Invariants:
   go-back-N sees to it: the forward table keeps a message until its own DATA comes. A life that is put out of the view
   is over, or it is not (`ordering.membership`, "Lives that are over"). If it is over, nothing more of it is ordered,
   and the log has been read up to that decision: so what is still in the table was not ordered, and is carried over to
-  the next life. If it is not, what was sent may be ordered as a stranger's: the driver waits for that, and what is left
-  then is lost (`Excluded`), and not sent under a second id.
+  the next life (a stranded one is over as long as the group is closed; see above). If it is not, what was sent may be
+  ordered as a stranger's: the driver waits for that, and what is left then is lost (`Excluded`), and not sent under a
+  second id.
 * *A receipt is for the message, not for its id:* a message that is carried over keeps its receipt, which gets the new
   id; an id under which something else was ordered is no answer (`connectors.client.lives`).
 
@@ -55,7 +59,7 @@ from typing import Any, NamedTuple
 from ordering.errors import ProtocolViolation
 from ordering.events import KnownGroup, Unblock, ViewChange
 from ordering.flush import Phase as FlushPhase
-from ordering.forward_table import Pending, control_headers, is_control, kind_of
+from ordering.forward_table import Pending, carried_from, control_headers, is_control, kind_of
 from ordering.membership import Life, Settings
 from ordering.records import (
     FLUSH_COMPLETED,
@@ -117,6 +121,7 @@ class Cause(Enum):
     CLOSED = "the group is closed"
     OPENED = "the group is open"
     STRANDED = "its JOIN can't be ordered"
+    RETURNED = "its JOIN is ordered, and nothing of its last life is any more"
     HEARD = "an earlier start has not answered for it any more"
 
 
@@ -202,6 +207,10 @@ TRANSITIONS: dict[tuple[Phase, Cause], Row] = {
     (P.AWAITING, C.STRANDED): Row(P.OVER, (BEGIN_ANEW,)),
     # What it said in a flush that an earlier start has answered was dropped.
     **{(phase, C.HEARD): Row(phase, (SEND_TABLE,)) for phase in (P.STRANGER, P.JOINING, P.MEMBER, P.BLOCKING)},
+    # What it has carried over may be sent, if anything may.
+    (P.JOINING, C.RETURNED): Row(P.JOINING, (SEND_TABLE,)),
+    (P.AWAITING, C.RETURNED): Row(P.AWAITING),
+    (P.LEAVING, C.RETURNED): Row(P.LEAVING, (SEND_TABLE,)),
     # A flush.
     (P.MEMBER, C.FLUSH): Row(P.BLOCKING, (BLOCK, ASK)),
     (P.MEMBER, C.LEAVE): Row(P.LEAVING, (SEND_LEAVE,)),
@@ -266,7 +275,8 @@ ENDING = frozenset({P.LEAVING, P.GONE})
 class Began(NamedTuple):
     """A life begins where the log stands at `state`.
 
-    `joins`: a JOIN stands in its forward table. `answered`: the flush whose FLUSH_OK an earlier start has left there
+    `joins`: a JOIN stands in its forward table; `returns`: with messages of its last life (`begins_returning`).
+    `answered`: the flush whose FLUSH_OK an earlier start has left there
     (`newest_answer`).
     """
 
@@ -274,6 +284,7 @@ class Began(NamedTuple):
     state: SequencerState
     joins: bool = False
     answered: int = 0
+    returns: bool = False
 
 
 class CaughtUp(NamedTuple):
@@ -340,7 +351,8 @@ class FlushRequest:
 class Participant:
     """See the module. `life` is the one in hand, `joined_at` the first view with it.
 
-    `owes_unblock`: block() was called, and unblock() was not.
+    `owes_unblock`: block() was called, and unblock() was not. `is_returning`: it has messages of its last life, and its
+    JOIN is not ordered yet.
     """
 
     life: Life
@@ -350,6 +362,7 @@ class Participant:
     joined_at: ViewChange | None = None
     request: FlushRequest | None = None
     owes_unblock: bool = False
+    is_returning: bool = False
 
     @property
     def takes_messages(self) -> bool:
@@ -364,7 +377,13 @@ class Participant:
     @property
     def sends_messages(self) -> bool:
         """Whether messages of the forward table may be sent (again)."""
-        return self.phase not in KEEPING_BACK
+        return self.phase not in KEEPING_BACK and not self.is_returning
+
+    def may_send(self, pending: Pending) -> bool:
+        """Whether that entry of the forward table may be sent (again)."""
+        if self.is_returning:
+            return kind_of(pending) == JOIN
+        return self.sends_messages or is_control(pending)
 
     @property
     def is_dead(self) -> bool:
@@ -439,7 +458,7 @@ def step(now: Participant, event: Event) -> Step:
     if isinstance(event, Began):
         has_asked = event.joins or event.life in event.state.membership.joining
         born = Step(now).turn(Cause.BEGIN_JOINING if has_asked else Cause.BEGIN)
-        born = born.but(life=event.life, known=KnownGroup(), joined_at=None, request=None)
+        born = born.but(life=event.life, known=KnownGroup(), joined_at=None, request=None, is_returning=event.returns)
         return _catch_up(born, event.state, event.answered)
     if isinstance(event, Renewed):
         return Step(now).turn(Cause.RENEW).but(life=now.life._replace(incarnation=event.incarnation))
@@ -458,6 +477,8 @@ def step(now: Participant, event: Event) -> Step:
 def _take(now: Participant, record: Data) -> Step:
     known, event = now.known.after(record.kind, record.seqno, record.view, record.sender, record.payload)
     here = Step(replace(now, known=known))
+    if now.is_returning and _is_own(now, record):  # nothing but its JOIN was sent
+        return here.but(is_returning=False).turn(Cause.RETURNED)
     if record.kind == SETTINGS:
         return _take_settings(here, record.payload)
     if isinstance(event, ViewChange):
@@ -564,6 +585,8 @@ def _catch_up(here: Step, state: SequencerState, answered: int = 0) -> Step:
     before, flush = here.participant, state.membership.flush
     was_in, knew_flush = _is_in(before), before.known.flush_id
     here = _catch_up_request(here, state)
+    if before.is_returning and state.ordered(before.life.address).incarnation == before.life.incarnation:
+        here = here.but(is_returning=False).turn(Cause.RETURNED)
     if was_in and knew_flush and knew_flush != flush.id:
         here = here.turn(Cause.STOP)
     here = here.but(known=KnownGroup.of_state(state), settings=state.membership.settings)
@@ -615,7 +638,7 @@ def _catch_up_request(here: Step, state: SequencerState) -> Step:
 def _request(now: Participant, event: FlushWanted | FlushUnwanted | FlushDone) -> Step:
     request = now.request
     if isinstance(event, FlushWanted):
-        if request is not None or now.is_dead or now.is_ending:
+        if request is not None or now.is_dead or now.is_ending or now.is_returning:
             raise ProtocolViolation(f"{now.life} can't ask for a flush, {now.phase.value}, with {request}.")
         return Step(replace(now, request=FlushRequest(event.local_seqno))).and_send(START_FLUSH)
     if request is None:
@@ -639,6 +662,12 @@ def begins_stranded(life: Life, pending: Sequence[Pending], state: SequencerStat
     membership = state.membership
     is_outside = not membership.is_member(life.address) and life not in membership.joining
     return membership.settings.closed and is_outside and bool(pending) and kind_of(pending[0]) != JOIN
+
+
+def begins_returning(pending: Sequence[Pending]) -> bool:
+    """Whether a life with that table has messages of its last life, and its JOIN is not ordered yet."""
+    is_joining = bool(pending) and kind_of(pending[0]) == JOIN
+    return is_joining and any(carried_from(entry) is not None for entry in pending)
 
 
 def newest_answer(pending: Iterable[Pending]) -> int:

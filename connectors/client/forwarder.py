@@ -28,7 +28,7 @@ from typing import NamedTuple
 from connectors.client.callbacks import Callbacks
 from connectors.client.feed import Hearing
 from connectors.client.go_back_n import GoBackN
-from connectors.client.lives import Beginning, Carried, Lives, is_same
+from connectors.client.lives import Beginning, Carried, Left, Lives, is_same
 from connectors.client.member_memory import MemberMemory
 from connectors.client.promise import raised_again
 from connectors.client.receipt import Receipt
@@ -50,7 +50,17 @@ from ordering.errors import (
     NotOrderedInTime,
     UsageError,
 )
-from ordering.forward_table import Pending, control_headers, is_control, kind_of, message_bytes
+from ordering.forward_table import (
+    Pending,
+    carried_from,
+    carried_over,
+    control_headers,
+    is_control,
+    kind_of,
+    message_bytes,
+    sent_headers,
+    was_ordered,
+)
 from ordering.membership import Life
 from ordering.names import Address, Topic
 from ordering.participant import (
@@ -68,12 +78,13 @@ from ordering.participant import (
     Participant,
     Phase,
     Renewed,
+    begins_returning,
     newest_answer,
     step,
 )
 from ordering.reader import Verdict
 from ordering.records import HEARTBEAT, JOIN, MESSAGE, Data, Headers, MessageId
-from ordering.sequencer import SequencerState
+from ordering.sequencer import Accepted, SequencerState
 
 FRESH_S = 5.0
 """A life that is older when it sends its first record looks whether it may still begin."""
@@ -135,6 +146,8 @@ class Forwarder:
         self._stopping = threading.Event()
         self._failure: AbcastError | None = None
         self._last_seqno: int | None = None
+        self._taken_out = 0  # of the table, as it was ordered in the life before
+        self._begun_behind = 0  # this seqno
         self._is_beating = False
         self._is_closed = False
 
@@ -146,11 +159,11 @@ class Forwarder:
         lives: Lives,
         callbacks: Callbacks,
         successor: Successor,
-        carried: Sequence[Carried] | None = None,
+        left: Left | None = None,
     ) -> Forwarder:
         """Begin a life, or continue the outbox's, sending again what is pending, and listen to DATA.
 
-        `carried`: what the last life in this process hands over, to a new one that joins.
+        `left`: what the last life in this process hands over, to a new one that joins.
 
         Raises BrokerUnreachable, TopicMissing, Superseded.
         """
@@ -165,7 +178,7 @@ class Forwarder:
             # The log's end is taken before the first message is sent: nothing of ours can be missed behind it.
             start, state = hearing.end()
             history = functools.partial(_ordered_since, connection, group, lives.address, end=start.offset)
-            beginning = lives.begin(memory, state, carried, history)
+            beginning = lives.begin(memory, state, left, history)
             memory.close()
             forwarder = cls(
                 connection, group, lives, callbacks, successor, Opened(shared, producer, hearing, beginning)
@@ -179,9 +192,10 @@ class Forwarder:
     def _start(self, state: SequencerState) -> None:
         with self.changed:
             life = Life(str(self.address), self.incarnation)
-            answered = newest_answer(self._table.pending())
-            joins = any(kind_of(entry) == JOIN for entry in self._table.pending())
-            self._step(Began(life, state, joins, answered))
+            self._begun_behind = state.seqno
+            pending = list(self._table.pending())
+            joins = any(kind_of(entry) == JOIN for entry in pending)
+            self._step(Began(life, state, joins, newest_answer(pending), returns=begins_returning(pending)))
             self._send_table()
 
     def _take_life(self, begun: Beginning) -> None:
@@ -246,6 +260,8 @@ class Forwarder:
         with self.changed:
             self._raise_failure()
             self._raise_refusal()
+            if self._participant.is_returning:
+                raise Excluded(f"{self.address} was taken for dead by the group, and joins again: flush again.")
             if self._participant.request is not None:
                 raise FlushFailed(
                     f"the last flush that {self.address} asked for is not ordered yet: does the group's sequencer "
@@ -258,6 +274,11 @@ class Forwarder:
         with self.changed:
             if not self.has_ended:
                 self._step(Answered(flush_id))
+
+    @property
+    def _done(self) -> int:
+        """How many of all that were ever in the table are ordered."""
+        return self._taken_out + self._table.acknowledged
 
     @property
     def has_pending(self) -> bool:
@@ -355,7 +376,7 @@ class Forwarder:
         self.heartbeat()
         return True
 
-    def hand_over(self, failure: AbcastError) -> list[Carried]:
+    def hand_over(self, failure: AbcastError) -> Left:
         """End this life. What the next one is to send; all other receipts fail with `failure`.
 
         Raises Superseded, or what else it has failed with.
@@ -370,13 +391,13 @@ class Forwarder:
             receipts: deque[Receipt | None] = deque()
             for entry in itertools.starmap(Carried, itertools.zip_longest(self._table.pending(), self._receipts)):
                 if self.has_handed_over and not is_control(entry.pending):
-                    carried.append(entry)
+                    carried.append(entry._replace(pending=carried_over(entry.pending, self.incarnation)))
                 else:
                     receipts.append(entry.receipt)
             self._receipts = receipts
             self._failure = failure
             self._fail_receipts(failure)
-            return carried
+            return Left(carried, max(self._last_seqno or 0, self._begun_behind))
 
     def fail(self, failure: AbcastError) -> None:
         """Let everybody who waits, and whoever comes, hear of it."""
@@ -388,16 +409,16 @@ class Forwarder:
     def wait_ordered(self, timeout: float | None) -> int | None:
         """Wait until all that was broadcast before is ordered; the last seqno of it. Raises NotOrderedInTime."""
         with self.changed:
-            last = self._table.last
+            last = self._taken_out + self._table.last
             self.changed.wait_for(
-                lambda: self._failure is not None or self._stopping.is_set() or self._table.acknowledged >= last,
+                lambda: self._failure is not None or self._stopping.is_set() or self._done >= last,
                 timeout,
             )
-            if self._table.acknowledged >= last:
+            if self._done >= last:
                 return self._last_seqno
             self._raise_failure()
             raise NotOrderedInTime(
-                f"{last - self._table.acknowledged} messages of {self.address} were not ordered within "
+                f"{last - self._done} messages of {self.address} were not ordered within "
                 f"{round(timeout or 0, 2):g} s. Does the group's sequencer run (`abcast status`)?"
             )
 
@@ -472,7 +493,7 @@ class Forwarder:
         if is_control(pending):
             headers = forward_headers(self.incarnation, pending.local_seqno, kind=kind_of(pending))
         else:
-            headers = forward_headers(self.incarnation, pending.local_seqno, pending.headers)
+            headers = forward_headers(self.incarnation, pending.local_seqno, sent_headers(pending))
         self._sending.send(self._topic, self._sender, pending.payload, headers)
 
     def _send_table(self) -> None:
@@ -482,7 +503,7 @@ class Forwarder:
                 self._send(pending)
 
     def _may_send(self, pending: Pending) -> bool:
-        return self._sends_messages or is_control(pending)
+        return self._sends_messages or self._participant.may_send(pending)
 
     def _fail_receipts(self, error: AbcastError) -> None:
         for receipt in self._receipts:
@@ -514,8 +535,11 @@ class Forwarder:
 
     def _acknowledge(self, records: Sequence[Effective]) -> None:
         own: list[Effective] = []
+        earlier: list[Effective] = []
         for record in records:
             if record.kind != MESSAGE:
+                self._take_out(earlier)
+                earlier.clear()
                 # What stands before it is ordered, also if it puts this member out of the view.
                 self._apply(own)
                 own.clear()
@@ -531,6 +555,9 @@ class Forwarder:
                 raise self._lives.superseded(incarnation, self.incarnation)
             if incarnation == self.incarnation:
                 own.append(record)
+            elif self._participant.is_returning:
+                earlier.append(record)
+        self._take_out(earlier)
         self._apply(own)
 
     def _apply(self, own: list[Effective]) -> None:
@@ -552,6 +579,45 @@ class Forwarder:
             if own:
                 self._progressed()
 
+    def _take_out(self, earlier: Sequence[Effective]) -> None:
+        """`earlier`: what is ordered of the life before, whose messages this one has taken over and not sent yet.
+
+        Raises Superseded if that is not what was sent.
+        """
+        if not earlier:
+            return
+        ordered = {(record.incarnation, record.local_seqno): record for record in earlier}
+        with self.changed:
+            for entry, receipt in self._entries():
+                record = ordered.get(carried_from(entry) or (0, 0))
+                if record is None:
+                    continue
+                if not is_same(entry, record.kind, record.value or b"", record.application_headers()):
+                    raise self._lives.shared(record.incarnation, record.local_seqno)
+                if receipt is not None:
+                    receipt.resolve(record.seqno)
+            for incarnation, local_seqno in {record.incarnation: record.local_seqno for record in earlier}.items():
+                self._forget_carried(incarnation, local_seqno)
+
+    def _entries(self) -> list[tuple[Pending, Receipt | None]]:
+        return list(itertools.zip_longest(self._table.pending(), self._receipts))
+
+    def _forget_carried(self, incarnation: int, local_seqno: int) -> None:
+        """Take out of the table, and the outbox, what is ordered of the life before. What stays moves up."""
+        stay = [receipt for entry, receipt in self._entries() if not was_ordered(entry, incarnation, local_seqno)]
+        forgotten = self._table.take_out(incarnation, local_seqno)
+        if not forgotten:
+            return
+        self._taken_out += forgotten
+        if self._receipts:  # they have not failed
+            self._receipts = deque(stay)
+        for entry, receipt in self._entries():
+            if receipt is not None:
+                receipt.message_id = MessageId(self._name, self.incarnation, entry.local_seqno)
+        if self._outbox is not None:
+            self._outbox.begin(self.incarnation, list(self._table.pending()), self._begun_behind)
+        self._progressed()
+
     def _is_ours(self, local_seqno: int, record: Effective) -> bool:
         """Whether what was ordered under that id is what was sent under it."""
         if local_seqno <= self._table.acknowledged:
@@ -563,12 +629,23 @@ class Forwarder:
         self._sending.note_progress()
         self.changed.notify_all()
 
+    def _catch_up_with_the_life_before(self, gone: HistoryUnavailable, ordered: Accepted) -> None:
+        """Raises HistoryUnavailable if nothing tells any more what was ordered of it."""
+        if ordered.incarnation == self.incarnation:
+            raise HistoryUnavailable(f"is what {self.address} had sent before it joined again ordered? {gone}")
+        for entry, receipt in self._entries():
+            if receipt is not None and was_ordered(entry, *ordered):
+                receipt.fail(HistoryUnavailable(f"{receipt.message_id} is ordered, but as which seqno? {gone}"))
+        self._forget_carried(*ordered)
+
     def catch_up(self, gone: HistoryUnavailable, state: SequencerState) -> None:
         """Retention overtook us (the process was suspended): learn from the state what was ordered meanwhile."""
         ordered = state.ordered(str(self.address))
         if ordered.incarnation > self.incarnation:
             raise self._lives.superseded(ordered.incarnation, self.incarnation)
         with self.changed:
+            if self._participant.is_returning:
+                self._catch_up_with_the_life_before(gone, ordered)
             if ordered.incarnation == self.incarnation:
                 for _ in range(self._table.acknowledge(ordered.local_seqno)):
                     receipt = self._receipts.popleft() if self._receipts else None

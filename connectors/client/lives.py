@@ -8,6 +8,10 @@ A life begins with the process, or goes on from the outbox. Each message is orde
   closed, and what it does not take stands before the JOIN that the life would need. The log has been read up to a point
   behind that decision, so what was ordered is known, too. The outbox changes from the old life to the new one in one
   step, before anything is sent.
+* *A stranded life is ordered further if the group is opened again.* So each message that goes on keeps the id that it
+  had (`forward_table.carried_over`), in the outbox, too. None is sent before the new life's JOIN is ordered, and what
+  DATA has of the old life before that JOIN is taken out. A crash in between changes nothing: the next start reads DATA
+  from where the new life began, and takes out the same.
 * *A life that has sent nothing* when the group's floor rises above its incarnation would not be heard: it is changed
   for a new one before it sends its first record.
 * *A name that somebody else has taken meanwhile* is not taken back: all incarnations of this process are `claimed`.
@@ -35,10 +39,19 @@ from connectors.client.member_memory import MemberMemory
 from connectors.client.outbox import Outbox
 from connectors.client.receipt import Receipt
 from ordering.errors import HistoryUnavailable, ProtocolViolation, Superseded, UsageError
-from ordering.forward_table import ForwardTable, Pending, is_control, kind_of
+from ordering.forward_table import (
+    ForwardTable,
+    Pending,
+    carried_from,
+    carried_over,
+    is_control,
+    kind_of,
+    sent_headers,
+    was_ordered,
+)
 from ordering.membership import Life
 from ordering.names import Address
-from ordering.participant import begins_stranded, next_entries
+from ordering.participant import begins_returning, begins_stranded, next_entries
 from ordering.records import MESSAGE, REFUSED, Data, MessageId
 from ordering.sequencer import Accepted, SequencerState
 
@@ -72,6 +85,13 @@ class Carried(NamedTuple):
     receipt: Receipt | None
 
 
+class Left(NamedTuple):
+    """What a life leaves to the next one in its process; up to `seqno`, it knows what was ordered of it."""
+
+    carried: Sequence[Carried]
+    seqno: int
+
+
 class Beginning(NamedTuple):
     """A life that begins. `receipts` are in step with the table. `join`: its JOIN's, if that is in the table."""
 
@@ -97,22 +117,23 @@ class Lives:
     def __post_init__(self) -> None:
         self.changed = threading.Condition(self.lock)
 
-    def begin(
-        self, memory: MemberMemory, state: SequencerState, carried: Sequence[Carried] | None, history: History
-    ) -> Beginning:
+    def begin(self, memory: MemberMemory, state: SequencerState, left: Left | None, history: History) -> Beginning:
         """The life to send under, `state` being where the log stands.
 
-        `carried`: what the last life in this process leaves to a new one, which joins; None at the process's start.
+        `left`: what the last life in this process leaves to a new one, which joins; None at the process's start.
         `history` is asked only if the outbox may differ from it.
-        Raises BrokerUnreachable, EnvironmentProblem, ProtocolViolation, Superseded.
+        Raises BrokerUnreachable, EnvironmentProblem, HistoryUnavailable, ProtocolViolation, Superseded.
         """
         ordered = state.ordered(str(self.address))
-        joins = carried is not None
-        if joins:
+        carried: Sequence[Carried] | None = None
+        joins = left is not None
+        if left is not None:
             latest = max(memory.incarnation(), ordered.incarnation)
             if latest > max(self.claimed):
                 raise self.superseded(latest, max(self.claimed))
+            carried = self._without_ordered(left, ordered, history)
         elif self.outbox is not None and self.outbox.incarnation:
+            self._take_out_ordered(self.outbox, history)
             if ordered.incarnation == self.outbox.incarnation:
                 self._compare(self.outbox, ordered.local_seqno, history)
             carried = self._left_behind(self.outbox, state, ordered)
@@ -152,6 +173,37 @@ class Lives:
             f"local seqno {local_seqno} is not our message. (A copy of the outbox or of the machine, or an outbox "
             "whose end was lost?) Messages of ours that have no result yet are lost. Run one process per member."
         )
+
+    def _without_ordered(self, left: Left, ordered: Accepted, history: History) -> list[Carried]:
+        """What is still to be sent of it: the group may have been opened since it was left."""
+        done = [entry for entry in left.carried if was_ordered(entry.pending, *ordered)]
+        if done:
+            seqnos = {(data.incarnation, data.local_seqno): data.seqno for data in history(left.seqno)}
+            with self.changed:
+                for pending, receipt in done:
+                    if receipt is not None:
+                        receipt.resolve(seqnos[carried_from(pending) or (0, 0)])
+                self.changed.notify_all()
+        return list(left.carried[len(done) :])
+
+    @staticmethod
+    def _take_out_ordered(outbox: Outbox, history: History) -> None:
+        """Its life had messages of an earlier one, which may have been ordered before its JOIN. None of it was sent."""
+        pending = list(outbox.pending())
+        if not begins_returning(pending) or outbox.seqno is None:
+            return
+        ordered: dict[int, int] = {}
+        try:
+            for data in history(outbox.seqno):
+                ordered[data.incarnation] = data.local_seqno
+        except HistoryUnavailable as gone:
+            raise Superseded(
+                f"which messages of the outbox {outbox.path} were ordered can't be told any more ({gone}; the ledger "
+                "knows). Delete the file to give them up."
+            ) from gone
+        stay = [entry for entry in pending if not any(was_ordered(entry, *earlier) for earlier in ordered.items())]
+        if len(stay) < len(pending):
+            outbox.begin(outbox.incarnation, stay, outbox.seqno)
 
     def _compare(self, outbox: Outbox, ordered: int, history: History) -> None:
         """Whether what the outbox has, and DATA counts as ordered, was ordered. Raises Superseded."""
@@ -216,7 +268,9 @@ class Lives:
         life = Life(address, outbox.incarnation)
         is_stranded = ordered.incarnation <= outbox.incarnation and begins_stranded(life, pending, state)
         if state.is_over(address, outbox.incarnation) or is_stranded:
-            return [Carried(entry, None) for entry in pending if not is_control(entry)]
+            return [
+                Carried(carried_over(entry, outbox.incarnation), None) for entry in pending if not is_control(entry)
+            ]
         return None
 
     @staticmethod
@@ -262,4 +316,4 @@ def is_same(ours: Pending, kind: str, payload: bytes, headers: Sequence[tuple[st
         return own_kind != MESSAGE and bool(json.loads(payload)["kind"] == own_kind)
     if kind != own_kind or payload != ours.payload:
         return False
-    return kind != MESSAGE or tuple(headers) == ours.headers
+    return kind != MESSAGE or tuple(headers) == sent_headers(ours)

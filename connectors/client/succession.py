@@ -8,7 +8,8 @@ When a view comes without a life that has not left, or the life can't join any m
 2. The old life is handed over. Its participant says whether the messages that are left go on (CARRY), or are lost
    (LOSE).
 3. The old forwarder is closed, and the next life begins as soon as the broker is reachable. Its forward table has a
-   JOIN first, then what was carried over.
+   JOIN first, then what was carried over. That is sent when the JOIN is ordered: what is ordered of the old life before
+   that is taken out.
 4. Its first view is waited for.
 
 A crash in between is a crash of the old life, or one of the new: the outbox changes from one to the other in one step.
@@ -38,14 +39,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import closing
 
 from connectors.client.callbacks import Callbacks
 from connectors.client.forwarder import Forwarder
 from connectors.client.letter import LetterReceipt
 from connectors.client.letter_sender import LetterSender
-from connectors.client.lives import Carried, Lives
+from connectors.client.lives import Left, Lives
 from connectors.client.member_memory import MemberMemory
 from connectors.client.session import Session
 from connectors.kafka.connection import Connection
@@ -225,8 +225,8 @@ class Succession:
 
     # --- from one life to the next ---
 
-    def _next_forwarder(self, carried: Sequence[Carried] | None = None) -> Forwarder:
-        return Forwarder.begin(self.connection, self.group, self._lives, self._callbacks, self._succeed, carried)
+    def _next_forwarder(self, left: Left | None = None) -> Forwarder:
+        return Forwarder.begin(self.connection, self.group, self._lives, self._callbacks, self._succeed, left)
 
     def _succeed(self, old: Forwarder) -> None:
         """BEGIN_ANEW. Called under `changed`, so that no thread sees the exclusion without the rejoin."""
@@ -266,35 +266,35 @@ class Succession:
 
         Raises what keeps it from doing so for good: UsageError (it was closed), Superseded, EnvironmentProblem ...
         """
-        carried = old.hand_over(
+        left = old.hand_over(
             Excluded(f"{self.address} was taken for dead by the group. What it had sent may be lost: broadcast again.")
         )
         try:
             old.close()
-            self._begin_next(carried)
+            self._begin_next(left)
         except BaseException as error:
-            self._give_up(old, carried, error)
+            self._give_up(old, left, error)
             raise
 
-    def _begin_next(self, carried: Sequence[Carried]) -> None:
+    def _begin_next(self, left: Left) -> None:
         while True:
             try:
                 with self.lock:
                     self.check_open()
-                    self.forwarder = self._next_forwarder(carried)
+                    self.forwarder = self._next_forwarder(left)
                     return
             except (BrokerUnreachable, TopicMissing) as error:
                 _logger.warning("%s can't join again yet: %s", self.address, error)
                 time.sleep(RETRY_S)
 
-    def _give_up(self, old: Forwarder, carried: Sequence[Carried], error: BaseException) -> None:
+    def _give_up(self, old: Forwarder, left: Left, error: BaseException) -> None:
         """What was carried over is lost in this process; nothing more is taken."""
         failure = error if isinstance(error, AbcastError) else AbcastError(f"{self.address} failed: {error!r}")
         if self.is_closed:
             failure = NotOrderedInTime(f"{self.address} was closed before its message was ordered.")
         old.fail(failure)
         with self._changed:
-            for _, receipt in carried:
+            for _, receipt in left.carried:
                 if receipt is not None:
                     receipt.fail(failure)
             self._changed.notify_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
+from connectors.kafka.codec import forward_headers
 from connectors.kafka.settings import change_settings
 from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
+from ordering.errors import AbcastError
 from ordering.events import ViewChange
 from ordering.participant import Phase
 from ordering.records import FLUSH_OK, MESSAGE
@@ -129,3 +132,84 @@ def test_a_flush_ok_of_an_earlier_life_does_not_stand_in_the_way(
         with Member(GROUP, "nyc/b", connection=kafka, outbox=path) as b:
             assert b.connect(timeout=10).members == ("nyc/a", "nyc/b")
             assert b.incarnation != old
+
+
+def late(kafka: MemoryConnection, incarnation: int, local_seqno: int, payload: bytes) -> None:
+    """A record of nyc/s that was on its way for long reaches FORWARD."""
+    producer = kafka.producer()
+    headers = forward_headers(incarnation, local_seqno)
+    producer.send(f"abcast.{GROUP}.forward.nyc", key=b"nyc/s", value=payload, headers=headers, partition=0)
+    producer.flush(timeout=10)
+    producer.close()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_is_ordered_after_all_as_the_group_is_opened_again_is_not_sent_in_the_next_life(
+    kafka: MemoryConnection, sequencer: TinySequencer, tmp_path: Path, is_killed: bool
+) -> None:
+    """A message of the old life comes before the new life's JOIN. Those behind it go on."""
+    path = tmp_path / "s.outbox"
+    reached: set[bytes] = set()
+    stranger = Member(GROUP, "nyc/s", connection=kafka, outbox=path, resend_after_s=1)
+    stranger.broadcast(b"ordered").result(WAIT)
+    old = forwarder_of(stranger).incarnation
+    sequencer.drop = lambda forward: forward.sender == "nyc/s" and forward.payload not in reached
+    receipts = [stranger.broadcast(payload) for payload in (b"x", b"y")]
+    threading.Thread(target=connect_in_vain, args=(stranger,), daemon=True).start()
+    eventually(lambda: phase_of(stranger) is Phase.JOINING)
+    assert change_settings(kafka, GROUP, "nyc", closed=True)
+    eventually(lambda: stranger.incarnation != old and phase_of(stranger) is Phase.AWAITING)
+    assert change_settings(kafka, GROUP, "nyc", closed=False)
+    eventually(lambda: phase_of(stranger) is Phase.JOINING)
+    receipts.append(stranger.broadcast(b"z"))
+    if is_killed:
+        kill(stranger)
+    reached.add(b"x")
+    late(kafka, old, 2, b"x")
+    eventually(lambda: sequencer.state.ordered("nyc/s") == (old, 2))
+    if is_killed:
+        sequencer.drop = lambda _: False
+        stranger = Member(GROUP, "nyc/s", connection=kafka, outbox=path, resend_after_s=1)
+        stranger.connect(timeout=WAIT)
+    else:
+        assert receipts[0].result(WAIT) == 4
+        sequencer.drop = lambda _: False
+        receipts[2].result(WAIT)
+    with stranger:
+        stranger.broadcast(b"last").result(WAIT)
+    with Member(GROUP, "nyc/reader", connection=kafka) as reader:
+        payloads = [delivery.payload for delivery in reader.deliveries(1, timeout=1)]
+    assert payloads == [b"ordered", b"x", b"y", b"z", b"last"]
+
+
+@pytest.mark.parametrize("with_outbox", [False, True])
+def test_what_is_ordered_after_all_while_one_life_has_ended_and_the_next_has_not_begun_is_known_to_that(
+    kafka: MemoryConnection, sequencer: TinySequencer, tmp_path: Path, with_outbox: bool
+) -> None:
+    with Member(GROUP, "nyc/s", connection=kafka, outbox=tmp_path / "s.outbox" if with_outbox else None) as stranger:
+        stranger.broadcast(b"ordered").result(WAIT)
+        old = forwarder_of(stranger)
+        sequencer.drop = lambda forward: forward.kind == MESSAGE
+        receipts = [stranger.broadcast(payload) for payload in (b"x", b"y")]
+        end = old.close
+
+        def open_again() -> None:
+            end()
+            assert change_settings(kafka, GROUP, "nyc", closed=False)
+            sequencer.drop = lambda _: False
+            late(kafka, old.incarnation, 2, b"x")
+            eventually(lambda: sequencer.state.ordered("nyc/s") == (old.incarnation, 2))
+
+        old.close = open_again  # type: ignore[method-assign]
+        assert change_settings(kafka, GROUP, "nyc", closed=True)
+        eventually(lambda: phase_of(stranger) is Phase.KEPT_OUT)
+        stranger.connect(timeout=WAIT)
+        assert [receipt.result(WAIT) for receipt in receipts] == [4, 7]
+        payloads = [delivery.payload for delivery in stranger.deliveries(1, timeout=0.5)]
+        assert payloads == [b"ordered", b"x", b"y"]
+
+
+def connect_in_vain(member: Member) -> None:
+    """Until it is killed, or some view comes."""
+    with contextlib.suppress(AbcastError):
+        member.connect(timeout=WAIT)

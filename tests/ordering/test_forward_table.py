@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ordering.errors import ProtocolViolation
-from ordering.forward_table import ForwardTable, Pending, message_bytes
+from ordering.forward_table import (
+    ForwardTable,
+    Pending,
+    carried_from,
+    carried_over,
+    control_headers,
+    message_bytes,
+    sent_headers,
+)
+from ordering.records import JOIN
 
 payloads = st.binary(max_size=6)
 headers = st.lists(st.tuples(st.text("hk", max_size=2), st.binary(max_size=3)), max_size=2).map(tuple)
@@ -64,3 +73,42 @@ def test_an_empty_table_takes_any_message() -> None:
     assert table.has_room(1000)
     table.append(b"x" * 1000, ())
     assert not table.has_room(0)
+
+
+class TestCarriedOver:
+    """What a life takes over from the one before, and what becomes of it when that is ordered further after all."""
+
+    @pytest.fixture
+    def table(self) -> ForwardTable:
+        table = ForwardTable(10, 100)
+        table.append(b"", control_headers(JOIN))
+        for number in (4, 6):
+            carried = carried_over(Pending(number, b"%d" % number, (("k", b"v"),)), 7)
+            table.append(carried.payload, carried.headers)
+        table.append(b"new", ())
+        return table
+
+    def test_it_says_where_it_comes_from(self, table: ForwardTable) -> None:
+        join, first, _, new = table.pending()
+        assert [carried_from(join), carried_from(first), carried_from(new)] == [None, (7, 4), None]
+        assert sent_headers(first) == (("k", b"v"),)
+        again = carried_over(first, 8)
+        assert (carried_from(again), sent_headers(again)) == ((8, 2), (("k", b"v"),))
+
+    @pytest.mark.parametrize(
+        ("ordered", "left"),
+        [((7, 3), [b"", b"4", b"6", b"new"]), ((7, 5), [b"", b"6", b"new"]), ((7, 9), [b"", b"new"]), ((6, 9), None)],
+    )
+    def test_what_is_ordered_is_taken_out_and_the_others_move_up(
+        self, table: ForwardTable, ordered: tuple[int, int], left: list[bytes] | None
+    ) -> None:
+        before = [entry.payload for entry in table.pending()]
+        forgotten = table.take_out(*ordered)
+        entries = [(entry.local_seqno, entry.payload) for entry in table.pending()]
+        assert entries == list(enumerate(left or before, 1))
+        assert (table.last, forgotten) == (len(entries), 4 - len(entries))
+
+    def test_not_when_its_join_is_ordered(self, table: ForwardTable) -> None:
+        table.acknowledge(1)
+        with pytest.raises(ProtocolViolation):
+            table.take_out(7, 4)

@@ -11,7 +11,7 @@ import pytest
 from ordering.flush import NO_FLUSH
 from ordering.membership import NO_MEMBERS, Life, Membership
 from ordering.participant import TRANSITIONS, Answered, Asked, Began, CaughtUp, Cause, Phase, Renewed
-from ordering.records import SETTINGS
+from ordering.records import JOIN, SETTINGS
 from ordering.sequencer import Accepted
 from tests.ordering.participants import ALICE, BOB, CLOSED, OPEN, Bench, Watched, state
 
@@ -69,6 +69,14 @@ def unheard(*, joins: bool = False) -> Bench:
     return bench
 
 
+def returning(*, closed: bool = False) -> Bench:
+    """It has messages of its last life."""
+    bench = Bench(None)
+    settings = replace(NO_MEMBERS, settings=CLOSED if closed else OPEN)
+    bench.tell(Began(ALICE, state(settings), joins=True, returns=True))
+    return bench
+
+
 REACH: dict[Phase, Callable[[], Bench]] = {
     P.BETWEEN: lambda: Bench(None),
     P.STRANGER: of_strangers,
@@ -123,6 +131,7 @@ HAPPEN: dict[Cause, Callable[[Bench], object]] = {
     C.CLOSED: lambda bench: bench.feed(SETTINGS, BOB, b'{"closed":true}'),
     C.OPENED: lambda bench: bench.feed(SETTINGS, BOB, b'{"closed":false}'),
     **{cause: partial(ask, cause) for cause in (C.JOIN, C.LEAVE, C.CLOSE, C.HAND_OVER, C.STRANDED)},
+    C.RETURNED: lambda bench: bench.feed(JOIN, ALICE, local_seqno=1),
 }
 
 OTHERWISE: dict[tuple[Phase, Cause], tuple[Callable[[], Bench], Callable[[Bench], object]]] = {
@@ -134,6 +143,9 @@ OTHERWISE: dict[tuple[Phase, Cause], tuple[Callable[[], Bench], Callable[[Bench]
     (P.JOINING, C.HEARD): (lambda: unheard(joins=True), HAPPEN[C.STOP]),
     (P.MEMBER, C.HEARD): (unheard, learn_that_it_is_in),
     (P.BLOCKING, C.HEARD): (unheard, lambda bench: learn_that_it_is_in(bench, flush=9)),
+    (P.JOINING, C.RETURNED): (returning, HAPPEN[C.RETURNED]),
+    (P.AWAITING, C.RETURNED): (lambda: returning(closed=True), HAPPEN[C.RETURNED]),
+    (P.LEAVING, C.RETURNED): (lambda: ask(C.LEAVE, returning()), HAPPEN[C.RETURNED]),
     # It leaves before a view has it.
     (P.LEAVING, C.ADMITTED): (lambda: ask(C.LEAVE, Bench(joins=True)), HAPPEN[C.ADMITTED]),
     (P.LEAVING, C.ADMITTED_IN_FLUSH): (lambda: ask(C.LEAVE, Bench(joins=True)), HAPPEN[C.ADMITTED_IN_FLUSH]),
@@ -174,6 +186,9 @@ FOLLOWS: dict[tuple[Phase, Cause], tuple[Phase, list[str]]] = {
     (P.AWAITING, C.ADMITTED_IN_FLUSH): (P.BORN_QUIET, []),
     (P.AWAITING, C.OVER): (P.OVER, [ANEW]),
     (P.AWAITING, C.STRANDED): (P.OVER, [ANEW]),
+    (P.JOINING, C.RETURNED): (P.JOINING, [TABLE]),
+    (P.AWAITING, C.RETURNED): (P.AWAITING, []),
+    (P.LEAVING, C.RETURNED): (P.LEAVING, [TABLE]),
     (P.MEMBER, C.HEARD): (P.MEMBER, [TABLE]),
     (P.MEMBER, C.FLUSH): (P.BLOCKING, ["block", "ask 2"]),
     (P.MEMBER, C.LEAVE): (P.LEAVING, ["leave"]),

@@ -19,7 +19,15 @@ from ordering.checker import DUPLICATE, LOST, Checker
 from ordering.errors import ProtocolViolation
 from ordering.events import EventReader
 from ordering.flush import Flush, Phase
-from ordering.forward_table import ForwardTable, Pending, control_headers, is_control, kind_of
+from ordering.forward_table import (
+    ForwardTable,
+    Pending,
+    carried_over,
+    control_headers,
+    is_control,
+    kind_of,
+    was_ordered,
+)
 from ordering.membership import Life, Membership, RemoteSite, Settings
 from ordering.participant import (
     INSIDE,
@@ -36,6 +44,7 @@ from ordering.participant import (
     FlushUnwanted,
     FlushWanted,
     Participant,
+    begins_returning,
     begins_stranded,
     newest_answer,
     next_entries,
@@ -158,6 +167,8 @@ def decided(state: SequencerState) -> SequencerState:
 class Group:
     """The history of a seed. `run` it; `problems` says what was broken."""
 
+    spoken = 0
+
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.with_flush = self.random.random() < 0.6
@@ -237,7 +248,7 @@ class Group:
 
     def _send(self, process: Process, luck: float) -> None:
         for entry in process.table.pending():
-            if is_control(entry) or process.participant.sends_messages:
+            if process.participant.may_send(entry):
                 self._send_one(process, entry, luck)
         if process.participant.is_heard:
             self._append(process.life, process.partition, 1, HEARTBEAT, b"")
@@ -284,8 +295,11 @@ class Group:
         life = Life(process.address, incarnation or self.lives)
         self._go_to_the_end(process)
         process.asked.clear()
-        joins = any(kind_of(entry) == JOIN for entry in process.table.pending())
-        self._tell(process, Began(life, self._known(), joins, newest_answer(process.table.pending())))
+        pending = list(process.table.pending())
+        joins = any(kind_of(entry) == JOIN for entry in pending)
+        self._tell(
+            process, Began(life, self._known(), joins, newest_answer(pending), returns=begins_returning(pending))
+        )
         self._go_on_in_view(process)
         self._send(process, 0.9)
 
@@ -327,7 +341,8 @@ class Group:
             if action.kind == STOP_FLUSH:
                 process.stopped.add(action.flush_id)
             entry = process.table.append(action.payload, control_headers(action.kind))
-            self._send_one(process, entry, 0.9)
+            if process.participant.may_send(entry):
+                self._send_one(process, entry, 0.9)
         elif action.do is Do.SEND_TABLE:
             self._send(process, 0.9)
         elif action.do is Do.BLOCK:
@@ -377,8 +392,14 @@ class Group:
                 lost = {entry.payload for entry in pending}
                 process.said = [payload for payload in process.said if payload not in lost]
             pending = []
-        self._fill(process, pending, joins=True)
+        self._fill(process, self._carried(process.life, pending), joins=True)
         self._begin(process)
+
+    def _carried(self, life: Life, pending: list[Pending]) -> list[Pending]:
+        """What a life leaves to the next one, but for what was ordered of it meanwhile."""
+        ordered = self._known().ordered(life.address)
+        carried = [carried_over(entry, life.incarnation) for entry in pending if not is_control(entry)]
+        return [entry for entry in carried if not was_ordered(entry, *ordered)]
 
     @staticmethod
     def _fill(process: Process, pending: list[Pending], *, joins: bool) -> None:
@@ -394,8 +415,12 @@ class Group:
 
     def _skip(self, process: Process) -> None:
         known = self._known()
-        self._go_to_the_end(process)
         ordered = known.ordered(process.address)
+        if process.participant.is_returning and ordered.incarnation == process.life.incarnation:
+            self._kill(process, known.membership.flush)  # what was ordered of its last life can't be told any more
+            return
+        self._go_to_the_end(process)
+        process.table.take_out(*ordered)
         if ordered.incarnation == process.life.incarnation:
             process.table.acknowledge(ordered.local_seqno)
         self._tell(process, CaughtUp(known))
@@ -410,6 +435,7 @@ class Group:
     def _restart(self, process: Process) -> None:
         known, before = self._known(), process.participant
         self._kill(process, known.membership.flush)
+        self._hear_of_earlier_lives(process)
         ordered = known.ordered(process.address)
         if ordered.incarnation == before.life.incarnation:
             process.table.acknowledge(ordered.local_seqno)
@@ -419,34 +445,31 @@ class Group:
         self.processes.append(again)
         pending = list(again.table.pending())
         if known.is_over(*before.life) or begins_stranded(before.life, pending, known):
-            self._fill(again, pending, joins=known.membership.settings.closed)
+            carried = self._carried(before.life, pending)
+            self._fill(again, carried, joins=bool(carried) and known.membership.settings.closed)
             self._begin(again)
         else:
             self._begin(again, incarnation=before.life.incarnation)
         again.wants_to_join = again.participant.phase in (Part.STRANGER, Part.KEPT_OUT)
 
-    def _do_settings(self) -> None:
-        """The operator lets everybody send, or members only; and does not open a group again that has just closed.
+    def _hear_of_earlier_lives(self, process: Process) -> None:
+        """What stands in DATA behind what it has read."""
+        reader = replace(process.reader)
+        for record in self.data[process.offset :]:
+            if reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE:
+                self._take_out(process, record)
 
-        What may happen otherwise stands in docs/limits.md.
-        """
-        if self._known().membership.settings == self.settings and (not self.settings.closed or self._has_closed()):
+    def _take_out(self, process: Process, record: Data) -> None:
+        """What it has carried over was ordered in an earlier life."""
+        if record.sender == process.address and record.incarnation < process.life.incarnation:
+            process.table.take_out(record.incarnation, record.local_seqno)
+
+    def _do_settings(self) -> None:
+        """The operator lets everybody send, or members only; and opens a group again at once, now and then."""
+        if self._known().membership.settings == self.settings:  # one change after the other
             self.settings = replace(self.settings, closed=not self.settings.closed)
             self.changes += 1
             self._append(Life("s/abcast.admin", 1), 0, self.changes, SETTINGS, self.settings.to_json())
-
-    def _has_closed(self) -> bool:
-        """Whether all have heard that it is closed, and nothing is on its way that was sent before."""
-        for process in self.processes:
-            if process.is_alive:
-                self._read(process, len(self.data))
-        for _ in range(10):
-            self._do_sequence()
-        positions = self.state.positions if self.state is not None else {}
-        is_decided = all(
-            positions.get(place, 0) == len(log) for place, log in zip(self.places, self.forward, strict=True)
-        )
-        return is_decided and all(process.participant.settings.closed for process in self.processes if process.is_alive)
 
     def _do_leave(self) -> None:
         process = self._one()
@@ -489,7 +512,8 @@ class Group:
         is_new = not process.said and now.joined_at is None
         if not now.takes_messages or process.has_left or (is_new and not now.sends_messages):
             return
-        payload = f"{process.life} {process.table.last + 1}".encode()
+        self.spoken += 1  # no local seqno: that may change until it is sent
+        payload = f"{process.life} {self.spoken}".encode()
         process.said.append(payload)
         entry = process.table.append(payload, ())
         if now.sends_messages:
@@ -653,6 +677,7 @@ class Group:
     def _take(self, process: Process, record: Data) -> None:
         if Life(record.sender, record.incarnation) == process.life:
             process.table.acknowledge(record.local_seqno)
+        self._take_out(process, record)
         if record.kind == MESSAGE:
             process.stays[-1].delivered.get(record.view, []).append(record.seqno)
             return

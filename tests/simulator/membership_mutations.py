@@ -13,7 +13,6 @@ from ordering.participant import (
     ASK,
     BEGIN_ANEW,
     BLOCK,
-    CARRY,
     IN_A_FLUSH,
     INSIDE,
     LOSE,
@@ -236,11 +235,11 @@ MEMBER_MUTATIONS = (
         from_seed=9,
     ),
     MemberMutation(
-        "excluded-carries",
-        "what may be ordered as a stranger's is sent again under other ids",
+        "carried-at-once",
+        "what is carried over is sent before its JOIN is ordered",
         DUPLICATE,
-        {(P.EXCLUDED, C.HAND_OVER): Row(P.BETWEEN, (CARRY,))},
-        from_seed=19,
+        patches=(("tests.simulator.membership.begins_returning", never),),
+        from_seed=5_080,
     ),
     MemberMutation(
         "next-life-without-join",
