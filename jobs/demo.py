@@ -26,7 +26,7 @@ from jobs.demo_processes import Started
 from jobs.demo_sites import parse_names, show_sites
 from jobs.demo_verdict import say, show_order, show_verdict
 from jobs.engine import Engine, EngineOption
-from jobs.options import DEFAULT_DATA, EXIT_ANOMALY, Data, run_script
+from jobs.options import DEFAULT_DATA, EXIT_ANOMALY, Data, require, run_script
 from ordering.errors import AbcastError, NotOrderedInTime, UsageError
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def demo(
     again, and a member is killed. Everything started is stopped at the end; the files stay, among them a picture.
     With --sites nyc,sfo the members are dealt to the sites, and the bridge between these is cut and healed.
     """
+    require("pyspark")
     if "ABCAST_LOG_LEVEL" not in os.environ:
         logging.getLogger().setLevel(logging.WARNING)  # that members send again, say, is what is to be expected here
     lines = _read_earthquakes() if input_file is None else _read_lines(input_file, members)

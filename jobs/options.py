@@ -6,6 +6,7 @@ Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 anomaly found.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import sys
@@ -49,6 +50,7 @@ _OF_JOBS = {
     "py4j": "Spark",
     "delta": "Delta",
     "deltalake": "Delta",
+    "duckdb": "DuckDB",
     "pandas": "pandas",
     "pyarrow": "pyarrow",
 }
@@ -153,6 +155,12 @@ def _set_up_logging() -> None:
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     # py4j logs a lost JVM on the root logger, with its stack trace; the job says it in one sentence.
     logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
+
+
+def require(module: str) -> None:
+    """See that a module of an extra is installed, before anything is started. Raises ModuleNotFoundError."""
+    if importlib.util.find_spec(module) is None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:

@@ -183,7 +183,7 @@ def test_version(base: Installed) -> None:
         ("sequence", "Spark"),
         ("ledger", "Spark"),
         ("demo", "Spark"),
-        ("query SELECT", "Spark"),
+        ("query SELECT", "DuckDB"),
         ("relay --sites sites.toml", "Spark"),
         ("site add b --group g --ledger abcast-data/ledger --sites sites.toml", "pyarrow"),
     ],

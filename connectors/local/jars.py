@@ -124,6 +124,7 @@ def _fetch(configuration: str, progress: Progress) -> None:
             if _is_complete(configuration):  # another process has just fetched it
                 return
             started = time.monotonic()
+            _ivy_jar()  # nothing is said to be fetched where nothing can be
             progress(f"Fetching the jars for {configuration} ({CONFIGURATIONS[configuration]}; about half a minute).")
             with tempfile.TemporaryDirectory(prefix=f".{configuration}-", dir=jars) as work:
                 fetched = Path(work) / "jars"
