@@ -20,7 +20,7 @@ from connectors.kafka.transport import TRANSPORTS, Consumer, Producer, Record, c
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import BrokerUnreachable, UsageError
-from ordering.records import MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
+from ordering.records import MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES, Headers
 from tests.waiting import WAIT
 
 _numbers = itertools.count(1)
@@ -129,7 +129,8 @@ class TestPromises:
     ) -> None:
         """It stops no reader, and costs no other record."""
         wild = Connection(broker.bootstrap_servers, transport="kafka-python").producer()
-        for number, headers in enumerate(([], [(_Wild("x"), b"1")], [("y", b"2")])):
+        each: list[Headers] = [(), ((_Wild("x"), b"1"),), (("y", b"2"),)]
+        for number, headers in enumerate(each):
             wild.send(topic, value=b"%d" % number, headers=headers, partition=0).get(WAIT)
         wild.abandon()
         records = read(consumer, TopicPartition(topic, 0), 0, 3)
