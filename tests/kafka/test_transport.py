@@ -131,7 +131,7 @@ class TestPromises:
         wild = Connection(broker.bootstrap_servers, transport="kafka-python").producer()
         each: list[Headers] = [(), ((_Wild("x"), b"1"),), (("y", b"2"),)]
         for number, headers in enumerate(each):
-            wild.send(topic, value=b"%d" % number, headers=headers, partition=0).get(WAIT)
+            wild.send(topic, value=b"%d" % number, headers=list(headers), partition=0).get(WAIT)
         wild.abandon()
         records = read(consumer, TopicPartition(topic, 0), 0, 3)
         assert [record.value for record in records] == [b"0", b"1", b"2"]
