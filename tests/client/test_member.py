@@ -518,6 +518,7 @@ def _write_ledger(directory: Path, group: str, deliveries: list[Delivery]) -> No
             *((name, pa.int64()) for name in ("seqno", "epoch", "view_id", "incarnation", "local_seqno")),
             ("payload", pa.binary()),
             ("headers", pa.list_(header)),
+            *((name, pa.timestamp("us", "UTC")) for name in ("forwarded_at", "sequenced_at")),
         ]
     )
     rows = [
@@ -529,6 +530,8 @@ def _write_ledger(directory: Path, group: str, deliveries: list[Delivery]) -> No
             "kind": "message",
             "payload": d.payload,
             "headers": [{"key": key, "value": value} for key, value in d.headers] or None,
+            "forwarded_at": d.forwarded_at,
+            "sequenced_at": d.sequenced_at,
         }
         for d in deliveries
         for owner in (group, "another")

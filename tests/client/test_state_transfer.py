@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,9 @@ def test_a_letter_that_is_nonsense(connection: Connection, group: str, headers: 
     """The one behind it is answered all the same."""
     with Replica(connection, group, "a") as a:
         a.say("x")
-        with closing(connection.producer()) as producer:
+        # kafka-python writes no null in a header.
+        writes = connection if isinstance(connection, MemoryConnection) else replace(connection, transport="confluent")
+        with closing(writes.producer()) as producer:
             producer.send(f"abcast.{group}.inbox.nyc", key=b"nyc/a", value=b"", headers=headers).get(WAIT)
         with Replica(connection, group, "b") as b:
             assert b.taken == ["x"]
