@@ -122,7 +122,7 @@ def test_ctrl_c_leaves_no_jvm(data: Path, seconds: float) -> None:
     )
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert b"Traceback" not in said
     assert b"Exception" not in said
