@@ -283,15 +283,22 @@ def _fold(membership: Membership, record: Data, received: dict[str, Accepted]) -
 
 def _decided(state: SequencerState, seqno: int, record: Forward, refused: str) -> Data:
     """The DATA of a record that is accepted."""
+    if refused:
+        return data_of(state, seqno, record, REFUSED, canonical_json({"kind": record.kind, "reason": refused}))
+    return data_of(state, seqno, record, record.kind, record.payload)
+
+
+def data_of(state: SequencerState, seqno: int, record: Forward, kind: str, payload: bytes) -> Data:
+    """The DATA of a record that was given a seqno, with the kind and the payload that were decided."""
     return Data(
-        kind=REFUSED if refused else record.kind,
+        kind=kind,
         epoch=state.epoch,
         seqno=seqno,
         view=state.view,
         sender=record.sender,
         incarnation=record.incarnation,
         local_seqno=record.local_seqno,
-        payload=canonical_json({"kind": record.kind, "reason": refused}) if refused else record.payload,
+        payload=payload,
         source=record.source,
         headers=record.headers,
         forwarded_at_ms=record.timestamp_ms,

@@ -42,7 +42,7 @@ from ordering.records import (
     Partition,
     Source,
 )
-from ordering.sequencer import SequencerState, step
+from ordering.sequencer import SequencerState, data_of, step
 
 COLUMNS_FROM = 64
 """With fewer records the arrays cost more than they save."""
@@ -232,20 +232,7 @@ class _Columns:
         if not seqno or record is None:
             return None
         kind, payload = decisions.controls.get(row, (record.kind, record.payload))
-        return Data(
-            kind=kind,
-            epoch=state.epoch,
-            seqno=seqno,
-            view=state.view,
-            sender=record.sender,
-            incarnation=record.incarnation,
-            local_seqno=record.local_seqno,
-            payload=payload,
-            source=source,
-            headers=record.headers,
-            forwarded_at_ms=record.timestamp_ms,
-            link=record.link,
-        )
+        return data_of(state, seqno, record, kind, payload)
 
 
 def _highest_incarnation_of_all(records: Sequence[Read]) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from ordering.columns import ForwardColumns, step_columns
 from ordering.links import LinkColumns
 from ordering.records import CONTROL_KINDS, LINK_START, MESSAGE, Data, DeadLetter, Forward, Link, Malformed, Partition
-from ordering.sequencer import SequencerState, Step
+from ordering.sequencer import SequencerState, Step, data_of
 
 
 def to_columns(records: Sequence[Forward | Malformed]) -> ForwardColumns:
@@ -63,20 +63,5 @@ def step_by_columns(state: SequencerState, records: Sequence[Forward | Malformed
             outputs.append(DeadLetter(record.source, *reasons))
         elif seqno:
             kind, payload = decisions.controls.get(row, (record.kind, record.payload))
-            outputs.append(
-                Data(
-                    kind=kind,
-                    epoch=state.epoch,
-                    seqno=seqno,
-                    view=state.view,
-                    sender=record.sender,
-                    incarnation=record.incarnation,
-                    local_seqno=record.local_seqno,
-                    payload=payload,
-                    source=record.source,
-                    headers=record.headers,
-                    forwarded_at_ms=record.timestamp_ms,
-                    link=record.link,
-                )
-            )
+            outputs.append(data_of(state, seqno, record, kind, payload))
     return Step(decisions.state, tuple(outputs))
