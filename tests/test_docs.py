@@ -151,7 +151,7 @@ def test_kinds() -> None:
     """The two tables have each kind that the codec knows."""
     forward, decided = tables(section(doc("records"), "## Kinds"))
     assert set(first_spans(forward)) == set(codec.FORWARD_KINDS)
-    assert set(first_spans(decided)) == {*codec.DECIDED_KINDS, records.REFUSED, records.EPOCH}
+    assert set(first_spans(decided)) == {*codec.DECIDED_KINDS, records.REFUSED, *records.WITHOUT_SEQNO}
 
 
 def test_reasons() -> None:
