@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -267,10 +268,15 @@ class _Record(NamedTuple):
     headers: list[tuple[str, bytes]]
 
 
+_headers_of = operator.methodcaller("headers")
+"""`message.headers()` returns a list and sets an error where a name is not UTF-8. CPython looks for that in a call of
+this kind only: in its own fast call of a method the error comes up later, in code that has nothing to do with it."""
+
+
 def _headers(message: Any) -> list[tuple[str, bytes]]:
     """None where a name is not UTF-8: this library can't give the others either, and the record is still one."""
     try:
-        return message.headers() or []
+        return _headers_of(message) or []
     except (SystemError, UnicodeDecodeError):
         place = f"{message.topic()}-{message.partition()}:{message.offset()}"
         _logger.warning("%s has a header whose name is not UTF-8: it is read without headers", place)
