@@ -42,12 +42,7 @@ class Relays(NamedTuple):
 
 
 def job_options(
-    bootstrap_servers: str,
-    site: str,
-    data: Path,
-    max_batch_records: int,
-    parallelism: int = 1,
-    sites: Sites | None = None,
+    connection: Connection, site: str, data: Path, max_batch_records: int, parallelism: int = 1
 ) -> JobOptions:
     """What the command line told, as the jobs take it; and whether they can work with it.
 
@@ -58,22 +53,18 @@ def job_options(
 
     check_site(site)
     check_writable(data.absolute())
-    connection = reachable(bootstrap_servers, site, sites)
-    return JobOptions(connection, site, data.absolute(), max_batch_records, parallelism)
+    return JobOptions(reachable(connection), site, data.absolute(), max_batch_records, parallelism)
 
 
-def reachable(bootstrap_servers: str, site: str, sites: Sites | None = None) -> Connection:
-    """The Kafka of the site, which answers: an unreachable broker should be said before a job takes its time to start.
+def reachable(connection: Connection) -> Connection:
+    """That Kafka, which answers: an unreachable broker should be said before a job takes its time to start.
 
     Raises UsageError, BrokerUnreachable, EnvironmentProblem.
     """
     from kafka.errors import KafkaError
 
-    from connectors.kafka.connection import Connection
     from connectors.kafka.topics import find_topics
 
-    check_site(site)
-    connection = sites.connection(site) if sites else Connection(bootstrap_servers)
     try:
         find_topics(connection)
     except KafkaError as error:
