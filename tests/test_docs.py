@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from connectors.diagnosis.status import GroupStatus
 from connectors.kafka import codec, topics
+from connectors.kafka.client_configuration import ClientConfiguration
 from connectors.kafka.sites import read_sites
 from jobs import options
 from jobs.cli import command
@@ -260,7 +261,7 @@ def test_variables() -> None:
         assert f'"{variable}"' in (ROOT / file).read_text(encoding="utf-8")
 
 
-def test_configuration(tmp_path: Path) -> None:
+def test_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The examples of a configuration file and of a sites' file are what they say."""
     file = tmp_path / "abcast.toml"
     [described], [configured] = fences(doc("sites"), "toml"), fences(doc("operations"), "toml")
@@ -268,11 +269,12 @@ def test_configuration(tmp_path: Path) -> None:
     assert read_sites(file).home == "nyc"
     file.write_text(configured, encoding="utf-8")
     defaults = options.load_config(command(), file)
-    assert defaults["topics"]["create"] == {
-        "bootstrap_servers": "kafka-1:9092,kafka-2:9092",
-        "replication_factor": 3,
-    }
-    assert defaults["publish"] == {"bootstrap_servers": "kafka-1:9092,kafka-2:9092"}
+    assert defaults["topics"]["create"] == {"replication_factor": 3}
+    monkeypatch.setenv("ABCAST_CONFIG", str(file))
+    (tmp_path / "alice.password").write_text("secret")
+    connection = ClientConfiguration().connection()
+    assert connection.bootstrap_servers == "kafka-1:9093,kafka-2:9093"
+    assert (connection.security.principal, connection.security.secret("password")) == ("User:alice", "secret")
 
 
 def test_exit_codes() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ from confluent_kafka import KafkaException
 from kafka import errors
 from kafka.structs import TopicPartition
 
+from connectors.kafka.dialects import for_librdkafka
 from connectors.kafka.transport.seam import Cluster, Consumer, Producer
 from ordering.records import MAX_RECORD_BYTES
 
@@ -72,7 +74,8 @@ def client_settings(cluster: Cluster) -> dict[str, Any]:
         "socket.nagle.disable": True,
         "allow.auto.create.topics": False,
         "logger": _log_of_the_library,
-        **cluster.security.for_librdkafka(),
+        **({"client.id": cluster.client_id} if cluster.client_id else {}),
+        **for_librdkafka(cluster.security),
     }
 
 
@@ -265,10 +268,15 @@ class _Record(NamedTuple):
     headers: list[tuple[str, bytes]]
 
 
+_headers_of = operator.methodcaller("headers")
+"""`message.headers()` returns a list and sets an error where a name is not UTF-8. CPython looks for that in a call of
+this kind only: in its own fast call of a method the error comes up later, in code that has nothing to do with it."""
+
+
 def _headers(message: Any) -> list[tuple[str, bytes]]:
     """None where a name is not UTF-8: this library can't give the others either, and the record is still one."""
     try:
-        return message.headers() or []
+        return _headers_of(message) or []
     except (SystemError, UnicodeDecodeError):
         place = f"{message.topic()}-{message.partition()}:{message.offset()}"
         _logger.warning("%s has a header whose name is not UTF-8: it is read without headers", place)
