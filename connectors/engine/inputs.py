@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from connectors.kafka.codec import FORWARD_FIELDS, HEADER, RELAYED_FIELDS
+from connectors.kafka.sites import Sites
 from connectors.kafka.transport import Record
 from ordering.names import Topic
 from ordering.records import Partition, Source
@@ -46,6 +47,13 @@ class Neighbours(NamedTuple):
             home = Topic(topic.group, "forward", topic.neighbour)
             return Input(topic.neighbour, str(Partition(str(home), number)), is_copy=True)
         return Input(topic.neighbour, "", is_copy=True) if topic.role == "entries" else None
+
+
+def neighbours_of(sites: Sites, site: str) -> Neighbours:
+    """What the sites' file says for the job of one of them. Raises UsageError."""
+    sites.connection(site)
+    shared = {other for other in sites.connections if other != site and sites.shares_kafka(site, other)}
+    return Neighbours(site, tuple(sorted(sites.connections)), frozenset(shared))
 
 
 class Original(NamedTuple):

@@ -35,6 +35,7 @@ from connectors.engine.writing import Writer
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_entry
+from connectors.kafka.epochs import Exclusion
 from connectors.kafka.topic_finder import TopicFinder
 from ordering.errors import UsageError
 from ordering.isis_formation import Life, first_view
@@ -70,6 +71,8 @@ class SiteAttendant(Attendant):
         super().__init__(connection, neighbours.site, None, finder, epochs, failed)
         self._neighbours = neighbours
         self.inputs: Mapping[str, Mapping[TopicPartition, Input]] = {}
+        self.exclusions: Mapping[str, Exclusion] = {}
+        """The newest decision of an operator, by group."""
 
     def take_all(self) -> Taken:
         """As every attendant does."""
@@ -80,6 +83,9 @@ class SiteAttendant(Attendant):
     def _look(self) -> None:
         super()._look()
         self._find_inputs()
+        # EPOCH was read on for the claims, if there was anything new.
+        known = {group: self._keeper.log(group).known_exclusion for group in self._keeper.forward}
+        self.exclusions = {group: exclusion for group, exclusion in known.items() if exclusion is not None}
 
     def _topics(self, *, fresh: bool = False) -> dict[str, list[str]]:
         # Ticks are for the site's own members; relays' topics are read, and not ticked.
@@ -152,6 +158,9 @@ class SiteLoop:
             for change in attendant.changes():
                 self.take(change)
             self.find_inputs(attendant.inputs)
+            for name, exclusion in attendant.exclusions.items():
+                if name in self._groups:
+                    self._groups[name].exclude(exclusion)
             attendant.pipelines = {name: group.pipeline for name, group in self._groups.items()}
             self.step()
         deadline = time.monotonic() + STOP_S

@@ -1,6 +1,6 @@
 """The sites of a deployment: where each one's Kafka is, and who relays to whom. Read from one TOML file.
 
-    mode = "hub"                 # one order for all, decided at home; or "mesh": each site has its own
+    mode = "hub"                 # one order for all, decided at home; "isis": one, agreed on; "mesh": each its own
     home = "nyc"
 
     [sites.nyc]
@@ -36,7 +36,7 @@ TABLE = "kafka"
 """How to log in at one site: its keys are those of `Security`."""
 _OLD_TABLE = "security"
 
-Mode = Literal["hub", "mesh"]
+Mode = Literal["hub", "mesh", "isis"]
 Trigger = Literal["micro-batch", "real-time"]
 
 
@@ -74,8 +74,18 @@ class Sites:
         """The sites that share a link with this one, sorted."""
         return sorted(other for link in self.links if site in link for other in link - {site})
 
+    @property
+    def one_order(self) -> bool:
+        """Whether all sites have the same order."""
+        return self.mode != "mesh"
+
+    def shares_kafka(self, one: str, other: str) -> bool:
+        """Whether the topics of two sites stand in the same Kafka, as the file says."""
+        here, there = (self.connection(site).bootstrap_servers.split(",") for site in (one, other))
+        return sorted(map(str.strip, here)) == sorted(map(str.strip, there))
+
     def sequences(self, site: str) -> bool:
-        """Whether the site has a sequencer of its own."""
+        """Whether the site has a sequencer of its own, or agrees with the others."""
         return self.home in (None, site)
 
     def next_hop(self, source: str, target: str) -> str | None:
@@ -125,11 +135,13 @@ def _sites(document: dict[str, Any], file: Path, common: Connection) -> Sites:
     if mode not in get_args(Mode) or trigger not in get_args(Trigger):
         raise UsageError(f"mode is one of {get_args(Mode)}, trigger one of {get_args(Trigger)}.")
     if (mode == "hub") != (home is not None):
-        raise UsageError('mode "hub" needs home = "SITE", and mode "mesh" has none.')
+        raise UsageError('mode "hub" needs home = "SITE", and modes "mesh" and "isis" have none.')
     if home is not None and home not in connections:
         raise UsageError(f"home is {home!r}, which is not one of the sites {', '.join(connections)}.")
     if home is not None and "links" in document:
         raise UsageError("with a home, every other site is linked to it: leave links out.")
+    if mode == "isis" and "links" in document:
+        raise UsageError("sites that agree are all linked to each other: leave links out.")
     pairs = document.get("links", [list(pair) for pair in itertools.combinations(connections, 2)])
     if home is not None:
         pairs = [[home, other] for other in connections if other != home]
