@@ -64,7 +64,7 @@ def engine_job(connection: Connection, site: str, data: Path, sites: Sites | Non
         from connectors.engine.inputs import neighbours_of
         from connectors.engine.site_job import SiteJob
 
-        return SiteJob(reachable(connection), neighbours_of(sites, site), data.absolute() / "ledger")
+        return SiteJob(reachable(connection), neighbours_of(sites, site), sites.suspect_after_ms)
     return EngineJob(EngineOptions(reachable(connection), site, data.absolute() / "ledger"))
 
 

@@ -20,7 +20,7 @@ from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import find_topics
 from connectors.kafka.transport.seam import Consumer
 from ordering.isis_site import SiteState
-from ordering.names import Topic
+from ordering.names import BY_RELAYS, Topic
 from ordering.records import Partition, Source
 from ordering.sequencer import SequencerState, step
 
@@ -103,13 +103,7 @@ def read_status(
             forward = [partition for partition in forward if partition.topic == str(Topic(group, "forward", site))]
         with connection.reachable():
             dead = _partitions(consumer, [topic for topic in topics if topic.role == "dead-letter"])
-            relayed = [
-                partition
-                for topic in topics
-                if topic.role == "relayed"
-                for partition in forward
-                if partition.topic == str(topic)
-            ]
+            relayed = _partitions(consumer, [topic for topic in topics if topic.role in BY_RELAYS])
             lag = 0 if is_copy else _waiting(connection, consumer, state, forward, signs.considered)
             return GroupStatus(
                 group=group,

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from connectors.kafka.codec import FORWARD_FIELDS, HEADER, RELAYED_FIELDS
+from connectors.kafka.codec import AGREED_FIELDS, FORWARD_FIELDS, HEADER
 from connectors.kafka.sites import Sites
 from connectors.kafka.transport import Record
 from ordering.names import Topic
 from ordering.records import Partition, Source
 
-_TIME = len(RELAYED_FIELDS)
-"""Where AT_MS stands among the fields of a copy."""
+_RELAYED_FROM, _AT_MS = AGREED_FIELDS.index("RELAYED_FROM"), AGREED_FIELDS.index("AT_MS")
 
 
 class Input(NamedTuple):
@@ -75,8 +74,8 @@ def original(copy: Record, site: str, place: str) -> Original | None:
         return None
     fields = (headers[0][1] or b"").split(b" ")
     try:
-        name, _, text = fields[len(FORWARD_FIELDS)].decode("ascii").partition("/")
-        source, at_ms = Source.parse(text), int(fields[_TIME])
+        name, _, text = fields[_RELAYED_FROM].decode("ascii").partition("/")
+        source, at_ms = Source.parse(text), int(fields[_AT_MS])
     except (IndexError, ValueError):
         return None
     if name != site or str(source.topic_partition) != place:

@@ -36,6 +36,10 @@ TABLE = "kafka"
 """How to log in at one site: its keys are those of `Security`."""
 _OLD_TABLE = "security"
 
+SUSPECT_AFTER_MS = 10_000
+"""Longer than a job or a relay takes to start again."""
+_LEAST_SUSPECT_AFTER_MS, _MOST_SUSPECT_AFTER_MS = 1_000, 24 * 3600 * 1000
+
 Mode = Literal["hub", "mesh", "isis"]
 Trigger = Literal["micro-batch", "real-time"]
 
@@ -52,13 +56,17 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """All sites. `links` are pairs of sites; with a home, it and every other site."""
+    """All sites. `links` are pairs of sites; with a home, it and every other site.
+
+    `suspect_after_ms`: of sites that agree, how long one may be silent until the others go on without it.
+    """
 
     mode: Mode
     home: str | None
     trigger: Trigger
     connections: Mapping[str, Connection]
     links: frozenset[frozenset[str]]
+    suspect_after_ms: int = SUSPECT_AFTER_MS
 
     def connection(self, site: str) -> Connection:
         """How to reach a site's Kafka. Raises UsageError for a site that is not configured."""
@@ -125,7 +133,7 @@ def read_sites(path: Path, security: Security | None = None, client_id: str = ""
 
 
 def _sites(document: dict[str, Any], file: Path, common: Connection) -> Sites:
-    _only(document, {"mode", "home", "trigger", "links", "sites"}, "")
+    _only(document, {"mode", "home", "trigger", "links", "sites", "suspect_after_ms"}, "")
     tables = document.get("sites")
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()) or not tables:
         raise UsageError('give each site a table, such as [sites.nyc] with bootstrap_servers = "HOST:PORT".')
@@ -147,7 +155,19 @@ def _sites(document: dict[str, Any], file: Path, common: Connection) -> Sites:
         pairs = [[home, other] for other in connections if other != home]
     if not isinstance(pairs, list) or not all(_is_pair(pair, connections) for pair in pairs):
         raise UsageError(f"links is a list of two different sites each, of {', '.join(connections)}.")
-    return Sites(mode, home, trigger, connections, frozenset(frozenset(pair) for pair in pairs))
+    links = frozenset(frozenset(pair) for pair in pairs)
+    return Sites(mode, home, trigger, connections, links, _suspect_after_ms(document, mode))
+
+
+def _suspect_after_ms(document: Mapping[str, Any], mode: str) -> int:
+    value = document.get("suspect_after_ms", SUSPECT_AFTER_MS)
+    if "suspect_after_ms" in document and mode != "isis":
+        raise UsageError('suspect_after_ms is for mode = "isis"; of members it is a setting of the group.')
+    if type(value) is not int or not _LEAST_SUSPECT_AFTER_MS <= value <= _MOST_SUSPECT_AFTER_MS:
+        raise UsageError(
+            f"suspect_after_ms is a number of milliseconds from {_LEAST_SUSPECT_AFTER_MS} to {_MOST_SUSPECT_AFTER_MS}."
+        )
+    return value
 
 
 def _is_pair(pair: object, connections: Mapping[str, Connection]) -> bool:

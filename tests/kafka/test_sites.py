@@ -54,5 +54,10 @@ def test_sites_that_agree(tmp_path: Path) -> None:
     assert [other for other in "bc" if sites.shares_kafka("a", other)] == ["c"]
     with pytest.raises(UsageError, match="leave links out"):
         read_sites(written(tmp_path, 'mode = "isis"\nlinks = [["a", "b"]]', "a", "b"))
+    assert read_sites(written(tmp_path, 'mode = "isis"\nsuspect_after_ms = 3000', "a", "b")).suspect_after_ms == 3000
+    with pytest.raises(UsageError, match="from 1000 to"):
+        read_sites(written(tmp_path, 'mode = "isis"\nsuspect_after_ms = 0', "a", "b"))
+    with pytest.raises(UsageError, match="is for mode"):
+        read_sites(written(tmp_path, "suspect_after_ms = 3000", "a", "b"))
     with pytest.raises(UsageError, match="have none"):
         read_sites(written(tmp_path, 'mode = "isis"\nhome = "a"', "a", "b"))
