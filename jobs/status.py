@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
     DEFAULT_DATA,
     EXIT_FAILED,
     AsJson,
     BootstrapServers,
     Data,
+    KafkaConfig,
     Site,
+    connection_to,
     missing_extra,
     run_script,
 )
@@ -37,7 +38,8 @@ _COLUMNS = ("group", "sequencer", "last seqno", "lag", "rate", "members", "dead"
 
 def status(
     group: Annotated[str | None, typer.Option("--group", "-g", help="One group only.")] = None,
-    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every 2 s, until Ctrl-C.")] = False,
@@ -51,9 +53,7 @@ def status(
     """
     from rich.console import Console
 
-    from connectors.kafka.connection import Connection
-
-    connection = Connection(bootstrap_servers)
+    connection = connection_to(bootstrap_servers, kafka_config, "status")
     while True:
         rows = _read(connection, group, site, data)
         if watch:

@@ -49,6 +49,7 @@ from ordering.membership import (
 from ordering.names import is_address, is_relay
 from ordering.reader import Reader, Seal, Verdict
 from ordering.records import (
+    ENTRY,
     EPOCH,
     HEARTBEAT,
     LEAVE,
@@ -397,6 +398,8 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
     for record in records:
         epoch_before = reader.epoch
         verdict = reader.accept(record.kind, record.epoch, record.seqno)
+        if record.kind == ENTRY:
+            continue
         if verdict is Verdict.CONTROL and record.payload:
             snapshot_state = SequencerState.from_bytes(record.payload)
             if snapshot_state.seqno != reader.last_seqno and not base_expected:

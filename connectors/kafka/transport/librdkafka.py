@@ -24,6 +24,7 @@ from confluent_kafka import KafkaException
 from kafka import errors
 from kafka.structs import TopicPartition
 
+from connectors.kafka.dialects import for_librdkafka
 from connectors.kafka.transport.seam import Cluster, Consumer, Producer
 from ordering.records import MAX_RECORD_BYTES
 
@@ -73,7 +74,8 @@ def client_settings(cluster: Cluster) -> dict[str, Any]:
         "socket.nagle.disable": True,
         "allow.auto.create.topics": False,
         "logger": _log_of_the_library,
-        **cluster.security.for_librdkafka(),
+        **({"client.id": cluster.client_id} if cluster.client_id else {}),
+        **for_librdkafka(cluster.security),
     }
 
 
