@@ -118,12 +118,11 @@ def start_session(name: str, *, cores: int | None = None, parallelism: int = 1) 
     """Start Spark. Interrupted while it launches the JVM, pyspark would leave that behind: so a signal waits until
     there is something to stop.
     """
-    from connectors.spark.session import build_session
-
     asked_to_stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked_to_stop.set())
+    interruption.hand_to(asked_to_stop.set)
     try:
+        from connectors.spark.session import build_session
+
         return Started(build_session(name, cores=cores, parallelism=parallelism), asked_to_stop)
     except Exception:
         if asked_to_stop.is_set():  # and so was the JVM, if all processes were

@@ -22,7 +22,7 @@ from jobs.cli import command
 from ordering import names, records, sequencer
 from ordering.checker import ANOMALIES
 from ordering.membership import MAX_LEFT, NOT_A_MEMBER
-from ordering.names import ROLES, Topic
+from ordering.names import BY_RELAYS, ROLES, Topic
 from ordering.reader import Reader, Verdict
 from ordering.records import EPOCH
 from ordering.sequencer import BAD_ADDRESS, FORGOTTEN
@@ -152,7 +152,7 @@ def test_kinds() -> None:
     """The two tables have each kind that the codec knows."""
     forward, decided = tables(section(doc("records"), "## Kinds"))
     assert set(first_spans(forward)) == set(codec.FORWARD_KINDS)
-    assert set(first_spans(decided)) == {*codec.DECIDED_KINDS, records.REFUSED, records.EPOCH}
+    assert set(first_spans(decided)) == {*codec.DECIDED_KINDS, records.REFUSED, *records.WITHOUT_SEQNO}
 
 
 def test_reasons() -> None:
@@ -288,7 +288,8 @@ def test_topics() -> None:
     shown, settings = tables(section(doc("operations"), "## Topics and settings"))
     named = [Topic.parse(re.sub("<[a-z]+>", "x", name)) for name in first_spans(shown)]
     assert [topic.role for topic in named if topic] == list(ROLES)
-    rules = {name for role in ROLES for name in topics._rules(Topic("g", role, "s", "n" if role == "relayed" else ""))}
+    every = [Topic("g", role, "s", "n" if role in BY_RELAYS else "") for role in ROLES]
+    rules = {name for topic in every for name in topics._rules(topic)}
     assert set(first_spans(settings)) == rules
     said = {row[0]: row[1] for row in settings}
     assert f"{topics._MIN_FORWARD_RECORD_BYTES:,}" in said["`max.message.bytes`"]

@@ -19,6 +19,7 @@ from ordering.errors import ProtocolViolation, UsageError
 from ordering.names import RELAY_NAME, Topic, is_relay, relay_of
 from ordering.records import (
     CONTROL_KINDS,
+    ENTRY,
     EPOCH,
     FLUSH_COMPLETED,
     HEARTBEAT,
@@ -178,6 +179,8 @@ def encode_data(data: Data) -> tuple[bytes | None, bytes, list[tuple[str, bytes]
     """(key, value, headers) of a DATA record."""
     if data.kind == EPOCH:
         return None, data.payload, [_data_header(f"{EPOCH} - - - {data.epoch} - - -")]
+    if data.kind == ENTRY:
+        return None, data.payload, [_data_header(f"{ENTRY} - {data.local_seqno} - {data.epoch} - - -")]
     if data.source is None:  # the sequencer's own: a view, a step of a flush
         own = _data_header(f"{data.kind} - - {data.seqno} {data.epoch} {data.view} - -")
         return None, data.payload, [own]
@@ -218,6 +221,8 @@ def decode_data(key: bytes | None, value: bytes | None, headers: Sequence[tuple[
         kind = raw_kind.decode("ascii")
         if kind == EPOCH:
             return Data(kind=EPOCH, epoch=int(epoch), payload=value or b"")
+        if kind == ENTRY:
+            return Data(kind=ENTRY, epoch=int(epoch), local_seqno=int(local_seqno), payload=value or b"")
         if key is None and kind in DECIDED_KINDS:
             return Data(kind, int(epoch), int(seqno), int(view), payload=value or b"")
         return Data(
