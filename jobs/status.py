@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from connectors.kafka.connection import Connection
 
 WATCH_S = 2.0
+_SHOWN_GAPS = 5
 _COLUMNS = ("group", "sequencer", "last seqno", "lag", "rate", "members", "dead", "ledger")
 
 
@@ -105,6 +106,14 @@ def _show(rows: Sequence[GroupStatus], site: str, *, as_json: bool) -> None:
         for neighbour, silent_s in row.relays.items():
             heard = "was never heard" if silent_s is None else f"was heard {silent_s:,.0f} s ago"
             typer.echo(f"{row.group}: the relay from {neighbour} {heard}")
+        for gap in row.gaps[:_SHOWN_GAPS]:
+            life = f" of incarnation {gap.incarnation}" if gap.missing == 1 else ""
+            typer.echo(
+                f"{row.group}: {gap.sender} sent {gap.dropped:,} record{'' if gap.dropped == 1 else 's'} behind a gap, "
+                f"dropped until it sends local seqno {gap.missing}{life}"
+            )
+        if len(row.gaps) > _SHOWN_GAPS:
+            typer.echo(f"{row.group}: {len(row.gaps) - _SHOWN_GAPS:,} more senders have a gap: see --json")
 
 
 def _cells(row: GroupStatus) -> tuple[str, ...]:
