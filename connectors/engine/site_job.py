@@ -148,6 +148,7 @@ class SiteLoop:
             raise
         self._is_away = False
         self._ticked_at = time.monotonic()
+        self._stopped_at = float("inf")
 
     def run(self, attendant: SiteAttendant) -> None:
         """Work until stopped; then wait for what is in flight. Raises what ends the attempt."""
@@ -161,9 +162,8 @@ class SiteLoop:
                     self._groups[name].exclude(exclusion)
             attendant.pipelines = {name: group.pipeline for name, group in self._groups.items()}
             self.step()
-        deadline = time.monotonic() + STOP_S
         for group in self._groups.values():
-            self._await_written(group, deadline)
+            self._await_written(group)
 
     def take(self, taken: Taken) -> None:
         """Go on with groups that were taken over, from what their logs tell. Raises what is wrong with one."""
@@ -213,7 +213,10 @@ class SiteLoop:
             self._positions[place] = group.start_of(source, beginnings[place])
 
     def step(self) -> None:
-        """Read what there is; write the entries, and when they stand in Kafka, DATA. Raises WriteFailed."""
+        """Read what there is; write the entries, and when they stand in Kafka, DATA. Stopped meanwhile, leave the rest.
+
+        Raises WriteFailed.
+        """
         polled = self._poll()
         for place, records in polled.items():
             group, source = self._read[place]
@@ -223,11 +226,13 @@ class SiteLoop:
         elapsed_ms = min(round((now - before) * 1000), LONGEST_STEP_MS)
         for group in self._groups.values():
             group.tick(elapsed_ms)
-            self._await_written(group)
+            if not self._await_written(group):
+                return
         outputs = {name: group.end_step() for name, group in self._groups.items()}
         entries = [self._writer.write([output]) for output in outputs.values() if output is not None]
         for entry in entries:
-            self._writer.wait(entry, lambda: False)
+            if not self._writer.wait(entry, self._gives_up):
+                return
         for name, group in self._groups.items():
             self._tell(name, group.notices)
             self._write_due(group)
@@ -239,9 +244,22 @@ class SiteLoop:
             group.passed(written)
             size += written.size
 
-    def _await_written(self, group: AgreeingGroup, deadline: float = float("inf")) -> None:
-        while group.oldest is not None and self._writer.wait(group.oldest, lambda: time.monotonic() > deadline):
+    def _await_written(self, group: AgreeingGroup) -> bool:
+        """Wait until all DATA of the group stands in Kafka; return whether it does."""
+        while group.oldest is not None:
+            if not self._writer.wait(group.oldest, self._gives_up):
+                return False
             group.see_written()
+        return True
+
+    def _gives_up(self) -> bool:
+        """Whether it was asked to stop, and has waited for a broker since as long as a stop may. The next start goes on
+        from what stands in Kafka then.
+        """
+        if not self._stop.is_set():
+            return False
+        self._stopped_at = min(self._stopped_at, time.monotonic())
+        return time.monotonic() - self._stopped_at > STOP_S
 
     def _tell(self, group: str, notices: tuple[Notice, ...]) -> None:
         for notice in notices:
