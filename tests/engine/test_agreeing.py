@@ -27,6 +27,7 @@ from ordering.isis_site import SiteState
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
 from ordering.records import ENTRY, JOIN, MESSAGE, Data
+from ordering.sequencer import SequencerState
 from tests.waiting import eventually
 
 SITES = ("nyc", "sfo", "lax")
@@ -261,3 +262,17 @@ def test_the_last_entry_is_that_of_the_log(kafka: MemoryConnection) -> None:
     state = state_of(kafka, "nyc")
     assert state is not None
     assert state.number == len(numbers)
+
+
+def test_a_group_that_comes_later_and_can_not_go_on_ends_no_other(
+    kafka: MemoryConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One, say, that has an order, and no entry of an agreement."""
+    kafka.create("h", "nyc")
+    changes = [Taken({"h": SequencerState("h", epoch=1, seqno=3)})]
+    with running(kafka, *SITES) as loops:
+        loops[0].attendant.changes = lambda: [changes.pop()] if changes else []
+        eventually(lambda: "left alone" in caplog.text, 10)
+        send(kafka, "nyc", range(1, 3))
+        all_have(kafka, 2)
+        assert loops[0].failure is None
