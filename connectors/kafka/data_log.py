@@ -98,7 +98,7 @@ class DataLog:
 
     def _check_partitions(self) -> None:
         group, site = self.topic.group, self.topic.site
-        with self.connection.reachable():
+        with self.connection.reachable("READ", self.partition.topic):
             counts = {
                 partition: len(self._consumer.partitions_for_topic(partition.topic) or ())
                 for partition in (self.partition, self._claims)
@@ -121,12 +121,12 @@ class DataLog:
 
     def beginning(self) -> int:
         """The first offset that retention has left."""
-        with self.connection.reachable():
+        with self.connection.reachable("READ", self.partition.topic):
             return int(self._consumer.beginning_offsets([self.partition])[self.partition])
 
     def end(self) -> int:
         """The offset after the last record."""
-        with self.connection.reachable():
+        with self.connection.reachable("READ", self.partition.topic):
             return int(self._consumer.end_offsets([self.partition])[self.partition])
 
     def records(self, start: int, end: int) -> Iterator[Stored]:
@@ -161,7 +161,7 @@ class DataLog:
             self._known_claims, self._known_notes, self._known_below = [], [], 0
             self._known_move, self._known_base = None, -1
         if not self._known_below and end:
-            with self.connection.reachable():
+            with self.connection.reachable("READ", self.partition.topic):
                 beginning = int(self._consumer.beginning_offsets([self._claims])[self._claims])
             if beginning > 0:
                 raise HistoryUnavailable(
@@ -182,7 +182,7 @@ class DataLog:
             self._known_below = record.offset + 1
 
     def _end_of_epochs(self) -> int:
-        with self.connection.reachable():
+        with self.connection.reachable("READ", self.partition.topic):
             return int(self._consumer.end_offsets([self._claims])[self._claims])
 
     def epoch_of_claim(self, offset: int) -> int:
