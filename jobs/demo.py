@@ -133,11 +133,15 @@ def _show(lines: Lines, directory: Path, port: int, engine: Engine, *, is_feed: 
     from connectors.local.broker import EmbeddedBroker
 
     with EmbeddedBroker(directory / "broker", port) as broker:
-        connection = Connection(broker.bootstrap_servers)
+        connection = Connection(broker.bootstrap_servers, timeout=PATIENCE_SECONDS)
         create_topics(connection, GROUP, [SITE])
         change_settings(connection, GROUP, SITE, suspect_after_ms=SUSPECT_AFTER_MS)
         say(f"broker at {broker.bootstrap_servers}; topics of group {GROUP!r} created")
-        say(f"starting the sequencer (engine: {engine.value}) and the ledger; Spark takes about 10 s …")
+        say(
+            "starting the sequencer and the ledger in Spark; that takes about 10 s …"
+            if engine is Engine.spark
+            else "starting the sequencer, a Python process; the ledger follows in Spark …"
+        )
         jobs = _Jobs(connection, directory, engine)
         try:
             jobs.await_ready()
@@ -159,7 +163,8 @@ class _Jobs:
         self._directory = directory
         self._common = ["--bootstrap-servers", connection.bootstrap_servers, "--site", SITE, "--data", str(directory)]
         self._command = ["run"] if engine is Engine.spark else ["sequence", "--engine", "process"]
-        self._ledger = None if engine is Engine.spark else self._started("ledger")
+        self._engine = engine
+        self._ledger: Started | None = None
         self._sequencer = self._started(*self._command)
 
     def _started(self, *command: str) -> Started:
@@ -169,13 +174,18 @@ class _Jobs:
         """Wait until the sequencer works. Raises EnvironmentProblem."""
         self._sequencer.await_ready(PATIENCE_SECONDS)
 
+    def start_the_ledger(self) -> None:
+        """With the engine that has none. Spark takes longer to start than that engine, so it comes later."""
+        if self._engine is Engine.process:
+            self._ledger = self._started("ledger")
+
     def check(self) -> None:
         """Raises EnvironmentProblem if one has ended."""
         for job in self._all():
             job.check()
 
     def kill_the_sequencer(self) -> None:
-        """Kill -9; and start another, which works some seconds later."""
+        """Kill -9; and start another, which goes on some seconds later."""
         self._sequencer.kill()
         self._sequencer = self._started(*self._command)
 
@@ -194,6 +204,7 @@ def _perform(cast: Cast, jobs: _Jobs) -> tuple[Survived, int]:
     first = cast.observers[OBSERVERS[0]]
     say(f"{len(cast.lines)} members join, and broadcast {total} messages; {len(OBSERVERS)} observers deliver")
     cast.speak(SPEAKING_SECONDS)
+    jobs.start_the_ledger()
     moments, sentences = [], []
     with _progress(cast, total, jobs.check) as show:
         cast.wait(lambda: len(first.taken) >= max(1, total * KILLED_AFTER), "the first were delivered", show)
