@@ -24,8 +24,8 @@ RELAY_NAME = f"{RESERVED_PREFIX}relay"
 TICK_NAME = f"{RESERVED_PREFIX}tick"
 """The name under which the sequencer's job writes ticks. No member can have it."""
 
-Role = Literal["forward", "data", "epoch", "dead-letter", "inbox", "memory", "relayed"]
-ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "relayed")
+Role = Literal["forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast", "relayed"]
+ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast", "relayed")
 
 _GROUP = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_GROUP_LENGTH - 1}}}")
 SITE_PATTERN = rf"[A-Za-z0-9_-]{{1,{MAX_SITE_LENGTH}}}"

@@ -104,5 +104,5 @@ def test_what_is_no_source(text: str) -> None:
 
 
 def test_roles_are_the_topics() -> None:
-    kept: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "relayed")
+    kept: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast", "relayed")
     assert kept == ROLES
