@@ -20,7 +20,7 @@ from typing import NamedTuple
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import decode_cast
+from connectors.kafka.cast_codec import decode_cast
 from connectors.kafka.connection import Connection
 from connectors.kafka.desk import Desk
 from connectors.kafka.transport import Consumer

@@ -24,7 +24,8 @@ from connectors.client.go_back_n import GoBackN
 from connectors.client.lives import SendingLimits
 from connectors.client.producers import Producers
 from connectors.client.promise import raised_again
-from connectors.kafka.codec import cast_headers, depends_header
+from connectors.kafka.cast_codec import cast_headers
+from connectors.kafka.codec import depends_header
 from ordering.casts import NO_VIEW, TOTAL, Cast, Ordered
 from ordering.errors import AbcastError, Excluded
 from ordering.forward_table import message_bytes

@@ -321,7 +321,7 @@ class Member(ReadingHalf):
         return forwarder.cast(order, kept, checked, limit)
 
     def broadcast_sync(self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0) -> int:
-        """Broadcast in total order, wait until this member has delivered it (that is its sending), and return the seqno.
+        """Broadcast in total order, and return the seqno when this member has delivered it: that is its sending.
 
         All that this member had sent or delivered before comes before it, everywhere; all that it does next comes
         after. (Its own `deliveries()` give the message as any other: it is delivered when they can.) `timeout`: seconds

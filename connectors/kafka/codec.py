@@ -15,9 +15,9 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 
-from ordering.casts import CAUSAL, FIFO, NO_VIEW, Cast, Depends
+from ordering.casts import Depends
 from ordering.errors import ProtocolViolation, UsageError
-from ordering.names import RELAY_NAME, Topic, is_address, is_relay, relay_of
+from ordering.names import RELAY_NAME, Topic, is_relay, relay_of
 from ordering.records import (
     CONTROL_KINDS,
     EPOCH,
@@ -57,8 +57,6 @@ LETTER_FIELDS = (*FORWARD_FIELDS, "SENDER", "RELAYED_FROM")
 """The key of a letter is its receiver."""
 DATA_FIELDS = (*FORWARD_FIELDS, "SEQNO", "EPOCH", "VIEW", "SOURCE", "FORWARDED_AT_MS", "LINK")
 """LINK is there only where a link brought the record."""
-CAST_FIELDS = (VERSION, "ORDER", "INCARNATION", "LOCAL_SEQNO", "VIEW", "AFTER", "CLOCK")
-"""In a cast topic. ORDER is `fifo` or `causal`. A fifo cast has neither AFTER nor CLOCK; outside of a view, no VIEW."""
 DEPENDS_HEADER = "abcast-depends"
 """`VIEW CLOCK` of a total message, and of FLUSH_OK: what it depends on (`ordering.casts`). It travels as those of the
 application do; where a program reads it wrongly, nothing but its own messages waits too little."""
@@ -88,10 +86,6 @@ NOT_THE_RELAY = f"only the neighbouring relay may write records of this kind, or
 NO_PAYLOAD = "the payload is null"
 PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
 
-# Reasons why a record of a cast topic is passed over, beside those.
-WRONG_ORDER = "ORDER in the header abcast is neither fifo nor causal"
-WRONG_VIEW = "VIEW in the header abcast is not a number from 1, which a causal cast has to say"
-WRONG_CLOCK = "AFTER or CLOCK in the header abcast of a causal cast is missing"
 
 INCARNATIONS_A_MS = 100_000
 """An incarnation is a time since 1970 in the unit of 10 ns, or less."""
@@ -304,49 +298,6 @@ def depends_of(headers: Iterable[tuple[str, bytes]]) -> Depends | None:
 def without_depends(headers: Headers) -> Headers:
     """The headers that an application is given."""
     return tuple(header for header in headers if header[0] != DEPENDS_HEADER)
-
-
-def cast_headers(cast: Cast) -> list[tuple[str, bytes]]:
-    """The headers of a cast, whose key is the sender's address."""
-    view = cast.view or NOTHING
-    after, clock = (cast.after, cast.clock) if cast.order == CAUSAL else (NOTHING, NOTHING)
-    text = f"{VERSION} {cast.order} {cast.incarnation} {cast.local_seqno} {view} {after} {clock}"
-    return [(HEADER, text.encode("ascii")), *cast.headers]
-
-
-def decode_cast(
-    key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]], timestamp_ms: int = 0
-) -> Cast | str:
-    """One record of a cast topic, or the reason why it is none: all readers pass such a record over."""
-    own, application = split_headers(headers)
-    fields = first_fields(own, len(CAST_FIELDS))
-    version, order, raw_incarnation, raw_local_seqno, raw_view, raw_after, clock, *_ = [
-        *fields,
-        *[b""] * len(CAST_FIELDS),
-    ]
-    incarnation, local_seqno, view = map(parse_number, (raw_incarnation, raw_local_seqno, raw_view))
-    after = 0 if raw_after in (_NOTHING, b"0") else parse_number(raw_after)
-    is_causal, sender = order == CAUSAL.encode(), (key or b"").decode("latin-1")
-    checks = (
-        (sum(name == HEADER for name, _ in own) > 1, REPEATED_HEADER),
-        (any(name != HEADER for name, _ in own), RESERVED_HEADER),
-        (size_of(application) > MAX_HEADERS_BYTES, HEADERS_TOO_LARGE),
-        (version != _VERSION, WRONG_VERSION),
-        (order not in (FIFO.encode(), CAUSAL.encode()), WRONG_ORDER),
-        (not is_address(sender), NO_SENDER),
-        (incarnation is None, WRONG_INCARNATION),
-        (local_seqno is None, WRONG_LOCAL_SEQNO),
-        (view is None and (is_causal or raw_view not in (_NOTHING, b"")), WRONG_VIEW),
-        (is_causal and (after is None or not clock.isascii()), WRONG_CLOCK),
-        (value is None, NO_PAYLOAD),
-        (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),
-    )
-    for broken, reason in checks:
-        if broken:
-            return reason
-    who = sender, incarnation or 0, local_seqno or 0, value or b""
-    what = (CAUSAL, view or NO_VIEW, after or 0, clock.decode("ascii")) if is_causal else (FIFO, view or NO_VIEW, 0, "")
-    return Cast(*who, *what, given_headers(without_depends(tuple(application))), timestamp_ms)
 
 
 def first_fields(headers: Iterable[tuple[str, bytes]], count: int) -> list[bytes]:
