@@ -170,6 +170,7 @@ def test_reasons() -> None:
         codec.WRONG_LINK,
         codec.WRONG_SITE,
         codec.NOT_THE_RELAY,
+        codec.RESERVED_NAME,
         codec.NO_PAYLOAD,
         codec.PAYLOAD_TOO_LARGE,
         BAD_ADDRESS,

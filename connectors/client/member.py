@@ -136,7 +136,10 @@ class Member(ReadingHalf):
         sending = Succession(connection, group, self._lives, self._callbacks)
         self._transfer: StateTransfer | None = None
         if get_state is not None or set_state is not None:
-            self._transfer = StateTransfer(connection, group, address, sending.send_state, get_state, set_state)
+            give_and_take = get_state, set_state
+            self._transfer = StateTransfer(
+                *(connection, group, address, sending.send_state, *give_and_take), lambda: sending.known.view
+            )
         super().__init__(connection, group, address, ledger_directory, self._transfer, sending, deserializer)
         self._serializer = serializer
         self._connecting = threading.Lock()

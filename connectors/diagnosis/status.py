@@ -32,8 +32,9 @@ class GroupStatus(NamedTuple):
 
     `members`: how many the view has. `senders`: how many addresses have sent anything so far, and are remembered;
     operators and relays are among them. `lag`: FORWARD records that wait: they will get a number, or be refused.
-    `relays`: for each site whose relay brings records here, the seconds since it was last heard. `ledger_lag`: seqnos
-    that the ledger does not have yet; None where there is no ledger.
+    `relays`: for each site whose relay brings records here, the seconds since it was last heard. `strays`: records of
+    DATA that are no DATA, of those that are read here: back to the newest snapshot. `ledger_lag`: seqnos that the
+    ledger does not have yet; None where there is no ledger.
     """
 
     group: str
@@ -48,6 +49,7 @@ class GroupStatus(NamedTuple):
     duplicates: int
     dead_letters: int
     relays: Mapping[str, float | None]
+    strays: int = 0
     ledger_lag: int | None = None
 
     @property
@@ -76,7 +78,9 @@ def read_status(
             # Of a copy, the sequencer is elsewhere: what it has considered is not to be seen here.
             is_copy = data.is_copy()
             sequencer = judge(data, signs.of_groups.get(group), lambda: look_again(connection, group, site))
+            before = data.strays
             state = data.state()
+            strays = data.strays - before
         with connection.reachable():
             dead = _partitions(consumer, [topic for topic in topics if topic.role == "dead-letter"])
             relayed = [
@@ -100,6 +104,7 @@ def read_status(
                 duplicates=state.duplicates,
                 dead_letters=sum(end - beginning for beginning, end in _spans(consumer, dead).values()),
                 relays=_relays(connection, consumer, relayed),
+                strays=strays,
                 ledger_lag=None if in_ledger is None else state.seqno - in_ledger.get(group, 0),
             )
     finally:
