@@ -69,7 +69,7 @@ PATIENCE_S = 5.0
 """So long a joiner waits for the next chunk before it asks another member."""
 
 MAX_ASKED = 1_000
-"""Requests that wait, at most. More are nobody's of the view; the oldest one is forgotten, and its joiner asks again."""
+"""Requests that wait, at most: of more, most are no member's. The oldest is forgotten, and its joiner asks again."""
 
 WRITE_TIMEOUT_S = 30.0
 H_STATE = "state"
