@@ -41,7 +41,7 @@ def start_jvm(settings: Mapping[str, str]) -> None:
         return
     scratch = make_scratch()
     options = f'{settings["spark.driver.extraJavaOptions"]} "-Djava.io.tmpdir={scratch.path}"'
-    conf = SparkConf().setAll([*{**settings, **_below(scratch), "spark.driver.extraJavaOptions": options}.items()])
+    conf = SparkConf().setAll([*{**_below(scratch), **settings, "spark.driver.extraJavaOptions": options}.items()])
     with _temporary_files_in(scratch.path):
         gateway = launch_gateway(conf, {"pass_fds": (scratch.descriptor,)})  # type: ignore[no-untyped-call]
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - there is no public way
