@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.streaming import await_end, reachable, stop_on_signals, working
+from ordering.names import check_site
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from connectors.engine.job import EngineJob
-    from connectors.kafka.sites import Sites
+    from connectors.kafka.connection import Connection
 
 
 GARBAGE_AFTER = 50_000
@@ -43,11 +44,12 @@ EngineOption = Annotated[
 ]
 
 
-def engine_job(bootstrap_servers: str, site: str, data: Path, sites: Sites | None = None) -> EngineJob:
+def engine_job(connection: Connection, site: str, data: Path) -> EngineJob:
     """The sequencer of the site as a plain Python job. Raises UsageError, BrokerUnreachable, EnvironmentProblem."""
     from connectors.engine.job import EngineJob, EngineOptions
 
-    return EngineJob(EngineOptions(reachable(bootstrap_servers, site, sites), site, data.absolute() / "ledger"))
+    check_site(site)
+    return EngineJob(EngineOptions(reachable(connection), site, data.absolute() / "ledger"))
 
 
 def run_engine(job: EngineJob) -> None:

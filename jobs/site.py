@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.options import AsJson, Group
+from jobs.options import AsJson, Group, KafkaConfig
 from jobs.progress import Progress
 from jobs.sites import SitesFile, required_sites
 
@@ -19,9 +19,9 @@ app = typer.Typer(
 
 
 @app.command("list")
-def list_(sites: SitesFile = None, as_json: AsJson = False) -> None:
+def list_(sites: SitesFile = None, kafka_config: KafkaConfig = None, as_json: AsJson = False) -> None:
     """List the sites of the file: where their Kafka is, and whom they relay to."""
-    known = required_sites(sites)
+    known = required_sites(sites, kafka_config, "site")
     for name, connection in known.connections.items():
         home = known.home == name
         row = {"site": name, "bootstrap_servers": connection.bootstrap_servers, "home": home}
@@ -38,6 +38,7 @@ def add(
     name: Annotated[str, typer.Argument(help="The new site, which the sites' file describes already.")],
     group: Group,
     sites: SitesFile = None,
+    kafka_config: KafkaConfig = None,
     ledger: Annotated[
         Path | None, typer.Option(help="A Delta ledger (DIR/ledger) of the home, or of the site named by --from.")
     ] = None,
@@ -54,7 +55,7 @@ def add(
     from connectors.kafka.topics import create_topics
     from connectors.relay.joining import direction_of_history
 
-    known = required_sites(sites)
+    known = required_sites(sites, kafka_config, "site")
     connection, direction = (
         known.connection(name),
         direction_of_history(known, name, source, from_ledger=ledger is not None),
@@ -78,6 +79,7 @@ def promote(
     name: Annotated[str, typer.Argument(help="The new home: a site that has a copy of the group's order.")],
     group: Group,
     sites: SitesFile = None,
+    kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a copy the home of a hub: when the home is lost, or is to be replaced.
@@ -89,7 +91,7 @@ def promote(
     """
     from connectors.relay.promotion import promote as make_home
 
-    done = make_home(required_sites(sites), group, name)
+    done = make_home(required_sites(sites, kafka_config, "site"), group, name)
     if as_json:
         typer.echo(json.dumps({"home": name, "group": group, **done._asdict()}))
         return

@@ -27,8 +27,10 @@ TICK_NAME = f"{RESERVED_PREFIX}tick"
 ADMIN_NAME = f"{RESERVED_PREFIX}admin"
 """The name under which an operator changes a group's settings. No member can have it."""
 
-Role = Literal["forward", "data", "epoch", "dead-letter", "inbox", "memory", "relayed"]
-ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "relayed")
+Role = Literal["forward", "data", "epoch", "dead-letter", "inbox", "memory", "relayed", "entries"]
+ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "relayed", "entries")
+BY_RELAYS: tuple[Role, ...] = ("relayed", "entries")
+"""Those that a relay fills; their names have the site that it comes from, too."""
 
 _GROUP = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_GROUP_LENGTH - 1}}}")
 SITE_PATTERN = rf"[A-Za-z0-9_-]{{1,{MAX_SITE_LENGTH}}}"
@@ -114,7 +116,8 @@ def relay_of(site: str) -> str:
 class Topic:
     """One of a group's topics at a site: `abcast.<group>.<role>.<site>`.
 
-    What a relay brings from a neighbouring site has a topic of its own, `abcast.<group>.relayed-<neighbour>.<site>`.
+    What a relay brings from a neighbouring site has a topic of its own, `abcast.<group>.relayed-<neighbour>.<site>`;
+    what it brings of that one's log too, `abcast.<group>.entries-<neighbour>.<site>`.
     """
 
     group: str
@@ -133,9 +136,9 @@ class Topic:
         if len(parts) != 3 or not parts[0].startswith("abcast."):
             return None
         group, role, site, neighbour = parts[0].removeprefix("abcast."), parts[1], parts[2], ""
-        if role.startswith("relayed-"):
+        if role.startswith(tuple(f"{known}-" for known in BY_RELAYS)):
             role, _, neighbour = role.partition("-")
-        if bool(neighbour) != (role == "relayed") or (neighbour and not _SITE.fullmatch(neighbour)):
+        if bool(neighbour) != (role in BY_RELAYS) or (neighbour and not _SITE.fullmatch(neighbour)):
             return None
         for known in ROLES:
             if role == known and _GROUP.fullmatch(group) and _SITE.fullmatch(site):

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ordering.errors import ProtocolViolation
-from ordering.records import EPOCH
+from ordering.records import WITHOUT_SEQNO
 
 
 class Verdict(Enum):
@@ -38,7 +38,7 @@ class Verdict(Enum):
     DUPLICATE = "duplicate"
     STALE = "stale"
     AHEAD = "ahead"
-    CONTROL = "control"  # an epoch record in force: no seqno, nothing to deliver
+    CONTROL = "control"  # a record in force without a seqno: nothing to deliver
 
 
 class Seal(NamedTuple):
@@ -65,7 +65,7 @@ class Reader:
         if epoch < self.epoch:
             return Verdict.STALE
         self.epoch = epoch
-        if kind == EPOCH:
+        if kind in WITHOUT_SEQNO:
             return Verdict.CONTROL
         if seqno <= self.last_seqno:
             return Verdict.DUPLICATE
@@ -75,14 +75,14 @@ class Reader:
         return Verdict.TAKE
 
     def accept_columns(
-        self, is_epoch: NDArray[np.bool_], epoch: NDArray[np.int64], seqno: NDArray[np.int64]
+        self, is_control: NDArray[np.bool_], epoch: NDArray[np.int64], seqno: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """`accept` on whole columns, in offset order: the mask of the rows taken. Equal to it, row for row.
 
         Rows that form one unbroken run need no Python per row; only what follows a break in the run is walked.
         """
         in_force = np.maximum.accumulate(np.maximum(epoch, self.epoch)) if len(epoch) else epoch
-        candidate = (epoch >= in_force) & ~is_epoch & (seqno > self.last_seqno)
+        candidate = (epoch >= in_force) & ~is_control & (seqno > self.last_seqno)
         rows = np.flatnonzero(candidate)
         numbers = seqno[rows]
         expected = np.arange(self.last_seqno + 1, self.last_seqno + 1 + len(rows), dtype=np.int64)

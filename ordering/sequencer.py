@@ -49,6 +49,7 @@ from ordering.membership import (
 from ordering.names import is_address, is_relay
 from ordering.reader import Reader, Seal, Verdict
 from ordering.records import (
+    ENTRY,
     EPOCH,
     HEARTBEAT,
     LEAVE,
@@ -323,6 +324,20 @@ def next_accepted(accepted: Accepted, incarnation: int, local_seqno: int) -> Acc
     return None
 
 
+def missing_before(state: SequencerState, record: Forward) -> int | None:
+    """The local seqno that is missing, if go-back-N drops this record for what should have come before it."""
+    if record.kind in (HEARTBEAT, REMOTE_VIEW) or record.link is not None or not is_address(record.sender):
+        return None
+    if _never(state.membership, state.received, record, is_repeat=False):
+        return None
+    row = state.received.get(record.sender)
+    if record.incarnation <= state.membership.last_life_over(record.sender, has_row=row is not None):
+        return None
+    row = row or NOTHING_ACCEPTED
+    missing = row.local_seqno + 1 if record.incarnation == row.incarnation else 1
+    return missing if record.incarnation >= row.incarnation and record.local_seqno > missing else None
+
+
 def advance(positions: dict[Partition, int], source: Source) -> None:
     """Note that everything of the source's partition up to and including it has been considered."""
     partition = source.topic_partition
@@ -388,6 +403,8 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
     for record in records:
         epoch_before = reader.epoch
         verdict = reader.accept(record.kind, record.epoch, record.seqno)
+        if record.kind == ENTRY:
+            continue
         if verdict is Verdict.CONTROL and record.payload:
             snapshot_state = SequencerState.from_bytes(record.payload)
             if snapshot_state.seqno != reader.last_seqno and not base_expected:

@@ -19,7 +19,7 @@ from ordering.errors import UsageError
 from ordering.mesh_checker import MeshChecker, Shortfall
 from ordering.names import Topic
 from ordering.reader import Reader, epoch_of
-from ordering.records import EPOCH, STRAY, MessageId
+from ordering.records import STRAY, WITHOUT_SEQNO, MessageId
 
 STALLED_AFTER_S = 15.0
 """A site that lacks messages must get on with them in this time, if the relay that brings them is there."""
@@ -171,7 +171,7 @@ def _reader_at(data: DataLog, beginning: int, end: int) -> Reader:
     seals = data.state(end).seals
     for stored in data.records(beginning, end):
         record = stored.data
-        if record.kind != EPOCH and record.epoch == epoch_of(seals, record.seqno):
+        if record.kind not in WITHOUT_SEQNO and record.epoch == epoch_of(seals, record.seqno):
             return Reader(record.epoch, record.seqno - 1)
     return Reader()
 

@@ -30,6 +30,7 @@ from ordering.names import (
 )
 from ordering.records import (
     CONTROL_KINDS,
+    ENTRY,
     EPOCH,
     FLUSH_COMPLETED,
     HEARTBEAT,
@@ -111,13 +112,14 @@ _SOURCE_PATTERN = rf"[A-Za-z0-9._-]+-{_NUMBER_PATTERN}:{_NUMBER_PATTERN}"
 DATA_PATTERN = "|".join(
     (
         rf"2 {EPOCH} - - - {_NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
+        rf"2 {ENTRY} - {_FROM_1_PATTERN} - {_NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
         rf"2 (?:{'|'.join(DECIDED_KINDS)}) - - {_FROM_1_PATTERN}(?: {_NUMBER_PATTERN}){{2}} - -{_ANYTHING_PATTERN}",
-        rf"2 (?!{EPOCH} )[a-z][a-z-]*{_HEAD_PATTERN} {_SOURCE_PATTERN} {_NUMBER_PATTERN}"
+        rf"2 (?!{EPOCH} |{ENTRY} )[a-z][a-z-]*{_HEAD_PATTERN} {_SOURCE_PATTERN} {_NUMBER_PATTERN}"
         rf"(?: (?:-|{LINK_PATTERN}){_ANYTHING_PATTERN})?",
     )
 )
-"""The whole of the header of DATA: an epoch record, what the sequencer decides by itself, what it has from a sender.
-It means the same in Python and in Java. Only what comes from a sender has a key, which is an address."""
+"""The whole of the header of DATA: of an epoch record, an entry, what the sequencer decides by itself, what it has from
+a sender. It means the same in Python and in Java. Only what comes from a sender has a key, which is an address."""
 _DATA = re.compile(DATA_PATTERN.encode("ascii"))
 _ADDRESS = re.compile(ADDRESS_PATTERN.encode("ascii"))
 _LINK = re.compile(LINK_PATTERN.encode("ascii"))
@@ -211,6 +213,8 @@ def encode_data(data: Data) -> tuple[bytes | None, bytes, list[tuple[str, bytes]
     """(key, value, headers) of a DATA record."""
     if data.kind == EPOCH:
         return None, data.payload, [_data_header(f"{EPOCH} - - - {data.epoch} - - -")]
+    if data.kind == ENTRY:
+        return None, data.payload, [_data_header(f"{ENTRY} - {data.local_seqno} - {data.epoch} - - -")]
     if data.source is None:  # the sequencer's own: a view, a step of a flush
         own = _data_header(f"{data.kind} - - {data.seqno} {data.epoch} {data.view} - -")
         return None, data.payload, [own]
@@ -257,6 +261,8 @@ def decode_data(key: bytes | None, value: bytes | None, headers: Sequence[tuple[
     kind = raw_kind.decode("ascii")
     if kind == EPOCH:
         return Data(kind=EPOCH, epoch=int(epoch), payload=value or b"")
+    if kind == ENTRY:
+        return Data(kind=ENTRY, epoch=int(epoch), local_seqno=int(local_seqno), payload=value or b"")
     if key is None:
         return Data(kind, int(epoch), int(seqno), int(view), payload=value or b"")
     return Data(

@@ -3,7 +3,7 @@
 
 | record | header `abcast` | value |
 | --- | --- | --- |
-| claim | `2 claim` | `FLOOR HOST PID`: who takes over, and where DATA ended before |
+| claim | `2 claim` | `FLOOR HOST PID AGREEMENT`: who takes over, and where DATA ended before |
 | note | `2 note` | `OFFSET EPOCH SEQNO` |
 | base | that of an `epoch` record | a state; in a copy |
 | move | `2 move` | `HOME ABOVE`: the site that is the group's home from here on; in a hub |
@@ -40,7 +40,8 @@ LONGEST_YIELD_S = 300.0
 class Claim(NamedTuple):
     """One takeover: the seal of `epoch` stands in DATA at offset `floor` or later, if it was written at all.
 
-    `host`, `pid`: who claims ("" and 0 in those of earlier versions); `at_ms`: when the broker had it.
+    `host`, `pid`: who claims ("" and 0 in those of earlier versions); `at_ms`: when the broker had it. `agreement`:
+    "isis" if the claimer agrees with other sites, "" if it decides alone.
     """
 
     epoch: int
@@ -48,6 +49,7 @@ class Claim(NamedTuple):
     host: str = ""
     pid: int = 0
     at_ms: int = 0
+    agreement: str = ""
 
     @property
     def who(self) -> str:
@@ -78,9 +80,9 @@ def this_host() -> str:
     return "".join(socket.gethostname().split()).encode("ascii", "replace").decode("ascii") or "unknown"
 
 
-def encode_claim(floor: int) -> tuple[bytes, list[tuple[str, bytes]]]:
+def encode_claim(floor: int, agreement: str = "") -> tuple[bytes, list[tuple[str, bytes]]]:
     """(value, headers) of this process's claim."""
-    return f"{floor} {this_host()} {os.getpid()}".encode("ascii"), [(HEADER, _CLAIM)]
+    return f"{floor} {this_host()} {os.getpid()} {agreement}".rstrip().encode("ascii"), [(HEADER, _CLAIM)]
 
 
 def encode_note(note: Note) -> tuple[bytes, list[tuple[str, bytes]]]:
@@ -100,8 +102,8 @@ def decode(
     try:
         version_and_kind = b" ".join(first_fields(headers, 2))
         if version_and_kind == _CLAIM:
-            floor, host, pid = (value or b"").decode("ascii").split()[:3]
-            return Claim(above + offset + 1, int(floor), host, int(pid), at_ms)
+            floor, host, pid, *more = (value or b"").decode("ascii").split()
+            return Claim(above + offset + 1, int(floor), host, int(pid), at_ms, more[0] if more else "")
         if version_and_kind == _MOVE:
             home, highest = (value or b"").decode("ascii").split()[:2]
             return Move(home, int(highest))

@@ -8,7 +8,7 @@
 
     [sites.sfo]
     bootstrap_servers = "kafka.sfo.example:9092"
-    security = { protocol = "SASL_SSL", mechanism = "PLAIN", username = "abcast", password_file = "sfo.password" }
+    kafka = { protocol = "SASL_SSL", mechanism = "PLAIN", username = "abcast", password_file = "sfo.password" }
 
 `conf/sites.example.toml` says what else there is.
 """
@@ -18,12 +18,12 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from connectors.kafka.connection import Connection
-from connectors.kafka.security import Security
+from connectors.kafka.security import SECRETS, Security, warn_if_readable_by_all
 from ordering.errors import UsageError
 from ordering.names import check_site
 
@@ -31,6 +31,10 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:  # pragma: no cover
     import tomli as tomllib
+
+TABLE = "kafka"
+"""How to log in at one site: its keys are those of `Security`."""
+_OLD_TABLE = "security"
 
 Mode = Literal["hub", "mesh"]
 Trigger = Literal["micro-batch", "real-time"]
@@ -94,24 +98,28 @@ class Sites:
         return origin != direction.target and self.next_hop(direction.target, origin) in (None, direction.source)
 
 
-def read_sites(path: Path) -> Sites:
-    """The sites of a file. Raises UsageError, which names the file and what is wrong with it."""
+def read_sites(path: Path, security: Security | None = None, client_id: str = "") -> Sites:
+    """The sites of a file. `security`: of those that have no table `kafka`; `client_id`: of the clients of all.
+
+    Raises UsageError, which names the file and what is wrong with it.
+    """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"the sites' file {path} can't be read: {error}") from error
+    common = Connection(security=security or Security(), client_id=client_id)
     try:
-        return _sites(document, path.parent)
+        return _sites(document, path.absolute(), common)
     except UsageError as error:
         raise UsageError(f"the sites' file {path}: {error}") from error
 
 
-def _sites(document: dict[str, Any], directory: Path) -> Sites:
+def _sites(document: dict[str, Any], file: Path, common: Connection) -> Sites:
     _only(document, {"mode", "home", "trigger", "links", "sites"}, "")
     tables = document.get("sites")
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()) or not tables:
         raise UsageError('give each site a table, such as [sites.nyc] with bootstrap_servers = "HOST:PORT".')
-    connections = {check_site(name): _connection(name, table, directory) for name, table in tables.items()}
+    connections = {check_site(name): _connection(name, table, file, common) for name, table in tables.items()}
     mode = document.get("mode", "hub" if "home" in document else "mesh")
     home, trigger = document.get("home"), document.get("trigger", "micro-batch")
     if mode not in get_args(Mode) or trigger not in get_args(Trigger):
@@ -136,12 +144,18 @@ def _is_pair(pair: object, connections: Mapping[str, Connection]) -> bool:
     )
 
 
-def _connection(name: str, table: dict[str, Any], directory: Path) -> Connection:
-    _only(table, {"bootstrap_servers", "security"}, f"[sites.{name}] ")
+def _connection(name: str, table: dict[str, Any], file: Path, common: Connection) -> Connection:
+    _only(table, {"bootstrap_servers", TABLE, _OLD_TABLE}, f"[sites.{name}] ")
     servers = table.get("bootstrap_servers")
     if not isinstance(servers, str) or not servers:
         raise UsageError(f'[sites.{name}] needs bootstrap_servers = "HOST:PORT".')
-    return Connection(servers, security=Security.parse(table.get("security", {}), directory))
+    if TABLE in table and _OLD_TABLE in table:
+        raise UsageError(f"[sites.{name}] has {TABLE} and {_OLD_TABLE}, which are the same: keep {TABLE}.")
+    own = table.get(TABLE, table.get(_OLD_TABLE))
+    security = common.security if own is None else Security.parse(own, file.parent)
+    if isinstance(own, dict) and own.keys() & set(SECRETS):
+        warn_if_readable_by_all(file)
+    return replace(common, bootstrap_servers=servers, security=security)
 
 
 def _only(table: Mapping[str, Any], known: set[str], where: str) -> None:

@@ -72,7 +72,7 @@ from connectors.ledger.table_state import read_table_state as read_table_state
 from connectors.spark import codec as spark_codec
 from ordering.errors import AbcastError, EnvironmentProblem
 from ordering.reader import Reader
-from ordering.records import EPOCH, MESSAGE, STRAY, STRAY_EPOCH, VIEW
+from ordering.records import MESSAGE, STRAY, STRAY_EPOCH, VIEW, WITHOUT_SEQNO
 
 LEDGER_SCHEMA = (
     "group string, seqno long, epoch long, view_id long, site string, sender string, incarnation long, "
@@ -303,7 +303,7 @@ class LedgerWriter:
             "offset",
             "epoch",
             F.coalesce("seqno", F.lit(0)).alias("seqno"),
-            (F.col("kind") == EPOCH).alias("is_epoch"),
+            F.col("kind").isin(*WITHOUT_SEQNO).alias("is_control"),
             (F.col("kind") == VIEW).alias("is_view"),
         ).toArrow()
         strays = ids.filter(pc.equal(ids["epoch"], STRAY_EPOCH))
@@ -321,7 +321,7 @@ class LedgerWriter:
             group = of_topic["group"][0].as_py()
             offset, epoch, seqno = (of_topic[name].to_numpy() for name in ("offset", "epoch", "seqno"))
             follower = self._followers[group]
-            taken = np.flatnonzero(follower.accept(offset, of_topic["is_epoch"].to_numpy(), epoch, seqno))
+            taken = np.flatnonzero(follower.accept(offset, of_topic["is_control"].to_numpy(), epoch, seqno))
             if len(taken):
                 reached[group] = follower.last_seqno
                 is_view = of_topic["is_view"].to_numpy()[taken]
@@ -365,7 +365,7 @@ class _Follower:
     def accept(
         self,
         offset: NDArray[np.int64],
-        is_epoch: NDArray[np.bool_],
+        is_control: NDArray[np.bool_],
         epoch: NDArray[np.int64],
         seqno: NDArray[np.int64],
     ) -> NDArray[np.bool_]:
@@ -379,7 +379,7 @@ class _Follower:
                 f"to {offset[-1]} is there: retention has dropped some, or the topic was made anew."
             )
         self._next_offset = int(offset[-1]) + 1
-        return self._reader.accept_columns(is_epoch, epoch, seqno)
+        return self._reader.accept_columns(is_control, epoch, seqno)
 
 
 class _Table:

@@ -57,6 +57,8 @@ LOOK_EVERY_S = 30.0
 """How often a link looks whether what it has carried counts at the neighbour."""
 _FIRST_WINDOW = 256
 """Records read back first when looking for the last one of a source."""
+_LAST_RECORDS = 50
+"""So far back the copy's last message is looked for: seals and snapshots may stand behind it."""
 
 
 class Relay(StreamingJob):
@@ -433,13 +435,21 @@ class _Copy:
         if base is None and end - self._looked_at >= SNAPSHOT_EVERY_RECORDS:
             base = self._base = self.home.state(end)
             self._looked_at = end
-        if base is None:
-            return
-        copied = self.copy.end()
-        for stored in self.copy.records(max(copied - 1, self.copy.beginning()), copied):
-            if stored.data.seqno >= base.seqno and stored.data.epoch >= base.epoch:
-                post_base(self.copy.connection, self.copy.claims_topic, base)
-                self._base = None
+        if base is not None and self._has(base):
+            post_base(self.copy.connection, self.copy.claims_topic, base)
+            self._base = None
+
+    def _has(self, base: SequencerState) -> bool:
+        """Whether the copy has all that it counts.
+
+        Records come in the order of the home's. So it has all up to the last seqno if it has that one or a later one,
+        of an epoch that is no older; and all up to the last seal if it has a record of that epoch.
+        """
+        end = self.copy.end()
+        last = [stored.data for stored in self.copy.records(max(end - _LAST_RECORDS, self.copy.beginning()), end)]
+        decided = epoch_of(base.seals, base.seqno) if base.seqno else 0
+        has_seqno = not base.seqno or any(data.seqno >= base.seqno and data.epoch >= decided for data in last)
+        return has_seqno and any(data.epoch >= base.epoch for data in last)
 
 
 def post_base(connection: Connection, epoch_topic: str, base: SequencerState) -> None:

@@ -121,7 +121,7 @@ class Scenario:
                 timestamp_ms=timestamp_ms,
             ).get(timeout=30)
         finally:
-            producer.close(timeout=10)
+            producer.close(timeout=60)
 
     # --- what was written ---
 

@@ -208,7 +208,7 @@ def test_half_a_driver(scenario: Scenario, temporary_files: Path) -> None:
     load = scenario.load("alice")
     observer = scenario.observer("olga")
     first = scenario.sequencer()
-    observer.wait(20)
+    observer.wait(60)
     os.kill(first.java(), signal.SIGSTOP)
     os.kill(first.pid, signal.SIGKILL)
     second = scenario.sequencer()

@@ -11,6 +11,7 @@ from connectors.kafka import codec
 from ordering.errors import UsageError
 from ordering.reader import Reader, Verdict
 from ordering.records import (
+    ENTRY,
     EPOCH,
     MAX_HEADERS_BYTES,
     MAX_NUMBER,
@@ -120,6 +121,14 @@ def test_what_the_sequencer_decides_round_trip(kind: str, epoch: int, seqno: int
 @given(numbers, st.binary(max_size=20))
 def test_epoch_round_trip(epoch: int, payload: bytes) -> None:
     record = Data(EPOCH, epoch, payload=payload)
+    key, value, headers = codec.encode_data(record)
+    assert key is None
+    assert codec.decode_data(key, value, headers) == record
+
+
+@given(numbers, numbers, st.binary(max_size=20))
+def test_entry_round_trip(epoch: int, number: int, payload: bytes) -> None:
+    record = Data(ENTRY, epoch, local_seqno=number, payload=payload)
     key, value, headers = codec.encode_data(record)
     assert key is None
     assert codec.decode_data(key, value, headers) == record

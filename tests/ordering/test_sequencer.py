@@ -16,7 +16,7 @@ from ordering import sequencer
 from ordering.errors import ProtocolViolation
 from ordering.membership import NO_MEMBERS, NOT_A_MEMBER, Settings
 from ordering.reader import Reader, Seal, Verdict
-from ordering.records import HEARTBEAT, Data, DeadLetter, Forward, Malformed, Partition, Source
+from ordering.records import ENTRY, HEARTBEAT, Data, DeadLetter, Forward, Malformed, Partition, Source
 from ordering.sequencer import (
     FORGOTTEN,
     FORMAT,
@@ -138,7 +138,7 @@ def test_late_copies_of_the_same_epoch_change_nothing(log: Log, at: list[int], e
         _state, written = run(opened(), cut(log, at))
     mixed, reader = [seal(1)], Reader(1, 0)
     for record in written:
-        mixed.extend(data.draw(st.lists(st.sampled_from(written), max_size=2)))
+        mixed.extend(data.draw(st.lists(st.sampled_from([*written, Data(ENTRY, 1, local_seqno=1)]), max_size=2)))
         mixed.append(record)
     for record in mixed[1:]:
         reader.accept(record.kind, record.epoch, record.seqno)
