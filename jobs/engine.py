@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.streaming import await_end, reachable, stop_on_signals, working
+from ordering.errors import UsageError
 from ordering.names import check_site
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from connectors.engine.job import EngineJob
     from connectors.kafka.connection import Connection
+    from connectors.kafka.sites import Sites
 
 
 GARBAGE_AFTER = 50_000
@@ -44,11 +46,25 @@ EngineOption = Annotated[
 ]
 
 
-def engine_job(connection: Connection, site: str, data: Path) -> EngineJob:
-    """The sequencer of the site as a plain Python job. Raises UsageError, BrokerUnreachable, EnvironmentProblem."""
+def check_engine(sites: Sites | None, engine: Engine) -> None:
+    """Raise UsageError if the sites can't have their order by that engine."""
+    if sites is not None and sites.mode == "isis" and engine is not Engine.process:
+        raise UsageError('sites that agree (mode = "isis") do so in a plain process: add --engine process.')
+
+
+def engine_job(connection: Connection, site: str, data: Path, sites: Sites | None = None) -> EngineJob:
+    """The sequencer of the site as a plain Python job; where sites agree, the site's part in that.
+
+    Raises UsageError, BrokerUnreachable, EnvironmentProblem.
+    """
     from connectors.engine.job import EngineJob, EngineOptions
 
     check_site(site)
+    if sites is not None and sites.mode == "isis":
+        from connectors.engine.inputs import neighbours_of
+        from connectors.engine.site_job import SiteJob
+
+        return SiteJob(reachable(connection), neighbours_of(sites, site), sites.suspect_after_ms)
     return EngineJob(EngineOptions(reachable(connection), site, data.absolute() / "ledger"))
 
 

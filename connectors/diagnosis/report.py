@@ -61,7 +61,7 @@ def check_group(
     """
     sites = where if isinstance(where, Sites) else None
     chosen = names or (list(sites.connections) if sites else [DEFAULT_SITE])
-    one_order = sites is None or sites.home is not None or len(chosen) == 1
+    one_order = sites is None or sites.one_order or len(chosen) == 1
     if deliveries and not one_order:
         raise UsageError("in a mesh each site has its own order: check delivery logs with --site of their site.")
     connections = {name: where.connection(name) if isinstance(where, Sites) else where for name in chosen}

@@ -16,10 +16,12 @@ from connectors.engine.inputs import Input, Original, original
 from connectors.engine.writing import Written
 from connectors.kafka.codec import decode_data, encode_data
 from connectors.kafka.entries import judge, read_entry, write_entry
+from connectors.kafka.epochs import Exclusion
 from connectors.kafka.transport import Record
 from ordering.errors import HistoryUnavailable, ProtocolViolation
 from ordering.isis import Tick
 from ordering.isis_log import Ordered, Range, ranges_of
+from ordering.isis_messages import Exclude
 from ordering.isis_site import Arrived, Heard, Notice, Site, SiteState
 from ordering.pipeline import Pipeline
 from ordering.records import ENTRY, EPOCH, STRAY, Partition
@@ -73,6 +75,7 @@ class AgreeingGroup:
         self._places: dict[str, _Place] = {}
         self._in_flight: deque[tuple[Written, int]] = deque()
         self._now_ms = state.process.now_ms
+        self._excluded: Exclusion | None = None
 
     @property
     def notices(self) -> tuple[Notice, ...]:
@@ -163,6 +166,12 @@ class AgreeingGroup:
         """So much time has passed."""
         self._now_ms += elapsed_ms
         self.site.take(Tick(self._now_ms))
+
+    def exclude(self, exclusion: Exclusion) -> None:
+        """An operator has decided this, maybe long ago."""
+        if exclusion != self._excluded and exclusion.view == self.site.process.view.id:
+            self._excluded = exclusion
+            self.site.take(Exclude(exclusion.sites))
 
     # What comes out
 

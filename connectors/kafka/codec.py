@@ -67,6 +67,8 @@ FORWARD_FIELDS = (VERSION, "KIND", "INCARNATION", "LOCAL_SEQNO")
 RELAYED_FIELDS = (*FORWARD_FIELDS, "RELAYED_FROM", "LINK")
 """In a topic that a relay fills. In a hub, RELAYED_FROM is the record (`SITE/topic-partition:offset`) at the
 neighbouring site that it was made from; in a mesh, LINK is what the link says of it (`ordering.links`)."""
+AGREED_FIELDS = (*RELAYED_FIELDS, "AT_MS")
+"""Between sites that agree: AT_MS is the time that the neighbouring broker has given the record."""
 LETTER_FIELDS = (*FORWARD_FIELDS, "SENDER", "RELAYED_FROM")
 """The key of a letter is its receiver."""
 DATA_FIELDS = (*FORWARD_FIELDS, "SEQNO", "EPOCH", "VIEW", "SOURCE", "FORWARDED_AT_MS", "LINK")

@@ -35,7 +35,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import decode_data
 from connectors.kafka.connection import Connection
-from connectors.kafka.epochs import Claim, Move, Note, decode
+from connectors.kafka.epochs import Claim, Exclusion, Move, Note, decode
 from connectors.kafka.ranges import read_range, windows_back
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, TopicMissing, UsageError
@@ -86,6 +86,8 @@ class DataLog:
         self._known_claims: list[Claim] = []
         self._known_notes: list[Note] = []
         self._known_move: Move | None = None
+        self.known_exclusion: Exclusion | None = None
+        """The newest one, as far as EPOCH was read."""
         self._known_base = -1
         self.strays = 0
         """How many records that are no DATA it has passed over."""
@@ -163,7 +165,7 @@ class DataLog:
         end = self._end_of_epochs()
         if end < self._known_below:  # made anew
             self._known_claims, self._known_notes, self._known_below = [], [], 0
-            self._known_move, self._known_base = None, -1
+            self._known_move, self._known_base, self.known_exclusion = None, -1, None
         if not self._known_below and end:
             with self.connection.reachable():
                 beginning = int(self._consumer.beginning_offsets([self._claims])[self._claims])
@@ -181,6 +183,8 @@ class DataLog:
                 self._known_notes.append(entry)
             elif isinstance(entry, Move):
                 self._known_move = entry
+            elif isinstance(entry, Exclusion):
+                self.known_exclusion = entry
             else:
                 self._known_base = record.offset
             self._known_below = record.offset + 1

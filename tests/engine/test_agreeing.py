@@ -11,7 +11,9 @@ from typing import Any, cast
 import pytest
 from kafka.structs import TopicPartition
 
+from connectors.diagnosis import status
 from connectors.engine.attendant import Taken
+from connectors.engine.exclusion import exclude
 from connectors.engine.inputs import Input, Neighbours
 from connectors.engine.site_job import SiteAttendant, SiteLoop
 from connectors.engine.writing import WriteFailed
@@ -57,7 +59,7 @@ class Running:
             if source is not None:
                 inputs[place] = source
         self.attendant: Any = SimpleNamespace(
-            raise_failure=lambda: None, changes=lambda: (), pipelines={}, inputs={"g": inputs}
+            raise_failure=lambda: None, changes=lambda: (), pipelines={}, inputs={"g": inputs}, exclusions={}
         )
         self.loop = SiteLoop(kafka, neighbours, self._stop, SUSPECT_AFTER_MS)
         states = take_over_groups(kafka, {"g": [forward(site).topic]}, site, agreement="isis")
@@ -78,9 +80,9 @@ class Running:
 
 
 @contextmanager
-def running(kafka: MemoryConnection, *sites: str) -> Iterator[list[Running]]:
+def running(kafka: MemoryConnection, *sites: str, names: tuple[str, ...] = SITES) -> Iterator[list[Running]]:
     with ExitStack() as stack:
-        started = [Running(kafka, site) for site in sites]
+        started = [Running(kafka, site, names) for site in sites]
         for each in started:
             stack.callback(each.end)
         yield started
@@ -174,13 +176,47 @@ def test_the_others_go_on_and_the_site_comes_back(kafka: MemoryConnection) -> No
     assert [record.local_seqno for record in order if record.sender == "lax/alice"] == [1, 2, 3, 4, 5]
 
 
-def test_a_minority_waits(kafka: MemoryConnection) -> None:
+def test_a_minority_waits(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says so, until it is none any more."""
+    topics = [topic for topic in map(Topic.parse, {place.topic for place in kafka.topics.partitions}) if topic]
+    monkeypatch.setattr(status, "find_topics", lambda _: topics)
     with running(kafka, "nyc"):
         send(kafka, "nyc", range(1, 2))
         eventually(lambda: (state := state_of(kafka, "nyc")) is not None and state.process.attempt is not None, 20)
         assert effective(kafka, "nyc") == []
+        shown = status.read_status(kafka, "g", "nyc")
+        assert shown.agreement == status.AgreementStatus(1, ("lax", "nyc", "sfo"), waits=True)
+        assert (shown.lag, shown.is_stuck) == (1, True)
         with running(kafka, "lax"):
             all_have(kafka, 1, ("nyc", "lax"))
+        shown = status.read_status(kafka, "g", "nyc")
+        assert shown.agreement == status.AgreementStatus(2, ("lax", "nyc"), waits=False)
+        assert shown.lag == 0
+
+
+def test_an_operator_excludes_a_site(kafka: MemoryConnection) -> None:
+    """Of two, one goes on alone; the other one comes back, and both have one order."""
+    both = ("nyc", "sfo")
+    with pytest.raises(UsageError, match="no entry"):
+        exclude(kafka, "g", "nyc", "sfo", 0)
+    with running(kafka, *both, names=both):
+        send(kafka, "sfo", range(1, 3))
+        all_have(kafka, 2, both)
+    with running(kafka, "nyc", names=both) as (nyc,):
+        send(kafka, "nyc", range(1, 3))
+        send(kafka, "sfo", range(3, 4))
+        with pytest.raises(UsageError, match="can't exclude itself"):
+            exclude(kafka, "g", "nyc", "nyc", 0)
+        told = exclude(kafka, "g", "nyc", "sfo", 0)
+        assert not told.is_done
+        with DataLog(kafka, "g", "nyc") as data:
+            data.claims()
+            nyc.attendant.exclusions = {"g": data.known_exclusion}
+        assert exclude(kafka, "g", "nyc", "sfo", 20).sites == ("nyc",)
+        all_have(kafka, 4, ("nyc",))
+        with running(kafka, "sfo", names=both):
+            order = all_have(kafka, 5, both)
+    assert order[-1].sender == "sfo/alice"
 
 
 def test_a_sequencer_does_not_go_on_with_it(kafka: MemoryConnection) -> None:
