@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
     DEFAULT_DATA,
     EXIT_ANOMALY,
     AsJson,
     BootstrapServers,
     Data,
     Group,
+    KafkaConfig,
+    connection_to,
     run_script,
 )
 from jobs.progress import Progress
@@ -30,7 +31,8 @@ def check(
     site: Annotated[
         list[str] | None, typer.Option("--site", help="A site whose DATA to read; repeat for more.")
     ] = None,
-    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
     data: Data = DEFAULT_DATA,
     deliveries: Annotated[
         list[Path] | None, typer.Option(help="What `abcast deliver --json` of a member printed; repeat for more.")
@@ -51,9 +53,8 @@ def check(
     waits 15 s: they are lost if it gets no further although the relay is there.
     """
     from connectors.diagnosis.report import check_group
-    from connectors.kafka.connection import Connection
 
-    where = optional_sites(sites) or Connection(bootstrap_servers)
+    where = optional_sites(sites, kafka_config, "check") or connection_to(bootstrap_servers, kafka_config, "check")
     with Progress("looking at the sites") as progress:
         report = check_group(
             group,
@@ -72,11 +73,22 @@ def check(
 def _as_json(group: str, report: Report) -> str:
     found = [{"anomaly": a.name, "detail": a.detail, "seqnos": list(a.seqnos)} for a in report.anomalies]
     behind = [lack._asdict() for lack in report.lacks]
-    return json.dumps({"group": group, "ok": not found, "read": report.read, "anomalies": found, "lacking": behind})
+    strays = {what: found._asdict() for what, found in report.strays.items()}
+    return json.dumps(
+        {
+            "group": group,
+            "ok": not found,
+            "read": report.read,
+            "anomalies": found,
+            "lacking": behind,
+            "strays": strays,
+        }
+    )
 
 
 def _as_text(report: Report) -> str:
     lines = [f"{what}: {count} messages" for what, count in report.read.items()]
+    lines += [f"{what}: {strays}" for what, strays in report.strays.items()]
     lines += [f"under way: {lack}" for lack in report.under_way]
     for anomaly in report.anomalies:
         seqnos = f" (seqno {', '.join(map(str, anomaly.seqnos))})" if anomaly.seqnos else ""

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from jobs.broker import app as broker
 from jobs.check import check
+from jobs.config import app as config
 from jobs.dead_letters import app as dead_letters
 from jobs.deliver import deliver
 from jobs.demo import demo
@@ -67,6 +68,7 @@ app.command()(run)
 app.command()(demo)
 app.add_typer(broker, name="broker")
 app.add_typer(topics, name="topics")
+app.add_typer(config, name="config")
 app.add_typer(dead_letters, name="dead-letters")
 app.command()(sequence)
 app.command()(ledger)

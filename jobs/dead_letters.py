@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs.options import DEFAULT_BOOTSTRAP_SERVERS, AsJson, BootstrapServers, Group, Site
+from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, Site, connection_to
 from ordering.errors import UsageError
 from ordering.names import DEFAULT_SITE
 
@@ -26,16 +26,18 @@ _COLUMNS = ("offset", "refused at", "sender", "reason", "source")
 def list_(
     group: Group,
     site: Site = DEFAULT_SITE,
-    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
     last: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
     as_json: AsJson = False,
 ) -> None:
     """List a group's newest dead letters, oldest first: what was refused, why, and where it stands in FORWARD."""
     from connectors.diagnosis.dead_letters import read_dead_letters
-    from connectors.kafka.connection import Connection
     from jobs.rows import show_table, write_json
 
-    letters = list(read_dead_letters(Connection(bootstrap_servers), group, site, last=last))
+    letters = list(
+        read_dead_letters(connection_to(bootstrap_servers, kafka_config, "dead-letters"), group, site, last=last)
+    )
     if as_json:
         rows = (_row(letter).values() for letter in letters)
         write_json(list(_row(letters[0])) if letters else [], map(list, rows), sys.stdout)
@@ -54,15 +56,18 @@ def show(
     offset: Annotated[int, typer.Argument(min=0, help="Of the dead letter, as `list` shows it.")],
     group: Group,
     site: Site = DEFAULT_SITE,
-    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one dead letter as it came: key, headers and payload."""
     from connectors.diagnosis.dead_letters import read_dead_letters
-    from connectors.kafka.connection import Connection
     from jobs.rows import printable, write_json
 
-    letter = next(read_dead_letters(Connection(bootstrap_servers), group, site, offset=offset), None)
+    letter = next(
+        read_dead_letters(connection_to(bootstrap_servers, kafka_config, "dead-letters"), group, site, offset=offset),
+        None,
+    )
     if letter is None:
         raise UsageError(f"there is no dead letter at offset {offset}: `abcast dead-letters list -g {group}` has them.")
     row = {**_row(letter), "headers": [[key, value] for key, value in letter.headers], "payload": letter.payload}

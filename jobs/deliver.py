@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from connectors.kafka.configuration import configured
-from jobs.options import DEFAULT_BOOTSTRAP_SERVERS, AsJson, BootstrapServers, Group, Member, run_script
+from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, Member, connection_to, run_script
 from ordering.names import DEFAULT_SITE, Address
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def deliver(
     ledger: Annotated[
         Path | None, typer.Option(help="The Delta ledger, for what Kafka's retention has dropped: DIR/ledger.")
     ] = None,
-    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
     events: Annotated[
         bool, typer.Option("--events", help="Show views (also remote ones) and flushes, in their place.")
     ] = False,
@@ -63,7 +64,8 @@ def deliver(
     if count == 0:
         return
     address = str(Address.parse(member, configured("site", DEFAULT_SITE)))
-    with MemberClient(group, address, bootstrap_servers=bootstrap_servers, ledger=ledger) as client:
+    connection = connection_to(bootstrap_servers, kafka_config, address)
+    with MemberClient(group, address, connection=connection, ledger=ledger) as client:
         taken = 0
         try:
             stream: Stream[Any] = (

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.streaming import await_end, reachable, stop_on_signals, working
+from ordering.errors import UsageError
+from ordering.names import check_site
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from connectors.engine.job import EngineJob
+    from connectors.kafka.connection import Connection
     from connectors.kafka.sites import Sites
 
 
@@ -43,11 +46,26 @@ EngineOption = Annotated[
 ]
 
 
-def engine_job(bootstrap_servers: str, site: str, data: Path, sites: Sites | None = None) -> EngineJob:
-    """The sequencer of the site as a plain Python job. Raises UsageError, BrokerUnreachable, EnvironmentProblem."""
+def check_engine(sites: Sites | None, engine: Engine) -> None:
+    """Raise UsageError if the sites can't have their order by that engine."""
+    if sites is not None and sites.mode == "isis" and engine is not Engine.process:
+        raise UsageError('sites that agree (mode = "isis") do so in a plain process: add --engine process.')
+
+
+def engine_job(connection: Connection, site: str, data: Path, sites: Sites | None = None) -> EngineJob:
+    """The sequencer of the site as a plain Python job; where sites agree, the site's part in that.
+
+    Raises UsageError, BrokerUnreachable, EnvironmentProblem.
+    """
     from connectors.engine.job import EngineJob, EngineOptions
 
-    return EngineJob(EngineOptions(reachable(bootstrap_servers, site, sites), site, data.absolute() / "ledger"))
+    check_site(site)
+    if sites is not None and sites.mode == "isis":
+        from connectors.engine.inputs import neighbours_of
+        from connectors.engine.site_job import SiteJob
+
+        return SiteJob(reachable(connection), neighbours_of(sites, site), sites.suspect_after_ms)
+    return EngineJob(EngineOptions(reachable(connection), site, data.absolute() / "ledger"))
 
 
 def run_engine(job: EngineJob) -> None:

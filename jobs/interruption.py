@@ -2,7 +2,9 @@
 
 Invariant: before and behind the command itself a signal ends the process at once, as nothing was started that would be
 left. Within it, KeyboardInterrupt is raised where the command waits, so that everything started is stopped in order.
-What a library makes of a KeyboardInterrupt (numpy: an ImportError) is known by `has_come`.
+It is not raised where it would be lost: not while a module is loaded (numpy makes an ImportError of it, which pandas
+takes for numpy's absence), and not in a finalizer (Python drops what one raises). It is raised soon after that.
+What a library makes of a KeyboardInterrupt all the same is known by `has_come`.
 
 This module is loaded before all others, so it loads next to nothing.
 """
@@ -13,9 +15,18 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 EXIT_INTERRUPTED = 130
 SAID = "Aborted."
+AGAIN_S = 0.02
+"""So long a signal waits before it is tried again to raise it."""
+
+_LOADS = "<frozen importlib._bootstrap>"
+_FINALIZERS = ("__del__", "_garbage_collect_object")  # the second is py4j's
 
 _signals: list[int] = []
 _told: list[str] = []
@@ -24,11 +35,19 @@ _told: list[str] = []
 def end_at_once() -> None:
     """From here on a signal ends the process."""
     _handle(_end)
+    _forget_waiting()
 
 
 def raise_in_order() -> None:
     """From here on a signal raises KeyboardInterrupt in the main thread."""
     _handle(_raise)
+
+
+def hand_to(call: Callable[[], object]) -> None:
+    """From here on a signal calls this in the main thread; at once, if one waits."""
+    _handle(lambda _number, _frame: call())
+    if _forget_waiting():
+        call()
 
 
 def tell(said: str = SAID) -> None:
@@ -48,9 +67,30 @@ def _handle(handler: signal.Handlers | object) -> None:
         signal.signal(number, handler)  # type: ignore[arg-type]
 
 
-def _raise(number: int, _frame: FrameType | None) -> None:
+def _raise(number: int, frame: FrameType | None) -> None:
     _signals.append(number)
+    _raise_where_it_counts(number, frame)
+
+
+def _raise_where_it_counts(_number: int, frame: FrameType | None) -> None:
+    if _is_lost_in(frame):
+        signal.signal(signal.SIGALRM, _raise_where_it_counts)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        return
     raise KeyboardInterrupt
+
+
+def _forget_waiting() -> bool:
+    seconds_left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
+    return seconds_left > 0
+
+
+def _is_lost_in(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == _LOADS or frame.f_code.co_name in _FINALIZERS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:

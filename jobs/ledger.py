@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from jobs.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
     DEFAULT_DATA,
     BootstrapServers,
     Data,
+    KafkaConfig,
     MaxBatchRecords,
     Site,
     run_script,
 )
-from jobs.sites import SitesFile, optional_sites
+from jobs.sites import SitesFile, kafka_of_site, optional_sites
 from jobs.streaming import job_options, run_jobs
 from ordering.names import DEFAULT_SITE
 
 
 def ledger(
-    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
     max_batch_records: MaxBatchRecords = 200_000,
@@ -27,7 +28,9 @@ def ledger(
 
     Goes on after the last seqno in the table, so it can be stopped, killed or started twice.
     """
-    run_jobs(["ledger"], job_options(bootstrap_servers, site, data, max_batch_records, 1, optional_sites(sites)))
+    known = optional_sites(sites, kafka_config, "ledger")
+    connection = kafka_of_site(known, site, bootstrap_servers, kafka_config, "ledger")
+    run_jobs(["ledger"], job_options(connection, site, data, max_batch_records))
 
 
 if __name__ == "__main__":

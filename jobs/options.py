@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -22,11 +22,27 @@ from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS as DEFAULT_BOOTS
 from jobs import interruption
 from ordering.errors import AbcastError, UsageError
 
+if TYPE_CHECKING:
+    from connectors.kafka.connection import Connection
+
 EXIT_FAILED, EXIT_USAGE, EXIT_ANOMALY = 1, 2, 3
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 BootstrapServers = Annotated[
-    str, typer.Option("--bootstrap-servers", envvar="ABCAST_BOOTSTRAP_SERVERS", help="Kafka brokers, HOST:PORT,…")
+    str | None,
+    typer.Option(
+        "--bootstrap-servers",
+        envvar="ABCAST_BOOTSTRAP_SERVERS",
+        help=f"Kafka brokers, HOST:PORT,… ({DEFAULT_BOOTSTRAP_SERVERS})",
+    ),
+]
+KafkaConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--kafka-config",
+        envvar="ABCAST_KAFKA_CONFIG",
+        help="How to log in to Kafka: a properties file, as Kafka's tools take it. See also [kafka] in abcast.toml.",
+    ),
 ]
 Site = Annotated[str, typer.Option("--site", envvar="ABCAST_SITE", help="The site to work for.")]
 Data = Annotated[
@@ -45,6 +61,8 @@ Parallelism = Annotated[
 ]
 
 DEFAULT_DATA = Path("abcast-data")
+_OF_KAFKA = ("bootstrap_servers", "kafka_config")
+"""What the file says of these is read where `Member` reads it, too (`connectors.kafka.client_configuration`)."""
 _OF_JOBS = {
     "pyspark": "Spark",
     "py4j": "Spark",
@@ -69,14 +87,22 @@ def load_config(command: TyperGroup, path: Path | None = None, *, is_script: boo
     """
     file = ConfigurationFile(path)
     shared = {key: value for key, value in file.values.items() if not isinstance(value, dict)}
-    tables = {key: value for key, value in file.values.items() if isinstance(value, dict)}
+    tables = {key: value for key, value in file.values.items() if isinstance(value, dict) and key != "kafka"}
     unknown = [key for key in shared if key not in _option_names(command)]
+    shared = {key: value for key, value in shared.items() if key not in _OF_KAFKA}
     defaults = _defaults(command, shared, tables, "", unknown)
     if is_script:
         unknown = [key for key in unknown if key.split(".")[0] in command.commands]
     if unknown:
         raise UsageError(f"the configuration file {file.path} has unknown keys: {', '.join(sorted(unknown))}.")
     return defaults
+
+
+def connection_to(bootstrap_servers: str | None, kafka_config: Path | None, name: str) -> Connection:
+    """The Kafka that was named, or is configured, for a client `abcast-<name>`. Raises UsageError."""
+    from connectors.kafka.client_configuration import ClientConfiguration
+
+    return ClientConfiguration(bootstrap_servers, kafka_config).connection(client_id=f"abcast-{name}")
 
 
 def _option_names(command: Command) -> set[str]:

@@ -13,7 +13,7 @@ import typer
 
 from connectors.kafka.configuration import configured
 from jobs.interruption import EXIT_INTERRUPTED, tell
-from jobs.options import DEFAULT_BOOTSTRAP_SERVERS, AsJson, BootstrapServers, Group, Member, run_script
+from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, Member, connection_to, run_script
 from jobs.progress import Progress
 from ordering.errors import AbcastError, NotOrderedInTime, UsageError
 from ordering.names import DEFAULT_SITE, Address
@@ -27,7 +27,8 @@ def publish(
     group: Group,
     member: Member,
     file: Annotated[Path | None, typer.Argument(help="One message a line; standard input if there is none.")] = None,
-    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
     outbox: Annotated[
         Path | None, typer.Option(help="Keep the forward table in this file, so that a crash loses nothing accepted.")
     ] = None,
@@ -41,10 +42,11 @@ def publish(
     from connectors import Member as MemberClient
 
     address = Address.parse(member, configured("site", DEFAULT_SITE))
+    connection = connection_to(bootstrap_servers, kafka_config, str(address))
     published = _Published(timeout)
     with _opened(file) as lines:
         try:
-            with MemberClient(group, str(address), bootstrap_servers=bootstrap_servers, outbox=outbox) as client:
+            with MemberClient(group, str(address), connection=connection, outbox=outbox) as client:
                 published.publish(client, lines)
         except KeyboardInterrupt:
             rest = "the rest may still be" if outbox is None else f"the next start sends what is in {outbox}"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.options import DEFAULT_DATA, Data, MaxBatchRecords, run_script
+from jobs.options import DEFAULT_DATA, Data, KafkaConfig, MaxBatchRecords, run_script
 from jobs.sites import SitesFile, required_sites
 from jobs.streaming import Relays, job_options, run_jobs
 from ordering.errors import UsageError
@@ -14,6 +14,7 @@ from ordering.errors import UsageError
 
 def relay(
     sites: SitesFile = None,
+    kafka_config: KafkaConfig = None,
     source: Annotated[str | None, typer.Option("--from", help="Only what leaves this site.")] = None,
     target: Annotated[str | None, typer.Option("--to", help="Only what goes to this site.")] = None,
     data: Data = DEFAULT_DATA,
@@ -26,7 +27,7 @@ def relay(
 
     A relay keeps nothing: it asks the other side what it has, so it can be stopped, killed or started twice.
     """
-    known = required_sites(sites)
+    known = required_sites(sites, kafka_config, "relay")
     for site in filter(None, (source, target)):
         known.connection(site)
     directions = [
@@ -36,7 +37,8 @@ def relay(
     ]
     if not directions:
         raise UsageError(f"there is no link{f' from {source}' if source else ''}{f' to {target}' if target else ''}.")
-    options = job_options("", directions[0].source, data, max_batch_records, 1, known)
+    source = directions[0].source
+    options = job_options(known.connection(source), source, data, max_batch_records)
     run_jobs([], options, Relays(known, directions))
 
 

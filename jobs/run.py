@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from jobs.engine import Engine, EngineOption, engine_job
+from jobs.engine import Engine, EngineOption, check_engine, engine_job
 from jobs.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
     DEFAULT_DATA,
     BootstrapServers,
     Data,
+    KafkaConfig,
     MaxBatchRecords,
     Parallelism,
     Site,
     run_script,
 )
-from jobs.sites import SitesFile, optional_sites
+from jobs.sites import SitesFile, kafka_of_site, optional_sites
 from jobs.streaming import Relays, job_options, run_jobs
 from ordering.names import DEFAULT_SITE
 
 
 def run(
-    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
     max_batch_records: MaxBatchRecords = 200_000,
@@ -32,11 +33,13 @@ def run(
     Serves every group of the site; new groups are found while it runs. With --sites, the relay of the site runs too,
     which carries what stands here to the neighbouring sites; and a site that follows a home has no sequencer.
     """
-    known = optional_sites(sites)
-    options = job_options(bootstrap_servers, site, data, max_batch_records, parallelism, known)
+    known = optional_sites(sites, kafka_config, "run")
+    check_engine(known, engine)
+    connection = kafka_of_site(known, site, bootstrap_servers, kafka_config, "run")
+    options = job_options(connection, site, data, max_batch_records, parallelism)
     sequences = known is None or known.sequences(site)
     names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
-    beside = [engine_job(bootstrap_servers, site, data, known)] if sequences and engine is Engine.process else []
+    beside = [engine_job(connection, site, data, known)] if sequences and engine is Engine.process else []
     relays = (
         Relays(known, [direction for direction in known.directions() if direction.source == site]) if known else None
     )

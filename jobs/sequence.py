@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from jobs.engine import Engine, EngineOption, engine_job, run_engine
+from jobs.engine import Engine, EngineOption, check_engine, engine_job, run_engine
 from jobs.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
     DEFAULT_DATA,
     BootstrapServers,
     Data,
+    KafkaConfig,
     MaxBatchRecords,
     Parallelism,
     Site,
     run_script,
 )
-from jobs.sites import SitesFile, check_sequences, optional_sites
+from jobs.sites import SitesFile, check_sequences, kafka_of_site, optional_sites
 from jobs.streaming import job_options, run_jobs
 from ordering.names import DEFAULT_SITE
 
 
 def sequence(
-    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
     max_batch_records: MaxBatchRecords = 200_000,
@@ -32,12 +33,14 @@ def sequence(
     Serves every group that has a DATA topic at the site; new groups are found while it runs. Starting one takes over:
     an older sequencer of the same groups is fenced and stops, with whichever engine it runs.
     """
-    known = optional_sites(sites)
+    known = optional_sites(sites, kafka_config, "sequence")
     check_sequences(known, site)
+    check_engine(known, engine)
+    connection = kafka_of_site(known, site, bootstrap_servers, kafka_config, "sequence")
     if engine is Engine.process:
-        run_engine(engine_job(bootstrap_servers, site, data, known))
+        run_engine(engine_job(connection, site, data, known))
         return
-    run_jobs(["sequence"], job_options(bootstrap_servers, site, data, max_batch_records, parallelism, known))
+    run_jobs(["sequence"], job_options(connection, site, data, max_batch_records, parallelism))
 
 
 if __name__ == "__main__":

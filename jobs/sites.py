@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jobs.options import connection_to
 from ordering.errors import UsageError
+from ordering.names import check_site
 
 if TYPE_CHECKING:
+    from connectors.kafka.connection import Connection
     from connectors.kafka.sites import Sites
 
 SitesFile = Annotated[
@@ -22,21 +25,31 @@ SitesFile = Annotated[
 ]
 
 
-def optional_sites(file: Path | None) -> Sites | None:
-    """The sites of the file, if one is named. Raises UsageError."""
+def optional_sites(file: Path | None, kafka_config: Path | None, name: str) -> Sites | None:
+    """The sites of the file, if one is named, for clients `abcast-<name>`. Raises UsageError."""
     if file is None:
         return None
+    from connectors.kafka.client_configuration import ClientConfiguration
     from connectors.kafka.sites import read_sites
 
-    return read_sites(file)
+    return read_sites(file, ClientConfiguration(kafka_config=kafka_config).security, f"abcast-{name}")
 
 
-def required_sites(file: Path | None) -> Sites:
-    """The sites of the file. Raises UsageError if none is named."""
-    sites = optional_sites(file)
+def required_sites(file: Path | None, kafka_config: Path | None, name: str) -> Sites:
+    """The same. Raises UsageError if none is named."""
+    sites = optional_sites(file, kafka_config, name)
     if sites is None:
         raise UsageError("name the file that describes the sites with --sites FILE (or ABCAST_SITES).")
     return sites
+
+
+def kafka_of_site(
+    sites: Sites | None, site: str, bootstrap_servers: str | None, kafka_config: Path | None, name: str
+) -> Connection:
+    """The Kafka that a job at the site works with: as the sites' file has it, if there is one. Raises UsageError."""
+    if sites is None:
+        return connection_to(bootstrap_servers, kafka_config, name)
+    return sites.connection(check_site(site))
 
 
 def check_sequences(sites: Sites | None, site: str) -> None:

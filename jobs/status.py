@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.options import (
-    DEFAULT_BOOTSTRAP_SERVERS,
     DEFAULT_DATA,
     EXIT_FAILED,
     AsJson,
     BootstrapServers,
     Data,
+    KafkaConfig,
     Site,
+    connection_to,
     missing_extra,
     run_script,
 )
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
     from connectors.kafka.connection import Connection
 
 WATCH_S = 2.0
+_SHOWN_GAPS = 5
 _COLUMNS = ("group", "sequencer", "last seqno", "lag", "rate", "members", "dead", "ledger")
 
 
 def status(
     group: Annotated[str | None, typer.Option("--group", "-g", help="One group only.")] = None,
-    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every 2 s, until Ctrl-C.")] = False,
@@ -50,9 +53,7 @@ def status(
     """
     from rich.console import Console
 
-    from connectors.kafka.connection import Connection
-
-    connection = Connection(bootstrap_servers)
+    connection = connection_to(bootstrap_servers, kafka_config, "status")
     while True:
         rows = _read(connection, group, site, data)
         if watch:
@@ -100,9 +101,24 @@ def _show(rows: Sequence[GroupStatus], site: str, *, as_json: bool) -> None:
     typer.echo()
     for row in rows:
         typer.echo(f"{row.group}: {row.sequencer}")
+        if row.strays:
+            typer.echo(
+                f"{row.group}: {row.strays} of the newest records in DATA are no DATA and are passed over: who else "
+                "writes there? `abcast check` counts all"
+            )
+        if row.agreement is not None:
+            typer.echo(f"{row.group}: {site} {row.agreement}")
         for neighbour, silent_s in row.relays.items():
             heard = "was never heard" if silent_s is None else f"was heard {silent_s:,.0f} s ago"
             typer.echo(f"{row.group}: the relay from {neighbour} {heard}")
+        for gap in row.gaps[:_SHOWN_GAPS]:
+            life = f" of incarnation {gap.incarnation}" if gap.missing == 1 else ""
+            typer.echo(
+                f"{row.group}: {gap.sender} sent {gap.dropped:,} record{'' if gap.dropped == 1 else 's'} behind a gap, "
+                f"dropped until it sends local seqno {gap.missing}{life}"
+            )
+        if len(row.gaps) > _SHOWN_GAPS:
+            typer.echo(f"{row.group}: {len(row.gaps) - _SHOWN_GAPS:,} more senders have a gap: see --json")
 
 
 def _cells(row: GroupStatus) -> tuple[str, ...]:

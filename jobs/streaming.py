@@ -42,12 +42,7 @@ class Relays(NamedTuple):
 
 
 def job_options(
-    bootstrap_servers: str,
-    site: str,
-    data: Path,
-    max_batch_records: int,
-    parallelism: int = 1,
-    sites: Sites | None = None,
+    connection: Connection, site: str, data: Path, max_batch_records: int, parallelism: int = 1
 ) -> JobOptions:
     """What the command line told, as the jobs take it; and whether they can work with it.
 
@@ -58,22 +53,18 @@ def job_options(
 
     check_site(site)
     check_writable(data.absolute())
-    connection = reachable(bootstrap_servers, site, sites)
-    return JobOptions(connection, site, data.absolute(), max_batch_records, parallelism)
+    return JobOptions(reachable(connection), site, data.absolute(), max_batch_records, parallelism)
 
 
-def reachable(bootstrap_servers: str, site: str, sites: Sites | None = None) -> Connection:
-    """The Kafka of the site, which answers: an unreachable broker should be said before a job takes its time to start.
+def reachable(connection: Connection) -> Connection:
+    """That Kafka, which answers: an unreachable broker should be said before a job takes its time to start.
 
     Raises UsageError, BrokerUnreachable, EnvironmentProblem.
     """
     from kafka.errors import KafkaError
 
-    from connectors.kafka.connection import Connection
     from connectors.kafka.topics import find_topics
 
-    check_site(site)
-    connection = sites.connection(site) if sites else Connection(bootstrap_servers)
     try:
         find_topics(connection)
     except KafkaError as error:
@@ -127,12 +118,11 @@ def start_session(name: str, *, cores: int | None = None, parallelism: int = 1) 
     """Start Spark. Interrupted while it launches the JVM, pyspark would leave that behind: so a signal waits until
     there is something to stop.
     """
-    from connectors.spark.session import build_session
-
     asked_to_stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked_to_stop.set())
+    interruption.hand_to(asked_to_stop.set)
     try:
+        from connectors.spark.session import build_session
+
         return Started(build_session(name, cores=cores, parallelism=parallelism), asked_to_stop)
     except Exception:
         if asked_to_stop.is_set():  # and so was the JVM, if all processes were

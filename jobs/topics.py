@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.options import DEFAULT_BOOTSTRAP_SERVERS, AsJson, BootstrapServers, Group
+from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, connection_to
 from ordering.errors import UsageError
 from ordering.names import DEFAULT_SITE
 
@@ -45,7 +45,8 @@ def create(
     flush_timeout_ms: Annotated[
         int | None, typer.Option(min=SHORTEST_FLUSH_MS, help="A flush takes so long at most (30000).")
     ] = None,
-    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
 ) -> None:
     """Create what is missing of a group's topics, with the settings that the promises need.
 
@@ -54,11 +55,10 @@ def create(
 
     The options on members can be given again later, alone: they hold from when the sequencer has read them.
     """
-    from connectors.kafka.connection import Connection
     from connectors.kafka.settings import change_settings
     from connectors.kafka.topics import check_layout, create_topics
 
-    connection, sites = Connection(bootstrap_servers), site or [DEFAULT_SITE]
+    connection, sites = connection_to(bootstrap_servers, kafka_config, "topics"), site or [DEFAULT_SITE]
     check_layout(connection, group, sites, partitions, replication_factor)
     created = create_topics(connection, group, sites, partitions or 1, replication_factor or 1)
     for name in created:
@@ -78,12 +78,13 @@ def create(
 
 
 @app.command("list")
-def list_(bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS, as_json: AsJson = False) -> None:
+def list_(
+    bootstrap_servers: BootstrapServers = None, kafka_config: KafkaConfig = None, as_json: AsJson = False
+) -> None:
     """List the topics of all groups."""
-    from connectors.kafka.connection import Connection
     from connectors.kafka.topics import find_topics
 
-    for topic in find_topics(Connection(bootstrap_servers)):
+    for topic in find_topics(connection_to(bootstrap_servers, kafka_config, "topics")):
         if as_json:
             typer.echo(json.dumps({"topic": str(topic), "group": topic.group, "role": topic.role, "site": topic.site}))
         else:
@@ -94,7 +95,8 @@ def list_(bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS, as_js
 def delete(
     group: Group,
     site: Annotated[list[str] | None, typer.Option("--site", help="A site of the group; repeat for more.")] = None,
-    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a group's topics, and with them its order, for good. Without --site at all sites of this Kafka.
@@ -102,10 +104,9 @@ def delete(
     Stop its members first. A ledger keeps what it has of the group; so take another name for a new group, or other
     --data: numbers begin at 1 again.
     """
-    from connectors.kafka.connection import Connection
     from connectors.kafka.topics import delete_topics, find_topics
 
-    connection = Connection(bootstrap_servers)
+    connection = connection_to(bootstrap_servers, kafka_config, "topics")
     found = [topic for topic in find_topics(connection) if topic.group == group and (not site or topic.site in site)]
     if not found:
         raise UsageError(f"there are no topics of group {group}: `abcast topics list` shows what there is.")

@@ -6,7 +6,7 @@ import json
 
 import typer
 
-from jobs.options import DEFAULT_BOOTSTRAP_SERVERS, AsJson, BootstrapServers, Group, Site, run_script
+from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, Site, connection_to, run_script
 from ordering.events import EventReader
 from ordering.names import DEFAULT_SITE
 
@@ -14,17 +14,17 @@ from ordering.names import DEFAULT_SITE
 def view(
     group: Group,
     site: Site = DEFAULT_SITE,
-    bootstrap_servers: BootstrapServers = DEFAULT_BOOTSTRAP_SERVERS,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the group's view: its number, and its members, oldest first; in a mesh, also those of neighbouring sites.
 
     With --json also settings and the flush.
     """
-    from connectors.kafka.connection import Connection
     from connectors.kafka.data_log import DataLog
 
-    with DataLog(Connection(bootstrap_servers), group, site) as data:
+    with DataLog(connection_to(bootstrap_servers, kafka_config, "view"), group, site) as data:
         state = data.state()
     membership, events = state.membership, EventReader()
     events.know_remote(membership)

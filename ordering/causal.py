@@ -73,13 +73,16 @@ from operator import le
 from typing import NamedTuple
 
 from ordering import clocks
-from ordering.canonical import canonical_json
+from ordering.canonical import canonical_json, inflated
 from ordering.casts import FIFO, NO_VIEW, Cast, Ordered, Settled, Step, Verdict
 from ordering.clocks import Clock, ClockMalformed
 from ordering.errors import ProtocolViolation
 from ordering.fifo import MAX_HELD
 from ordering.membership import Life
 from ordering.records import START_FLUSH, STOP_FLUSH, VIEW
+
+MAX_INFLATED_BYTES = 64 * 1024 * 1024
+"""Most that a state may inflate to, in bytes."""
 
 MAX_WAITING = 10_000
 """DATA records that wait for casts at one receiver, at most."""
@@ -142,7 +145,7 @@ class CausalState:
     def from_bytes(cls, raw: bytes) -> CausalState:
         """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
         try:
-            body = json.loads(gzip.decompress(raw))
+            body = json.loads(inflated(raw, MAX_INFLATED_BYTES))
             if body.pop("format") != FORMAT:
                 raise ValueError("unknown format")
             body["lives"] = tuple(Life(*row) for row in body["lives"])
@@ -152,7 +155,7 @@ class CausalState:
                 body[name] = tuple(body[name])
             body["clocks"] = {index: tuple(clock) for index, clock in body["clocks"]}
             return cls(**body)
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ProtocolViolation(f"not a causal state that this version can read: {error}") from error
 
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from ordering.names import is_relay
 from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH, MESSAGE, Data, MessageId
+from ordering.records import MESSAGE, WITHOUT_SEQNO, Data, MessageId
 from ordering.view_checker import ViewChecker, ViewRuns
 
 LOST = "lost"
@@ -135,7 +135,7 @@ class Checker:
         source: str = "ledger",
     ) -> None:
         """A row of the ledger, in any order."""
-        if kind == EPOCH:
+        if kind in WITHOUT_SEQNO:
             return
         if kind != MESSAGE:
             self._controls.add(seqno)

@@ -468,11 +468,17 @@ class Sequenced:
         return self._runs[0] if self._runs else None
 
     def sequence(self, records: Sequence[Forward | Malformed]) -> tuple[Data | DeadLetter, ...]:
-        """Decide the next run, whose records these are. What of it stands in DATA already need not be written again."""
-        run = self._runs.popleft()
-        if len(records) != run.run.length:
-            raise ProtocolViolation(f"{len(records)} records are not those of {run}.")
+        """Decide the next run, whose records these are. What of it stands in DATA already need not be written again.
+
+        They may be fewer than the offsets of the run: those of a transaction that was taken back have no record.
+        """
+        if len(records) > self._runs[0].run.length:
+            raise ProtocolViolation(f"{len(records)} records are not those of {self._runs[0]}.")
         state, outputs = step(self.state, sorted(records, key=lambda record: record.source))
-        state, closing = end_batch(state)
-        self.state, self.position = state, run.last
-        return (*outputs, *closing)
+        return (*outputs, *self.end_run(state))
+
+    def end_run(self, state: SequencerState) -> tuple[Data, ...]:
+        """The records of the next run are decided, with that state behind them: what follows from them."""
+        self.state, closing = end_batch(state)
+        self.position = self._runs.popleft().last
+        return closing

@@ -24,13 +24,20 @@ RELAY_NAME = f"{RESERVED_PREFIX}relay"
 TICK_NAME = f"{RESERVED_PREFIX}tick"
 """The name under which the sequencer's job writes ticks. No member can have it."""
 
-Role = Literal["forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast", "relayed"]
-ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast", "relayed")
+ADMIN_NAME = f"{RESERVED_PREFIX}admin"
+"""The name under which an operator changes a group's settings. No member can have it."""
+
+Role = Literal["forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast", "relayed", "entries"]
+ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast", "relayed", "entries")
+BY_RELAYS: tuple[Role, ...] = ("relayed", "entries")
+"""Those that a relay fills; their names have the site that it comes from, too."""
 
 _GROUP = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_GROUP_LENGTH - 1}}}")
 SITE_PATTERN = rf"[A-Za-z0-9_-]{{1,{MAX_SITE_LENGTH}}}"
 _SITE = re.compile(SITE_PATTERN)
-_MEMBER_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_MEMBER_NAME_LENGTH}}}")
+_MEMBER_NAME_PATTERN = rf"[A-Za-z0-9._-]{{1,{MAX_MEMBER_NAME_LENGTH}}}"
+_MEMBER_NAME = re.compile(_MEMBER_NAME_PATTERN)
+ADDRESS_PATTERN = f"{SITE_PATTERN}/{_MEMBER_NAME_PATTERN}"
 _LETTERS = "letters, digits, '_' and '-'"
 
 
@@ -95,6 +102,11 @@ def is_tick(address: str) -> bool:
     return address.endswith(f"/{TICK_NAME}")
 
 
+def is_reserved(address: str) -> bool:
+    """Whether `address` has a name that no member can have: a relay's, that of ticks, or another of abcast's own."""
+    return address.partition("/")[2].startswith(RESERVED_PREFIX)
+
+
 def relay_of(site: str) -> str:
     """The address of the relays that come from `site`."""
     return f"{site}/{RELAY_NAME}"
@@ -104,7 +116,8 @@ def relay_of(site: str) -> str:
 class Topic:
     """One of a group's topics at a site: `abcast.<group>.<role>.<site>`.
 
-    What a relay brings from a neighbouring site has a topic of its own, `abcast.<group>.relayed-<neighbour>.<site>`.
+    What a relay brings from a neighbouring site has a topic of its own, `abcast.<group>.relayed-<neighbour>.<site>`;
+    what it brings of that one's log too, `abcast.<group>.entries-<neighbour>.<site>`.
     """
 
     group: str
@@ -123,9 +136,9 @@ class Topic:
         if len(parts) != 3 or not parts[0].startswith("abcast."):
             return None
         group, role, site, neighbour = parts[0].removeprefix("abcast."), parts[1], parts[2], ""
-        if role.startswith("relayed-"):
+        if role.startswith(tuple(f"{known}-" for known in BY_RELAYS)):
             role, _, neighbour = role.partition("-")
-        if bool(neighbour) != (role == "relayed") or (neighbour and not _SITE.fullmatch(neighbour)):
+        if bool(neighbour) != (role in BY_RELAYS) or (neighbour and not _SITE.fullmatch(neighbour)):
             return None
         for known in ROLES:
             if role == known and _GROUP.fullmatch(group) and _SITE.fullmatch(site):

@@ -4,7 +4,9 @@ Invariant. After any prefix of the log, `Reader` has taken exactly the *effectiv
 seqnos 1, 2, 3 … without a gap, each once. Two readers of the same log therefore take the same records, whatever
 else stands in it, because the rule looks at nothing but the log:
 
-* a record whose epoch is lower than one seen before it is *stale*: what a fenced sequencer left behind the seal;
+* a record whose epoch is lower than one seen before it is *stale*: what a fenced sequencer left behind the seal. A
+  *stray*, a record that no sequencer can have written, has the epoch -1 for every reader, so it is stale everywhere:
+  whatever its fields look like, they change nothing;
 * a seqno already taken is a *duplicate*: Spark's Kafka sink repeats records after a retry, and numbers are
   deterministic, so a repeat is identical;
 * a seqno beyond the next one is *ahead*: an interrupted write lost a middle part, which the retry (or the next
@@ -26,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ordering.errors import ProtocolViolation
-from ordering.records import EPOCH
+from ordering.records import WITHOUT_SEQNO
 
 
 class Verdict(Enum):
@@ -36,7 +38,7 @@ class Verdict(Enum):
     DUPLICATE = "duplicate"
     STALE = "stale"
     AHEAD = "ahead"
-    CONTROL = "control"  # an epoch record in force: no seqno, nothing to deliver
+    CONTROL = "control"  # a record in force without a seqno: nothing to deliver
 
 
 class Seal(NamedTuple):
@@ -63,7 +65,7 @@ class Reader:
         if epoch < self.epoch:
             return Verdict.STALE
         self.epoch = epoch
-        if kind == EPOCH:
+        if kind in WITHOUT_SEQNO:
             return Verdict.CONTROL
         if seqno <= self.last_seqno:
             return Verdict.DUPLICATE
@@ -73,14 +75,14 @@ class Reader:
         return Verdict.TAKE
 
     def accept_columns(
-        self, is_epoch: NDArray[np.bool_], epoch: NDArray[np.int64], seqno: NDArray[np.int64]
+        self, is_control: NDArray[np.bool_], epoch: NDArray[np.int64], seqno: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """`accept` on whole columns, in offset order: the mask of the rows taken. Equal to it, row for row.
 
         Rows that form one unbroken run need no Python per row; only what follows a break in the run is walked.
         """
         in_force = np.maximum.accumulate(np.maximum(epoch, self.epoch)) if len(epoch) else epoch
-        candidate = (epoch >= in_force) & ~is_epoch & (seqno > self.last_seqno)
+        candidate = (epoch >= in_force) & ~is_control & (seqno > self.last_seqno)
         rows = np.flatnonzero(candidate)
         numbers = seqno[rows]
         expected = np.arange(self.last_seqno + 1, self.last_seqno + 1 + len(rows), dtype=np.int64)

@@ -15,6 +15,10 @@ Headers = tuple[tuple[str, bytes], ...]
 
 MESSAGE = "message"
 EPOCH = "epoch"
+STRAY = "(stray)"
+"""What stands in DATA and is none. No record on Kafka can name this kind."""
+STRAY_EPOCH = -1
+"""Lower than any, so that the reading rule passes over it as over what a fenced sequencer has left."""
 LETTER = "letter"
 STATE = "state"
 JOIN = "join"
@@ -30,6 +34,10 @@ REFUSED = "refused"
 REMOTE_VIEW = "remote-view"
 SKIP = "skip"
 LINK_START = "link-start"
+ENTRY = "entry"
+
+WITHOUT_SEQNO = (EPOCH, ENTRY)
+"""DATA kinds that are not in the order: for those who decide it. All others pass over them."""
 
 CONTROL_KINDS = (JOIN, LEAVE, SETTINGS, START_FLUSH, FLUSH_OK, STOP_FLUSH, REMOTE_VIEW)
 """FORWARD kinds that take a local seqno, as messages do, and change the membership (`ordering.membership`)."""
@@ -160,6 +168,9 @@ class Data:
     snapshot of the sequencer's state, the state after every effective record before it. `source` and
     `forwarded_at_ms` say which FORWARD record it came from, and when the broker had that one. What the sequencer
     decides by itself (a view, a step of its flush) has a seqno, but neither sender nor source.
+
+    With kind `entry` it takes no seqno either: it is one of a site's log (`ordering.isis_log`), its number there is
+    `local_seqno`.
     """
 
     kind: str

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ordering.canonical import canonical_json
+from ordering.canonical import canonical_json, inflated
 from ordering.errors import ProtocolViolation
 from ordering.links import LinkRow, LinkTable
 from ordering.log_time import Watch, before_horizon
@@ -49,10 +49,12 @@ from ordering.membership import (
 from ordering.names import is_address, is_relay
 from ordering.reader import Reader, Seal, Verdict
 from ordering.records import (
+    ENTRY,
     EPOCH,
     HEARTBEAT,
     LEAVE,
     LINK_START,
+    MAX_RECORD_BYTES,
     MESSAGE,
     REFUSED,
     REMOTE_VIEW,
@@ -85,6 +87,10 @@ FORGOTTEN = "the sender is unknown, and its incarnation is not higher than those
 
 FORMAT = 4
 """Of snapshots."""
+
+MAX_INFLATED_BYTES = 32 * MAX_RECORD_BYTES
+"""Most that a snapshot may inflate to, in bytes. JSON with a row a sender shrinks to a third or a tenth; what inflates
+to more was made to fill the memory of everybody who starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +151,7 @@ class SequencerState:
     def from_bytes(cls, raw: bytes) -> SequencerState:
         """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
         try:
-            body: dict[str, Any] = json.loads(gzip.decompress(raw))
+            body: dict[str, Any] = json.loads(inflated(raw, MAX_INFLATED_BYTES))
             if body.pop("format") != FORMAT:
                 raise ValueError("unknown format")
             if "membership" in body:
@@ -156,7 +162,7 @@ class SequencerState:
             body["seals"] = tuple(Seal(*row) for row in body["seals"])
             body["links"] = {neighbour: LinkRow(*row) for neighbour, row in body["links"].items()}
             return cls(**body)
-        except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ProtocolViolation(f"not a snapshot that this version can read: {error}") from error
 
     def ordered(self, sender: str) -> Accepted:
@@ -318,6 +324,20 @@ def next_accepted(accepted: Accepted, incarnation: int, local_seqno: int) -> Acc
     return None
 
 
+def missing_before(state: SequencerState, record: Forward) -> int | None:
+    """The local seqno that is missing, if go-back-N drops this record for what should have come before it."""
+    if record.kind in (HEARTBEAT, REMOTE_VIEW) or record.link is not None or not is_address(record.sender):
+        return None
+    if _never(state.membership, state.received, record, is_repeat=False):
+        return None
+    row = state.received.get(record.sender)
+    if record.incarnation <= state.membership.last_life_over(record.sender, has_row=row is not None):
+        return None
+    row = row or NOTHING_ACCEPTED
+    missing = row.local_seqno + 1 if record.incarnation == row.incarnation else 1
+    return missing if record.incarnation >= row.incarnation and record.local_seqno > missing else None
+
+
 def advance(positions: dict[Partition, int], source: Source) -> None:
     """Note that everything of the source's partition up to and including it has been considered."""
     partition = source.topic_partition
@@ -383,6 +403,8 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
     for record in records:
         epoch_before = reader.epoch
         verdict = reader.accept(record.kind, record.epoch, record.seqno)
+        if record.kind == ENTRY:
+            continue
         if verdict is Verdict.CONTROL and record.payload:
             snapshot_state = SequencerState.from_bytes(record.payload)
             if snapshot_state.seqno != reader.last_seqno and not base_expected:

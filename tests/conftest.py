@@ -70,6 +70,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return _share(nodeid)
 
+        def remove_node(self, node: Any) -> str | None:
+            """A process crashed. pytest-xdist 3.8 would try the same test again, and wait for ever for what is done."""
+            units = self.assigned_work.pop(node)
+            left = [(unit, nodeid) for unit in units.values() for nodeid, done in unit.items() if not done]
+            if not left:
+                return None
+            unit, crashed = left[0]
+            unit[crashed] = True
+            self.workqueue.update((scope, unit) for scope, unit in units.items() if not all(unit.values()))
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return str(crashed)
+
     config.option.loadscopereorder = False  # by the number of tests, which says nothing
     return Scheduler(config, log)
 
@@ -81,10 +94,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
         yield running
 
 
+@pytest.fixture(scope="session")
+def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """The same with TLS, users and rights."""
+    with started(tmp_path_factory.mktemp("secure-broker"), secure=True) as running:
+        yield running
+
+
 @contextmanager
-def started(directory: Path) -> Iterator[EmbeddedBroker]:
+def started(directory: Path, secure: bool | None = None) -> Iterator[EmbeddedBroker]:
     """A broker for as long as tests last."""
-    broker = EmbeddedBroker(directory, port=0)
+    broker = EmbeddedBroker(directory, port=0, secure=secure)
     with pytest.MonkeyPatch.context() as environment:
         for name, value in SHORT_LIVED.items():
             environment.setenv(name, value)

@@ -15,13 +15,14 @@ from typer.core import TyperGroup
 
 from connectors.diagnosis.status import GroupStatus
 from connectors.kafka import codec, topics
-from connectors.kafka.sites import read_sites
+from connectors.kafka.client_configuration import ClientConfiguration
+from connectors.kafka.sites import SUSPECT_AFTER_MS, read_sites
 from jobs import options
 from jobs.cli import command
 from ordering import names, records, sequencer
 from ordering.checker import ANOMALIES
 from ordering.membership import MAX_LEFT, NOT_A_MEMBER
-from ordering.names import ROLES, Topic
+from ordering.names import BY_RELAYS, ROLES, Topic
 from ordering.reader import Reader, Verdict
 from ordering.records import EPOCH
 from ordering.sequencer import BAD_ADDRESS, FORGOTTEN
@@ -125,7 +126,7 @@ def test_fields() -> None:
         ("## FORWARD: how to send", codec.FORWARD_FIELDS),
         ("## DATA: how to read", codec.DATA_FIELDS),
         ("## Letters", codec.LETTER_FIELDS),
-        ("## A relay's topic", codec.RELAYED_FIELDS[len(codec.FORWARD_FIELDS) :]),
+        ("## A relay's topic", codec.AGREED_FIELDS[len(codec.FORWARD_FIELDS) :]),
     ):
         assert tuple(first_spans(tables(section(page, heading))[0])) == fields
     assert first_spans(tables(section(page, "## Dead letters"))[0]) == [codec.DEAD_LETTER_HEADER]
@@ -151,7 +152,7 @@ def test_kinds() -> None:
     """The two tables have each kind that the codec knows."""
     forward, decided = tables(section(doc("records"), "## Kinds"))
     assert set(first_spans(forward)) == set(codec.FORWARD_KINDS)
-    assert set(first_spans(decided)) == {*codec.DECIDED_KINDS, records.REFUSED, records.EPOCH}
+    assert set(first_spans(decided)) == {*codec.DECIDED_KINDS, records.REFUSED, *records.WITHOUT_SEQNO}
 
 
 def test_reasons() -> None:
@@ -170,6 +171,7 @@ def test_reasons() -> None:
         codec.WRONG_LINK,
         codec.WRONG_SITE,
         codec.NOT_THE_RELAY,
+        codec.RESERVED_NAME,
         codec.NO_PAYLOAD,
         codec.PAYLOAD_TOO_LARGE,
         BAD_ADDRESS,
@@ -260,19 +262,22 @@ def test_variables() -> None:
         assert f'"{variable}"' in (ROOT / file).read_text(encoding="utf-8")
 
 
-def test_configuration(tmp_path: Path) -> None:
+def test_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The examples of a configuration file and of a sites' file are what they say."""
     file = tmp_path / "abcast.toml"
-    [described], [configured] = fences(doc("sites"), "toml"), fences(doc("operations"), "toml")
+    [described, agreeing], [configured] = fences(doc("sites"), "toml"), fences(doc("operations"), "toml")
     file.write_text(described, encoding="utf-8")
     assert read_sites(file).home == "nyc"
+    file.write_text(agreeing, encoding="utf-8")
+    assert (read_sites(file).mode, read_sites(file).suspect_after_ms) == ("isis", SUSPECT_AFTER_MS)
     file.write_text(configured, encoding="utf-8")
     defaults = options.load_config(command(), file)
-    assert defaults["topics"]["create"] == {
-        "bootstrap_servers": "kafka-1:9092,kafka-2:9092",
-        "replication_factor": 3,
-    }
-    assert defaults["publish"] == {"bootstrap_servers": "kafka-1:9092,kafka-2:9092"}
+    assert defaults["topics"]["create"] == {"replication_factor": 3}
+    monkeypatch.setenv("ABCAST_CONFIG", str(file))
+    (tmp_path / "alice.password").write_text("secret")
+    connection = ClientConfiguration().connection()
+    assert connection.bootstrap_servers == "kafka-1:9093,kafka-2:9093"
+    assert (connection.security.principal, connection.security.secret("password")) == ("User:alice", "secret")
 
 
 def test_exit_codes() -> None:
@@ -286,7 +291,8 @@ def test_topics() -> None:
     shown, settings = tables(section(doc("operations"), "## Topics and settings"))
     named = [Topic.parse(re.sub("<[a-z]+>", "x", name)) for name in first_spans(shown)]
     assert [topic.role for topic in named if topic] == list(ROLES)
-    rules = {name for role in ROLES for name in topics._rules(Topic("g", role, "s", "n" if role == "relayed" else ""))}
+    every = [Topic("g", role, "s", "n" if role in BY_RELAYS else "") for role in ROLES]
+    rules = {name for topic in every for name in topics._rules(topic)}
     assert set(first_spans(settings)) == rules
     said = {row[0]: row[1] for row in settings}
     assert f"{topics._MIN_FORWARD_RECORD_BYTES:,}" in said["`max.message.bytes`"]

@@ -23,7 +23,6 @@ from connectors.client.cast_receipt import CastReceipt
 from connectors.client.go_back_n import GoBackN
 from connectors.client.lives import SendingLimits
 from connectors.client.producers import Producers
-from connectors.client.promise import raised_again
 from connectors.kafka.cast_codec import cast_headers
 from connectors.kafka.codec import depends_header
 from ordering.casts import NO_VIEW, TOTAL, Cast, Ordered
@@ -54,8 +53,11 @@ class Caster:
         limits: SendingLimits,
         changed: threading.Condition,
         heard: Callable[[], object],
+        end: Callable[[Exception], object],
     ) -> None:
-        """`heard` is called, under the lock, when something may have changed. Raises BrokerUnreachable."""
+        """`heard` is called, under the lock, when something may have changed; `end`, without it, when nothing more
+        will. Raises BrokerUnreachable.
+        """
         self.life = life
         self._topic = topic
         self._key = life.address.encode("ascii")
@@ -63,10 +65,10 @@ class Caster:
         self._limits = limits
         self._changed = changed
         self._heard = heard
+        self._end = end
         self._waiting: deque[tuple[CastReceipt, int]] = deque()
         self._table: deque[_Entry] = deque()
         self._bytes = 0
-        self._failure: AbcastError | None = None
         self._is_closed = False
         with hub.lock:
             self._outgoing = Outgoing(life, hub.receiver)
@@ -191,16 +193,8 @@ class Caster:
             self._heard()
 
     def failed(self, error: Exception) -> None:
-        """Nothing more is delivered."""
-        with self._changed:
-            self._failure = error if isinstance(error, AbcastError) else AbcastError(f"{self.life.address}: {error!r}")
-            self.fail(self._failure)
-            self._changed.notify_all()
-
-    def check(self) -> None:
-        """Raise what the hub has failed with."""
-        if self._failure is not None:
-            raise raised_again(self._failure)
+        """The hub has ended: what waits would wait for ever."""
+        self._end(error)
 
     def _take_out(self, cast: Cast) -> None:
         """It stands in the log. If it is not the first of the table, those before it are sent again."""

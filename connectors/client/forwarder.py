@@ -224,7 +224,7 @@ class Forwarder:
             self._stop_casting()
             life, topic = Life(self._name, self.incarnation), str(Topic(self.group, "cast", self.address.site))
             self._caster = Caster(
-                life, topic, self._hub, self._shared.producers, self.limits, self.changed, self._release_all
+                life, topic, self._hub, self._shared.producers, self.limits, self.changed, self._release_all, self.end
             )
 
     # --- what applications call ---
@@ -273,7 +273,6 @@ class Forwarder:
             caster = self._caster
             if caster is None:
                 raise UsageError(CASTS_ARE_OFF.format(address=self.address))
-            caster.check()
             size = message_bytes(payload, headers)
             if not self._takes_messages or not caster.has_room(size):
                 self._wait_until_cast_is_taken(caster, size, timeout)

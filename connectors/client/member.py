@@ -39,9 +39,9 @@ from connectors.client.receipt import Receipt
 from connectors.client.sharing import share
 from connectors.client.state_transfer import GetState, SetState, StateTransfer
 from connectors.client.succession import Succession
+from connectors.kafka.client_configuration import ClientConfiguration
 from connectors.kafka.configuration import configured
 from connectors.kafka.connection import Connection
-from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS
 from ordering.casts import ORDERS, TOTAL
 from ordering.errors import AbcastError, UsageError
 from ordering.events import ViewChange
@@ -85,7 +85,8 @@ class Member(ReadingHalf):
             member: `SITE/NAME`, or `NAME` for a member at `default_site`.
             bootstrap_servers: Kafka's `HOST:PORT`, several separated by commas. Default: the variable
                 ABCAST_BOOTSTRAP_SERVERS, else `bootstrap_servers` in ./abcast.toml, else 127.0.0.1:9092.
-            connection: in the place of `bootstrap_servers` and `connect_timeout`.
+            connection: in the place of `bootstrap_servers` and `connect_timeout`. Without it, variables ABCAST_KAFKA_*
+                and the table `[kafka]` of ./abcast.toml say how to log in.
             connect_timeout: how long to wait for Kafka's first answer, in seconds.
             default_site: the site of a `member` given without one. Default: the variable ABCAST_SITE, else `site` in
                 ./abcast.toml, else `local`.
@@ -131,7 +132,7 @@ class Member(ReadingHalf):
             function(name, call)
         function("serializer", serializer)
         function("deserializer", deserializer)
-        connection = _connection(connection, bootstrap_servers, connect_timeout)
+        connection = _connection(connection, bootstrap_servers, connect_timeout).named(f"abcast-{address}")
         limits = SendingLimits(max_pending_records, max_pending_bytes, resend_after_s)
         limits.validate()
         self._default_site = site
@@ -140,7 +141,10 @@ class Member(ReadingHalf):
         sending = Succession(connection, group, self._lives, self._callbacks)
         self._transfer: StateTransfer | None = None
         if get_state is not None or set_state is not None:
-            self._transfer = StateTransfer(connection, group, address, sending.send_state, get_state, set_state)
+            give_and_take = get_state, set_state
+            self._transfer = StateTransfer(
+                *(connection, group, address, sending.send_state, *give_and_take), lambda: sending.known.view
+            )
         super().__init__(connection, group, address, ledger_directory, self._transfer, sending, deserializer)
         self._serializer = serializer
         self._connecting = threading.Lock()
@@ -416,10 +420,8 @@ def _connection(connection: Connection | None, bootstrap_servers: str | None, ti
     """What the arguments of `Member` name. Raises UsageError."""
     timeout = positive_seconds("connect_timeout", timeout)
     if connection is None:
-        servers = bootstrap_servers
-        if servers is None:
-            servers = configured("bootstrap_servers", DEFAULT_BOOTSTRAP_SERVERS)
-        return Connection(text("bootstrap_servers", servers), timeout)
+        servers = None if bootstrap_servers is None else text("bootstrap_servers", bootstrap_servers)
+        return ClientConfiguration(servers).connection(timeout)
     if bootstrap_servers is not None:
         raise UsageError("take connection= or bootstrap_servers=, not both: each says where Kafka is.")
     if not isinstance(connection, Connection):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -13,18 +14,51 @@ from kafka.structs import TopicPartition
 from connectors.kafka.codec import decode_forward
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.entries import last_entry
 from connectors.kafka.liveness import Liveness, judge, look_again
-from connectors.kafka.ranges import read_range
+from connectors.kafka.ranges import read_range, windows_back
 from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import find_topics
 from connectors.kafka.transport.seam import Consumer
-from ordering.names import Topic
-from ordering.records import Partition, Source
-from ordering.sequencer import SequencerState, step
+from ordering.isis_site import SiteState
+from ordering.names import BY_RELAYS, Topic
+from ordering.records import Forward, Malformed, Partition, Source
+from ordering.sequencer import SequencerState, missing_before, step
 
 RATE_S = 60
 _MAX_TAIL = 20_000
 """So many FORWARD records are looked at one by one; of more, all count as waiting."""
+_MAX_LOOK_BACK = 1000
+_MAX_LOOK_BACK_BYTES = 4_000_000
+_FIRST_LOOK_BACK = 100
+"""So much of each FORWARD partition, and little more, is looked at for gaps."""
+
+
+class Gap(NamedTuple):
+    """What was dropped of a sender, as `missing`, the next local seqno of that incarnation, has not come.
+
+    `dropped` counts the newest FORWARD records only.
+    """
+
+    sender: str
+    incarnation: int
+    missing: int
+    dropped: int
+
+
+class AgreementStatus(NamedTuple):
+    """Of a site that agrees with others: its view of the sites, and whether it waits: nothing is ordered then."""
+
+    view: int
+    sites: tuple[str, ...]
+    waits: bool
+
+    def __str__(self) -> str:
+        if not self.waits:
+            return f"agrees in view {self.view} of the sites {', '.join(self.sites)}"
+        return (
+            f"waits: too few of the sites {', '.join(self.sites)} (view {self.view}) answer, or they go on without it"
+        )
 
 
 class GroupStatus(NamedTuple):
@@ -32,8 +66,10 @@ class GroupStatus(NamedTuple):
 
     `members`: how many the view has. `senders`: how many addresses have sent anything so far, and are remembered;
     operators and relays are among them. `lag`: FORWARD records that wait: they will get a number, or be refused.
-    `relays`: for each site whose relay brings records here, the seconds since it was last heard. `ledger_lag`: seqnos
-    that the ledger does not have yet; None where there is no ledger.
+    `relays`: for each site whose relay brings records here, the seconds since it was last heard. `strays`: records of
+    DATA that are no DATA, of those that are read here: back to the newest snapshot. `ledger_lag`: seqnos that the
+    ledger does not have yet; None where there is no ledger. `gaps`: of senders that have one open.
+    `agreement`: None where no sites agree.
     """
 
     group: str
@@ -48,16 +84,26 @@ class GroupStatus(NamedTuple):
     duplicates: int
     dead_letters: int
     relays: Mapping[str, float | None]
+    strays: int = 0
     ledger_lag: int | None = None
+    gaps: Sequence[Gap] = ()
+    agreement: AgreementStatus | None = None
 
     @property
     def is_stuck(self) -> bool:
         """Whether messages wait and nobody orders them."""
-        return self.lag > 0 and not self.sequencer.works
+        waits = self.agreement is not None and self.agreement.waits
+        return self.lag > 0 and (waits or not self.sequencer.works)
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain values."""
-        return {**self._asdict(), "sequencer": self.sequencer._asdict(), "relays": dict(self.relays)}
+        plain = {
+            "sequencer": self.sequencer._asdict(),
+            "relays": dict(self.relays),
+            "gaps": [gap._asdict() for gap in self.gaps],
+            "agreement": self.agreement._asdict() if self.agreement is not None else None,
+        }
+        return {**self._asdict(), **plain}
 
 
 def read_status(
@@ -76,17 +122,18 @@ def read_status(
             # Of a copy, the sequencer is elsewhere: what it has considered is not to be seen here.
             is_copy = data.is_copy()
             sequencer = judge(data, signs.of_groups.get(group), lambda: look_again(connection, group, site))
+            before = data.strays
             state = data.state()
+            strays = data.strays - before
+            agreement = _agreement(data)
+        if agreement is not None:  # what relays bring is another site's, and not in this site's hands
+            forward = [partition for partition in forward if partition.topic == str(Topic(group, "forward", site))]
         with connection.reachable():
             dead = _partitions(consumer, [topic for topic in topics if topic.role == "dead-letter"])
-            relayed = [
-                partition
-                for topic in topics
-                if topic.role == "relayed"
-                for partition in forward
-                if partition.topic == str(topic)
-            ]
-            lag = 0 if is_copy else _waiting(connection, consumer, state, forward, signs.considered)
+            relayed = _partitions(consumer, [topic for topic in topics if topic.role in BY_RELAYS])
+            spans = _spans(consumer, forward)
+            reached = _reached(spans, state, signs.considered)
+            lag = 0 if is_copy else _waiting(connection, consumer, state, spans, reached)
             return GroupStatus(
                 group=group,
                 sequencer=sequencer,
@@ -100,10 +147,24 @@ def read_status(
                 duplicates=state.duplicates,
                 dead_letters=sum(end - beginning for beginning, end in _spans(consumer, dead).values()),
                 relays=_relays(connection, consumer, relayed),
+                strays=strays,
                 ledger_lag=None if in_ledger is None else state.seqno - in_ledger.get(group, 0),
+                gaps=() if is_copy else _gaps(connection, consumer, state, spans, reached),
+                agreement=agreement,
             )
     finally:
         consumer.close()
+
+
+def _agreement(data: DataLog) -> AgreementStatus | None:
+    """What the site's log tells, if it has one."""
+    claim = data.newest_claim()
+    entry = last_entry(data, data.end()) if claim is not None and claim.agreement else None
+    if entry is None:
+        return None
+    process = SiteState.from_bytes(entry.state).process
+    waits = process.agreement is None or process.agreement.is_frozen
+    return AgreementStatus(process.view.id, tuple(life.name for life in process.view.members), waits)
 
 
 def _partitions(consumer: Consumer, topics: Sequence[Topic]) -> list[TopicPartition]:
@@ -122,38 +183,68 @@ def _spans(consumer: Consumer, partitions: Sequence[TopicPartition]) -> dict[Top
     return {partition: (begins[partition], ends[partition]) for partition in partitions}
 
 
+def _reached(
+    spans: Mapping[TopicPartition, tuple[int, int]],
+    state: SequencerState,
+    considered: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """The first offset of each FORWARD partition that the sequencer has not considered."""
+    reached = {}
+    for partition, (beginning, _) in spans.items():
+        known = Partition(*partition)
+        told = considered.get(partition, 0)
+        reached[partition] = max(beginning, state.positions.get(known, 0), state.decided.get(known, 0), told)
+    return reached
+
+
 def _waiting(
     connection: Connection,
     consumer: Consumer,
     state: SequencerState,
-    forward: Sequence[TopicPartition],
-    considered: Mapping[TopicPartition, int],
+    spans: Mapping[TopicPartition, tuple[int, int]],
+    reached: Mapping[TopicPartition, int],
 ) -> int:
     """How many FORWARD records will get a number or be refused: what `step` makes of those not considered.
 
     Heartbeats and duplicates are none of them, so a group that is idle has none, whatever its members write.
     """
-    spans, positions = _spans(consumer, forward), dict(state.positions)
-    for partition, (beginning, _) in spans.items():
-        known = Partition(*partition)
-        reached = max(positions.get(known, 0), state.decided.get(known, 0), considered.get(partition, 0))
-        positions[known] = max(beginning, reached)
-    tails = {partition: (positions[Partition(*partition)], end) for partition, (_, end) in spans.items()}
-    count = sum(max(0, end - start) for start, end in tails.values())
+    count = sum(max(0, end - reached[partition]) for partition, (_, end) in spans.items())
     if not 0 < count <= _MAX_TAIL:
         return count
     records = [
-        decode_forward(
-            Source(partition.topic, partition.partition, record.offset),
-            record.key,
-            record.value,
-            record.headers,
-            record.timestamp,
-        )
-        for partition, (start, end) in sorted(tails.items())
-        for record in read_range(connection, consumer, partition, start, end)
+        _decoded(partition, record)
+        for partition, (_, end) in sorted(spans.items())
+        for record in read_range(connection, consumer, partition, reached[partition], end)
     ]
+    positions = {**state.positions, **{Partition(*partition): offset for partition, offset in reached.items()}}
     return len(step(replace(state, positions=positions), records).outputs)
+
+
+def _gaps(
+    connection: Connection,
+    consumer: Consumer,
+    state: SequencerState,
+    spans: Mapping[TopicPartition, tuple[int, int]],
+    reached: Mapping[TopicPartition, int],
+) -> tuple[Gap, ...]:
+    """The senders of which the newest records were dropped, as one before them is missing."""
+    dropped: Counter[tuple[str, int, int]] = Counter()
+    for partition, (beginning, end) in sorted(spans.items()):
+        looked_at = size = 0
+        for start, below in windows_back(beginning, min(end, reached[partition]), _FIRST_LOOK_BACK):
+            for raw in read_range(connection, consumer, partition, start, below):
+                looked_at, size = looked_at + 1, size + len(raw.value or b"")
+                record = _decoded(partition, raw)
+                if isinstance(record, Forward) and (missing := missing_before(state, record)) is not None:
+                    dropped[record.sender, record.incarnation, missing] += 1
+            if looked_at >= _MAX_LOOK_BACK or size >= _MAX_LOOK_BACK_BYTES:
+                break
+    return tuple(Gap(*gap, count) for gap, count in sorted(dropped.items()))
+
+
+def _decoded(partition: TopicPartition, raw: Any) -> Forward | Malformed:
+    source = Source(partition.topic, partition.partition, raw.offset)
+    return decode_forward(source, raw.key, raw.value, raw.headers, raw.timestamp)
 
 
 def _rate(connection: Connection, data: TopicPartition) -> float:

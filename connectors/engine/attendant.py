@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
@@ -54,6 +55,8 @@ class Taken:
 
 class Attendant:
     """For one attempt of the job. `take_all`, then `start`; `close` it."""
+
+    agreement: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -203,7 +206,9 @@ class Attendant:
         if not topics:
             return Taken()
         check_topics(self._connection, topics, self._site)
-        states = take_over_groups(self._connection, topics, self._site, self._history, self._epochs)
+        states = take_over_groups(
+            self._connection, topics, self._site, self._history, self._epochs, agreement=self.agreement
+        )
         self._keeper.take(topics)
         ends = self._keeper.ends_of_data(topics)
         for group, state in states.items():

@@ -25,9 +25,9 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from kafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
@@ -52,6 +52,18 @@ IN_FLIGHT_BYTES = 16 * 1024 * 1024
 """With more payload in flight, a group waits for its oldest batch."""
 
 _logger = logging.getLogger(__name__)
+
+
+AnyAttendant = TypeVar("AnyAttendant", bound=Attendant)
+_Attended = TypeVar("_Attended", bound=Attendant, contravariant=True)
+
+
+class AnyLoop(Protocol[_Attended]):
+    """What an attempt runs between its takeover and its end."""
+
+    def take(self, taken: Taken) -> None: ...  # noqa: D102
+    def run(self, attendant: _Attended) -> None: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
 
 
 class EngineOptions(NamedTuple):
@@ -99,12 +111,19 @@ class EngineJob:
     def _attempt(self) -> None:
         """From a takeover to the stop, or to the first failure."""
         options = self.options
+        self._work(
+            lambda: Attendant(*options, self._finder, self._epochs, self._failed),
+            lambda: Loop(options.connection, options.site, self._stop),
+        )
+
+    def _work(self, open_attendant: Callable[[], AnyAttendant], open_loop: Callable[[], AnyLoop[AnyAttendant]]) -> None:
+        options = self.options
         try:
             with contextlib.ExitStack() as opened:
-                attendant = Attendant(*options, self._finder, self._epochs, self._failed)
+                attendant = open_attendant()
                 opened.callback(attendant.close)
                 taken = attendant.take_all()
-                loop = Loop(options.connection, options.site, self._stop)
+                loop = open_loop()
                 opened.callback(loop.close)
                 loop.take(taken)
                 attendant.start()

@@ -20,6 +20,7 @@ from connectors.kafka.codec import (
     VERSION,
     WRONG_INCARNATION,
     WRONG_LOCAL_SEQNO,
+    WRONG_VERSION,
     first_fields,
     given_headers,
     parse_number,

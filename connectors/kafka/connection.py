@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kafka.admin import KafkaAdminClient
@@ -13,6 +13,7 @@ from kafka.errors import KafkaError
 from connectors.kafka.configuration import check_servers
 from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS
 from connectors.kafka.desk import Desk
+from connectors.kafka.dialects import for_spark
 from connectors.kafka.security import Security
 from connectors.kafka.transport import Consumer, Producer, check_transport, transport
 from connectors.kafka.transport.kafka_python import client_settings
@@ -25,21 +26,28 @@ class Connection:
     """A Kafka cluster. `timeout` is how long, in seconds, a client waits for a first answer from it.
 
     `transport` names the library that reads and appends (`connectors.kafka.transport`); "" leaves the choice to it.
-    Raises UsageError.
+    `client_id` is what the brokers log of a client, and count its quotas by; connections that differ in it alone are
+    equal. Raises UsageError.
     """
 
     bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS
     timeout: float = 10.0
     security: Security = field(default_factory=Security)
     transport: str = ""
+    client_id: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         check_servers(self.bootstrap_servers)
         check_transport(self.transport)
 
+    def named(self, client_id: str) -> Connection:
+        """The same, for a client of that name; what has one keeps it."""
+        return self if self.client_id else replace(self, client_id=client_id)
+
     def spark_options(self) -> dict[str, str]:
-        """Options of Spark's Kafka source and sink."""
-        return {"kafka.bootstrap.servers": self.bootstrap_servers, **self.security.for_spark()}
+        """Options of Spark's Kafka source and sink. Raises UsageError."""
+        name = {"kafka.client.id": self.client_id} if self.client_id else {}
+        return {"kafka.bootstrap.servers": self.bootstrap_servers, **name, **for_spark(self.security)}
 
     @contextmanager
     def reachable(self) -> Iterator[None]:

@@ -3,9 +3,10 @@
 
 | record | header `abcast` | value |
 | --- | --- | --- |
-| claim | `2 claim` | `FLOOR HOST PID`: who takes over, and where DATA ended before |
+| claim | `2 claim` | `FLOOR HOST PID AGREEMENT`: who takes over, and where DATA ended before |
 | note | `2 note` | `OFFSET EPOCH SEQNO` |
 | base | that of an `epoch` record | a state; in a copy |
+| exclusion | `2 exclude` | `VIEW SITE …`: in that view of sites that agree, these are not waited for any more |
 | move | `2 move` | `HOME ABOVE`: the site that is the group's home from here on; in a hub |
 
 A claim's epoch is its offset plus one, and plus ABOVE if a move stands before it. So a note, which claims nothing,
@@ -27,6 +28,7 @@ from ordering.records import EPOCH
 _CLAIM = f"{VERSION} claim".encode("ascii")
 _NOTE = f"{VERSION} note".encode("ascii")
 _MOVE = f"{VERSION} move".encode("ascii")
+_EXCLUSION = f"{VERSION} exclude".encode("ascii")
 _BASE = f"{VERSION} {EPOCH}".encode("ascii")
 
 FEUD_CHANGES = 3
@@ -40,7 +42,8 @@ LONGEST_YIELD_S = 300.0
 class Claim(NamedTuple):
     """One takeover: the seal of `epoch` stands in DATA at offset `floor` or later, if it was written at all.
 
-    `host`, `pid`: who claims ("" and 0 in those of earlier versions); `at_ms`: when the broker had it.
+    `host`, `pid`: who claims ("" and 0 in those of earlier versions); `at_ms`: when the broker had it. `agreement`:
+    "isis" if the claimer agrees with other sites, "" if it decides alone.
     """
 
     epoch: int
@@ -48,6 +51,7 @@ class Claim(NamedTuple):
     host: str = ""
     pid: int = 0
     at_ms: int = 0
+    agreement: str = ""
 
     @property
     def who(self) -> str:
@@ -73,14 +77,21 @@ class Move(NamedTuple):
     above: int = 0
 
 
+class Exclusion(NamedTuple):
+    """An operator's decision: in that view of the sites that agree, these are not waited for any more."""
+
+    view: int
+    sites: tuple[str, ...]
+
+
 def this_host() -> str:
     """This machine's name as it stands in claims: without blanks, in ASCII."""
     return "".join(socket.gethostname().split()).encode("ascii", "replace").decode("ascii") or "unknown"
 
 
-def encode_claim(floor: int) -> tuple[bytes, list[tuple[str, bytes]]]:
+def encode_claim(floor: int, agreement: str = "") -> tuple[bytes, list[tuple[str, bytes]]]:
     """(value, headers) of this process's claim."""
-    return f"{floor} {this_host()} {os.getpid()}".encode("ascii"), [(HEADER, _CLAIM)]
+    return f"{floor} {this_host()} {os.getpid()} {agreement}".rstrip().encode("ascii"), [(HEADER, _CLAIM)]
 
 
 def encode_note(note: Note) -> tuple[bytes, list[tuple[str, bytes]]]:
@@ -93,20 +104,28 @@ def encode_move(move: Move) -> tuple[bytes, list[tuple[str, bytes]]]:
     return f"{move.home} {move.above}".encode("ascii"), [(HEADER, _MOVE)]
 
 
+def encode_exclusion(exclusion: Exclusion) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """(value, headers) of an exclusion."""
+    return " ".join([str(exclusion.view), *exclusion.sites]).encode("ascii"), [(HEADER, _EXCLUSION)]
+
+
 def decode(
     topic: str, offset: int, value: bytes | None, headers: Sequence[tuple[str, bytes]], at_ms: int, above: int = 0
-) -> Claim | Note | Move | None:
+) -> Claim | Note | Move | Exclusion | None:
     """One record of an EPOCH topic; None for a base. Raises ProtocolViolation for anything else."""
     try:
         version_and_kind = b" ".join(first_fields(headers, 2))
         if version_and_kind == _CLAIM:
-            floor, host, pid = (value or b"").decode("ascii").split()[:3]
-            return Claim(above + offset + 1, int(floor), host, int(pid), at_ms)
+            floor, host, pid, *more = (value or b"").decode("ascii").split()
+            return Claim(above + offset + 1, int(floor), host, int(pid), at_ms, more[0] if more else "")
         if version_and_kind == _MOVE:
             home, highest = (value or b"").decode("ascii").split()[:2]
             return Move(home, int(highest))
         if version_and_kind == _NOTE:
             return Note(*map(int, (value or b"").split()[:3]))
+        if version_and_kind == _EXCLUSION:
+            view, *names = (value or b"").decode("ascii").split()
+            return Exclusion(int(view), tuple(names))
         if version_and_kind == _BASE:
             return None
         raise ValueError(f"{HEADER}: {version_and_kind!r}")

@@ -1,106 +1,163 @@
-"""How to log in to a Kafka and how to encrypt: said once, in a file, for every library that does it."""
+"""How to log in to a Kafka and how to encrypt: said once, for every library that does it (`dialects` has their words).
+
+A secret is a text, or stands in a file of its own; it is read when a client is made, and shown nowhere.
+"""
 
 from __future__ import annotations
 
+import logging
+import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from ordering.errors import UsageError
 
-_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-_LOGIN_MODULES = {
-    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
-    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
-    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
-}
+Protocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "AWS_MSK_IAM", "GSSAPI"]
+
+_CHOICES = {"protocol": get_args(Protocol), "mechanism": get_args(Mechanism)}
+_WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+SECRETS = ("password", "key_password")
+"""Each may also be given as the name of a file: `password_file`, `key_password_file`."""
+
+_logger = logging.getLogger(__name__)
+_warned_of: set[str] = set()
 
 
-@dataclass(frozen=True, slots=True)
-class Security:
-    """What a client needs. `ca_file` and `key_file` (a key with its certificates) are PEM files."""
+class Security(BaseModel):
+    """What a client needs to be let in. Files of keys and certificates are PEM.
 
-    protocol: str = "PLAINTEXT"
-    mechanism: str = "PLAIN"
+    `mechanism` counts where `protocol` begins with SASL. PLAIN and SCRAM need `username` and a password. OAUTHBEARER
+    gets a token at `token_url` for a client id (`username`) and its secret (the password). GSSAPI has `username` as its
+    principal, and its key in `keytab`, or a ticket that is there. AWS_MSK_IAM finds its keys as AWS's own tools do.
+    `key_file` with `certificate_file` (or one file that has both) is for mutual TLS.
+
+    Raises UsageError for what can't be.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
+
+    protocol: Protocol = "PLAINTEXT"
+    mechanism: Mechanism = "PLAIN"
     username: str = ""
+    password: SecretStr = SecretStr("")
     password_file: str = ""
     ca_file: str = ""
+    certificate_file: str = ""
     key_file: str = ""
+    key_password: SecretStr = SecretStr("")
+    key_password_file: str = ""
+    token_url: str = ""
+    token_scope: str = ""
+    kerberos_service: str = "kafka"
+    keytab: str = ""
+
+    def __init__(self, **values: Any) -> None:
+        secrets = {name: SecretStr(values[name]) for name in SECRETS if isinstance(values.get(name), str)}
+        try:
+            super().__init__(**{**values, **secrets})
+        except ValidationError as error:
+            raise UsageError(f"security: {'; '.join(map(_sentence, error.errors()))}.") from None
+        self._check()
 
     @classmethod
     def parse(cls, table: object, directory: Path) -> Security:
-        """From a table of the sites' file; files are relative to `directory`. Raises UsageError."""
-        names = [field.name for field in fields(cls)]
-        if not isinstance(table, Mapping) or not all(
-            key in names and isinstance(value, str) for key, value in table.items()
+        """From a table of a TOML file; files are relative to `directory`. Raises UsageError."""
+        if not isinstance(table, Mapping):
+            raise UsageError(f"security is a table of texts, of the keys {', '.join(cls.model_fields)}.")
+        return cls(**{key: relative_to(directory, key, value) for key, value in table.items()})
+
+    def _check(self) -> None:
+        for secret in SECRETS:
+            if getattr(self, secret).get_secret_value() and getattr(self, f"{secret}_file"):
+                raise UsageError(f"security: give {secret} or {secret}_file, not both.")
+        if self.certificate_file and not self.key_file:
+            raise UsageError("security: a certificate_file needs the key_file that belongs to it.")
+        if not self.logs_in:
+            return
+        if self.mechanism in _WITH_PASSWORD and not (
+            self.username and (self.password_file or self.password.get_secret_value())
         ):
-            raise UsageError(f"security is a table of texts, of the keys {', '.join(names)}.")
-        files = {key: str(directory / value) for key, value in table.items() if key.endswith("_file")}
-        security = cls(**{**table, **files})
-        if security.protocol not in _PROTOCOLS or security.mechanism not in _LOGIN_MODULES:
             raise UsageError(
-                f"security: protocol is one of {', '.join(_PROTOCOLS)}, mechanism one of {', '.join(_LOGIN_MODULES)}."
+                f"security: {self.protocol} with {self.mechanism} needs a username, and a password or password_file."
             )
-        if security.logs_in and not (security.username and security.password_file):
-            raise UsageError(f"security: {security.protocol} needs a username and a password_file.")
-        return security
+        if self.mechanism == "OAUTHBEARER" and not self.token_url.startswith(("https://", "http://")):
+            raise UsageError("security: OAUTHBEARER needs a token_url, https://….")
+        if self.mechanism == "AWS_MSK_IAM" and not self.encrypts:
+            raise UsageError("security: AWS_MSK_IAM needs the protocol SASL_SSL.")
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether it is TLS."""
+        return self.protocol.endswith("SSL")
 
     @property
     def logs_in(self) -> bool:
-        """Whether a name and a password are asked for."""
+        """Whether it is SASL."""
         return self.protocol.startswith("SASL_")
 
-    def _password(self) -> str:
-        try:
-            return Path(self.password_file).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise UsageError(f"the password file {self.password_file} can't be read: {error.strerror}.") from error
+    @property
+    def principal(self) -> str:
+        """Who Kafka takes it for, as far as that is known here; what users call `User:alice`."""
+        if self.logs_in and self.username:
+            return f"User:{self.username}"
+        return "User:ANONYMOUS" if not self.logs_in and not self.key_file else "this Kafka user"
 
-    def for_python(self) -> dict[str, Any]:
-        """kafka-python's settings."""
-        if self.protocol == "PLAINTEXT":
-            return {}
-        settings: dict[str, Any] = {"security_protocol": self.protocol}
-        if self.logs_in:
-            settings["sasl_mechanism"] = self.mechanism
-            settings["sasl_plain_username"], settings["sasl_plain_password"] = self.username, self._password()
-        if self.ca_file:
-            settings["ssl_cafile"] = self.ca_file
-        if self.key_file:
-            settings["ssl_certfile"] = settings["ssl_keyfile"] = self.key_file
-        return settings
+    def secret(self, name: str) -> str:
+        """The secret itself: `password` or `key_password`; "" if there is none. Raises UsageError."""
+        file = getattr(self, f"{name}_file")
+        if file:
+            warn_if_readable_by_all(Path(file))
+            return text_of(file, f"the {name.replace('_', ' ')} file").strip()
+        given: SecretStr = getattr(self, name)
+        return given.get_secret_value()
 
-    def for_librdkafka(self) -> dict[str, str]:
-        """confluent-kafka's settings."""
-        if self.protocol == "PLAINTEXT":
-            return {}
-        settings = {"security.protocol": self.protocol}
-        if self.logs_in:
-            settings["sasl.mechanism"] = self.mechanism
-            settings["sasl.username"], settings["sasl.password"] = self.username, self._password()
-        if self.ca_file:
-            settings["ssl.ca.location"] = self.ca_file
-        if self.key_file:
-            settings["ssl.certificate.location"] = settings["ssl.key.location"] = self.key_file
-        return settings
+    @property
+    def certificate(self) -> str:
+        """The file with the client's own certificates, "" if there is none."""
+        return self.certificate_file or self.key_file
 
-    def for_spark(self) -> dict[str, str]:
-        """The settings of Spark's Kafka source and sink."""
-        if self.protocol == "PLAINTEXT":
-            return {}
-        settings = {"kafka.security.protocol": self.protocol}
-        if self.logs_in:
-            settings["kafka.sasl.mechanism"] = self.mechanism
-            settings["kafka.sasl.jaas.config"] = (
-                f"{_LOGIN_MODULES[self.mechanism]} required "
-                f"username={_quoted(self.username)} password={_quoted(self._password())};"
-            )
-        for kind, file in (("truststore", self.ca_file), ("keystore", self.key_file)):
-            if file:
-                settings[f"kafka.ssl.{kind}.type"], settings[f"kafka.ssl.{kind}.location"] = "PEM", file
-        return settings
+    def check_files(self) -> None:
+        """See that the files that it names can be read. Raises UsageError."""
+        for name, what in (("ca_file", "CA file"), ("certificate_file", "certificate file"), ("key_file", "key file")):
+            if file := getattr(self, name):
+                text_of(file, f"the {what}")
 
 
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def text_of(file: str, what: str) -> str:
+    """What stands in a file. Raises UsageError, which says what the file is."""
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{what} {file} can't be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{what} {file} is no text; keys and certificates are PEM files.") from error
+
+
+def warn_if_readable_by_all(file: Path) -> None:
+    """Warn of a file with a secret that other users of the machine can read, once."""
+    try:
+        mode = stat.S_IMODE(file.stat().st_mode)
+    except OSError:
+        return  # whoever reads it says why it can't be read
+    if mode & stat.S_IROTH and str(file) not in _warned_of:
+        _warned_of.add(str(file))
+        _logger.warning("%s holds a secret, and every user of this machine can read it: chmod 600 %s", file, file)
+
+
+def relative_to(directory: Path, key: str, value: object) -> object:
+    """The value of a key: where it is a file's name, one that holds wherever this process works."""
+    is_file = isinstance(value, str) and value and (key.endswith("_file") or key == "keytab")
+    return str(directory / str(value)) if is_file else value
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    name = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return f"{name} is unknown (known: {', '.join(Security.model_fields)})"
+    if name in _CHOICES:
+        return f"{name} is one of {', '.join(_CHOICES[name])}"
+    return f"{name} is a text"

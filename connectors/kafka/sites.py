@@ -1,6 +1,6 @@
 """The sites of a deployment: where each one's Kafka is, and who relays to whom. Read from one TOML file.
 
-    mode = "hub"                 # one order for all, decided at home; or "mesh": each site has its own
+    mode = "hub"                 # one order for all, decided at home; "isis": one, agreed on; "mesh": each its own
     home = "nyc"
 
     [sites.nyc]
@@ -8,7 +8,7 @@
 
     [sites.sfo]
     bootstrap_servers = "kafka.sfo.example:9092"
-    security = { protocol = "SASL_SSL", mechanism = "PLAIN", username = "abcast", password_file = "sfo.password" }
+    kafka = { protocol = "SASL_SSL", mechanism = "PLAIN", username = "abcast", password_file = "sfo.password" }
 
 `conf/sites.example.toml` says what else there is.
 """
@@ -18,12 +18,12 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from connectors.kafka.connection import Connection
-from connectors.kafka.security import Security
+from connectors.kafka.security import SECRETS, Security, warn_if_readable_by_all
 from ordering.errors import UsageError
 from ordering.names import check_site
 
@@ -32,7 +32,15 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
-Mode = Literal["hub", "mesh"]
+TABLE = "kafka"
+"""How to log in at one site: its keys are those of `Security`."""
+_OLD_TABLE = "security"
+
+SUSPECT_AFTER_MS = 10_000
+"""Longer than a job or a relay takes to start again."""
+_LEAST_SUSPECT_AFTER_MS, _MOST_SUSPECT_AFTER_MS = 1_000, 24 * 3600 * 1000
+
+Mode = Literal["hub", "mesh", "isis"]
 Trigger = Literal["micro-batch", "real-time"]
 
 
@@ -48,13 +56,17 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """All sites. `links` are pairs of sites; with a home, it and every other site."""
+    """All sites. `links` are pairs of sites; with a home, it and every other site.
+
+    `suspect_after_ms`: of sites that agree, how long one may be silent until the others go on without it.
+    """
 
     mode: Mode
     home: str | None
     trigger: Trigger
     connections: Mapping[str, Connection]
     links: frozenset[frozenset[str]]
+    suspect_after_ms: int = SUSPECT_AFTER_MS
 
     def connection(self, site: str) -> Connection:
         """How to reach a site's Kafka. Raises UsageError for a site that is not configured."""
@@ -70,8 +82,18 @@ class Sites:
         """The sites that share a link with this one, sorted."""
         return sorted(other for link in self.links if site in link for other in link - {site})
 
+    @property
+    def one_order(self) -> bool:
+        """Whether all sites have the same order."""
+        return self.mode != "mesh"
+
+    def shares_kafka(self, one: str, other: str) -> bool:
+        """Whether the topics of two sites stand in the same Kafka, as the file says."""
+        here, there = (self.connection(site).bootstrap_servers.split(",") for site in (one, other))
+        return sorted(map(str.strip, here)) == sorted(map(str.strip, there))
+
     def sequences(self, site: str) -> bool:
-        """Whether the site has a sequencer of its own."""
+        """Whether the site has a sequencer of its own, or agrees with the others."""
         return self.home in (None, site)
 
     def next_hop(self, source: str, target: str) -> str | None:
@@ -94,40 +116,58 @@ class Sites:
         return origin != direction.target and self.next_hop(direction.target, origin) in (None, direction.source)
 
 
-def read_sites(path: Path) -> Sites:
-    """The sites of a file. Raises UsageError, which names the file and what is wrong with it."""
+def read_sites(path: Path, security: Security | None = None, client_id: str = "") -> Sites:
+    """The sites of a file. `security`: of those that have no table `kafka`; `client_id`: of the clients of all.
+
+    Raises UsageError, which names the file and what is wrong with it.
+    """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"the sites' file {path} can't be read: {error}") from error
+    common = Connection(security=security or Security(), client_id=client_id)
     try:
-        return _sites(document, path.parent)
+        return _sites(document, path.absolute(), common)
     except UsageError as error:
         raise UsageError(f"the sites' file {path}: {error}") from error
 
 
-def _sites(document: dict[str, Any], directory: Path) -> Sites:
-    _only(document, {"mode", "home", "trigger", "links", "sites"}, "")
+def _sites(document: dict[str, Any], file: Path, common: Connection) -> Sites:
+    _only(document, {"mode", "home", "trigger", "links", "sites", "suspect_after_ms"}, "")
     tables = document.get("sites")
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()) or not tables:
         raise UsageError('give each site a table, such as [sites.nyc] with bootstrap_servers = "HOST:PORT".')
-    connections = {check_site(name): _connection(name, table, directory) for name, table in tables.items()}
+    connections = {check_site(name): _connection(name, table, file, common) for name, table in tables.items()}
     mode = document.get("mode", "hub" if "home" in document else "mesh")
     home, trigger = document.get("home"), document.get("trigger", "micro-batch")
     if mode not in get_args(Mode) or trigger not in get_args(Trigger):
         raise UsageError(f"mode is one of {get_args(Mode)}, trigger one of {get_args(Trigger)}.")
     if (mode == "hub") != (home is not None):
-        raise UsageError('mode "hub" needs home = "SITE", and mode "mesh" has none.')
+        raise UsageError('mode "hub" needs home = "SITE", and modes "mesh" and "isis" have none.')
     if home is not None and home not in connections:
         raise UsageError(f"home is {home!r}, which is not one of the sites {', '.join(connections)}.")
     if home is not None and "links" in document:
         raise UsageError("with a home, every other site is linked to it: leave links out.")
+    if mode == "isis" and "links" in document:
+        raise UsageError("sites that agree are all linked to each other: leave links out.")
     pairs = document.get("links", [list(pair) for pair in itertools.combinations(connections, 2)])
     if home is not None:
         pairs = [[home, other] for other in connections if other != home]
     if not isinstance(pairs, list) or not all(_is_pair(pair, connections) for pair in pairs):
         raise UsageError(f"links is a list of two different sites each, of {', '.join(connections)}.")
-    return Sites(mode, home, trigger, connections, frozenset(frozenset(pair) for pair in pairs))
+    links = frozenset(frozenset(pair) for pair in pairs)
+    return Sites(mode, home, trigger, connections, links, _suspect_after_ms(document, mode))
+
+
+def _suspect_after_ms(document: Mapping[str, Any], mode: str) -> int:
+    value = document.get("suspect_after_ms", SUSPECT_AFTER_MS)
+    if "suspect_after_ms" in document and mode != "isis":
+        raise UsageError('suspect_after_ms is for mode = "isis"; of members it is a setting of the group.')
+    if type(value) is not int or not _LEAST_SUSPECT_AFTER_MS <= value <= _MOST_SUSPECT_AFTER_MS:
+        raise UsageError(
+            f"suspect_after_ms is a number of milliseconds from {_LEAST_SUSPECT_AFTER_MS} to {_MOST_SUSPECT_AFTER_MS}."
+        )
+    return value
 
 
 def _is_pair(pair: object, connections: Mapping[str, Connection]) -> bool:
@@ -136,12 +176,18 @@ def _is_pair(pair: object, connections: Mapping[str, Connection]) -> bool:
     )
 
 
-def _connection(name: str, table: dict[str, Any], directory: Path) -> Connection:
-    _only(table, {"bootstrap_servers", "security"}, f"[sites.{name}] ")
+def _connection(name: str, table: dict[str, Any], file: Path, common: Connection) -> Connection:
+    _only(table, {"bootstrap_servers", TABLE, _OLD_TABLE}, f"[sites.{name}] ")
     servers = table.get("bootstrap_servers")
     if not isinstance(servers, str) or not servers:
         raise UsageError(f'[sites.{name}] needs bootstrap_servers = "HOST:PORT".')
-    return Connection(servers, security=Security.parse(table.get("security", {}), directory))
+    if TABLE in table and _OLD_TABLE in table:
+        raise UsageError(f"[sites.{name}] has {TABLE} and {_OLD_TABLE}, which are the same: keep {TABLE}.")
+    own = table.get(TABLE, table.get(_OLD_TABLE))
+    security = common.security if own is None else Security.parse(own, file.parent)
+    if isinstance(own, dict) and own.keys() & set(SECRETS):
+        warn_if_readable_by_all(file)
+    return replace(common, bootstrap_servers=servers, security=security)
 
 
 def _only(table: Mapping[str, Any], known: set[str], where: str) -> None:

@@ -12,7 +12,7 @@ even a row that is in its place again. It rests on this only:
   read by one task, in the order of its offsets. Where it is not, its rows are not in their places;
 * a row that a filter takes out leaves the rows behind it with a higher count before the filter than after it.
 
-Records that the rule passes over without harm are in line, too: snapshots of the epoch that is in force. Any other
+Records that the rule passes over without harm are in line, too: snapshots and entries of the epoch in force. Any other
 record that is not the next message ends the line: a seal, a repeat, what runs ahead, what a fenced sequencer has left,
 what stands behind a hole in the offsets, and a view, which goes to a table of its own first. The rest of such a batch
 is for the reading rule itself.
@@ -29,7 +29,7 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
 
-from ordering.records import EPOCH, VIEW
+from ordering.records import VIEW, WITHOUT_SEQNO
 
 _TOLD_S, _LOOK_S = 30.0, 0.002
 """Spark tells what it has counted some milliseconds after the pass. We look for it that often, and wait that long."""
@@ -85,11 +85,11 @@ def in_line(rows: DataFrame, following: Mapping[str, Next]) -> InLine:
             counted,
             F.count(F.lit(1)).alias("read"),
             F.count_if(~F.col("is_next")).alias("disturbing"),
-            F.collect_list(F.when(F.col("kind") == EPOCH, F.col("group"))).alias("without_seqno"),
+            F.collect_list(F.when(F.col("kind").isin(*WITHOUT_SEQNO), F.col("group"))).alias("without_seqno"),
         )
     )
     undisturbed = _leading(judged.filter("is_next"), "place")
-    numbered = undisturbed.filter(F.col("kind") != EPOCH).withColumn("place", _count())
+    numbered = undisturbed.filter(~F.col("kind").isin(*WITHOUT_SEQNO)).withColumn("place", _count())
     taken = _leading(numbered.filter(F.col("seqno") == F.col("next.seqno") + F.col("place")), "place")
     return InLine(taken.select(*rows.columns), counted)
 

@@ -30,7 +30,7 @@ from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka.codec import LETTER_FIELDS, RELAYED_FIELDS, encode_data, first_fields
+from connectors.kafka.codec import DATA_FIELDS, LETTER_FIELDS, RELAYED_FIELDS, encode_data, first_fields
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.ranges import read_range, windows_back
@@ -39,7 +39,14 @@ from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import count_partitions, ensure_topic
 from connectors.kafka.transport import Consumer
-from connectors.relay.columns import relay_forward, relay_home_data, relay_letters, relay_mesh_data
+from connectors.relay.columns import (
+    relay_agreed_forward,
+    relay_entries,
+    relay_forward,
+    relay_home_data,
+    relay_letters,
+    relay_mesh_data,
+)
 from connectors.relay.link_start import find_session_start, is_ordered
 from connectors.relay.presence import Presence
 from connectors.relay.promotion import fence_former_home
@@ -57,6 +64,8 @@ LOOK_EVERY_S = 30.0
 """How often a link looks whether what it has carried counts at the neighbour."""
 _FIRST_WINDOW = 256
 """Records read back first when looking for the last one of a source."""
+_LAST_RECORDS = 50
+"""So far back the copy's last message is looked for: seals and snapshots may stand behind it."""
 
 
 class Relay(StreamingJob):
@@ -381,8 +390,38 @@ def _from_ledger(target: str, source: str) -> str:
     return f"`abcast site add {target} --ledger DIR` writes what the ledger of {source} has of it."
 
 
+class AgreedForward(SiteForward):
+    """FORWARD of a site to another one that agrees with it on the order."""
+
+    carries = "agreed-forward"
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """Marked with where it came from, and when it was there."""
+        return relay_agreed_forward(rows, self.direction)
+
+
+class Entries(Relay):
+    """The log of a site to another one that agrees with it: entries and seals, out of DATA."""
+
+    carries = "entries"
+
+    def is_read(self, topic: Topic) -> bool:
+        """DATA of the site."""
+        return topic.role == "data" and topic.site == self.direction.source
+
+    def filled(self, topic: Topic) -> Topic:
+        """The other site's topic for this neighbour."""
+        return Topic(topic.group, "entries", self.direction.target, self.direction.source)
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """As they stand, marked with where they came from."""
+        return relay_entries(rows, self.direction)
+
+
 def relays_of(sites: Sites, direction: Direction) -> list[type[Relay]]:
     """What is carried in a direction."""
+    if sites.mode == "isis":
+        return [] if sites.shares_kafka(*direction) else [AgreedForward, Entries, Letters]
     if sites.home is None:
         return [MeshData, Letters]
     return [HomeData if direction.source == sites.home else SiteForward, Letters]
@@ -433,13 +472,21 @@ class _Copy:
         if base is None and end - self._looked_at >= SNAPSHOT_EVERY_RECORDS:
             base = self._base = self.home.state(end)
             self._looked_at = end
-        if base is None:
-            return
-        copied = self.copy.end()
-        for stored in self.copy.records(max(copied - 1, self.copy.beginning()), copied):
-            if stored.data.seqno >= base.seqno and stored.data.epoch >= base.epoch:
-                post_base(self.copy.connection, self.copy.claims_topic, base)
-                self._base = None
+        if base is not None and self._has(base):
+            post_base(self.copy.connection, self.copy.claims_topic, base)
+            self._base = None
+
+    def _has(self, base: SequencerState) -> bool:
+        """Whether the copy has all that it counts.
+
+        Records come in the order of the home's. So it has all up to the last seqno if it has that one or a later one,
+        of an epoch that is no older; and all up to the last seal if it has a record of that epoch.
+        """
+        end = self.copy.end()
+        last = [stored.data for stored in self.copy.records(max(end - _LAST_RECORDS, self.copy.beginning()), end)]
+        decided = epoch_of(base.seals, base.seqno) if base.seqno else 0
+        has_seqno = not base.seqno or any(data.seqno >= base.seqno and data.epoch >= decided for data in last)
+        return has_seqno and any(data.epoch >= base.epoch for data in last)
 
 
 def post_base(connection: Connection, epoch_topic: str, base: SequencerState) -> None:
@@ -454,8 +501,11 @@ def last_relayed(
     consumer = connection.consumer()
     filled = TopicPartition(topic, partition)
     parsed = Topic.parse(topic)
-    fields = LETTER_FIELDS if parsed is not None and parsed.role == "inbox" else RELAYED_FIELDS
-    at = fields.index("RELAYED_FROM")
+    role = parsed.role if parsed is not None else "relayed"
+    fields, name = {"inbox": (LETTER_FIELDS, "RELAYED_FROM"), "entries": (DATA_FIELDS, "SOURCE")}.get(
+        role, (RELAYED_FIELDS, "RELAYED_FROM")
+    )
+    at = fields.index(name)
     try:
         with connection.reachable():
             if partition not in (consumer.partitions_for_topic(topic) or ()):

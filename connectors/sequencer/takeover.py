@@ -92,12 +92,14 @@ def take_over_groups(
     claimed: dict[str, int] | None = None,
     *,
     trust_ledger: bool = False,
+    agreement: str = "",
 ) -> dict[str, SequencerState]:
     """Become the sequencer of the groups (each with the forward topics it reads); return the states to go on from.
 
     All groups are looked at before the first is claimed. `history` is for a DATA topic that retention has emptied;
     `trust_ledger`: the operator knows that nothing was decided after it. `claimed` has the epochs that this process
-    has claimed so far, by group, and is kept up to date: it takes no group back from a newer sequencer.
+    has claimed so far, by group, and is kept up to date: it takes no group back from a newer sequencer. `agreement`:
+    "isis" for a job that agrees with other sites.
 
     Raises BrokerUnreachable, TopicMissing, HistoryUnavailable, Fenced, UsageError.
     """
@@ -111,8 +113,10 @@ def take_over_groups(
         found = dict(
             _ask_each(groups, lambda group: (group, _survey(logs[group], claimed, history, trust_ledger=trust_ledger)))
         )
+        for group in groups:
+            _check_agreement(logs[group], agreement)
         horizons = _horizons(connection, groups, [found[group].state for group in groups])
-        states = _ask_each(groups, lambda group: _claim(logs[group], producer, found[group], claimed))
+        states = _ask_each(groups, lambda group: _claim(logs[group], producer, found[group], claimed, agreement))
         return {
             state.group: replace(state, membership=replace(state.membership, horizon=horizon))
             for state, horizon in zip(states, horizons, strict=True)
@@ -162,6 +166,14 @@ def _survey(data: DataLog, claimed: Mapping[str, int], history: History | None, 
     return _Survey(state, end)
 
 
+def _check_agreement(data: DataLog, agreement: str) -> None:
+    """An order is decided by one site, or agreed on by several, from its beginning on. Raises UsageError."""
+    newest = data.newest_claim()
+    if newest is not None and newest.agreement != agreement:
+        was, now = (f"mode {name!r}" if name else "a sequencer" for name in (newest.agreement, agreement))
+        raise UsageError(f"the order of {data.topic} is that of {was}, and can't go on with {now}: take a new group.")
+
+
 def _horizons(
     connection: Connection, groups: Mapping[str, Iterable[str]], states: Iterable[SequencerState]
 ) -> list[dict[Partition, int]]:
@@ -184,12 +196,16 @@ def _horizons(
     return horizons
 
 
-def _claim(data: DataLog, producer: Producer, found: _Survey, claimed: dict[str, int]) -> SequencerState:
+def _claim(
+    data: DataLog, producer: Producer, found: _Survey, claimed: dict[str, int], agreement: str
+) -> SequencerState:
     """Claim, seal, read the rest, open the epoch."""
     group = data.topic.group
     if group in claimed:
         check_not_fenced(data, claimed[group])
-    epoch = data.epoch_of_claim(_append(data, producer, data.claims_topic, (None, *encode_claim(data.end()))))
+    epoch = data.epoch_of_claim(
+        _append(data, producer, data.claims_topic, (None, *encode_claim(data.end(), agreement)))
+    )
     claimed[group] = epoch
     sealed_at = _append_data(data, producer, seal(epoch))
     before = absorb(found.state, (stored.data for stored in data.records(found.end, sealed_at)))

@@ -8,6 +8,9 @@ Invariant: the directory is there as long as this process or its JVM lives, sinc
 `connectors.local.owned_directory`; the JVM may outlive us for a while). After a clean end it is gone. After a crash at
 any point the next process that makes such a directory removes it.
 
+The JVM is started as spark-submit would start it, less two things: a first JVM that only finds the command out, and
+`--add-modules=jdk.incubator.vector`, of which Java warns at every start, and which only linear algebra uses.
+
 Under spark-submit the JVM is there before us, and so is what spark-submit has made by then; the rest lies in our
 directory, unless spark-submit was told another.
 """
@@ -17,21 +20,49 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import shlex
+import signal
 import subprocess
-import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pyspark
 from py4j.java_gateway import JavaGateway, JVMView
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
+from pyspark.serializers import UTF8Deserializer, read_int
 
+from connectors.local.java import require_java
 from connectors.local.owned_directory import OwnedDirectory
 from connectors.local.scratch import make_scratch
+from ordering.errors import EnvironmentProblem
 
 SUBMITTED = "PYSPARK_GATEWAY_PORT" in os.environ
 """Whether spark-submit runs us, in a JVM that is there already."""
 
+_OPENED = (
+    *(f"java.base/java.{name}" for name in ("lang", "lang.invoke", "lang.reflect", "io", "net", "nio")),
+    *(f"java.base/java.{name}" for name in ("util", "util.concurrent", "util.concurrent.atomic")),
+    *(f"java.base/{name}" for name in ("jdk.internal.ref", "sun.nio.ch", "sun.nio.cs", "sun.security.action")),
+    "java.base/sun.util.calendar",
+    "java.security.jgss/sun.security.krb5",
+)
+
+MODULE_OPTIONS = (
+    "-XX:+IgnoreUnrecognizedVMOptions",
+    *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED),
+    "-Dio.netty.tryReflectionSetAccessible=true",
+    "-Dio.netty.allocator.type=pooled",
+    "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
+    "--sun-misc-unsafe-memory-access=allow",
+    "--enable-native-access=ALL-UNNAMED",
+    "-Dderby.connection.requireAuthentication=false",
+)
+"""What Spark's launcher adds to each JVM, but for the module that it needs for linear algebra alone."""
+
+_LOOK_EVERY_S = 0.02
+_START_S = 120.0
 _END_S = 10.0
 
 
@@ -39,14 +70,74 @@ def start_jvm(settings: Mapping[str, str]) -> None:
     """Start Spark's JVM with these settings, unless this process has one already. Raises EnvironmentProblem."""
     if SparkContext._gateway is not None:  # noqa: SLF001 - there is no public way
         return
-    scratch = make_scratch()
-    options = f'{settings["spark.driver.extraJavaOptions"]} "-Djava.io.tmpdir={scratch.path}"'
-    conf = SparkConf().setAll([*{**settings, **_below(scratch), "spark.driver.extraJavaOptions": options}.items()])
-    with _temporary_files_in(scratch.path):
-        gateway = launch_gateway(conf, {"pass_fds": (scratch.descriptor,)})  # type: ignore[no-untyped-call]
+    java, scratch = require_java(), make_scratch()
+    address = scratch.path / "gateway"
+    process = _launch(java_command(java, {**_below(scratch), **settings}, scratch.path), address, scratch.descriptor)
+    port, secret = _answer(process, address)
+    with _environment({"PYSPARK_GATEWAY_PORT": port, "PYSPARK_GATEWAY_SECRET": secret}):
+        gateway = launch_gateway()  # type: ignore[no-untyped-call]  # it connects to the one that these name
+    gateway.proc = process
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - there is no public way
     # Before pyspark registers anything, so after all of pyspark.
     atexit.register(_end, gateway, scratch)
+
+
+def java_command(java: Path, settings: Mapping[str, str], scratch: Path) -> list[str]:
+    """What starts Spark's JVM with these settings, which have `spark.driver.*` for memory, options and class path."""
+    home = _spark_home()
+    conf = os.environ.get("SPARK_CONF_DIR", str(home / "conf"))
+    # The first of all that bind to it, as Spark has it. The archive of classes is valid for this very class path.
+    logging_jars = map(str, (home / "jars").glob("slf4j-api-*.jar"))
+    return [
+        str(java),
+        "-cp",
+        os.pathsep.join([settings["spark.driver.extraClassPath"], conf, *logging_jars, str(home / "jars" / "*")]),
+        f"-Xmx{settings['spark.driver.memory']}",
+        *shlex.split(os.environ.get("SPARK_SUBMIT_OPTS", "")),
+        *shlex.split(settings["spark.driver.extraJavaOptions"]),
+        *MODULE_OPTIONS,
+        f"-Djava.io.tmpdir={scratch}",
+        "org.apache.spark.deploy.SparkSubmit",
+        *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
+        *shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")),
+    ]
+
+
+def _spark_home() -> Path:
+    return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
+
+
+def _launch(command: list[str], address: Path, lock: int) -> subprocess.Popen[bytes]:
+    """Start the JVM, which writes its port and a secret into the file `address`, and ends when its input does."""
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(_spark_home()),
+        "SPARK_CONNECT_MODE": "0",
+        "PYTHONHASHSEED": "0",
+        "_PYSPARK_DRIVER_CONN_INFO_PATH": str(address),
+    }
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        env=environment,
+        pass_fds=(lock,),
+        # Ctrl-C is Python's to handle: a batch in hand needs the JVM.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+
+
+def _answer(process: subprocess.Popen[bytes], address: Path) -> tuple[str, str]:
+    """The port and the secret of a JVM that has come up. Raises EnvironmentProblem."""
+    began = time.monotonic()
+    while not address.exists():
+        if process.poll() is not None:
+            raise EnvironmentProblem(f"Spark's JVM ended while it started (exit code {process.returncode}).")
+        if time.monotonic() - began > _START_S:
+            process.kill()
+            raise EnvironmentProblem(f"Spark's JVM has not come up in {_START_S:g} s.")
+        time.sleep(_LOOK_EVERY_S)
+    with address.open("rb") as told:  # renamed to this name when it was whole
+        return str(read_int(told)), UTF8Deserializer().loads(told)  # type: ignore[no-untyped-call]
 
 
 def join_jvm() -> None:
@@ -81,13 +172,14 @@ def end_jvm(timeout_s: float) -> None:
 
 
 @contextlib.contextmanager
-def _temporary_files_in(directory: Path) -> Iterator[None]:
-    """Let Python's temporary files go there: pyspark makes one that tells it the JVM's port."""
-    before, tempfile.tempdir = tempfile.tempdir, str(directory)
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for a while."""
+    os.environ.update(variables)
     try:
         yield
     finally:
-        tempfile.tempdir = before
+        for name in variables:
+            del os.environ[name]
 
 
 def _below(scratch: OwnedDirectory) -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -47,7 +49,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, name: str) -> None:
 
 def await_first_line(pid: int) -> None:
     """Until the process handles SIGTERM, which Python by itself does not."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not caught(pid) >> (signal.SIGTERM - 1) & 1:
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -57,3 +59,53 @@ def caught(pid: int) -> int:
     """The signals that a process handles, a bit each."""
     text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return int(text.partition("SigCgt:")[2].split()[0], 16)
+
+
+SWALLOWING = {
+    "module": "import slow",
+    "finalizer": "it = Slow(); del it",
+}
+LOST = """
+import signal, sys, time
+from jobs import interruption
+
+class Slow:
+    def __del__(self):
+        print("begun", flush=True)
+        time.sleep(1)
+
+interruption.raise_in_order()
+try:
+    {how}
+    print("went on", flush=True)
+    time.sleep(30)
+except KeyboardInterrupt:
+    interruption.tell()
+    sys.exit(130)
+"""
+MODULE = """
+import time
+print("begun", flush=True)
+try:
+    time.sleep(1)
+except BaseException:
+    pass
+"""
+
+
+@pytest.mark.parametrize("how", SWALLOWING)
+def test_a_signal_where_it_would_be_lost(tmp_path: Path, how: str) -> None:
+    """It is raised soon after, and ends the command all the same."""
+    (tmp_path / "slow.py").write_text(MODULE, encoding="ascii")
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOST.format(how=SWALLOWING[how])],
+        env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=60)
+    assert (process.returncode, out in ("", "went on\n"), said) == (130, True, "Aborted.\n")

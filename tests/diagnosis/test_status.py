@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -17,11 +18,11 @@ from connectors.kafka.epochs import encode_claim, this_host
 from connectors.kafka.liveness import say_why
 from connectors.kafka.sign_of_life import Sign, SignsOfLife, read_signs
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.membership import Life, Membership
+from ordering.membership import Life, Membership, Settings
 from ordering.names import Topic
 from ordering.reader import Seal
-from ordering.records import HEARTBEAT
-from ordering.sequencer import Accepted, SequencerState, seal, snapshot
+from ordering.records import HEARTBEAT, Forward, Source
+from ordering.sequencer import Accepted, SequencerState, missing_before, seal, snapshot
 
 FORWARD = TopicPartition("abcast.g.forward.nyc", 0)
 EPOCH = TopicPartition("abcast.g.epoch.nyc", 0)
@@ -97,6 +98,36 @@ def test_what_the_sequencer_has_considered_does_not_wait(connection: MemoryConne
     assert read_status(connection, "g", "nyc").lag == 0  # 5 is behind a gap, as DATA tells it
     with patch.object(status, "_MAX_TAIL", 0):
         assert read_status(connection, "g", "nyc").lag == 1
+
+
+def test_a_sender_with_a_gap_is_told_of(connection: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For as long as the gap is open. Duplicates, heartbeats, and what has not been considered yet are none."""
+    forward(connection, "alice", 2)
+    forward(connection, "alice", 9, HEARTBEAT)
+    forward(connection, "new", 2)
+    forward(connection, "new", 3)
+    forward(connection, "bob", 4)
+    forward(connection, "bob", 5)
+    SignsOfLife(connection, "nyc", "spark").give({"g": 1}, {FORWARD: 5}, now=0)
+    shown = read_status(connection, "g", "nyc")
+    assert shown.gaps == (("nyc/bob", 1, 3, 1), ("nyc/new", 1, 1, 2))
+    assert shown.to_json()["gaps"][1] == {"sender": "nyc/new", "incarnation": 1, "missing": 1, "dropped": 2}
+    # Where the records are large, fewer are looked at.
+    monkeypatch.setattr(status, "_MAX_LOOK_BACK_BYTES", 0)
+    monkeypatch.setattr(status, "_FIRST_LOOK_BACK", 1)
+    assert [gap.sender for gap in read_status(connection, "g", "nyc").gaps] == ["nyc/bob"]
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "local_seqno", "missing"), [(1, 2, None), (1, 3, None), (1, 4, 3), (0, 4, None), (2, 1, None)]
+)
+def test_what_is_missing(incarnation: int, local_seqno: int, missing: int | None) -> None:
+    state = SequencerState("g", received={"nyc/alice": Accepted(1, 2)})
+    record = Forward("nyc/alice", incarnation, local_seqno, b"", Source("t", 0, 0))
+    assert missing_before(state, record) == missing
+    assert missing_before(state, replace(record, incarnation=2, local_seqno=7)) == 1
+    closed = Membership(settings=Settings(closed=True))
+    assert missing_before(replace(state, membership=closed), replace(record, incarnation=2, local_seqno=7)) is None
 
 
 def test_a_sequencer_that_signs_is_alive(connection: MemoryConnection) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kafka.errors import KafkaError, MessageSizeTooLargeError, OffsetOutOfRangeError
@@ -48,12 +49,13 @@ class TestChoice:
             with pytest.raises(BrokerUnreachable, match="no Kafka broker answers"):
                 opened()
 
-    def test_both_log_in_alike(self, tmp_path: object) -> None:
+    def test_both_log_in_alike(self, tmp_path: Path) -> None:
         """Each in its library's words."""
-        file = f"{tmp_path}/password"
-        with open(file, "w", encoding="utf-8") as password:  # noqa: PTH123
-            password.write("secret\n")
-        security = Security("SASL_SSL", "SCRAM-SHA-256", "alice", file, "/ca.pem", "/key.pem")
+        for name, text in (("password", "secret\n"), ("ca.pem", "…"), ("key.pem", "…")):
+            (tmp_path / name).write_text(text, encoding="utf-8")
+        table = {"protocol": "SASL_SSL", "mechanism": "SCRAM-SHA-256", "username": "alice"}
+        files = {"password_file": "password", "ca_file": "ca.pem", "key_file": "key.pem"}
+        security = Security.parse({**table, **files}, tmp_path)
         cluster = Connection("a:1, b:2", security=security)
         assert kafka_python.client_settings(cluster)["sasl_plain_password"] == "secret"
         settings = librdkafka.client_settings(cluster)
@@ -62,9 +64,9 @@ class TestChoice:
             "sasl.mechanism": "SCRAM-SHA-256",
             "sasl.username": "alice",
             "sasl.password": "secret",
-            "ssl.ca.location": "/ca.pem",
-            "ssl.certificate.location": "/key.pem",
-            "ssl.key.location": "/key.pem",
+            "ssl.ca.location": str(tmp_path / "ca.pem"),
+            "ssl.certificate.location": str(tmp_path / "key.pem"),
+            "ssl.key.location": str(tmp_path / "key.pem"),
         }
         assert expected.items() <= settings.items()
 

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ordering.errors import UsageError
-from ordering.names import ROLES, Address, Role, Topic, check_group, check_site, is_address
+from ordering.names import BY_RELAYS, ROLES, Address, Role, Topic, check_group, check_site, is_address
 from ordering.records import Source
 
 groups = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}", fullmatch=True)
 sites = st.from_regex(r"[A-Za-z0-9_-]{1,32}", fullmatch=True)
 members = st.from_regex(r"[A-Za-z0-9._-]{1,128}", fullmatch=True)
-own = [role for role in ROLES if role != "relayed"]
+own = [role for role in ROLES if role not in BY_RELAYS]
 topics = st.builds(Topic, groups, st.sampled_from(own), sites) | st.builds(
-    Topic, groups, st.just("relayed"), sites, sites
+    Topic, groups, st.sampled_from(BY_RELAYS), sites, sites
 )
 
 
@@ -104,5 +104,15 @@ def test_what_is_no_source(text: str) -> None:
 
 
 def test_roles_are_the_topics() -> None:
-    kept: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast", "relayed")
+    kept: tuple[Role, ...] = (
+        "forward",
+        "data",
+        "epoch",
+        "dead-letter",
+        "inbox",
+        "memory",
+        "cast",
+        "relayed",
+        "entries",
+    )
     assert kept == ROLES

@@ -16,7 +16,7 @@ from ordering import sequencer
 from ordering.errors import ProtocolViolation
 from ordering.membership import NO_MEMBERS, NOT_A_MEMBER, Settings
 from ordering.reader import Reader, Seal, Verdict
-from ordering.records import HEARTBEAT, Data, DeadLetter, Forward, Malformed, Partition, Source
+from ordering.records import ENTRY, HEARTBEAT, Data, DeadLetter, Forward, Malformed, Partition, Source
 from ordering.sequencer import (
     FORGOTTEN,
     FORMAT,
@@ -138,7 +138,7 @@ def test_late_copies_of_the_same_epoch_change_nothing(log: Log, at: list[int], e
         _state, written = run(opened(), cut(log, at))
     mixed, reader = [seal(1)], Reader(1, 0)
     for record in written:
-        mixed.extend(data.draw(st.lists(st.sampled_from(written), max_size=2)))
+        mixed.extend(data.draw(st.lists(st.sampled_from([*written, Data(ENTRY, 1, local_seqno=1)]), max_size=2)))
         mixed.append(record)
     for record in mixed[1:]:
         reader.accept(record.kind, record.epoch, record.seqno)
@@ -286,6 +286,21 @@ def test_a_sender_that_was_forgotten_is_told_so() -> None:
         after, outputs = decide(state, log)
         assert outputs[0] == DeadLetter(Source(TOPIC, 0, 0), FORGOTTEN)
         assert after.received == {"s/new": Accepted(8, 1)}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        *(b"", b"\x1f\x8b", b"no gzip", gzip.compress(b"{}")[:-4], gzip.compress(b"{}") * 2),
+        *(gzip.compress(text) for text in (b"[]", b"3", b"{}", b"\xff", b"[" * 100_000)),
+        gzip.compress(b" " * (sequencer.MAX_INFLATED_BYTES + 1), compresslevel=1),
+    ],
+    ids=["empty", "begun", "none", "cut off", "twice", "list", "number", "object", "bytes", "brackets", "bomb"],
+)
+def test_what_is_no_snapshot(raw: bytes) -> None:
+    """It takes no more memory than a limit, and has one error."""
+    with pytest.raises(ProtocolViolation, match="not a snapshot that this version can read"):
+        SequencerState.from_bytes(raw)
 
 
 def test_a_snapshot_of_another_format_is_refused() -> None:

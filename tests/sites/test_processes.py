@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from connectors.kafka.connection import Connection
 from tests.cli.process import abcast
 from tests.crash.processes import ABCAST, Process
 from tests.sites.conftest import MakeWorld
@@ -31,7 +30,7 @@ def processes(tmp_path: Path) -> Iterator[list[Process]]:
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("trigger", ["micro-batch", "real-time"])
+@pytest.mark.parametrize("trigger", ["micro-batch", pytest.param("real-time", marks=pytest.mark.soak)])
 def test_killed_relays_under_load(make_world: MakeWorld, processes: list[Process], trigger: str) -> None:
     """kill -9 of `abcast relay` in the middle, its directory deleted: nothing lost, nothing doubled, one order."""
     world = make_world("hub", "nyc", "sfo", trigger=trigger)
@@ -116,38 +115,3 @@ def test_a_follower_has_no_sequencer(make_world: MakeWorld) -> None:
     done = abcast("sequence", "--site", sfo, "--sites", world.file(), cwd=world.directory)
     assert done.returncode == 2
     assert "run the sequencer there" in done.stderr
-
-
-def test_security_is_said_once_for_both_clients(tmp_path: Path) -> None:
-    from connectors.kafka.security import Security
-
-    (tmp_path / "pw").write_text('se"cret\n', encoding="utf-8")
-    table = {
-        "protocol": "SASL_SSL",
-        "mechanism": "SCRAM-SHA-512",
-        "username": "abcast",
-        "password_file": "pw",
-        "ca_file": "ca.pem",
-        "key_file": "key.pem",
-    }
-    connection = Connection("h:1", security=Security.parse(table, tmp_path))
-    assert connection.security.for_python() == {
-        "security_protocol": "SASL_SSL",
-        "sasl_mechanism": "SCRAM-SHA-512",
-        "sasl_plain_username": "abcast",
-        "sasl_plain_password": 'se"cret',
-        "ssl_cafile": str(tmp_path / "ca.pem"),
-        "ssl_certfile": str(tmp_path / "key.pem"),
-        "ssl_keyfile": str(tmp_path / "key.pem"),
-    }
-    assert connection.spark_options() == {
-        "kafka.bootstrap.servers": "h:1",
-        "kafka.security.protocol": "SASL_SSL",
-        "kafka.sasl.mechanism": "SCRAM-SHA-512",
-        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
-        'username="abcast" password="se\\"cret";',
-        "kafka.ssl.truststore.type": "PEM",
-        "kafka.ssl.truststore.location": str(tmp_path / "ca.pem"),
-        "kafka.ssl.keystore.type": "PEM",
-        "kafka.ssl.keystore.location": str(tmp_path / "key.pem"),
-    }

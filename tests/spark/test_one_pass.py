@@ -15,7 +15,7 @@ from connectors.kafka.data_log import Start
 from connectors.ledger.one_pass import Next, counted_in, in_line
 from connectors.ledger.table import LedgerWriter, create_tables, ledger_rows, read_table_state
 from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH, VIEW, Data
+from ordering.records import ENTRY, VIEW, WITHOUT_SEQNO, Data
 from ordering.sequencer import SequencerState, seal, snapshot
 from tests.spark.kafka_rows import Row, data, source_frame_by_task
 from tests.spark.test_ledger import BEGINNING, expected, log_of, message, rows_of, writer_of
@@ -57,7 +57,7 @@ def random_log(number: int) -> Log:
                 view = Data(VIEW, epoch, seqno, 3, payload=b'{"members": []}')
                 record = rng.choice((odd, odd, stale, view, seal(epoch), snapshot_at(seqno - 1, epoch, group)))
         elif rng.random() < 0.15:
-            record = snapshot_at(seqno - 1, epoch, group)
+            record = rng.choice((snapshot_at(seqno - 1, epoch, group), Data(ENTRY, epoch, local_seqno=seqno)))
         records.append((offset, record))
         offset += 1
         seqno = max(seqno, record.seqno + 1)
@@ -116,7 +116,7 @@ def test_it_knows_whether_that_was_all(spark: SparkSession) -> None:
         without = counted.without_seqno.get(log.group, 0)
         assert (counted.undisturbed and len(taken) + without == counted.read == len(log.records)) == is_whole
         if is_whole:
-            assert without == sum(record.kind == EPOCH for _, record in log.records)
+            assert without == sum(record.kind in WITHOUT_SEQNO for _, record in log.records)
 
 
 def test_a_row_that_is_in_its_place_again(spark: SparkSession) -> None:

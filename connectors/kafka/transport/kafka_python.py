@@ -9,6 +9,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError
 
 from connectors.kafka.configuration import check_servers
+from connectors.kafka.dialects import for_kafka_python
 from connectors.kafka.transport.header_names import read_all_names
 from connectors.kafka.transport.seam import Cluster, Consumer, Producer
 from ordering.records import MAX_RECORD_BYTES
@@ -43,7 +44,8 @@ def client_settings(cluster: Cluster) -> dict[str, Any]:
         "bootstrap_servers": check_servers(cluster.bootstrap_servers),
         "bootstrap_timeout_ms": int(cluster.timeout * 1000),
         "reconnect_backoff_max_ms": 1000,
-        **cluster.security.for_python(),
+        **({"client_id": cluster.client_id} if cluster.client_id else {}),
+        **for_kafka_python(cluster.security),
     }
 
 

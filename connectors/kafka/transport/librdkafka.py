@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,11 +24,16 @@ from confluent_kafka import KafkaException
 from kafka import errors
 from kafka.structs import TopicPartition
 
+from connectors.kafka.dialects import for_librdkafka
 from connectors.kafka.transport.seam import Cluster, Consumer, Producer
 from ordering.records import MAX_RECORD_BYTES
 
 POLL_S = 0.1
 PURGE_S = 5.0
+ROOM = 0.95
+"""A queue that was full has room again when it is full to this part."""
+AGAIN_S = 0.5
+"""Others may take the room as soon as there is some: so often we try all the same."""
 
 _logger = logging.getLogger(__name__)
 _log_of_the_library = logging.getLogger("librdkafka")
@@ -72,7 +78,8 @@ def client_settings(cluster: Cluster) -> dict[str, Any]:
         "socket.nagle.disable": True,
         "allow.auto.create.topics": False,
         "logger": _log_of_the_library,
-        **cluster.security.for_librdkafka(),
+        **({"client.id": cluster.client_id} if cluster.client_id else {}),
+        **for_librdkafka(cluster.security),
     }
 
 
@@ -219,10 +226,17 @@ class _Producer:
         sent: _Sent,
         headers: Sequence[tuple[str, bytes]] | None,
     ) -> None:
-        """Wait until librdkafka's queue has room. Raises KafkaTimeoutError."""
+        """Wait until librdkafka's queue has room. Raises KafkaTimeoutError.
+
+        confluent-kafka 2.16 keeps the headers of a record that finds no room for ever: so we seldom try.
+        """
         deadline = time.monotonic() + self._timeout_s
+        full, again = len(self._client), time.monotonic() + AGAIN_S
         while time.monotonic() < deadline and not self._stopping.is_set():
             time.sleep(0.001)
+            if len(self._client) > full * ROOM and time.monotonic() < again:
+                continue
+            again = time.monotonic() + AGAIN_S
             with contextlib.suppress(BufferError), _translating():
                 self._client.produce(topic, value, key, number, sent.report, headers=headers)
                 return
@@ -265,10 +279,15 @@ class _Record(NamedTuple):
     headers: list[tuple[str, bytes]]
 
 
+_headers_of = operator.methodcaller("headers")
+"""`message.headers()` returns a list and sets an error where a name is not UTF-8. CPython looks for that in a call of
+this kind only: in its own fast call of a method the error comes up later, in code that has nothing to do with it."""
+
+
 def _headers(message: Any) -> list[tuple[str, bytes]]:
     """None where a name is not UTF-8: this library can't give the others either, and the record is still one."""
     try:
-        return message.headers() or []
+        return _headers_of(message) or []
     except (SystemError, UnicodeDecodeError):
         place = f"{message.topic()}-{message.partition()}:{message.offset()}"
         _logger.warning("%s has a header whose name is not UTF-8: it is read without headers", place)

@@ -45,6 +45,10 @@ class Cluster(Protocol):
     def security(self) -> Security:
         """How to log in."""
 
+    @property
+    def client_id(self) -> str:
+        """What the brokers call it; "" for the library's own name."""
+
 
 class Record(Protocol):
     """A record of a log. `timestamp` is the broker's, in ms since the epoch."""

@@ -1,0 +1,84 @@
+"""What the job of a site that agrees with others reads: FORWARD of all sites and the logs of the others.
+
+Another site's topics stand in the same Kafka (they are *shared*), or relays bring copies of them (docs/records.md). A
+copy of a FORWARD record is read as the record that it was made from, with its place, offset and time there. So all
+sites make the same of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from connectors.kafka.codec import AGREED_FIELDS, FORWARD_FIELDS, HEADER
+from connectors.kafka.sites import Sites
+from connectors.kafka.transport import Record
+from ordering.names import Topic
+from ordering.records import Partition, Source
+
+_RELAYED_FROM, _AT_MS = AGREED_FIELDS.index("RELAYED_FROM"), AGREED_FIELDS.index("AT_MS")
+
+
+class Input(NamedTuple):
+    """A partition to read: of which site it is. `place` is the FORWARD partition that it tells; "" for a log."""
+
+    site: str
+    place: str
+    is_copy: bool = False
+
+
+class Neighbours(NamedTuple):
+    """The sites of the agreement. `names` has all of them, `shared` the others whose topics are in `site`'s Kafka."""
+
+    site: str
+    names: tuple[str, ...]
+    shared: frozenset[str] = frozenset()
+
+    def input(self, topic: Topic, number: int) -> Input | None:
+        """What a partition of this site's Kafka is for the job; None: nothing."""
+        is_shared = topic.site in self.shared
+        if topic.role == "forward" and (is_shared or topic.site == self.site):
+            return Input(topic.site, str(Partition(str(topic), number)))
+        if topic.role == "data" and is_shared:
+            return Input(topic.site, "")
+        if topic.site != self.site or topic.neighbour not in self.names or topic.neighbour in self.shared:
+            return None
+        if topic.role == "relayed":
+            home = Topic(topic.group, "forward", topic.neighbour)
+            return Input(topic.neighbour, str(Partition(str(home), number)), is_copy=True)
+        return Input(topic.neighbour, "", is_copy=True) if topic.role == "entries" else None
+
+
+def neighbours_of(sites: Sites, site: str) -> Neighbours:
+    """What the sites' file says for the job of one of them. Raises UsageError."""
+    sites.connection(site)
+    shared = {other for other in sites.connections if other != site and sites.shares_kafka(site, other)}
+    return Neighbours(site, tuple(sorted(sites.connections)), frozenset(shared))
+
+
+class Original(NamedTuple):
+    """A FORWARD record as it stands at the site where it was written."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+def original(copy: Record, site: str, place: str) -> Original | None:
+    """The record that a relay has copied from that partition of the site; None if it is no such copy."""
+    headers = list(copy.headers)
+    if not headers or headers[0][0] != HEADER:
+        return None
+    fields = (headers[0][1] or b"").split(b" ")
+    try:
+        name, _, text = fields[_RELAYED_FROM].decode("ascii").partition("/")
+        source, at_ms = Source.parse(text), int(fields[_AT_MS])
+    except (IndexError, ValueError):
+        return None
+    if name != site or str(source.topic_partition) != place:
+        return None
+    headers[0] = (HEADER, b" ".join(fields[: len(FORWARD_FIELDS)]))
+    return Original(*source, at_ms, copy.key, copy.value, headers)

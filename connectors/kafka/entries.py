@@ -1,0 +1,88 @@
+"""Entries of a site's log (`ordering.isis_log`) as they stand in DATA, and the last one that counts."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+
+from connectors.kafka.data_log import DataLog, Stored
+from connectors.kafka.epochs import Claim
+from connectors.kafka.ranges import windows_back
+from ordering.canonical import inflated
+from ordering.errors import HistoryUnavailable, ProtocolViolation
+from ordering.isis_log import Entry
+from ordering.isis_site import LogRow, read_on
+from ordering.records import ENTRY, EPOCH, MAX_RECORD_BYTES, Data
+from ordering.sequencer import MAX_INFLATED_BYTES
+
+_FIRST_WINDOW = 512
+_ROOM_BYTES = 1024
+"""What a record needs besides its value, and more than that."""
+
+
+def write_entry(entry: Entry) -> Data:
+    """An entry as DATA. Raises ProtocolViolation if it is larger than a record may be."""
+    payload = gzip.compress(entry.to_bytes(), compresslevel=1, mtime=0)
+    if len(payload) > MAX_RECORD_BYTES - _ROOM_BYTES:
+        raise ProtocolViolation(
+            f"what this site knows of the agreement takes {len(payload)} bytes, and no longer fits into a record: the "
+            "group has too many senders."
+        )
+    return Data(ENTRY, entry.epoch, local_seqno=entry.number, payload=payload)
+
+
+def read_entry(record: Data) -> Entry:
+    """Inverse of `write_entry`. Raises ProtocolViolation."""
+    try:
+        entry = Entry.from_bytes(inflated(record.payload, MAX_INFLATED_BYTES))
+    except ValueError as error:
+        raise ProtocolViolation(f"not an entry: {error}") from error
+    if (entry.epoch, entry.number) != (record.epoch, record.local_seqno):
+        raise ProtocolViolation(f"entry {entry.number} of epoch {entry.epoch} stands in {record}.")
+    return entry
+
+
+def last_entry(data: DataLog, end: int) -> Entry | None:
+    """The last entry below offset `end` that counts; None if there is none.
+
+    Reads back to an entry that is known to count, and from there on by the rule. Such a one stands below the floor of
+    every claim of a higher epoch: none of their seals is before it, and a job writes its entries in their order.
+    Raises HistoryUnavailable if retention has dropped all entries.
+    """
+    claims, beginning = data.claims(), data.beginning()
+    tail: list[Data] = []
+    for start, below in windows_back(beginning, end, _FIRST_WINDOW):
+        stored = [each for each in data.records(start, below) if each.data.kind in (ENTRY, EPOCH)]
+        for index in range(len(stored) - 1, -1, -1):
+            if _counts_for_certain(stored[index], claims):
+                return _read_on([each.data for each in stored[index:]] + tail)
+        tail = [each.data for each in stored] + tail
+    if beginning > 0:
+        raise HistoryUnavailable(
+            f"retention has dropped all entries of {data.topic}: what this site has promised to the others is not "
+            "known any more. Exclude the site (`abcast site exclude`), and go on under another name."
+        )
+    return _read_on(tail)
+
+
+def _counts_for_certain(stored: Stored, claims: Sequence[Claim]) -> bool:
+    if stored.data.kind != ENTRY:
+        return False
+    return all(claim.floor > stored.offset for claim in claims if claim.epoch > stored.data.epoch)
+
+
+def _read_on(records: list[Data]) -> Entry | None:
+    """The last of them that counts; if the first is an entry, that one does."""
+    row, last = LogRow("", 0, 0, 0), None
+    if records and records[0].kind == ENTRY:
+        row = row._replace(number=records[0].local_seqno - 1)
+    for record in records:
+        row, counts = judge(row, record)
+        last = record if counts else last
+    return None if last is None else read_entry(last)
+
+
+def judge(row: LogRow, record: Data) -> tuple[LogRow, bool]:
+    """`ordering.isis_site.read_on` for a record of a log whose entry need not be read."""
+    bare = Entry(0, record.epoch, record.local_seqno) if record.kind == ENTRY else None
+    return read_on(row, record.epoch, bare)

@@ -1,0 +1,113 @@
+"""`abcast config`: what is in force, and where each value comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import typer
+
+from connectors.kafka.configuration import ConfigurationFile
+from jobs.options import DEFAULT_DATA, AsJson, BootstrapServers, KafkaConfig
+from ordering.names import DEFAULT_SITE
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What is in force, and where it comes from.")
+
+MASK = "**********"
+_COLUMNS = ("name", "value", "from")
+_OF_ALL = {
+    "site": DEFAULT_SITE,
+    "data": str(DEFAULT_DATA),
+    "sites": "",
+    "transport": "kafka-python",
+    "log_level": "INFO",
+}
+"""What holds for all commands beside Kafka, and the defaults."""
+_PREFIX = "ABCAST_"
+_SECRET = ("PASSWORD", "SECRET", "TOKEN")
+
+
+class Row(NamedTuple):
+    """One value: `source` is a file with its table, a variable, an argument, or the default."""
+
+    name: str
+    value: str
+    source: str
+
+
+@app.command()
+def show(bootstrap_servers: BootstrapServers = None, kafka_config: KafkaConfig = None, as_json: AsJson = False) -> None:
+    """Show each value that is in force, and where it comes from: option, variable, file, default. Secrets are masked.
+
+    With --bootstrap-servers or --kafka-config: what would be in force with these.
+    """
+    from jobs.rows import show_table
+
+    rows = list(read_configuration(bootstrap_servers, kafka_config))
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps({"name": row.name, "value": row.value, "from": row.source}))
+        return
+    show_table(_COLUMNS, rows, sys.stdout)
+
+
+def read_configuration(bootstrap_servers: str | None, kafka_config: Any) -> Iterator[Row]:
+    """Each value. Raises UsageError for what can't be read, or can't be."""
+    from connectors.kafka.client_configuration import ClientConfiguration
+    from connectors.kafka.security import SECRETS, Security
+
+    file = ConfigurationFile()
+    yield Row("configuration file", str(file.path), _whence(file))
+    found = ClientConfiguration(bootstrap_servers, kafka_config)
+    security = found.security
+    servers = found.settings["bootstrap_servers"]
+    yield Row("bootstrap_servers", servers.value, servers.source)
+    for name in Security.model_fields:
+        if (setting := found.settings.get(name)) is not None:
+            yield Row(f"kafka.{name}", MASK if name in SECRETS else setting.value, setting.source)
+        elif name in ("protocol", "mechanism") and (name == "protocol" or security.logs_in):
+            yield Row(f"kafka.{name}", getattr(security, name), "default")
+    for name, default in _OF_ALL.items():
+        variable = f"{_PREFIX}{name.upper()}"
+        if os.environ.get(variable):
+            yield Row(name, os.environ[variable], variable)
+        elif name in file.values:
+            yield Row(name, str(file.values[name]), str(file.path))
+        elif default:
+            yield Row(name, default, "default")
+    yield from _others(file.values, str(file.path))
+
+
+def _whence(file: ConfigurationFile) -> str:
+    if os.environ.get("ABCAST_CONFIG"):
+        return "ABCAST_CONFIG"
+    return "this directory" if file.path.exists() else "not there"
+
+
+def _others(values: Mapping[str, Any], path: str) -> Iterator[Row]:
+    """What single commands have been told, in tables of the file and in variables."""
+    from connectors.kafka.client_configuration import FILE_VARIABLE, PREFIX, SERVERS_VARIABLE
+
+    for key, value in values.items():
+        if isinstance(value, dict) and key != "kafka":
+            for name, each in _flattened(value, key):
+                yield Row(name, str(each), path)
+        elif key not in (*_OF_ALL, "kafka", "bootstrap_servers", "kafka_config"):
+            yield Row(key, str(value), path)
+    told = {FILE_VARIABLE, SERVERS_VARIABLE, "ABCAST_CONFIG", *(f"{_PREFIX}{name.upper()}" for name in _OF_ALL)}
+    for variable in sorted(os.environ):
+        if variable.startswith(_PREFIX) and not variable.startswith(PREFIX) and variable not in told:
+            is_secret = any(word in variable for word in _SECRET)
+            name = variable.removeprefix(_PREFIX).lower()
+            yield Row(name, MASK if is_secret else os.environ[variable], variable)
+
+
+def _flattened(table: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flattened(value, f"{name}.{key}")
+        else:
+            yield f"{name}.{key}", value

@@ -1,0 +1,263 @@
+"""Sites that agree, on a Kafka in memory that they share: the same DATA everywhere, whatever ends and when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.diagnosis import status
+from connectors.engine.attendant import Taken
+from connectors.engine.exclusion import exclude
+from connectors.engine.inputs import Input, Neighbours
+from connectors.engine.site_job import SiteAttendant, SiteLoop
+from connectors.engine.writing import WriteFailed
+from connectors.kafka.codec import forward_headers
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.entries import last_entry
+from connectors.sequencer.takeover import take_over, take_over_groups
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.errors import UsageError
+from ordering.isis_site import SiteState
+from ordering.names import Topic
+from ordering.reader import Reader, Verdict
+from ordering.records import ENTRY, JOIN, MESSAGE, Data
+from tests.waiting import eventually
+
+SITES = ("nyc", "sfo", "lax")
+SUSPECT_AFTER_MS = 2_000
+
+
+def forward(site: str) -> TopicPartition:
+    return TopicPartition(str(Topic("g", "forward", site)), 0)
+
+
+@pytest.fixture
+def kafka() -> MemoryConnection:
+    connection = MemoryConnection()
+    for site in SITES:
+        connection.create("g", site)
+    return connection
+
+
+class Running:
+    """The loop of a site in a thread, which has just taken over."""
+
+    def __init__(self, kafka: MemoryConnection, site: str, names: tuple[str, ...] = SITES) -> None:
+        self.failure: BaseException | None = None
+        self._stop = threading.Event()
+        neighbours = Neighbours(site, names, frozenset(names) - {site})
+        inputs: dict[TopicPartition, Input] = {}
+        for place in kafka.topics.partitions:
+            topic = Topic.parse(place.topic)
+            source = neighbours.input(topic, place.partition) if topic is not None else None
+            if source is not None:
+                inputs[place] = source
+        self.attendant: Any = SimpleNamespace(
+            raise_failure=lambda: None, changes=lambda: (), pipelines={}, inputs={"g": inputs}, exclusions={}
+        )
+        self.loop = SiteLoop(kafka, neighbours, self._stop, SUSPECT_AFTER_MS)
+        states = take_over_groups(kafka, {"g": [forward(site).topic]}, site, agreement="isis")
+        self.loop.take(Taken(states))
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.loop.run(cast("SiteAttendant", self.attendant))
+        except BaseException as error:  # noqa: BLE001 - looked at by the test
+            self.failure = error
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        self.loop.close()
+
+
+@contextmanager
+def running(kafka: MemoryConnection, *sites: str, names: tuple[str, ...] = SITES) -> Iterator[list[Running]]:
+    with ExitStack() as stack:
+        started = [Running(kafka, site, names) for site in sites]
+        for each in started:
+            stack.callback(each.end)
+        yield started
+
+
+def written(kafka: MemoryConnection, site: str) -> list[Data]:
+    with DataLog(kafka, "g", site) as data:
+        return [stored.data for stored in data.records(0, data.end())]
+
+
+def effective(kafka: MemoryConnection, site: str) -> list[Data]:
+    """The order at a site, without the epochs, which are its own business."""
+    reader = Reader()
+    taken = [each for each in written(kafka, site) if reader.accept(each.kind, each.epoch, each.seqno) is Verdict.TAKE]
+    return [Data(**{**{name: getattr(each, name) for name in Data.__slots__}, "epoch": 0}) for each in taken]
+
+
+def state_of(kafka: MemoryConnection, site: str) -> SiteState | None:
+    """What the log tells."""
+    with DataLog(kafka, "g", site) as data:
+        entry = last_entry(data, data.end())
+    return SiteState.from_bytes(entry.state) if entry is not None else None
+
+
+def send(kafka: MemoryConnection, site: str, numbers: range, kind: str = MESSAGE) -> None:
+    for number in numbers:
+        payload = b"%d" % number if kind == MESSAGE else b""
+        kafka.topics.append(forward(site), f"{site}/alice".encode(), payload, forward_headers(1, number, kind=kind))
+
+
+def all_have(kafka: MemoryConnection, count: int, sites: tuple[str, ...] = SITES) -> list[Data]:
+    """Wait until all have so many; they are the same."""
+    eventually(lambda: all(len(effective(kafka, site)) >= count for site in sites), 20)
+    first, *others = (effective(kafka, site) for site in sites)
+    assert all(other == first for other in others)
+    assert len(first) == count
+    return first
+
+
+def test_all_sites_have_the_same_order(kafka: MemoryConnection) -> None:
+    """Messages of all sites, many at once and one by one, a bad one among them, and a member."""
+    with running(kafka, *SITES) as loops:
+        for site in SITES:
+            send(kafka, site, range(1, 2), JOIN)
+            send(kafka, site, range(2, 150))
+        kafka.topics.append(forward("sfo"), b"nyc/mallory", b"", forward_headers(1, 1))
+        order = all_have(kafka, 3 * 149 + 3)
+        assert [record.kind for record in order if not record.sender] == ["view"] * 3
+        for number in range(150, 155):
+            send(kafka, "nyc", range(number, number + 1))
+            all_have(kafka, len(order) + number - 149)
+        assert [loop.failure for loop in loops] == [None] * 3
+    dead = {site: kafka.topics.partitions[TopicPartition(str(Topic("g", "dead-letter", site)), 0)] for site in SITES}
+    assert {site: len(letters) for site, letters in dead.items()} == {"nyc": 0, "sfo": 1, "lax": 0}
+
+
+def test_a_refused_write_ends_the_epoch(kafka: MemoryConnection) -> None:
+    """Entries and DATA are refused now and then: what goes on is a takeover, and the order is one."""
+    with running(kafka, "sfo", "lax") as others:
+        for attempt in range(6):
+            with running(kafka, "nyc") as (nyc,):
+                send(kafka, "nyc", range(attempt * 3 + 1, attempt * 3 + 4))
+                send(kafka, "sfo", range(attempt * 2 + 1, attempt * 2 + 3))
+                if attempt % 2:
+                    kafka.topics.refuse(1)
+                    eventually(lambda: nyc.failure or any(other.failure for other in others), 10)
+                all_have(kafka, 5 * (attempt + 1)) if not attempt % 2 else None
+            failed = [other for other in others if other.failure]
+            for other in failed:
+                assert isinstance(other.failure, WriteFailed)
+                other.end()
+                others[others.index(other)] = Running(kafka, other.loop._neighbours.site)
+        with running(kafka, "nyc"):
+            all_have(kafka, 30)
+        for other in others:
+            other.end()
+
+
+def test_the_others_go_on_and_the_site_comes_back(kafka: MemoryConnection) -> None:
+    """A site is gone for long. Then it has what was ordered meanwhile, and what its members have sent is ordered."""
+    with running(kafka, "nyc", "sfo"):
+        with running(kafka, "lax"):
+            send(kafka, "lax", range(1, 4))
+            all_have(kafka, 3)
+        send(kafka, "lax", range(4, 6))
+        send(kafka, "nyc", range(1, 4))
+        all_have(kafka, 6, ("nyc", "sfo"))
+        assert len(effective(kafka, "lax")) == 3
+        with running(kafka, "lax"):
+            order = all_have(kafka, 8)
+    assert [record.local_seqno for record in order if record.sender == "lax/alice"] == [1, 2, 3, 4, 5]
+
+
+def test_a_minority_waits(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says so, until it is none any more."""
+    topics = [topic for topic in map(Topic.parse, {place.topic for place in kafka.topics.partitions}) if topic]
+    monkeypatch.setattr(status, "find_topics", lambda _: topics)
+    with running(kafka, "nyc"):
+        send(kafka, "nyc", range(1, 2))
+        eventually(lambda: (state := state_of(kafka, "nyc")) is not None and state.process.attempt is not None, 20)
+        assert effective(kafka, "nyc") == []
+        shown = status.read_status(kafka, "g", "nyc")
+        assert shown.agreement == status.AgreementStatus(1, ("lax", "nyc", "sfo"), waits=True)
+        assert (shown.lag, shown.is_stuck) == (1, True)
+        with running(kafka, "lax"):
+            all_have(kafka, 1, ("nyc", "lax"))
+        shown = status.read_status(kafka, "g", "nyc")
+        assert shown.agreement == status.AgreementStatus(2, ("lax", "nyc"), waits=False)
+        assert shown.lag == 0
+
+
+def test_an_operator_excludes_a_site(kafka: MemoryConnection) -> None:
+    """Of two, one goes on alone; the other one comes back, and both have one order."""
+    both = ("nyc", "sfo")
+    with pytest.raises(UsageError, match="no entry"):
+        exclude(kafka, "g", "nyc", "sfo", 0)
+    with running(kafka, *both, names=both):
+        send(kafka, "sfo", range(1, 3))
+        all_have(kafka, 2, both)
+    with running(kafka, "nyc", names=both) as (nyc,):
+        send(kafka, "nyc", range(1, 3))
+        send(kafka, "sfo", range(3, 4))
+        with pytest.raises(UsageError, match="can't exclude itself"):
+            exclude(kafka, "g", "nyc", "nyc", 0)
+        told = exclude(kafka, "g", "nyc", "sfo", 0)
+        assert not told.is_done
+        with DataLog(kafka, "g", "nyc") as data:
+            data.claims()
+            nyc.attendant.exclusions = {"g": data.known_exclusion}
+        assert exclude(kafka, "g", "nyc", "sfo", 20).sites == ("nyc",)
+        all_have(kafka, 4, ("nyc",))
+        with running(kafka, "sfo", names=both):
+            order = all_have(kafka, 5, both)
+    assert order[-1].sender == "sfo/alice"
+
+
+def test_a_sequencer_does_not_go_on_with_it(kafka: MemoryConnection) -> None:
+    """Nor does such a site with the order of a sequencer, or with other sites."""
+    with running(kafka, *SITES):
+        send(kafka, "nyc", range(1, 2))
+        all_have(kafka, 1)
+    with pytest.raises(UsageError, match="mode 'isis'"):
+        take_over(kafka, "g", "nyc")
+    with pytest.raises(UsageError, match="other sites than nyc, sfo"):
+        Running(kafka, "nyc", ("nyc", "sfo"))
+    kafka.create("h", "nyc")
+    take_over(kafka, "h", "nyc")
+    with pytest.raises(UsageError, match="is that of a sequencer"):
+        take_over_groups(kafka, {"h": [str(Topic("h", "forward", "nyc"))]}, "nyc", agreement="isis")
+
+
+def test_what_nobody_of_the_agreement_wrote_is_dropped(kafka: MemoryConnection) -> None:
+    with running(kafka, *SITES) as loops:
+        data = TopicPartition(str(Topic("g", "data", "sfo")), 0)
+        for header in (b"rubbish", b"2 entry - 1 - 9 - -", b"2 entry - x - 1 - - -", b"2 entry - 7 - 1 - - -"):
+            kafka.topics.append(data, None, b"{}", [("abcast", header)])
+        send(kafka, "sfo", range(1, 4))
+        all_have(kafka, 3, ("nyc", "lax"))
+        assert all(loop.failure is None for loop in loops)
+
+
+def test_the_last_entry_is_that_of_the_log(kafka: MemoryConnection) -> None:
+    """Read back from the end, it is the same as read from the beginning."""
+    with running(kafka, "sfo", "lax"):
+        for attempt in range(4):
+            with running(kafka, "nyc"):
+                send(kafka, "nyc", range(attempt + 1, attempt + 2))
+                all_have(kafka, attempt + 1)
+    numbers: list[Data] = []
+    epoch = 0
+    for record in written(kafka, "nyc"):
+        if record.epoch >= epoch:
+            epoch = record.epoch
+            if record.kind == ENTRY and record.local_seqno == len(numbers) + 1:
+                numbers.append(record)
+    state = state_of(kafka, "nyc")
+    assert state is not None
+    assert state.number == len(numbers)

@@ -1,0 +1,63 @@
+"""How Spark's JVM is started: as Spark's own launcher would, without what helps nobody."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from connectors.local.java import require_java
+from connectors.spark.jvm import java_command
+from tests.cli.process import ROOT
+
+pytestmark = pytest.mark.spark
+
+SETTINGS = {
+    "spark.driver.extraClassPath": "/one.jar:/two.jar",
+    "spark.driver.memory": "512m",
+    "spark.driver.extraJavaOptions": '"-Dname=a b" -XX:+UseParallelGC',
+}
+
+
+def test_the_command_is_that_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the module, and for where temporary files go. It fails if another Spark is to be started otherwise."""
+    home = Path(pyspark.__file__).parent
+    launcher = [str(require_java()), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{home}/jars/*"]
+    settings = [word for name, value in SETTINGS.items() for word in ("--conf", f"{name}={value}")]
+    submit = ["org.apache.spark.launcher.Main", "org.apache.spark.deploy.SparkSubmit", *settings, "pyspark-shell"]
+    environment = {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([*launcher, *submit], capture_output=True, env=environment, timeout=60, check=True)
+    theirs = [word.decode() for word in done.stdout.strip(b"\0\n").split(b"\0")]
+    theirs.remove("--add-modules=jdk.incubator.vector")
+    for variable in ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS"):
+        monkeypatch.delenv(variable, raising=False)
+    ours = java_command(require_java(), SETTINGS, Path("/scratch"))
+    ours.remove("-Djava.io.tmpdir=/scratch")
+    of_java = ours.index("org.apache.spark.deploy.SparkSubmit")
+    assert ours[1:of_java] == theirs[1:of_java]
+    assert sorted(ours[of_java:]) == sorted(theirs[of_java:])
+
+
+def test_a_start_says_nothing() -> None:
+    """No warning on standard error; and the end of Python is the end of the JVM."""
+    code = "from connectors.spark.session import build_session; build_session('quiet', cores=1).stop()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_jvm_that_does_not_start() -> None:
+    """One sentence; what Java itself says stands before it."""
+    code = """
+from connectors.spark.session import build_session
+from ordering.errors import EnvironmentProblem
+try:
+    build_session('none', driver_memory='1k')
+except EnvironmentProblem as problem:
+    print(problem)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.stdout.endswith("Spark's JVM ended while it started (exit code 1).\n")
+    assert "Traceback" not in done.stderr
