@@ -24,7 +24,7 @@ from ordering.isis_log import Ordered, Range, ranges_of
 from ordering.isis_messages import Exclude
 from ordering.isis_site import Arrived, Heard, Notice, Site, SiteState
 from ordering.pipeline import Pipeline
-from ordering.records import ENTRY, EPOCH, WITHOUT_SEQNO, Partition
+from ordering.records import ENTRY, EPOCH, STRAY, WITHOUT_SEQNO, Partition
 from ordering.sequencer import SequencerState, begin_batch
 
 OWN_BYTES = 16 * 1024 * 1024
@@ -155,6 +155,9 @@ class AgreeingGroup:
                 continue
             try:
                 record = decode_data(raw.key, raw.value, raw.headers)
+                if record.kind == STRAY:
+                    self.dropped += 1
+                    continue
                 counts = judge(self.site.log_row(source.site), record)[1]
                 entry = read_entry(record) if record.kind == ENTRY and counts else None
             except ProtocolViolation:

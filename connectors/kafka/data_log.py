@@ -41,7 +41,7 @@ from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, TopicMissing, UsageError
 from ordering.names import Topic
 from ordering.reader import Reader, Seal, epoch_of
-from ordering.records import EPOCH, Data
+from ordering.records import EPOCH, STRAY, Data
 from ordering.sequencer import SequencerState, absorb
 
 _FIRST_WINDOW = 2_048
@@ -89,6 +89,8 @@ class DataLog:
         self.known_exclusion: Exclusion | None = None
         """The newest one, as far as EPOCH was read."""
         self._known_base = -1
+        self.strays = 0
+        """How many records that are no DATA it has passed over."""
         self._known_below = 0
         """The offset in EPOCH below which all is known."""
         self._consumer: Consumer = connection.consumer()
@@ -132,9 +134,11 @@ class DataLog:
             return int(self._consumer.end_offsets([self.partition])[self.partition])
 
     def records(self, start: int, end: int) -> Iterator[Stored]:
-        """The records of DATA with `start` <= offset < `end`, in order."""
+        """The records of DATA with `start` <= offset < `end`, in order; strays as such."""
         for record in read_range(self.connection, self._consumer, self.partition, start, end):
-            yield Stored(record.offset, record.timestamp, decode_data(record.key, record.value, record.headers))
+            data = decode_data(record.key, record.value, record.headers)
+            self.strays += data.kind == STRAY
+            yield Stored(record.offset, record.timestamp, data)
 
     def claims(self) -> list[Claim]:
         """Every claim so far, in the order of epochs."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import zlib
 from collections.abc import Sequence
 
 from connectors.kafka.data_log import DataLog, Stored
 from connectors.kafka.epochs import Claim
 from connectors.kafka.ranges import windows_back
+from ordering.canonical import inflated
 from ordering.errors import HistoryUnavailable, ProtocolViolation
 from ordering.isis_log import Entry
 from ordering.isis_site import LogRow, SiteState, read_on, state_of
 from ordering.records import ENTRY, EPOCH, MAX_NUMBER, MAX_RECORD_BYTES, Data
+from ordering.sequencer import MAX_INFLATED_BYTES
 
 _FIRST_WINDOW = 512
 _ROOM_BYTES = 1024
@@ -33,8 +34,8 @@ def write_entry(entry: Entry) -> Data:
 def read_entry(record: Data) -> Entry:
     """Inverse of `write_entry`. Raises ProtocolViolation."""
     try:
-        entry = Entry.from_bytes(gzip.decompress(record.payload))
-    except (OSError, EOFError, zlib.error) as error:
+        entry = Entry.from_bytes(inflated(record.payload, MAX_INFLATED_BYTES))
+    except ValueError as error:
         raise ProtocolViolation(f"not an entry: {error}") from error
     if (entry.epoch, entry.number) != (record.epoch, record.local_seqno):
         raise ProtocolViolation(f"entry {entry.number} of epoch {entry.epoch} stands in {record}.")
