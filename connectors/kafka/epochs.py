@@ -44,7 +44,7 @@ LONGEST_YIELD_S = 300.0
 _LATER = re.compile(rf"{VERSION} [a-z][a-z-]*".encode("ascii"))
 
 
-class StrayClaim(ProtocolViolation):
+class StrayClaim(ValueError):
     """A record in EPOCH that nobody of ours has written. As it claims nothing, the epochs skip its number."""
 
 
