@@ -27,8 +27,8 @@ TICK_NAME = f"{RESERVED_PREFIX}tick"
 ADMIN_NAME = f"{RESERVED_PREFIX}admin"
 """The name under which an operator changes a group's settings. No member can have it."""
 
-Role = Literal["forward", "data", "epoch", "dead-letter", "inbox", "memory", "relayed", "entries"]
-ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "relayed", "entries")
+Role = Literal["forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast", "relayed", "entries"]
+ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast", "relayed", "entries")
 BY_RELAYS: tuple[Role, ...] = ("relayed", "entries")
 """Those that a relay fills; their names have the site that it comes from, too."""
 

@@ -367,17 +367,6 @@ def test_limits() -> None:
     }
 
 
-def test_what_is_not_connected() -> None:
-    """The cores that the limits call not connected are imported by no adapter and no command."""
-    shown = spans(section(doc("limits"), "## What is not connected yet").partition("And these")[0])
-    cores = [path for path in shown if path.endswith(".py") and "isis" not in path]
-    assert len(cores) == 5
-    adapters = [path.read_text(encoding="utf-8") for path in SOURCE_FILES if path.parts[-2] != "ordering"]
-    for core in cores:
-        module = core.removesuffix(".py").replace("/", ".")
-        assert not any(re.search(rf"\b{module}\b", text) for text in adapters), core
-
-
 def test_glossary() -> None:
     """Each term has one row; the words that need one most are among them."""
     terms = [term for table in tables(doc("glossary")) for row in table for term in row[0].split(", ")]

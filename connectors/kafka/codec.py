@@ -16,6 +16,7 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 
+from ordering.casts import Depends
 from ordering.errors import ProtocolViolation, UsageError
 from ordering.names import (
     ADDRESS_PATTERN,
@@ -73,6 +74,9 @@ LETTER_FIELDS = (*FORWARD_FIELDS, "SENDER", "RELAYED_FROM")
 """The key of a letter is its receiver."""
 DATA_FIELDS = (*FORWARD_FIELDS, "SEQNO", "EPOCH", "VIEW", "SOURCE", "FORWARDED_AT_MS", "LINK")
 """LINK is there only where a link brought the record."""
+DEPENDS_HEADER = "abcast-depends"
+"""`VIEW CLOCK` of a total message, and of FLUSH_OK: what it depends on (`ordering.casts`). It travels as those of the
+application do; where a program reads it wrongly, nothing but its own messages waits too little."""
 DEAD_LETTER_HEADER = "abcast-dead-letter"
 """`2 SOURCE REASON` stands behind the headers of a dead letter, which are as they came."""
 FORWARD_KINDS = (MESSAGE, HEARTBEAT, SKIP, *CONTROL_KINDS, LINK_START)
@@ -298,20 +302,47 @@ def decode_dead_letter(headers: Sequence[tuple[str, bytes]]) -> tuple[str, str, 
 
 def size_of(headers: Headers) -> int:
     """Bytes of the names and values; Kafka allows a null value."""
-    return sum(len(name.encode("utf-8", "replace")) + len(value or b"") for name, value in headers)
+    return sum(
+        len(name.encode("utf-8", "replace")) + len(value or b"") for name, value in headers if name != DEPENDS_HEADER
+    )
 
 
 def split_headers(headers: Sequence[tuple[str, bytes]]) -> tuple[Headers, Headers]:
     """The headers with a name of abcast's, and those of the application. Kafka allows a null value."""
-    own = tuple((name, value or b"") for name, value in headers if name.startswith(HEADER))
+    own = tuple((name, value or b"") for name, value in headers if is_own(name))
     if len(own) == len(headers):
         return own, ()
-    return own, tuple(header for header in headers if not header[0].startswith(HEADER))
+    return own, tuple(header for header in headers if not is_own(header[0]))
+
+
+def is_own(name: str) -> bool:
+    """Whether a header is abcast's, and is not one that travels along with those of the application."""
+    return name.startswith(HEADER) and name != DEPENDS_HEADER
 
 
 def given_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
-    """Headers as an application is given them: a null value, which Kafka allows, is an empty one."""
+    """Headers as an application has given them: a null value, which Kafka allows, is an empty one."""
     return tuple((name, value or b"") for name, value in headers)
+
+
+def depends_header(depends: Depends | None) -> Headers:
+    """What a total message depends on, as a header; none if on nothing new."""
+    return () if depends is None else ((DEPENDS_HEADER, f"{depends.view} {depends.clock}".encode("ascii")),)
+
+
+def depends_of(headers: Iterable[tuple[str, bytes]]) -> Depends | None:
+    """Inverse of `depends_header`; None for anything else."""
+    for name, value in headers:
+        if name == DEPENDS_HEADER:
+            view, blank, clock = (value or b"").partition(b" ")
+            number = parse_number(view)
+            return Depends(number, clock.decode("latin-1")) if blank and number is not None else None
+    return None
+
+
+def without_depends(headers: Headers) -> Headers:
+    """The headers that an application is given."""
+    return tuple(header for header in headers if header[0] != DEPENDS_HEADER)
 
 
 def first_fields(headers: Iterable[tuple[str, bytes]], count: int) -> list[bytes]:
