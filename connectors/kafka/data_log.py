@@ -28,6 +28,7 @@ other log.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import decode_data
 from connectors.kafka.connection import Connection
-from connectors.kafka.epochs import Claim, Exclusion, Move, Note, decode
+from connectors.kafka.epochs import Claim, Exclusion, Move, Note, StrayClaim, decode
 from connectors.kafka.ranges import read_range, windows_back
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, TopicMissing, UsageError
@@ -43,6 +44,8 @@ from ordering.names import Topic
 from ordering.reader import Reader, Seal, epoch_of
 from ordering.records import EPOCH, STRAY, Data
 from ordering.sequencer import SequencerState, absorb
+
+_logger = logging.getLogger(__name__)
 
 _FIRST_WINDOW = 2_048
 """Records that are read back first when looking for a snapshot."""
@@ -176,7 +179,15 @@ class DataLog:
                 )
         for record in read_range(self.connection, self._consumer, self._claims, self._known_below, end):
             at = (record.offset, record.value, record.headers, record.timestamp)
-            entry = decode(self.claims_topic, *at, above=self._above)
+            self._known_below = record.offset + 1
+            try:
+                entry = decode(self.claims_topic, *at, above=self._above)
+            except StrayClaim as stray:
+                _logger.warning("%s, and is passed over: who else writes there?", stray)
+                continue
+            except ProtocolViolation:
+                self._known_below = record.offset
+                raise
             if isinstance(entry, Claim):
                 self._known_claims.append(entry)
             elif isinstance(entry, Note):
@@ -187,7 +198,6 @@ class DataLog:
                 self.known_exclusion = entry
             else:
                 self._known_base = record.offset
-            self._known_below = record.offset + 1
 
     def _end_of_epochs(self) -> int:
         with self.connection.reachable():
