@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from jobs.options import DEFAULT_DATA, EXIT_FAILED, AsJson
+from ordering.errors import UsageError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,13 +30,26 @@ def start(
     nodes: Annotated[
         int | None, typer.Option(min=1, max=9, help="1, or 3 for a cluster that survives the loss of one.")
     ] = None,
+    secure: Annotated[
+        bool | None, typer.Option("--secure", help="With TLS, users with passwords, and no right that was not given.")
+    ] = None,
+    user: Annotated[list[str] | None, typer.Option(help="Add this user to a secure broker; repeat for more.")] = None,
 ) -> None:
-    """Start the broker in the background; it goes on until `abcast broker stop`. Its data is kept between runs."""
+    """Start the broker in the background; it goes on until `abcast broker stop`. Its data is kept between runs.
+
+    A secure one has a certificate authority of its own, and writes for each user a file DIR/secure/USER.properties, for
+    --kafka-config. `admin` may do everything, the others what `abcast acl` gives them.
+    """
     from connectors.local.broker import EmbeddedBroker
 
-    broker = EmbeddedBroker(directory, port, nodes)
+    broker = EmbeddedBroker(directory, port, nodes, secure=secure)
+    if user and broker.secure is None:
+        raise UsageError("only a secure broker has users: say --secure, in a directory that has no other broker.")
     started = broker.start(detached=True)
     typer.echo(f"{'running' if started else 'was running already'} at {broker.bootstrap_servers}")
+    if broker.secure is not None:
+        for login in broker.secure.add_users(broker.bootstrap_servers, dict.fromkeys(["admin", *(user or [])])):
+            typer.echo(f"{login.stem} logs in with --kafka-config {login}")
 
 
 @app.command()

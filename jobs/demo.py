@@ -55,6 +55,7 @@ class Mode(str, Enum):
 
     hub = "hub"
     mesh = "mesh"
+    isis = "isis"
 
 
 class Survived(NamedTuple):
@@ -76,7 +77,10 @@ def demo(
         str | None, typer.Option("--sites", metavar="NAME,NAME…", help="Show several sites, each on its own Kafka.")
     ] = None,
     mode: Annotated[
-        Mode, typer.Option(help="With --sites: one order, decided at the first (hub), or one a site (mesh).")
+        Mode,
+        typer.Option(
+            help="With --sites: one order, decided at the first (hub) or agreed on (isis), or one a site (mesh)."
+        ),
     ] = Mode.hub,
 ) -> None:
     """Run everything on an embedded broker: members broadcast, observers deliver, the checker judges.
@@ -84,7 +88,8 @@ def demo(
     Without --input, the 12 seismic networks of a week's earthquake feed broadcast their 1,707 reports at the same
     time, and 3 observers must see them in the same order. While they do, the sequencer is killed (kill -9) and started
     again, and a member is killed. Everything started is stopped at the end; the files stay, among them a picture.
-    With --sites nyc,sfo the members are dealt to the sites, and the bridge between these is cut and healed.
+    With --sites nyc,sfo the members are dealt to the sites, and the bridge between these is cut and healed. Of three
+    sites or more that agree (--mode isis), the last one is cut off.
     """
     require("pyspark")
     if "ABCAST_LOG_LEVEL" not in os.environ:

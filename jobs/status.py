@@ -101,6 +101,13 @@ def _show(rows: Sequence[GroupStatus], site: str, *, as_json: bool) -> None:
     typer.echo()
     for row in rows:
         typer.echo(f"{row.group}: {row.sequencer}")
+        if row.strays:
+            typer.echo(
+                f"{row.group}: {row.strays} of the newest records in DATA are no DATA and are passed over: who else "
+                "writes there? `abcast check` counts all"
+            )
+        if row.agreement is not None:
+            typer.echo(f"{row.group}: {site} {row.agreement}")
         for neighbour, silent_s in row.relays.items():
             heard = "was never heard" if silent_s is None else f"was heard {silent_s:,.0f} s ago"
             typer.echo(f"{row.group}: the relay from {neighbour} {heard}")

@@ -94,10 +94,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
         yield running
 
 
+@pytest.fixture(scope="session")
+def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """The same with TLS, users and rights."""
+    with started(tmp_path_factory.mktemp("secure-broker"), secure=True) as running:
+        yield running
+
+
 @contextmanager
-def started(directory: Path) -> Iterator[EmbeddedBroker]:
+def started(directory: Path, secure: bool | None = None) -> Iterator[EmbeddedBroker]:
     """A broker for as long as tests last."""
-    broker = EmbeddedBroker(directory, port=0)
+    broker = EmbeddedBroker(directory, port=0, secure=secure)
     with pytest.MonkeyPatch.context() as environment:
         for name, value in SHORT_LIVED.items():
             environment.setenv(name, value)

@@ -19,6 +19,7 @@ from connectors.kafka.security import Security
 from connectors.kafka.transport import Consumer, Producer, check_transport, transport
 from connectors.kafka.transport.kafka_python import client_settings
 from ordering.errors import BrokerUnreachable
+from ordering.names import Role, Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,12 @@ class Connection:
                 # What kafka-python says of it are four tracebacks, and no more than this sentence.
                 raise self.unreachable(time.monotonic() - began) from None
             raise
+
+    def topics_of(self, group: str, role: Role) -> list[Topic]:
+        """The group's topics of that role in this Kafka, of all sites, sorted. Raises BrokerUnreachable."""
+        with self.admin() as admin:
+            found = map(Topic.parse, admin.list_topics())
+            return sorted((topic for topic in found if topic and (topic.group, topic.role) == (group, role)), key=str)
 
     def cluster_id(self) -> str:
         """Which Kafka this is. Raises BrokerUnreachable."""

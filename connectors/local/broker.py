@@ -1,4 +1,4 @@
-"""The embedded broker: a real Kafka (KRaft, no ZooKeeper) on this machine, for demos, tests and small installations.
+"""The embedded broker: a real Kafka (KRaft, no ZooKeeper) on this machine, for demos and tests.
 
 One directory is one cluster. It remembers its identity, its ports and its data, so a later `EmbeddedBroker(directory)`
 goes on where the last one stopped. Each node is a JVM that is both broker and controller, bound to 127.0.0.1:
@@ -10,6 +10,7 @@ goes on where the last one stopped. Each node is a JVM that is both broker and c
     node-N/tmp            its native libraries; emptied at each start
     node-N/server.log     Kafka's own log, rolling
     node-N/console.log    what the JVM printed since the last start
+    secure/               keys and users, if it is a secure one (`connectors.local.secure_cluster`)
 
 A node lives in its own process group, so a Ctrl-C in the terminal reaches only our process, which then stops the node
 in order. When our process dies in any other way, a watchdog stops it, except after `start(detached=True)`.
@@ -30,11 +31,12 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
@@ -42,6 +44,7 @@ from kafka.errors import KafkaError
 from connectors.local.configuration import configuration_file
 from connectors.local.jars import Progress, broker_jars, say
 from connectors.local.java import require_java
+from connectors.local.secure_cluster import LISTENER, SecureCluster, argument_file
 from ordering.errors import AbcastError, EnvironmentProblem, UsageError
 from ordering.records import MAX_RECORD_BYTES
 
@@ -134,12 +137,14 @@ class _Cluster:
 
     cluster_id: str
     ports: tuple[_Ports, ...]
+    secure: bool = False
 
     @staticmethod
     def load(directory: Path) -> _Cluster | None:
         try:
             found = json.loads((directory / "cluster.json").read_text(encoding="utf-8"))
-            return _Cluster(found["cluster_id"], tuple(_Ports(**ports) for ports in found["ports"]))
+            ports = tuple(_Ports(**each) for each in found["ports"])
+            return _Cluster(found["cluster_id"], ports, bool(found.get("secure", False)))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
@@ -162,16 +167,22 @@ class EmbeddedBroker:
             in a new directory. In a directory that has ports already, 0 means those.
         nodes: 1, or 3 for a cluster that survives the loss of one. None: as the directory has it, or 1.
         progress: is told what a slow step waits for.
+        secure: with TLS, users and rights (`connectors.local.secure_cluster`). None: as the directory has it, or open.
 
     Guarantees: `start` returns when every node answers Kafka requests. What a producer with acks=all was told is
     written survives `kill` of any node (the operating system, not the JVM, holds the written pages).
 
     Raises:
-        UsageError: the directory holds a cluster of another size, or its name has a comma.
+        UsageError: the directory holds a cluster of another size or kind, or its name has a comma.
     """
 
     def __init__(
-        self, directory: Path, port: int | None = None, nodes: int | None = None, progress: Progress = say
+        self,
+        directory: Path,
+        port: int | None = None,
+        nodes: int | None = None,
+        progress: Progress = say,
+        secure: bool | None = None,
     ) -> None:
         self.directory = Path(directory).expanduser().resolve()
         if "," in str(self.directory):
@@ -184,6 +195,13 @@ class EmbeddedBroker:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._watchdogs: dict[int, subprocess.Popen[bytes]] = {}
         self._started_here = False
+        has = self._cluster.secure if self._cluster else bool(secure)
+        if secure not in (None, has):
+            raise UsageError(
+                f"{self.directory} holds a cluster {'with' if has else 'without'} users and passwords, which it keeps: "
+                "choose another directory."
+            )
+        self.secure = SecureCluster(self.directory) if has else None
         if self._cluster is None:
             self.nodes = nodes or 1
         elif nodes is None or nodes == len(self._cluster.ports):
@@ -333,7 +351,7 @@ class EmbeddedBroker:
         known = self._cluster
         if known is None:
             cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
-            known = _Cluster(cluster_id, ())
+            known = _Cluster(cluster_id, (), self.secure is not None)
         first = self._port if self._port is not None else DEFAULT_PORT
         brokers = [ports.broker for ports in known.ports]
         if self._port and brokers and brokers[0] != self._port:
@@ -350,7 +368,7 @@ class EmbeddedBroker:
         # Only this cluster uses the controllers' ports, so a taken one is no reason to fail.
         if not anything_runs and not (controllers and all(_is_free(port) for port in controllers)):
             controllers = _free_ports(self.nodes, brokers)
-        cluster = _Cluster(known.cluster_id, tuple(map(_Ports, brokers, controllers)))
+        cluster = _Cluster(known.cluster_id, tuple(map(_Ports, brokers, controllers)), known.secure)
         if cluster != self._cluster:
             cluster.save(self.directory)
         return cluster
@@ -368,6 +386,10 @@ class EmbeddedBroker:
                 raise EnvironmentProblem(
                     f"Port {port} is taken by another process: stop that, or choose another port with --port."
                 )
+        if self.secure is not None:
+            self.secure.prepare(java)
+            self.secure.say_where(self.bootstrap_servers)
+        for node in nodes:
             self._write_properties(node)
         class_path = os.pathsep.join(map(str, jars))
         try:
@@ -387,9 +409,11 @@ class EmbeddedBroker:
         in_sync = 2 if copies == 3 else 1
         ports = self._cluster.ports[node]
         voters = (f"{other}@{HOST}:{each.controller}" for other, each in enumerate(self._cluster.ports))
+        security = self.secure.server_settings() if self.secure else {}
+        listener = LISTENER if self.secure else "PLAINTEXT"
         settings = _SETTINGS | {
             "node.id": str(node),
-            "listeners": f"PLAINTEXT://{HOST}:{ports.broker},CONTROLLER://{HOST}:{ports.controller}",
+            "listeners": f"{listener}://{HOST}:{ports.broker},CONTROLLER://{HOST}:{ports.controller}",
             "controller.quorum.voters": ",".join(voters),
             "log.dirs": str(self._node_directory(node) / "data"),
             "default.replication.factor": str(copies),
@@ -400,9 +424,11 @@ class EmbeddedBroker:
             "transaction.state.log.min.isr": str(in_sync),
             "share.coordinator.state.topic.min.isr": str(in_sync),
         }
+        settings |= security
         lines = ["# Written anew at each start."]
         lines += [f"{name}={value}".replace("\\", "\\\\") for name, value in settings.items()]
-        self._node_directory(node).mkdir(exist_ok=True)
+        # What stands there is worth as much as the passwords.
+        self._node_directory(node).mkdir(mode=0o700 if self.secure else 0o777, exist_ok=True)
         self._properties(node).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def _is_formatted(self, node: int) -> bool:
@@ -417,6 +443,9 @@ class EmbeddedBroker:
             command += ["kafka.tools.StorageTool", "format", "-c", str(self._properties(node))]
             # In one word: an id that begins with a hyphen (one in 64) would be taken for an option.
             command += [f"--cluster-id={self._cluster.cluster_id}"]
+            if self.secure is not None:
+                file = self._node_directory(node) / "format.arguments"
+                command = [str(java), argument_file(file, [*command[1:], *self.secure.first_users()])]
             with (self._node_directory(node) / "console.log").open("wb") as console:
                 running[node] = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True
@@ -428,9 +457,10 @@ class EmbeddedBroker:
         except subprocess.TimeoutExpired:
             raise self._failure(nodes[0], "did not prepare its directory in time") from None
         finally:
-            for process in running.values():
+            for node, process in running.items():
                 process.kill()
                 process.wait()
+                (self._node_directory(node) / "format.arguments").unlink(missing_ok=True)
 
     def _launch(self, node: int, java: Path, class_path: str, detached: bool) -> None:
         temporary_files = self._node_directory(node) / "tmp"
@@ -470,12 +500,12 @@ class EmbeddedBroker:
     def _await_ready(self, nodes: Sequence[int], deadline: float, timeout: float) -> None:
         """Wait until each of `nodes` answers and counts itself as alive in the cluster."""
         assert self._cluster is not None, "ports are chosen before nodes start"
-        waiting = set(nodes)
+        waiting, login = set(nodes), self.secure.client_settings() if self.secure else {}
         while waiting:
             for node in sorted(waiting):
                 if self._pid(node) is None:
                     raise self._failure(node, "stopped while starting")
-                if _answers(node, self._cluster.ports[node].broker):
+                if _answers(node, self._cluster.ports[node].broker, login):
                     waiting.discard(node)
             if waiting and time.monotonic() > deadline:
                 raise self._failure(min(waiting), f"did not answer within {timeout:g} s")
@@ -590,7 +620,7 @@ def _free_ports(count: int, but: Sequence[int]) -> list[int]:
     raise EnvironmentProblem(f"No free port was found from {_CHOSEN_PORTS[0]} to {_CHOSEN_PORTS[-1]}: close programs.")
 
 
-def _answers(node: int, port: int) -> bool:
+def _answers(node: int, port: int, login: Mapping[str, Any]) -> bool:
     """Whether the node answers a Kafka request and is a live member of its own cluster."""
     try:
         # A plain connection first: it is cheap, and kafka-python would log each refusal.
@@ -599,7 +629,7 @@ def _answers(node: int, port: int) -> bool:
         return False
     with _quiet("kafka"):
         try:
-            admin = KafkaAdminClient(bootstrap_servers=f"{HOST}:{port}", bootstrap_timeout_ms=3000)
+            admin = KafkaAdminClient(bootstrap_servers=f"{HOST}:{port}", bootstrap_timeout_ms=3000, **login)
         except KafkaError:
             return False
         try:

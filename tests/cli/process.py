@@ -93,7 +93,7 @@ class Background:
         """Leave nothing behind, whatever happened."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def read(pipeline: Pipeline, topic: str, count: int) -> list[Row]:
 
 def send(producer: KafkaProducer, topic: str, case: Case) -> None:
     headers = [(name, here(value) or b"") for name, value in case.headers]
-    producer.send(topic, key=here(case.key), value=case.value, headers=headers, partition=0).get(timeout=10)
+    producer.send(topic, key=here(case.key), value=case.value, headers=headers, partition=0).get(timeout=60)
 
 
 def _has_its_time(case: Case) -> bool:
@@ -66,7 +66,7 @@ def test_bad_input(pipeline: Pipeline) -> None:
             if number % 20 == 0:
                 bob.broadcast(b"between %d" % number)
         behind = bob.broadcast(b"behind").result(timeout=150)
-    producer.close(timeout=10)
+    producer.close(timeout=60)
     bad = [case.reason for case in cases if case.reason]
     letters = read(pipeline, dead, len(bad))
     assert [letter.headers[-1][1].decode().split(" ", 2)[2] for letter in letters] == bad

@@ -27,7 +27,7 @@ def test_topics(pipeline: Pipeline) -> None:
     names = [
         f"abcast.cli.topics.{role}.{site}"
         for site in (SITE, "cli2")
-        for role in ("forward", "data", "epoch", "dead-letter", "inbox", "memory")
+        for role in ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast")
     ]
     assert pipeline.abcast(*create).stdout.splitlines() == [f"created {name}" for name in names]
     assert pipeline.abcast(*create).stdout == "all topics are there already\n"
@@ -63,7 +63,7 @@ def test_dead_letters_and_the_end_of_a_group(pipeline: Pipeline) -> None:
     assert pipeline.abcast("dead-letters", "list", *of_group).stdout == f"no dead letters in group {group}\n"
     producer = pipeline.connection.producer()
     producer.send(str(Topic(group, "forward", SITE)), key=b"cli/mallory", value=b"\x1b[2J\xff", headers=[("a", b"b")])
-    producer.close(timeout=10)
+    producer.close(timeout=60)
     published = pipeline.abcast("publish", *of_group, "--member", f"{SITE}/alice", text=b"one\n")
     assert published.stdout == "1 messages ordered, last seqno 1\n", published.stderr
     [row] = pipeline.json_lines("dead-letters", "list", *of_group)
@@ -158,7 +158,7 @@ def test_planted_anomaly(pipeline: Pipeline) -> None:
     for record in planted:
         key, value, headers = encode_data(record)
         producer.send(str(Topic(group, "data", "planted")), key=key, value=value, headers=headers)
-    producer.close(timeout=10)
+    producer.close(timeout=60)
     done = pipeline.abcast("check", "--group", group, "--site", "planted", "--json")
     assert done.returncode == 3
     verdict = json.loads(done.stdout)

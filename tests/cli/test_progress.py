@@ -38,7 +38,7 @@ def shown(pause: float) -> str:
             if select.select([ours], [], [], 0.1)[0]:
                 text += os.read(ours, 65536)
     os.close(ours)
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=60) == 0
     return text.decode()
 
 

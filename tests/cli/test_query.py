@@ -110,7 +110,7 @@ def on_a_terminal(sql: str, data: Path, *, interrupt_at: str = "", code: int = 0
                 if interrupt_at and interrupt_at.encode() in shown:
                     process.send_signal(signal.SIGINT)
                     interrupt_at = ""
-        assert process.wait(timeout=10) == code, shown.decode()
+        assert process.wait(timeout=60) == code, shown.decode()
     finally:
         process.kill()
         process.wait()

@@ -56,19 +56,19 @@ def test_a_join_is_asked_for_again(group: MemoryGroup, disk: Disk, tmp_path: Pat
     member = group.member("a", outbox=tmp_path / "a")
     disk.refused = JOIN
     with pytest.raises(EnvironmentProblem):
-        member.connect(timeout=10)
+        member.connect(timeout=60)
     disk.refused = ""
-    assert member.connect(timeout=10).members == ("nyc/a",)
+    assert member.connect(timeout=60).members == ("nyc/a",)
 
 
 def test_a_flush_is_asked_for_again(group: MemoryGroup, disk: Disk, tmp_path: Path) -> None:
     member = group.member("a", outbox=tmp_path / "a")
-    member.connect(timeout=10)
+    member.connect(timeout=60)
     disk.refused = START_FLUSH
-    with pytest.raises(EnvironmentProblem), member.flush(timeout=10):
+    with pytest.raises(EnvironmentProblem), member.flush(timeout=60):
         pass
     disk.refused = ""
-    with member.flush(timeout=10):
+    with member.flush(timeout=60):
         pass
     assert member.broadcast(b"x").result(10)
 
@@ -78,7 +78,7 @@ def test_a_close_leaves_nothing_behind(group: MemoryGroup, disk: Disk, tmp_path:
     member = group.member("a", outbox=tmp_path / "a")
     member.broadcast(b"x").result(10)
     disk.refuses_the_end = True
-    member.close(timeout=10)
+    member.close(timeout=60)
     assert not [thread for thread in threading.enumerate() if "nyc/a" in thread.name]
     disk.refuses_the_end = False
     again = group.member("a", outbox=tmp_path / "a")
@@ -93,7 +93,7 @@ def test_a_member_that_has_failed_falls_silent(
 ) -> None:
     """So that the others suspect it, instead of waiting for it in each flush."""
     member = group.member("a", outbox=tmp_path / "a")
-    member.connect(timeout=10)
+    member.connect(timeout=60)
 
     def fail(*_: object, **__: object) -> None:
         raise EnvironmentProblem("the disk is gone.")

@@ -94,7 +94,7 @@ def write(connection: Connection, group: str, receiver: str, letters: list[tuple
     for sender, incarnation, local_seqno, payload in letters:
         headers = [("abcast", f"2 letter {incarnation} {local_seqno} {sender} a/inbox-0:7".encode())]
         producer.send(f"abcast.{group}.inbox.{site}", key=receiver.encode(), value=payload, headers=headers)
-    producer.flush(timeout=10)
+    producer.flush(timeout=60)
     producer.close()
 
 
@@ -368,7 +368,7 @@ class TestReceiving:
         producer = connection.producer()
         for key, value, headers in bad:
             producer.send(f"abcast.{group}.inbox.b", key=key, value=value, headers=headers)
-        producer.flush(timeout=10)
+        producer.flush(timeout=60)
         producer.close()
         alice.send("b/bob", b"2").result(WAIT)
         with caplog.at_level(logging.WARNING, "connectors.client.inbox"):

@@ -21,7 +21,7 @@ from ordering.names import Address
 from ordering.sequencer import SequencerState
 from tests.waiting import eventually
 
-WAIT = 30.0
+WAIT = 60.0
 MEMBERS = 200
 THREADS = 20
 

@@ -588,7 +588,7 @@ def test_who_waits_for_its_messages_hears_of_the_close(
     time.sleep(0.2)
     with pytest.raises(NotOrderedInTime):
         a.close(timeout=0.2)
-    waiting.join(10)
+    waiting.join(60)
     assert [type(error) for error in raised] == [UsageError]
 
 
@@ -618,7 +618,7 @@ def test_many_joins_and_leaves_are_few_views(connection: Connection, group: str)
             sender = f"nyc/m{number}"
             headers = forward_headers(1, local_seqno, kind=kind)
             producer.send(f"abcast.{group}.forward.nyc", key=sender.encode(), value=b"", headers=headers)
-        producer.flush(timeout=10)
+        producer.flush(timeout=60)
 
     with DataLog(connection, group, "nyc") as log:
         for first in range(0, 50, 10):

@@ -97,7 +97,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
             Outbox(tmp_path / "o", "g", "nyc/a")
     finally:
         holder.kill()
-        holder.communicate(timeout=10)
+        holder.communicate(timeout=60)
     outbox = Outbox(tmp_path / "o", "g", "nyc/a")
     assert [Pending(1, b"kept", ())] == list(outbox.pending())
     outbox.close()

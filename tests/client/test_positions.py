@@ -17,7 +17,7 @@ from ordering.errors import PositionLost, UsageError
 from ordering.names import Address
 from ordering.records import Data, Source
 
-WAIT = 10.0
+WAIT = 60.0
 BOB = Address("nyc", "bob")
 
 

@@ -16,7 +16,7 @@ from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
 from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
 
-WAIT = 10.0
+WAIT = 60.0
 ALL = list(range(1, 6))
 
 

@@ -23,7 +23,7 @@ from ordering.participant import Phase
 from ordering.records import FLUSH_OK, LEAVE, START_FLUSH, STOP_FLUSH
 from tests.waiting import eventually
 
-WAIT = 10.0
+WAIT = 60.0
 
 
 class Bench:

@@ -130,7 +130,7 @@ def test_a_flush_ok_of_an_earlier_life_does_not_stand_in_the_way(
         sequencer.drop = lambda _: False
         assert change_settings(kafka, GROUP, "nyc", closed=True)
         with Member(GROUP, "nyc/b", connection=kafka, outbox=path) as b:
-            assert b.connect(timeout=10).members == ("nyc/a", "nyc/b")
+            assert b.connect(timeout=60).members == ("nyc/a", "nyc/b")
             assert b.incarnation != old
 
 
@@ -139,7 +139,7 @@ def late(kafka: MemoryConnection, incarnation: int, local_seqno: int, payload: b
     producer = kafka.producer()
     headers = forward_headers(incarnation, local_seqno)
     producer.send(f"abcast.{GROUP}.forward.nyc", key=b"nyc/s", value=payload, headers=headers, partition=0)
-    producer.flush(timeout=10)
+    producer.flush(timeout=60)
     producer.close()
 
 

@@ -32,6 +32,7 @@ CHANCES = 20
 BURST = 6000
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_killed_at_each_window(scenario: Scenario) -> None:
     """Members notice nothing but delay; nothing is lost, doubled or renumbered, wherever the batch was cut."""
@@ -208,7 +209,7 @@ def test_half_a_driver(scenario: Scenario, temporary_files: Path) -> None:
     load = scenario.load("alice")
     observer = scenario.observer("olga")
     first = scenario.sequencer()
-    observer.wait(20)
+    observer.wait(60)
     os.kill(first.java(), signal.SIGSTOP)
     os.kill(first.pid, signal.SIGKILL)
     second = scenario.sequencer()

@@ -68,7 +68,7 @@ class Running:
 
     def end(self) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
 

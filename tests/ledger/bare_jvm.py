@@ -45,7 +45,7 @@ def bare_gateway() -> Iterator[JavaGateway]:
     finally:
         gateway.shutdown()
         gateway.java_process.stdin.close()
-        gateway.java_process.wait(10)
+        gateway.java_process.wait(60)
 
 
 class Store:

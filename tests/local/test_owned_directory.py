@@ -47,7 +47,7 @@ def test_it_stays_as_long_as_one_of_its_owners_lives(tmp_path: Path) -> None:
                 remove_abandoned(tmp_path, "ours-")
                 assert (Path(path) / "file").exists()
                 owner.kill()
-                owner.wait(20)
+                owner.wait(60)
                 remove_abandoned(tmp_path, "ours-")
                 assert (Path(path) / "file").exists()
             eventually(lambda: _is_removed(Path(path)), 20)

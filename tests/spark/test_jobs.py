@@ -148,7 +148,7 @@ def test_what_a_transaction_takes_back_is_not_ordered(spark: SparkSession, optio
         with sequencing(spark, options), Member("tx", f"{options.site}/m2", connection=options.connection) as member:
             assert member.broadcast(b"third").result(60) == 3
     finally:
-        producer.close(timeout=10)
+        producer.close(timeout=60)
 
 
 @pytest.mark.parametrize("make", [SequencerJob, LedgerJob])
@@ -160,7 +160,7 @@ def test_a_data_directory_that_goes_stops_the_job(
     with contextlib.suppress(EnvironmentProblem), running([make], spark, options) as [job]:
         await_ready(job)
         shutil.rmtree(options.data)
-        assert job.done.wait(10)
+        assert job.done.wait(60)
     with pytest.raises(EnvironmentProblem, match="deleted, moved or replaced"):
         job.raise_failure()
 
@@ -180,8 +180,8 @@ def test_decisions_that_do_not_count_are_noticed(
         member.broadcast(b"counts").result(60)
         producer = options.connection.producer()
         _, value, headers = codec.encode_data(seal(1000))
-        producer.send(str(Topic("forged", "data", options.site)), value=value, headers=headers).get(timeout=10)
-        producer.close(timeout=10)
+        producer.send(str(Topic("forged", "data", options.site)), value=value, headers=headers).get(timeout=60)
+        producer.close(timeout=60)
         member.broadcast(b"does not")
         assert job.done.wait(30)
     with pytest.raises(ProtocolViolation, match="knows epoch 1000"):
@@ -199,8 +199,8 @@ def test_a_new_group_that_can_not_be_sequenced_stops_no_other(
         ensure_topic(options.connection, copied, 1)
         producer = options.connection.producer()
         _, value, headers = codec.encode_data(seal(1))
-        producer.send(str(copied), value=value, headers=headers).get(timeout=10)
-        producer.close(timeout=10)
+        producer.send(str(copied), value=value, headers=headers).get(timeout=60)
+        producer.close(timeout=60)
         create_topics(options.connection, "odd", [options.site])
         eventually(lambda: "odd.data" in caplog.text, 30, "it is told")
         assert "is the copy of another site's" in caplog.text

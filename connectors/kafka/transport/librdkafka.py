@@ -30,6 +30,10 @@ from ordering.records import MAX_RECORD_BYTES
 
 POLL_S = 0.1
 PURGE_S = 5.0
+ROOM = 0.95
+"""A queue that was full has room again when it is full to this part."""
+AGAIN_S = 0.5
+"""Others may take the room as soon as there is some: so often we try all the same."""
 
 _logger = logging.getLogger(__name__)
 _log_of_the_library = logging.getLogger("librdkafka")
@@ -222,10 +226,17 @@ class _Producer:
         sent: _Sent,
         headers: Sequence[tuple[str, bytes]] | None,
     ) -> None:
-        """Wait until librdkafka's queue has room. Raises KafkaTimeoutError."""
+        """Wait until librdkafka's queue has room. Raises KafkaTimeoutError.
+
+        confluent-kafka 2.16 keeps the headers of a record that finds no room for ever: so we seldom try.
+        """
         deadline = time.monotonic() + self._timeout_s
+        full, again = len(self._client), time.monotonic() + AGAIN_S
         while time.monotonic() < deadline and not self._stopping.is_set():
             time.sleep(0.001)
+            if len(self._client) > full * ROOM and time.monotonic() < again:
+                continue
+            again = time.monotonic() + AGAIN_S
             with contextlib.suppress(BufferError), _translating():
                 self._client.produce(topic, value, key, number, sent.report, headers=headers)
                 return

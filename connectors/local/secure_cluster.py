@@ -1,0 +1,215 @@
+"""What makes the embedded broker a secure one: a certificate authority of its own, TLS, users with passwords, and
+Kafka's own authorizer, which lets nobody do anything that was not allowed.
+
+Below the cluster's directory, for its owner alone:
+
+    secure/ca.pem             what clients trust
+    secure/ca.p12             the authority's key
+    secure/broker.p12         the brokers' key and certificate (127.0.0.1 and localhost)
+    secure/store.password     of both stores
+    secure/NAME.properties    how the user NAME logs in: for `--kafka-config`, and for Kafka's own tools
+
+`admin` may do everything, and gives others their rights (`abcast acl`). `broker` is what the nodes are to each other.
+No secret is ever an argument of a process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from kafka.admin import KafkaAdminClient, ScramMechanism, UserScramCredentialUpsertion
+from kafka.errors import KafkaError
+
+from ordering.errors import EnvironmentProblem, UsageError
+
+ADMIN, BROKER = "admin", "broker"
+MECHANISM = "SCRAM-SHA-512"
+LISTENER = "SASL_SSL"
+_ITERATIONS = 4096
+_DAYS = "3650"
+_KEYTOOL_TIMEOUT_S = 60
+_LOGIN_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
+_NAME_OF_NODES = "abcast-broker"
+_USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_PASSWORD = re.compile(r'password="([^"]*)"')
+
+
+class SecureCluster:
+    """The secrets of the cluster in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        """Makes nothing yet."""
+        self.directory = directory / "secure"
+        self.ca_file = self.directory / "ca.pem"
+        self._password_file = self.directory / "store.password"
+
+    def login(self, user: str) -> Path:
+        """The properties file with which the user logs in."""
+        return self.directory / f"{user}.properties"
+
+    def prepare(self, java: Path) -> None:
+        """Make what is missing: keys, certificates, the two users that every cluster has. Raises EnvironmentProblem."""
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        if not self._password_file.exists():
+            _write(self._password_file, secrets.token_hex(16))
+        if not self.ca_file.exists():
+            self._make_certificates(_keytool(java))
+        for user in (ADMIN, BROKER):
+            if not self.login(user).exists():
+                self._write_login(user, secrets.token_hex(16), "")
+
+    def _make_certificates(self, keytool: Path) -> None:
+        """The authority, then a certificate for the nodes; `ca.pem` last, as the sign that all is there."""
+        for name in ("ca.p12", "broker.p12"):
+            (self.directory / name).unlink(missing_ok=True)
+        ca, nodes = self._store(keytool, "ca"), self._store(keytool, "broker")
+        key = ["-keyalg", "EC", "-groupname", "secp256r1", "-validity", _DAYS]
+        _run([*ca, "-genkeypair", "-alias", "ca", "-dname", "CN=abcast-ca", "-ext", "bc:c", *key])
+        _run([*nodes, "-genkeypair", "-alias", "broker", "-dname", f"CN={_NAME_OF_NODES}", *key])
+        asked = _run([*nodes, "-certreq", "-alias", "broker"])
+        names = "san=ip:127.0.0.1,dns:localhost"
+        signed = _run([*ca, "-gencert", "-alias", "ca", "-rfc", "-validity", _DAYS, "-ext", names], asked)
+        authority = _run([*ca, "-exportcert", "-alias", "ca", "-rfc"])
+        _run([*nodes, "-importcert", "-alias", "ca", "-noprompt"], authority)
+        _run([*nodes, "-importcert", "-alias", "broker"], signed + authority)
+        _write(self.ca_file, authority.decode("ascii"))
+
+    def _store(self, keytool: Path, name: str) -> list[str]:
+        store = ["-keystore", str(self.directory / f"{name}.p12"), "-storetype", "PKCS12"]
+        return [str(keytool), "-J-XX:TieredStopAtLevel=1", *store, "-storepass:file", str(self._password_file)]
+
+    def server_settings(self) -> dict[str, str]:
+        """What a node's configuration has beside that of an open cluster."""
+        password = self._password_file.read_text(encoding="ascii")
+        return {
+            "listener.security.protocol.map": f"{LISTENER}:SASL_SSL,CONTROLLER:SSL",
+            "inter.broker.listener.name": LISTENER,
+            "sasl.enabled.mechanisms": MECHANISM,
+            "sasl.mechanism.inter.broker.protocol": MECHANISM,
+            f"listener.name.{LISTENER.lower()}.{MECHANISM.lower()}.sasl.jaas.config": _jaas(
+                BROKER, self._password(BROKER)
+            ),
+            "ssl.keystore.type": "PKCS12",
+            "ssl.keystore.location": str(self.directory / "broker.p12"),
+            "ssl.keystore.password": password,
+            "ssl.key.password": password,
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self.ca_file),
+            # A client may show a certificate; a node must show that of the nodes to the controllers.
+            "ssl.client.auth": "requested",
+            "listener.name.controller.ssl.client.auth": "required",
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": f"User:{ADMIN};User:{BROKER};User:CN={_NAME_OF_NODES}",
+            "allow.everyone.if.no.acl.found": "false",
+        }
+
+    def first_users(self) -> list[str]:
+        """The arguments with which `kafka-storage format` makes the first users."""
+        return [f"--add-scram={MECHANISM}=[name={user},password={self._password(user)}]" for user in (ADMIN, BROKER)]
+
+    def client_settings(self) -> dict[str, Any]:
+        """How kafka-python logs in as the administrator."""
+        return {
+            "security_protocol": "SASL_SSL",
+            "sasl_mechanism": MECHANISM,
+            "sasl_plain_username": ADMIN,
+            "sasl_plain_password": self._password(ADMIN),
+            "ssl_cafile": str(self.ca_file),
+        }
+
+    def add_users(self, bootstrap_servers: str, names: Iterable[str]) -> list[Path]:
+        """Add users, or leave those that are there as they are; the files with which they log in.
+
+        Raises UsageError, EnvironmentProblem.
+        """
+        wanted = list(names)
+        for name in wanted:
+            if not _USER.fullmatch(name) or name in (BROKER,):
+                raise UsageError(f"{name!r} can't be a user: take letters, digits, `.`, `_` and `-`, and not {BROKER}.")
+        missing = {name: secrets.token_hex(16) for name in wanted if not self.login(name).exists()}
+        if missing:
+            changes = [
+                UserScramCredentialUpsertion(name, ScramMechanism.SCRAM_SHA_512, password, iterations=_ITERATIONS)
+                for name, password in missing.items()
+            ]
+            try:
+                admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers.split(","), **self.client_settings())
+                try:
+                    refused = {name: why for name, why in admin.alter_user_scram_credentials(changes).items() if why}
+                finally:
+                    admin.close()
+            except KafkaError as error:
+                raise EnvironmentProblem(f"the users {', '.join(missing)} could not be added: {error!r}.") from error
+            if refused:
+                raise EnvironmentProblem(f"the broker refuses users: {refused}.")
+            for name, password in missing.items():
+                self._write_login(name, password, bootstrap_servers)
+        return [self.login(name) for name in wanted]
+
+    def say_where(self, bootstrap_servers: str) -> None:
+        """Write into all users' files where the brokers are now."""
+        for file in self.directory.glob("*.properties"):
+            text = file.read_text(encoding="utf-8")
+            moved = re.sub(r"(?m)^bootstrap\.servers=.*$", f"bootstrap.servers={bootstrap_servers}", text)
+            if moved != text:
+                _write(file, moved)
+
+    def _password(self, user: str) -> str:
+        found = _PASSWORD.search(self.login(user).read_text(encoding="utf-8"))
+        if found is None:
+            raise EnvironmentProblem(f"{self.login(user)} has no password any more: restore it, or take a new --dir.")
+        return found[1]
+
+    def _write_login(self, user: str, password: str, bootstrap_servers: str) -> None:
+        lines = [
+            f"bootstrap.servers={bootstrap_servers}",
+            "security.protocol=SASL_SSL",
+            f"sasl.mechanism={MECHANISM}",
+            f"sasl.jaas.config={_jaas(user, password)}",
+            "ssl.truststore.type=PEM",
+            f"ssl.truststore.location={self.ca_file}".replace("\\", "\\\\"),
+        ]
+        _write(self.login(user), "\n".join(lines) + "\n")
+
+
+def _keytool(java: Path) -> Path:
+    """It lies beside `java`, or beside what that is a link to."""
+    beside = java.with_name("keytool")
+    return beside if beside.exists() else java.resolve().with_name("keytool")
+
+
+def argument_file(file: Path, arguments: Iterable[str]) -> str:
+    """What `java` is given to read its arguments from a file that only its owner can read."""
+    quoted = ('"' + each.replace("\\", "\\\\").replace('"', '\\"') + '"' for each in arguments)
+    _write(file, "\n".join(quoted) + "\n")
+    return f"@{file}"
+
+
+def _jaas(user: str, password: str) -> str:
+    return f'{_LOGIN_MODULE} required username="{user}" password="{password}";'
+
+
+def _write(file: Path, text: str) -> None:
+    """Readable by its owner alone from the first byte on; whole, or as it was before."""
+    new = file.with_name(f"{file.name}.new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
+        out.write(text)
+    new.replace(file)
+
+
+def _run(command: list[str], given: bytes = b"") -> bytes:
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, timeout=_KEYTOOL_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentProblem(f"{command[0]} does not run ({error}): a whole JDK or JRE has it.") from error
+    if done.returncode != 0:
+        told = (done.stdout + done.stderr).decode("utf-8", "replace").strip().splitlines()
+        raise EnvironmentProblem(f"{command[0]} made no certificate: {told[-1] if told else 'no reason given'}")
+    return done.stdout
