@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.streaming import await_end, reachable, stop_on_signals, working
+from ordering.errors import UsageError
 from ordering.names import check_site
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from connectors.engine.job import EngineJob
     from connectors.kafka.connection import Connection
+    from connectors.kafka.sites import Sites
 
 
 GARBAGE_AFTER = 50_000
@@ -44,21 +46,40 @@ EngineOption = Annotated[
 ]
 
 
-def engine_job(connection: Connection, site: str, data: Path) -> EngineJob:
-    """The sequencer of the site as a plain Python job. Raises UsageError, BrokerUnreachable, EnvironmentProblem."""
+def check_engine(sites: Sites | None, engine: Engine) -> None:
+    """Raise UsageError if the sites can't have their order by that engine."""
+    if sites is not None and sites.mode == "isis" and engine is not Engine.process:
+        raise UsageError('sites that agree (mode = "isis") do so in a plain process: add --engine process.')
+
+
+def engine_job(connection: Connection, site: str, data: Path, sites: Sites | None = None) -> EngineJob:
+    """The sequencer of the site as a plain Python job; where sites agree, the site's part in that.
+
+    Raises UsageError, BrokerUnreachable, EnvironmentProblem.
+    """
     from connectors.engine.job import EngineJob, EngineOptions
 
     check_site(site)
+    if sites is not None and sites.mode == "isis":
+        from connectors.engine.inputs import neighbours_of
+        from connectors.engine.site_job import SiteJob
+
+        return SiteJob(reachable(connection), neighbours_of(sites, site), sites.suspect_after_ms)
     return EngineJob(EngineOptions(reachable(connection), site, data.absolute() / "ledger"))
 
 
-def run_engine(job: EngineJob) -> None:
-    """Run the sequencer in this process until SIGTERM or Ctrl-C."""
+def tune() -> None:
+    """Set this process up for a job that is to take milliseconds."""
     # The thread that orders must not wait for the others, which have time.
     sys.setswitchinterval(SWITCH_S)
     # What is loaded stays, and a batch makes many values that die with it: to look through them all costs milliseconds.
     gc.freeze()
     gc.set_threshold(GARBAGE_AFTER, 50, 100)
+
+
+def run_engine(job: EngineJob) -> None:
+    """Run the sequencer in this process until SIGTERM or Ctrl-C."""
+    tune()
     with working([job]) as jobs:
         stop_on_signals(jobs)
         await_end(jobs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.engine import Engine, EngineOption, engine_job
+from jobs.engine import Engine, EngineOption, check_engine, engine_job
 from jobs.options import (
     DEFAULT_DATA,
     BootstrapServers,
@@ -34,11 +34,12 @@ def run(
     which carries what stands here to the neighbouring sites; and a site that follows a home has no sequencer.
     """
     known = optional_sites(sites, kafka_config, "run")
+    check_engine(known, engine)
     connection = kafka_of_site(known, site, bootstrap_servers, kafka_config, "run")
     options = job_options(connection, site, data, max_batch_records, parallelism)
     sequences = known is None or known.sequences(site)
     names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
-    beside = [engine_job(connection, site, data)] if sequences and engine is Engine.process else []
+    beside = [engine_job(connection, site, data, known)] if sequences and engine is Engine.process else []
     relays = (
         Relays(known, [direction for direction in known.directions() if direction.source == site]) if known else None
     )

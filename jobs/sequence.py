@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.engine import Engine, EngineOption, engine_job, run_engine
+from jobs.engine import Engine, EngineOption, check_engine, engine_job, run_engine
 from jobs.options import (
     DEFAULT_DATA,
     BootstrapServers,
@@ -35,9 +35,10 @@ def sequence(
     """
     known = optional_sites(sites, kafka_config, "sequence")
     check_sequences(known, site)
+    check_engine(known, engine)
     connection = kafka_of_site(known, site, bootstrap_servers, kafka_config, "sequence")
     if engine is Engine.process:
-        run_engine(engine_job(connection, site, data))
+        run_engine(engine_job(connection, site, data, known))
         return
     run_jobs(["sequence"], job_options(connection, site, data, max_batch_records, parallelism))
 

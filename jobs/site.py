@@ -9,9 +9,12 @@ from typing import Annotated
 
 import typer
 
-from jobs.options import AsJson, Group, KafkaConfig
+from jobs.options import EXIT_FAILED, AsJson, Group, KafkaConfig
 from jobs.progress import Progress
 from jobs.sites import SitesFile, required_sites
+from ordering.errors import UsageError
+
+EXCLUDED_S = 30.0
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="List the sites of a deployment, and let a new one join."
@@ -56,6 +59,8 @@ def add(
     from connectors.relay.joining import direction_of_history
 
     known = required_sites(sites, kafka_config, "site")
+    if known.mode == "isis":
+        raise UsageError("sites that agree are those that the group was begun with: take a new group.")
     connection, direction = (
         known.connection(name),
         direction_of_history(known, name, source, from_ledger=ledger is not None),
@@ -69,8 +74,9 @@ def add(
         typer.echo(f"created {topic}")
     what = ""
     if write_history is not None and direction is not None:
-        with Progress("writing the history") as progress:
-            what = f" with the history up to seqno {write_history(progress.advance)} of {direction.source}"
+        with Progress("reading the ledger") as progress:
+            last = write_history(lambda count: progress.say("writing the history", count), progress.advance)
+            what = f" with the history up to seqno {last} of {direction.source}"
     typer.echo(f"{name} has joined {group}{what}; the relay brings the rest")
 
 
@@ -100,3 +106,35 @@ def promote(
         typer.echo(f"{done.copied} seqnos were copied from other sites first")
     for silent in done.not_copied:
         typer.echo(f"{silent} did not answer: what it alone had ordered is not in the order any more")
+
+
+@app.command()
+def exclude(
+    name: Annotated[str, typer.Argument(help="The site that is not to be waited for any more.")],
+    group: Group,
+    at: Annotated[str, typer.Option("--at", help="A site that is to go on; its job carries it out.")],
+    sites: SitesFile = None,
+    kafka_config: KafkaConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on without a site, where sites agree (mode "isis"), and too few are left to decide that by themselves.
+
+    Two sites need each other: if one is gone for good, or for long, this lets the other one go on. Say it at one side
+    of a cut only. The site that was excluded asks to join again when it is back, and what its members have sent is
+    ordered then. A site whose log is lost must not come back under its name. Waits 30 s for the view without the site.
+    """
+    from connectors.engine.exclusion import exclude as decide
+
+    known = required_sites(sites, kafka_config, "site")
+    if known.mode != "isis":
+        raise UsageError('only sites that agree (mode = "isis") wait for each other.')
+    known.connection(name)
+    done = decide(known.connection(at), group, at, name, EXCLUDED_S)
+    if as_json:
+        typer.echo(json.dumps({"group": group, "excluded": name, **done._asdict()}))
+    elif done.is_done:
+        typer.echo(f"{group} goes on in view {done.view} of the sites {', '.join(done.sites)}")
+    else:
+        typer.echo(f"it is noted, but {at} does not go on yet: does its job run, and do the others answer it?")
+    if not done.is_done:
+        raise typer.Exit(EXIT_FAILED)

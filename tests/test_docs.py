@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from connectors.diagnosis.status import GroupStatus
 from connectors.kafka import codec, topics
 from connectors.kafka.client_configuration import ClientConfiguration
-from connectors.kafka.sites import read_sites
+from connectors.kafka.sites import SUSPECT_AFTER_MS, read_sites
 from jobs import options
 from jobs.cli import command
 from ordering import names, records, sequencer
@@ -126,7 +126,7 @@ def test_fields() -> None:
         ("## FORWARD: how to send", codec.FORWARD_FIELDS),
         ("## DATA: how to read", codec.DATA_FIELDS),
         ("## Letters", codec.LETTER_FIELDS),
-        ("## A relay's topic", codec.RELAYED_FIELDS[len(codec.FORWARD_FIELDS) :]),
+        ("## A relay's topic", codec.AGREED_FIELDS[len(codec.FORWARD_FIELDS) :]),
     ):
         assert tuple(first_spans(tables(section(page, heading))[0])) == fields
     assert first_spans(tables(section(page, "## Dead letters"))[0]) == [codec.DEAD_LETTER_HEADER]
@@ -171,6 +171,7 @@ def test_reasons() -> None:
         codec.WRONG_LINK,
         codec.WRONG_SITE,
         codec.NOT_THE_RELAY,
+        codec.RESERVED_NAME,
         codec.NO_PAYLOAD,
         codec.PAYLOAD_TOO_LARGE,
         BAD_ADDRESS,
@@ -264,9 +265,11 @@ def test_variables() -> None:
 def test_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The examples of a configuration file and of a sites' file are what they say."""
     file = tmp_path / "abcast.toml"
-    [described], [configured] = fences(doc("sites"), "toml"), fences(doc("operations"), "toml")
+    [described, agreeing], [configured] = fences(doc("sites"), "toml"), fences(doc("operations"), "toml")
     file.write_text(described, encoding="utf-8")
     assert read_sites(file).home == "nyc"
+    file.write_text(agreeing, encoding="utf-8")
+    assert (read_sites(file).mode, read_sites(file).suspect_after_ms) == ("isis", SUSPECT_AFTER_MS)
     file.write_text(configured, encoding="utf-8")
     defaults = options.load_config(command(), file)
     assert defaults["topics"]["create"] == {"replication_factor": 3}
@@ -362,17 +365,6 @@ def test_limits() -> None:
         ),
         "a Delta commit": "one a second at most",
     }
-
-
-def test_what_is_not_connected() -> None:
-    """The cores that the limits call not connected are imported by no adapter and no command."""
-    shown = spans(section(doc("limits"), "## What is not connected yet").partition("And these")[0])
-    cores = [path for path in shown if path.endswith(".py") and "isis" not in path]
-    assert len(cores) == 5
-    adapters = [path.read_text(encoding="utf-8") for path in SOURCE_FILES if path.parts[-2] != "ordering"]
-    for core in cores:
-        module = core.removesuffix(".py").replace("/", ".")
-        assert not any(re.search(rf"\b{module}\b", text) for text in adapters), core
 
 
 def test_glossary() -> None:

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from connectors.diagnosis.check import UNWATCHED, Progress, check_deliveries, check_ledger, check_sites, stalled
+from connectors.diagnosis.check import (
+    UNWATCHED,
+    Progress,
+    Strays,
+    check_deliveries,
+    check_ledger,
+    check_sites,
+    stalled,
+)
 from connectors.kafka.connection import Connection
 from connectors.kafka.sites import Sites
 from ordering.checker import Anomaly
@@ -17,13 +25,14 @@ from ordering.names import DEFAULT_SITE
 
 class Report(NamedTuple):
     """`read`: how many messages each source has. `lacks`: by what sites are behind others. `under_way`: the same, where
-    it is no anomaly.
+    it is no anomaly. `strays`: the DATA topics with records that are no DATA. No promise is broken by them.
     """
 
     read: Mapping[str, int]
     lacks: Sequence[Shortfall]
     under_way: Sequence[Shortfall]
     anomalies: Sequence[Anomaly]
+    strays: Mapping[str, Strays]
 
 
 def check_group(
@@ -52,7 +61,7 @@ def check_group(
     """
     sites = where if isinstance(where, Sites) else None
     chosen = names or (list(sites.connections) if sites else [DEFAULT_SITE])
-    one_order = sites is None or sites.home is not None or len(chosen) == 1
+    one_order = sites is None or sites.one_order or len(chosen) == 1
     if deliveries and not one_order:
         raise UsageError("in a mesh each site has its own order: check delivery logs with --site of their site.")
     connections = {name: where.connection(name) if isinstance(where, Sites) else where for name in chosen}
@@ -69,4 +78,4 @@ def check_group(
     anomalies, lacks = verdict.anomalies(settled=settled), verdict.lacking()
     if sites is not None and not one_order and not settled:
         anomalies += stalled(sites, group, lacks)
-    return Report(read, lacks, () if settled else lacks, anomalies)
+    return Report(read, lacks, () if settled else lacks, anomalies, verdict.strays)

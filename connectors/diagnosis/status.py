@@ -14,12 +14,14 @@ from kafka.structs import TopicPartition
 from connectors.kafka.codec import decode_forward
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.entries import last_entry
 from connectors.kafka.liveness import Liveness, judge, look_again
 from connectors.kafka.ranges import read_range, windows_back
 from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import find_topics
 from connectors.kafka.transport.seam import Consumer
-from ordering.names import Topic
+from ordering.isis_site import SiteState
+from ordering.names import BY_RELAYS, Topic
 from ordering.records import Forward, Malformed, Partition, Source
 from ordering.sequencer import SequencerState, missing_before, step
 
@@ -44,13 +46,30 @@ class Gap(NamedTuple):
     dropped: int
 
 
+class AgreementStatus(NamedTuple):
+    """Of a site that agrees with others: its view of the sites, and whether it waits: nothing is ordered then."""
+
+    view: int
+    sites: tuple[str, ...]
+    waits: bool
+
+    def __str__(self) -> str:
+        if not self.waits:
+            return f"agrees in view {self.view} of the sites {', '.join(self.sites)}"
+        return (
+            f"waits: too few of the sites {', '.join(self.sites)} (view {self.view}) answer, or they go on without it"
+        )
+
+
 class GroupStatus(NamedTuple):
     """Counts, but for `rate`: messages per second over the last minute.
 
     `members`: how many the view has. `senders`: how many addresses have sent anything so far, and are remembered;
     operators and relays are among them. `lag`: FORWARD records that wait: they will get a number, or be refused.
-    `relays`: for each site whose relay brings records here, the seconds since it was last heard. `ledger_lag`: seqnos
-    that the ledger does not have yet; None where there is no ledger. `gaps`: of senders that have one open.
+    `relays`: for each site whose relay brings records here, the seconds since it was last heard. `strays`: records of
+    DATA that are no DATA, of those that are read here: back to the newest snapshot. `ledger_lag`: seqnos that the
+    ledger does not have yet; None where there is no ledger. `gaps`: of senders that have one open.
+    `agreement`: None where no sites agree.
     """
 
     group: str
@@ -65,18 +84,26 @@ class GroupStatus(NamedTuple):
     duplicates: int
     dead_letters: int
     relays: Mapping[str, float | None]
+    strays: int = 0
     ledger_lag: int | None = None
     gaps: Sequence[Gap] = ()
+    agreement: AgreementStatus | None = None
 
     @property
     def is_stuck(self) -> bool:
         """Whether messages wait and nobody orders them."""
-        return self.lag > 0 and not self.sequencer.works
+        waits = self.agreement is not None and self.agreement.waits
+        return self.lag > 0 and (waits or not self.sequencer.works)
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain values."""
-        gaps = [gap._asdict() for gap in self.gaps]
-        return {**self._asdict(), "sequencer": self.sequencer._asdict(), "relays": dict(self.relays), "gaps": gaps}
+        plain = {
+            "sequencer": self.sequencer._asdict(),
+            "relays": dict(self.relays),
+            "gaps": [gap._asdict() for gap in self.gaps],
+            "agreement": self.agreement._asdict() if self.agreement is not None else None,
+        }
+        return {**self._asdict(), **plain}
 
 
 def read_status(
@@ -95,16 +122,15 @@ def read_status(
             # Of a copy, the sequencer is elsewhere: what it has considered is not to be seen here.
             is_copy = data.is_copy()
             sequencer = judge(data, signs.of_groups.get(group), lambda: look_again(connection, group, site))
+            before = data.strays
             state = data.state()
+            strays = data.strays - before
+            agreement = _agreement(data)
+        if agreement is not None:  # what relays bring is another site's, and not in this site's hands
+            forward = [partition for partition in forward if partition.topic == str(Topic(group, "forward", site))]
         with connection.reachable():
             dead = _partitions(consumer, [topic for topic in topics if topic.role == "dead-letter"])
-            relayed = [
-                partition
-                for topic in topics
-                if topic.role == "relayed"
-                for partition in forward
-                if partition.topic == str(topic)
-            ]
+            relayed = _partitions(consumer, [topic for topic in topics if topic.role in BY_RELAYS])
             spans = _spans(consumer, forward)
             reached = _reached(spans, state, signs.considered)
             lag = 0 if is_copy else _waiting(connection, consumer, state, spans, reached)
@@ -121,11 +147,24 @@ def read_status(
                 duplicates=state.duplicates,
                 dead_letters=sum(end - beginning for beginning, end in _spans(consumer, dead).values()),
                 relays=_relays(connection, consumer, relayed),
+                strays=strays,
                 ledger_lag=None if in_ledger is None else state.seqno - in_ledger.get(group, 0),
                 gaps=() if is_copy else _gaps(connection, consumer, state, spans, reached),
+                agreement=agreement,
             )
     finally:
         consumer.close()
+
+
+def _agreement(data: DataLog) -> AgreementStatus | None:
+    """What the site's log tells, if it has one."""
+    claim = data.newest_claim()
+    entry = last_entry(data, data.end()) if claim is not None and claim.agreement else None
+    if entry is None:
+        return None
+    process = SiteState.from_bytes(entry.state).process
+    waits = process.agreement is None or process.agreement.is_frozen
+    return AgreementStatus(process.view.id, tuple(life.name for life in process.view.members), waits)
 
 
 def _partitions(consumer: Consumer, topics: Sequence[Topic]) -> list[TopicPartition]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from connectors.kafka.codec import FORWARD_FIELDS, HEADER, RELAYED_FIELDS
+from connectors.kafka.codec import AGREED_FIELDS, FORWARD_FIELDS, HEADER
+from connectors.kafka.sites import Sites
 from connectors.kafka.transport import Record
 from ordering.names import Topic
 from ordering.records import Partition, Source
 
-_TIME = len(RELAYED_FIELDS)
-"""Where AT_MS stands among the fields of a copy."""
+_RELAYED_FROM, _AT_MS = AGREED_FIELDS.index("RELAYED_FROM"), AGREED_FIELDS.index("AT_MS")
 
 
 class Input(NamedTuple):
@@ -48,6 +48,13 @@ class Neighbours(NamedTuple):
         return Input(topic.neighbour, "", is_copy=True) if topic.role == "entries" else None
 
 
+def neighbours_of(sites: Sites, site: str) -> Neighbours:
+    """What the sites' file says for the job of one of them. Raises UsageError."""
+    sites.connection(site)
+    shared = {other for other in sites.connections if other != site and sites.shares_kafka(site, other)}
+    return Neighbours(site, tuple(sorted(sites.connections)), frozenset(shared))
+
+
 class Original(NamedTuple):
     """A FORWARD record as it stands at the site where it was written."""
 
@@ -67,8 +74,8 @@ def original(copy: Record, site: str, place: str) -> Original | None:
         return None
     fields = (headers[0][1] or b"").split(b" ")
     try:
-        name, _, text = fields[len(FORWARD_FIELDS)].decode("ascii").partition("/")
-        source, at_ms = Source.parse(text), int(fields[_TIME])
+        name, _, text = fields[_RELAYED_FROM].decode("ascii").partition("/")
+        source, at_ms = Source.parse(text), int(fields[_AT_MS])
     except (IndexError, ValueError):
         return None
     if name != site or str(source.topic_partition) != place:

@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import ClassVar
 
 from kafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
@@ -34,7 +34,9 @@ from connectors.engine.job import IN_FLIGHT_BYTES, POLL_RECORDS, POLL_S, STOP_S,
 from connectors.engine.writing import Writer
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.entries import last_entry
+from connectors.kafka.entries import last_state
+from connectors.kafka.epochs import Exclusion
+from connectors.kafka.sites import SUSPECT_AFTER_MS
 from connectors.kafka.topic_finder import TopicFinder
 from ordering.errors import UsageError
 from ordering.isis_formation import Life, first_view
@@ -43,8 +45,6 @@ from ordering.isis_site import Notice, SiteState, first_state
 from ordering.names import Topic
 from ordering.sequencer import SequencerState
 
-SUSPECT_AFTER_MS = 10_000
-"""How long a site may be silent until the others go on without it. A start of Spark's relays takes less."""
 RESEND_AFTER_MS = 2_000
 """Between sites nothing gets lost, but a view that ends purges what is under way."""
 LONGEST_STEP_MS = 1_000
@@ -70,6 +70,8 @@ class SiteAttendant(Attendant):
         super().__init__(connection, neighbours.site, None, finder, epochs, failed)
         self._neighbours = neighbours
         self.inputs: Mapping[str, Mapping[TopicPartition, Input]] = {}
+        self.exclusions: Mapping[str, Exclusion] = {}
+        """The newest decision of an operator, by group."""
 
     def take_all(self) -> Taken:
         """As every attendant does."""
@@ -80,6 +82,9 @@ class SiteAttendant(Attendant):
     def _look(self) -> None:
         super()._look()
         self._find_inputs()
+        # EPOCH was read on for the claims, if there was anything new.
+        known = {group: self._keeper.log(group).known_exclusion for group in self._keeper.forward}
+        self.exclusions = {group: exclusion for group, exclusion in known.items() if exclusion is not None}
 
     def _topics(self, *, fresh: bool = False) -> dict[str, list[str]]:
         # Ticks are for the site's own members; relays' topics are read, and not ticked.
@@ -106,11 +111,10 @@ class SiteJob(EngineJob):
         self,
         connection: Connection,
         neighbours: Neighbours,
-        ledger: Path | None = None,
         suspect_after_ms: int = SUSPECT_AFTER_MS,
     ) -> None:
-        """`suspect_after_ms`: for groups that begin now. Raises UsageError if the site is none of the names."""
-        super().__init__(EngineOptions(connection, neighbours.site, ledger))
+        """Raises UsageError if the site is none of the names."""
+        super().__init__(EngineOptions(connection, neighbours.site))
         if neighbours.site not in neighbours.names:
             raise UsageError(f"site {neighbours.site} is none of {', '.join(neighbours.names)}.")
         self._neighbours = neighbours
@@ -152,6 +156,9 @@ class SiteLoop:
             for change in attendant.changes():
                 self.take(change)
             self.find_inputs(attendant.inputs)
+            for name, exclusion in attendant.exclusions.items():
+                if name in self._groups:
+                    self._groups[name].exclude(exclusion)
             attendant.pipelines = {name: group.pipeline for name, group in self._groups.items()}
             self.step()
         deadline = time.monotonic() + STOP_S
@@ -170,19 +177,19 @@ class SiteLoop:
     def _known_state(self, group: str, taken: SequencerState) -> SiteState:
         site, names = self._neighbours.site, self._neighbours.names
         with DataLog(self._connection, group, site) as data:
-            entry = last_entry(data, data.end())
-        if entry is None:
+            state = last_state(data, data.end())
+        if state is None:
             if taken.seqno:
                 raise UsageError(f"{data.topic} has an order already, but no entry: was it copied from elsewhere?")
             return first_state(
                 group, site, names, suspect_after_ms=self._suspect_after_ms, resend_after_ms=RESEND_AFTER_MS
             )
-        if entry.origin != first_view(map(Life, names)).origin:
+        if state.process.view.origin != first_view(map(Life, names)).origin:
             raise UsageError(
                 f"group {group} was begun with other sites than {', '.join(names)}: name those in the sites' file that "
                 "it was begun with, or take a new group."
             )
-        return SiteState.from_bytes(entry.state)
+        return replace(state, process=replace(state.process, suspect_after_ms=self._suspect_after_ms))
 
     def _forget(self, group: str) -> None:
         for place in [place for place in self._read if (topic := Topic.parse(place.topic)) and topic.group == group]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from connectors.kafka.security import Security
 from connectors.kafka.transport import Consumer, Producer, check_transport, transport
 from connectors.kafka.transport.kafka_python import client_settings
 from ordering.errors import BrokerUnreachable, KafkaRefused
+from ordering.names import Role, Topic
 
 _known: set[Connection] = set()
 """To which of them this process has got in before."""
@@ -59,15 +61,22 @@ class Connection:
 
         `operation`, `resource`: what is done, for the sentence that says that it was not allowed.
         """
+        began = time.monotonic()
         try:
             yield
         except KafkaError as error:
             if error.retriable:
                 # What kafka-python says of it are four tracebacks, and no more than this sentence.
-                raise self.unreachable() from None
+                raise self.unreachable(time.monotonic() - began) from None
             if isinstance(error, AuthorizationError | SaslAuthenticationFailedError):
                 raise self.refused(error, operation, resource) from None
             raise
+
+    def topics_of(self, group: str, role: Role) -> list[Topic]:
+        """The group's topics of that role in this Kafka, of all sites, sorted. Raises BrokerUnreachable."""
+        with self.admin() as admin:
+            found = map(Topic.parse, admin.list_topics())
+            return sorted((topic for topic in found if topic and (topic.group, topic.role) == (group, role)), key=str)
 
     def cluster_id(self) -> str:
         """Which Kafka this is. Raises BrokerUnreachable."""
@@ -78,14 +87,18 @@ class Connection:
         """The error that says who may not do what."""
         return refused(self.bootstrap_servers, self.security, error, operation, resource)
 
-    def unreachable(self) -> BrokerUnreachable | KafkaRefused:
-        """The error that says why no broker answers, and what to do; it is looked for. Raises UsageError."""
-        why = refusal(probe(self.bootstrap_servers, self.security, self.timeout))
-        return KafkaRefused(why) if why else self._silent()
+    def unreachable(self, waited_s: float = 0.0) -> BrokerUnreachable | KafkaRefused:
+        """The error that says why no broker answers, for how long it was waited for, and what to do.
 
-    def _silent(self) -> BrokerUnreachable:
+        The reason is looked for, which takes some seconds at most. Raises UsageError.
+        """
+        why = refusal(probe(self.bootstrap_servers, self.security, self.timeout))
+        return KafkaRefused(why) if why else self._silent(waited_s)
+
+    def _silent(self, waited_s: float) -> BrokerUnreachable:
+        waited = f" (waited {waited_s:.0f} s)" if waited_s >= 1 else ""
         return BrokerUnreachable(
-            f"no Kafka broker answers at {self.bootstrap_servers} (waited {self.timeout:g} s). "
+            f"no Kafka broker answers at {self.bootstrap_servers}{waited}. "
             "Is it running? `abcast broker start` starts one here; ABCAST_BOOTSTRAP_SERVERS names another."
         )
 

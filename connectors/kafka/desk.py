@@ -3,14 +3,16 @@
 The groups have no members: their offsets are kept under a name, and nothing else is made of them.
 
 A broker that is away is asked again until the time is over. A client that has asked the wrong broker is replaced: it
-remembers for ever which broker answers for a group.
+remembers for ever which broker answers for a group. It is closed when the last who asks it has an answer.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from kafka.admin import ACLOperation, KafkaAdminClient
@@ -43,7 +45,7 @@ class Door(Cluster, Protocol):
     def knock(self) -> None:
         """See that the first login is right."""
 
-    def unreachable(self) -> AbcastError:
+    def unreachable(self, waited_s: float = 0.0) -> AbcastError:
         """Why no broker answers."""
 
     def refused(self, error: KafkaError, operation: str = "", resource: str = "") -> AbcastError:
@@ -57,6 +59,8 @@ class Desk:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._client: KafkaAdminClient | None = None
+        self._askers: Counter[KafkaAdminClient] = Counter()
+        """How many ask each client now."""
 
     def partitions_of(self, topic: str, operation: str = "") -> set[int]:
         """The topic's partitions; none if there is no such topic.
@@ -97,48 +101,61 @@ class Desk:
         self._ask(question, timeout_s, "READ", _of(group_id))
 
     def close(self) -> None:
-        """Disconnect."""
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        """Disconnect, as soon as nobody asks any more."""
+        self._forget(self._client)
 
     def _ask(self, question: Callable[[KafkaAdminClient], T], timeout_s: float, operation: str, resource: str) -> T:
         deadline = time.monotonic() + timeout_s
         while True:
-            client = self._connected()
-            try:
-                return question(client)
-            except KafkaError as error:
-                if isinstance(error, AuthorizationError):
-                    raise self._cluster.refused(error, operation, resource) from None
-                if not error.retriable:
-                    raise
-                if time.monotonic() >= deadline:
-                    raise self._cluster.unreachable() from None
-                if isinstance(error, _WRONG_BROKER):
-                    self._forget(client)
+            with self._connected() as client:
+                try:
+                    return question(client)
+                except KafkaError as error:
+                    if isinstance(error, AuthorizationError):
+                        raise self._cluster.refused(error, operation, resource) from None
+                    if not error.retriable:
+                        raise
+                    if time.monotonic() >= deadline:
+                        raise self._cluster.unreachable(timeout_s) from None
+                    if isinstance(error, _WRONG_BROKER):
+                        self._forget(client)
             time.sleep(PAUSE_S)
 
-    def _connected(self) -> KafkaAdminClient:
+    @contextmanager
+    def _connected(self) -> Iterator[KafkaAdminClient]:
+        """The client, which is not closed in the block: who waits for an answer then would wait in vain."""
         with self._lock:
-            if self._client is None:
-                self._cluster.knock()
-                timeout_ms = int(self._cluster.timeout * 1000)
-                settings = {**client_settings(self._cluster), "request_timeout_ms": timeout_ms}
-                try:
-                    self._client = KafkaAdminClient(**settings)
-                except KafkaError as error:
-                    if error.retriable:
-                        raise self._cluster.unreachable() from None
-                    raise
-            return self._client
+            client = self._client = self._client or self._connect()
+            self._askers[client] += 1
+        try:
+            yield client
+        finally:
+            with self._lock:
+                self._askers[client] -= 1
+                self._close_if_unused(client)
 
-    def _forget(self, client: KafkaAdminClient) -> None:
+    def _connect(self) -> KafkaAdminClient:
+        self._cluster.knock()
+        settings = {**client_settings(self._cluster), "request_timeout_ms": int(self._cluster.timeout * 1000)}
+        began = time.monotonic()
+        try:
+            return KafkaAdminClient(**settings)
+        except KafkaError as error:
+            if error.retriable:
+                raise self._cluster.unreachable(time.monotonic() - began) from None
+            raise
+
+    def _forget(self, client: KafkaAdminClient | None) -> None:
+        """Who asks from now on connects anew."""
         with self._lock:
-            if self._client is client:
+            if client is not None and self._client is client:
                 self._client = None
-        client.close()
+                self._close_if_unused(client)
+
+    def _close_if_unused(self, client: KafkaAdminClient) -> None:
+        if client is not self._client and not self._askers[client]:
+            del self._askers[client]
+            client.close()
 
 
 def _of(group_id: str) -> str:

@@ -6,15 +6,18 @@
 | claim | `2 claim` | `FLOOR HOST PID AGREEMENT`: who takes over, and where DATA ended before |
 | note | `2 note` | `OFFSET EPOCH SEQNO` |
 | base | that of an `epoch` record | a state; in a copy |
+| exclusion | `2 exclude` | `VIEW SITE …`: in that view of sites that agree, these are not waited for any more |
 | move | `2 move` | `HOME ABOVE`: the site that is the group's home from here on; in a hub |
 
 A claim's epoch is its offset plus one, and plus ABOVE if a move stands before it. So a note, which claims nothing,
-makes the epochs skip a number, and no more.
+makes the epochs skip a number, and no more. So does a stray: what has none of these forms is passed over by all alike.
+Only a kind that this version does not know stops who reads it, since it may be a later version's.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Sequence
 from itertools import pairwise
@@ -27,6 +30,7 @@ from ordering.records import EPOCH
 _CLAIM = f"{VERSION} claim".encode("ascii")
 _NOTE = f"{VERSION} note".encode("ascii")
 _MOVE = f"{VERSION} move".encode("ascii")
+_EXCLUSION = f"{VERSION} exclude".encode("ascii")
 _BASE = f"{VERSION} {EPOCH}".encode("ascii")
 
 FEUD_CHANGES = 3
@@ -35,6 +39,13 @@ FEUD_GAP_MS = 15 * 60_000
 """Two claims further apart than this are no feud."""
 FIRST_YIELD_S = 10.0
 LONGEST_YIELD_S = 300.0
+
+
+_LATER = re.compile(rf"{VERSION} [a-z][a-z-]*".encode("ascii"))
+
+
+class StrayClaim(ValueError):
+    """A record in EPOCH that nobody of ours has written. As it claims nothing, the epochs skip its number."""
 
 
 class Claim(NamedTuple):
@@ -75,6 +86,13 @@ class Move(NamedTuple):
     above: int = 0
 
 
+class Exclusion(NamedTuple):
+    """An operator's decision: in that view of the sites that agree, these are not waited for any more."""
+
+    view: int
+    sites: tuple[str, ...]
+
+
 def this_host() -> str:
     """This machine's name as it stands in claims: without blanks, in ASCII."""
     return "".join(socket.gethostname().split()).encode("ascii", "replace").decode("ascii") or "unknown"
@@ -95,10 +113,18 @@ def encode_move(move: Move) -> tuple[bytes, list[tuple[str, bytes]]]:
     return f"{move.home} {move.above}".encode("ascii"), [(HEADER, _MOVE)]
 
 
+def encode_exclusion(exclusion: Exclusion) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """(value, headers) of an exclusion."""
+    return " ".join([str(exclusion.view), *exclusion.sites]).encode("ascii"), [(HEADER, _EXCLUSION)]
+
+
 def decode(
     topic: str, offset: int, value: bytes | None, headers: Sequence[tuple[str, bytes]], at_ms: int, above: int = 0
-) -> Claim | Note | Move | None:
-    """One record of an EPOCH topic; None for a base. Raises ProtocolViolation for anything else."""
+) -> Claim | Note | Move | Exclusion | None:
+    """One record of an EPOCH topic; None for a base.
+
+    Raises StrayClaim for what nobody of ours has written, ProtocolViolation for what only a later version knows.
+    """
     try:
         version_and_kind = b" ".join(first_fields(headers, 2))
         if version_and_kind == _CLAIM:
@@ -109,14 +135,19 @@ def decode(
             return Move(home, int(highest))
         if version_and_kind == _NOTE:
             return Note(*map(int, (value or b"").split()[:3]))
+        if version_and_kind == _EXCLUSION:
+            view, *names = (value or b"").decode("ascii").split()
+            return Exclusion(int(view), tuple(names))
         if version_and_kind == _BASE:
             return None
-        raise ValueError(f"{HEADER}: {version_and_kind!r}")
     except (ValueError, TypeError) as error:
+        raise StrayClaim(f"{topic} at offset {offset} can't be read ({error})") from error
+    if _LATER.fullmatch(version_and_kind):
         raise ProtocolViolation(
-            f"{topic} at offset {offset} is neither a claim nor a note ({error}): who else writes there? Take that "
-            "right away from them; what stands there can't be taken out, so go on in a new group."
-        ) from error
+            f"{topic} at offset {offset} is of a kind that this version does not know ({version_and_kind!r}): is it of "
+            "a later version of abcast? Then use that one."
+        )
+    raise StrayClaim(f"{topic} at offset {offset} is neither a claim nor a note ({HEADER}: {version_and_kind!r})")
 
 
 def seconds_to_yield(claims: Sequence[Claim], host: str, now_ms: int) -> tuple[float, Claim] | None:

@@ -1,6 +1,6 @@
 """The sites of a deployment: where each one's Kafka is, and who relays to whom. Read from one TOML file.
 
-    mode = "hub"                 # one order for all, decided at home; or "mesh": each site has its own
+    mode = "hub"                 # one order for all, decided at home; "isis": one, agreed on; "mesh": each its own
     home = "nyc"
 
     [sites.nyc]
@@ -36,7 +36,11 @@ TABLE = "kafka"
 """How to log in at one site: its keys are those of `Security`."""
 _OLD_TABLE = "security"
 
-Mode = Literal["hub", "mesh"]
+SUSPECT_AFTER_MS = 10_000
+"""Longer than a job or a relay takes to start again."""
+_LEAST_SUSPECT_AFTER_MS, _MOST_SUSPECT_AFTER_MS = 1_000, 24 * 3600 * 1000
+
+Mode = Literal["hub", "mesh", "isis"]
 Trigger = Literal["micro-batch", "real-time"]
 
 
@@ -52,13 +56,17 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """All sites. `links` are pairs of sites; with a home, it and every other site."""
+    """All sites. `links` are pairs of sites; with a home, it and every other site.
+
+    `suspect_after_ms`: of sites that agree, how long one may be silent until the others go on without it.
+    """
 
     mode: Mode
     home: str | None
     trigger: Trigger
     connections: Mapping[str, Connection]
     links: frozenset[frozenset[str]]
+    suspect_after_ms: int = SUSPECT_AFTER_MS
 
     def connection(self, site: str) -> Connection:
         """How to reach a site's Kafka. Raises UsageError for a site that is not configured."""
@@ -74,8 +82,18 @@ class Sites:
         """The sites that share a link with this one, sorted."""
         return sorted(other for link in self.links if site in link for other in link - {site})
 
+    @property
+    def one_order(self) -> bool:
+        """Whether all sites have the same order."""
+        return self.mode != "mesh"
+
+    def shares_kafka(self, one: str, other: str) -> bool:
+        """Whether the topics of two sites stand in the same Kafka, as the file says."""
+        here, there = (self.connection(site).bootstrap_servers.split(",") for site in (one, other))
+        return sorted(map(str.strip, here)) == sorted(map(str.strip, there))
+
     def sequences(self, site: str) -> bool:
-        """Whether the site has a sequencer of its own."""
+        """Whether the site has a sequencer of its own, or agrees with the others."""
         return self.home in (None, site)
 
     def next_hop(self, source: str, target: str) -> str | None:
@@ -115,7 +133,7 @@ def read_sites(path: Path, security: Security | None = None, client_id: str = ""
 
 
 def _sites(document: dict[str, Any], file: Path, common: Connection) -> Sites:
-    _only(document, {"mode", "home", "trigger", "links", "sites"}, "")
+    _only(document, {"mode", "home", "trigger", "links", "sites", "suspect_after_ms"}, "")
     tables = document.get("sites")
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()) or not tables:
         raise UsageError('give each site a table, such as [sites.nyc] with bootstrap_servers = "HOST:PORT".')
@@ -125,17 +143,31 @@ def _sites(document: dict[str, Any], file: Path, common: Connection) -> Sites:
     if mode not in get_args(Mode) or trigger not in get_args(Trigger):
         raise UsageError(f"mode is one of {get_args(Mode)}, trigger one of {get_args(Trigger)}.")
     if (mode == "hub") != (home is not None):
-        raise UsageError('mode "hub" needs home = "SITE", and mode "mesh" has none.')
+        raise UsageError('mode "hub" needs home = "SITE", and modes "mesh" and "isis" have none.')
     if home is not None and home not in connections:
         raise UsageError(f"home is {home!r}, which is not one of the sites {', '.join(connections)}.")
     if home is not None and "links" in document:
         raise UsageError("with a home, every other site is linked to it: leave links out.")
+    if mode == "isis" and "links" in document:
+        raise UsageError("sites that agree are all linked to each other: leave links out.")
     pairs = document.get("links", [list(pair) for pair in itertools.combinations(connections, 2)])
     if home is not None:
         pairs = [[home, other] for other in connections if other != home]
     if not isinstance(pairs, list) or not all(_is_pair(pair, connections) for pair in pairs):
         raise UsageError(f"links is a list of two different sites each, of {', '.join(connections)}.")
-    return Sites(mode, home, trigger, connections, frozenset(frozenset(pair) for pair in pairs))
+    links = frozenset(frozenset(pair) for pair in pairs)
+    return Sites(mode, home, trigger, connections, links, _suspect_after_ms(document, mode))
+
+
+def _suspect_after_ms(document: Mapping[str, Any], mode: str) -> int:
+    value = document.get("suspect_after_ms", SUSPECT_AFTER_MS)
+    if "suspect_after_ms" in document and mode != "isis":
+        raise UsageError('suspect_after_ms is for mode = "isis"; of members it is a setting of the group.')
+    if type(value) is not int or not _LEAST_SUSPECT_AFTER_MS <= value <= _MOST_SUSPECT_AFTER_MS:
+        raise UsageError(
+            f"suspect_after_ms is a number of milliseconds from {_LEAST_SUSPECT_AFTER_MS} to {_MOST_SUSPECT_AFTER_MS}."
+        )
+    return value
 
 
 def _is_pair(pair: object, connections: Mapping[str, Connection]) -> bool:

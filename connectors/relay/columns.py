@@ -9,6 +9,8 @@ Stateless, record by record. Nothing here needs to be exactly-once: the neighbou
   `ordering.links` has it. Messages become FORWARD of their original senders, views become `remote-view`, and all else
   a `skip`. So a message of a new member comes after the view that has it. Where the links make a tree, what a sender
   had delivered before it sent is there first.
+* `AgreedForward` and `Entries` (between sites that agree, `ordering.isis_site`): FORWARD, partition by partition, into
+  the neighbour's relayed topic, with the time of its broker; and out of DATA what makes the site's log.
 * `Letters`: the inbox topics, partition by partition.
 
 The field RELAYED_FROM says which record a FORWARD or a letter was made from. A relay that starts goes on after the last
@@ -26,12 +28,13 @@ from connectors.kafka import codec
 from connectors.kafka.sites import Direction
 from connectors.spark import codec as spark_codec
 from ordering.names import relay_of
-from ordering.records import EPOCH, MESSAGE, REMOTE_VIEW, SKIP, VIEW
+from ordering.records import ENTRY, EPOCH, MESSAGE, REMOTE_VIEW, SKIP, VIEW
 
 
 def relay_home_data(rows: DataFrame, direction: Direction) -> DataFrame:
     """DATA of the home → the same DATA at another site."""
-    return rows.select(
+    home = spark_codec.with_fields(rows).filter(spark_codec.is_data())
+    return home.select(
         _renamed(f".data.{direction.source}", f".data.{direction.target}"), "partition", "key", "value", "headers"
     )
 
@@ -42,6 +45,24 @@ def relay_forward(rows: DataFrame, direction: Direction) -> DataFrame:
     header = F.concat(_mark(direction), F.lit(f" {codec.NOTHING}"))
     topic = _renamed(f".forward.{direction.source}", _relayed(direction))
     return rows.select(topic, "partition", "key", "value", _marked(header, behind, behind).alias("headers"))
+
+
+def relay_agreed_forward(rows: DataFrame, direction: Direction) -> DataFrame:
+    """FORWARD of a site → FORWARD at one that agrees with it. It says when the broker had it, by which time goes on."""
+    behind = len(codec.FORWARD_FIELDS)
+    header = F.concat(_mark(direction), F.lit(f" {codec.NOTHING} "), F.unix_millis("timestamp").cast("string"))
+    topic = _renamed(f".forward.{direction.source}", _relayed(direction))
+    return rows.select(topic, "partition", "key", "value", _marked(header, behind, behind).alias("headers"))
+
+
+def relay_entries(rows: DataFrame, direction: Direction) -> DataFrame:
+    """DATA of a site → what stands there of its log (`ordering.isis_log`): entries and seals."""
+    at, kind = codec.DATA_FIELDS.index("SOURCE"), spark_codec.data_field("KIND")
+    is_seal = (kind == EPOCH) & (F.coalesce(F.octet_length("value"), F.lit(0)) == 0)
+    of_log = spark_codec.with_fields(rows).filter(F.coalesce((kind == ENTRY) | is_seal, F.lit(False)))
+    topic = _renamed(f".data.{direction.source}", f".entries-{direction.source}.{direction.target}")
+    headers = _marked(_mark(direction), at, at + 1).alias("headers")
+    return of_log.select(topic, "partition", F.lit(None).cast("binary").alias("key"), "value", headers)
 
 
 def relay_mesh_data(
@@ -56,8 +77,10 @@ def relay_mesh_data(
     has_number = text.isNotNull() | (origin == direction.source)
     is_carried = has_number & ~origin.isin(*sorted(not_carried))
     is_view = kind == VIEW
-    named = spark_codec.with_fields(rows).withColumn(
-        "is_message", F.coalesce((kind == MESSAGE) & is_carried, F.lit(False))
+    named = (
+        spark_codec.with_fields(rows)
+        .filter(spark_codec.is_data())
+        .withColumn("is_message", F.coalesce((kind == MESSAGE) & is_carried, F.lit(False)))
     )
     is_message = F.col("is_message")
     origin_seqno = F.when(~is_message, "0").when(text.isNull(), seqno).otherwise(F.substring_index(text, ".", -1))

@@ -30,7 +30,7 @@ from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from connectors.kafka.codec import LETTER_FIELDS, RELAYED_FIELDS, encode_data, first_fields
+from connectors.kafka.codec import DATA_FIELDS, LETTER_FIELDS, RELAYED_FIELDS, encode_data, first_fields
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.ranges import read_range, windows_back
@@ -39,7 +39,14 @@ from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import count_partitions, ensure_topic
 from connectors.kafka.transport import Consumer
-from connectors.relay.columns import relay_forward, relay_home_data, relay_letters, relay_mesh_data
+from connectors.relay.columns import (
+    relay_agreed_forward,
+    relay_entries,
+    relay_forward,
+    relay_home_data,
+    relay_letters,
+    relay_mesh_data,
+)
 from connectors.relay.link_start import find_session_start, is_ordered
 from connectors.relay.presence import Presence
 from connectors.relay.promotion import fence_former_home
@@ -383,8 +390,38 @@ def _from_ledger(target: str, source: str) -> str:
     return f"`abcast site add {target} --ledger DIR` writes what the ledger of {source} has of it."
 
 
+class AgreedForward(SiteForward):
+    """FORWARD of a site to another one that agrees with it on the order."""
+
+    carries = "agreed-forward"
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """Marked with where it came from, and when it was there."""
+        return relay_agreed_forward(rows, self.direction)
+
+
+class Entries(Relay):
+    """The log of a site to another one that agrees with it: entries and seals, out of DATA."""
+
+    carries = "entries"
+
+    def is_read(self, topic: Topic) -> bool:
+        """DATA of the site."""
+        return topic.role == "data" and topic.site == self.direction.source
+
+    def filled(self, topic: Topic) -> Topic:
+        """The other site's topic for this neighbour."""
+        return Topic(topic.group, "entries", self.direction.target, self.direction.source)
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """As they stand, marked with where they came from."""
+        return relay_entries(rows, self.direction)
+
+
 def relays_of(sites: Sites, direction: Direction) -> list[type[Relay]]:
     """What is carried in a direction."""
+    if sites.mode == "isis":
+        return [] if sites.shares_kafka(*direction) else [AgreedForward, Entries, Letters]
     if sites.home is None:
         return [MeshData, Letters]
     return [HomeData if direction.source == sites.home else SiteForward, Letters]
@@ -464,8 +501,11 @@ def last_relayed(
     consumer = connection.consumer()
     filled = TopicPartition(topic, partition)
     parsed = Topic.parse(topic)
-    fields = LETTER_FIELDS if parsed is not None and parsed.role == "inbox" else RELAYED_FIELDS
-    at = fields.index("RELAYED_FROM")
+    role = parsed.role if parsed is not None else "relayed"
+    fields, name = {"inbox": (LETTER_FIELDS, "RELAYED_FROM"), "entries": (DATA_FIELDS, "SOURCE")}.get(
+        role, (RELAYED_FIELDS, "RELAYED_FROM")
+    )
+    at = fields.index(name)
     try:
         with connection.reachable():
             if partition not in (consumer.partitions_for_topic(topic) or ()):

@@ -11,20 +11,24 @@ from typing import Any, cast
 import pytest
 from kafka.structs import TopicPartition
 
+from connectors.diagnosis import status
 from connectors.engine.attendant import Taken
+from connectors.engine.exclusion import exclude
 from connectors.engine.inputs import Input, Neighbours
 from connectors.engine.site_job import SiteAttendant, SiteLoop
 from connectors.engine.writing import WriteFailed
-from connectors.kafka.codec import forward_headers
+from connectors.kafka import entries
+from connectors.kafka.codec import encode_data, forward_headers
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.entries import last_entry
+from connectors.kafka.entries import last_state, read_entry
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.errors import UsageError
-from ordering.isis_site import SiteState
+from ordering.isis_site import SiteState, first_state
+from ordering.isis_site import last_state as told
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
-from ordering.records import ENTRY, JOIN, MESSAGE, Data
+from ordering.records import ENTRY, EPOCH, JOIN, MESSAGE, Data
 from tests.waiting import eventually
 
 SITES = ("nyc", "sfo", "lax")
@@ -57,7 +61,7 @@ class Running:
             if source is not None:
                 inputs[place] = source
         self.attendant: Any = SimpleNamespace(
-            raise_failure=lambda: None, changes=lambda: (), pipelines={}, inputs={"g": inputs}
+            raise_failure=lambda: None, changes=lambda: (), pipelines={}, inputs={"g": inputs}, exclusions={}
         )
         self.loop = SiteLoop(kafka, neighbours, self._stop, SUSPECT_AFTER_MS)
         states = take_over_groups(kafka, {"g": [forward(site).topic]}, site, agreement="isis")
@@ -78,9 +82,9 @@ class Running:
 
 
 @contextmanager
-def running(kafka: MemoryConnection, *sites: str) -> Iterator[list[Running]]:
+def running(kafka: MemoryConnection, *sites: str, names: tuple[str, ...] = SITES) -> Iterator[list[Running]]:
     with ExitStack() as stack:
-        started = [Running(kafka, site) for site in sites]
+        started = [Running(kafka, site, names) for site in sites]
         for each in started:
             stack.callback(each.end)
         yield started
@@ -101,8 +105,7 @@ def effective(kafka: MemoryConnection, site: str) -> list[Data]:
 def state_of(kafka: MemoryConnection, site: str) -> SiteState | None:
     """What the log tells."""
     with DataLog(kafka, "g", site) as data:
-        entry = last_entry(data, data.end())
-    return SiteState.from_bytes(entry.state) if entry is not None else None
+        return last_state(data, data.end())
 
 
 def send(kafka: MemoryConnection, site: str, numbers: range, kind: str = MESSAGE) -> None:
@@ -174,13 +177,47 @@ def test_the_others_go_on_and_the_site_comes_back(kafka: MemoryConnection) -> No
     assert [record.local_seqno for record in order if record.sender == "lax/alice"] == [1, 2, 3, 4, 5]
 
 
-def test_a_minority_waits(kafka: MemoryConnection) -> None:
+def test_a_minority_waits(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says so, until it is none any more."""
+    topics = [topic for topic in map(Topic.parse, {place.topic for place in kafka.topics.partitions}) if topic]
+    monkeypatch.setattr(status, "find_topics", lambda _: topics)
     with running(kafka, "nyc"):
         send(kafka, "nyc", range(1, 2))
         eventually(lambda: (state := state_of(kafka, "nyc")) is not None and state.process.attempt is not None, 20)
         assert effective(kafka, "nyc") == []
+        shown = status.read_status(kafka, "g", "nyc")
+        assert shown.agreement == status.AgreementStatus(1, ("lax", "nyc", "sfo"), waits=True)
+        assert (shown.lag, shown.is_stuck) == (1, True)
         with running(kafka, "lax"):
             all_have(kafka, 1, ("nyc", "lax"))
+        shown = status.read_status(kafka, "g", "nyc")
+        assert shown.agreement == status.AgreementStatus(2, ("lax", "nyc"), waits=False)
+        assert shown.lag == 0
+
+
+def test_an_operator_excludes_a_site(kafka: MemoryConnection) -> None:
+    """Of two, one goes on alone; the other one comes back, and both have one order."""
+    both = ("nyc", "sfo")
+    with pytest.raises(UsageError, match="no entry"):
+        exclude(kafka, "g", "nyc", "sfo", 0)
+    with running(kafka, *both, names=both):
+        send(kafka, "sfo", range(1, 3))
+        all_have(kafka, 2, both)
+    with running(kafka, "nyc", names=both) as (nyc,):
+        send(kafka, "nyc", range(1, 3))
+        send(kafka, "sfo", range(3, 4))
+        with pytest.raises(UsageError, match="can't exclude itself"):
+            exclude(kafka, "g", "nyc", "nyc", 0)
+        told = exclude(kafka, "g", "nyc", "sfo", 0)
+        assert not told.is_done
+        with DataLog(kafka, "g", "nyc") as data:
+            data.claims()
+            nyc.attendant.exclusions = {"g": data.known_exclusion}
+        assert exclude(kafka, "g", "nyc", "sfo", 20).sites == ("nyc",)
+        all_have(kafka, 4, ("nyc",))
+        with running(kafka, "sfo", names=both):
+            order = all_have(kafka, 5, both)
+    assert order[-1].sender == "sfo/alice"
 
 
 def test_a_sequencer_does_not_go_on_with_it(kafka: MemoryConnection) -> None:
@@ -208,20 +245,21 @@ def test_what_nobody_of_the_agreement_wrote_is_dropped(kafka: MemoryConnection) 
         assert all(loop.failure is None for loop in loops)
 
 
-def test_the_last_entry_is_that_of_the_log(kafka: MemoryConnection) -> None:
-    """Read back from the end, it is the same as read from the beginning."""
+@pytest.mark.parametrize("window", [1, 7, 512])
+def test_the_log_read_back_tells_what_it_tells_from_its_beginning(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    """Of several epochs, with entries that have no snapshot, and with one that a fenced job has left behind."""
+    monkeypatch.setattr(entries, "_FIRST_WINDOW", window)
     with running(kafka, "sfo", "lax"):
         for attempt in range(4):
             with running(kafka, "nyc"):
                 send(kafka, "nyc", range(attempt + 1, attempt + 2))
                 all_have(kafka, attempt + 1)
-    numbers: list[Data] = []
-    epoch = 0
-    for record in written(kafka, "nyc"):
-        if record.epoch >= epoch:
-            epoch = record.epoch
-            if record.kind == ENTRY and record.local_seqno == len(numbers) + 1:
-                numbers.append(record)
-    state = state_of(kafka, "nyc")
-    assert state is not None
-    assert state.number == len(numbers)
+    log = [record for record in written(kafka, "nyc") if record.kind in (ENTRY, EPOCH)]
+    left = next(record for record in log if record.kind == ENTRY and record.local_seqno > 2)
+    kafka.topics.append(TopicPartition(str(Topic("g", "data", "nyc")), 0), *encode_data(left))
+    records = [read_entry(record) if record.kind == ENTRY else record.epoch for record in (*log, left)]
+    expected = told(records, first_state("g", "nyc", SITES))
+    assert expected.base < expected.number
+    assert state_of(kafka, "nyc") == expected

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from connectors.kafka.sites import Direction, read_sites
+from ordering.errors import UsageError
 
 EXAMPLE = Path(__file__).parents[2] / "conf" / "sites.example.toml"
 
@@ -38,3 +41,23 @@ def test_a_mesh_links_all_or_those_it_names(tmp_path: Path) -> None:
     chain = read_sites(written(tmp_path, 'links = [["a", "b"], ["c", "b"]]', "a", "b", "c", "d"))
     assert chain.neighbours("b") == ["a", "c"]
     assert (chain.next_hop("a", "c"), chain.next_hop("a", "d")) == ("b", None)
+
+
+def test_sites_that_agree(tmp_path: Path) -> None:
+    """All are linked, none is the home, and some may share a Kafka."""
+    file = written(tmp_path, 'mode = "isis"', "a", "b")
+    file.write_text(file.read_text() + '[sites.c]\nbootstrap_servers = " a:9092"\n', encoding="utf-8")
+    sites = read_sites(file)
+    assert len(sites.directions()) == 6
+    assert sites.one_order
+    assert all(sites.sequences(site) for site in "abc")
+    assert [other for other in "bc" if sites.shares_kafka("a", other)] == ["c"]
+    with pytest.raises(UsageError, match="leave links out"):
+        read_sites(written(tmp_path, 'mode = "isis"\nlinks = [["a", "b"]]', "a", "b"))
+    assert read_sites(written(tmp_path, 'mode = "isis"\nsuspect_after_ms = 3000', "a", "b")).suspect_after_ms == 3000
+    with pytest.raises(UsageError, match="from 1000 to"):
+        read_sites(written(tmp_path, 'mode = "isis"\nsuspect_after_ms = 0', "a", "b"))
+    with pytest.raises(UsageError, match="is for mode"):
+        read_sites(written(tmp_path, "suspect_after_ms = 3000", "a", "b"))
+    with pytest.raises(UsageError, match="have none"):
+        read_sites(written(tmp_path, 'mode = "isis"\nhome = "a"', "a", "b"))

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from connectors.diagnosis.report import check_group
 from ordering.errors import AbcastError
 from tests.sites.conftest import MakeWorld
 from tests.sites.world import fifo, named
@@ -43,6 +44,20 @@ def test_mesh_each_site_orders_all(make_world: MakeWorld) -> None:
             found = world.deliveries(site, 100)
             assert [d.seqno for d in found] == list(range(1, 101))
             assert fifo(found) == {f"{nyc}/alice": messages("a", 50), f"{sfo}/bob": messages("b", 50)}
+
+
+def test_sites_that_agree(make_world: MakeWorld) -> None:
+    """Three sites, of which two share a Kafka, order as one; the relays bring what is elsewhere."""
+    world = make_world("isis", "nyc", "sfo", "lax")
+    names = list(world.sites.connections)
+    with world.running([*map(world.sequencer, names), *world.relays()]):
+        for name in names:
+            world.broadcast(name, "alice", messages(name, 30))
+        orders = [world.deliveries(name, 90) for name in names]
+    assert [d.seqno for d in orders[0]] == list(range(1, 91))
+    assert orders[1:] == orders[:1] * 2
+    assert fifo(orders[0]) == {f"{name}/alice": messages(name, 30) for name in names}
+    assert check_group(world.group, world.sites, settled=True).anomalies == []
 
 
 def test_a_cut_link_loses_nothing(make_world: MakeWorld) -> None:

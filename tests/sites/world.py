@@ -14,7 +14,9 @@ from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 
 from connectors import Delivery, Member
+from connectors.engine.inputs import neighbours_of
 from connectors.engine.job import EngineJob, EngineOptions
+from connectors.engine.site_job import SiteJob
 from connectors.kafka.codec import first_fields
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Stored
@@ -50,6 +52,8 @@ class World:
 
     def sequencer(self, site: str) -> MakeJob:
         """What makes the site's sequencer: on Spark at the first site, the process engine at the others."""
+        if self.sites.mode == "isis":
+            return lambda _spark, _options: SiteJob(self.sites.connection(site), neighbours_of(self.sites, site))
         if site == next(iter(self.sites.connections)):
             return lambda spark, options: SequencerJob(spark, self._at(site, options))
         ledger = self.directory / site / "ledger"
@@ -101,7 +105,7 @@ class World:
 
     def file(self) -> Path:
         """The sites as a user writes them."""
-        home = f'home = "{self.sites.home}"\n' if self.sites.home else ""
+        home = f'home = "{self.sites.home}"\n' if self.sites.home else f'mode = "{self.sites.mode}"\n'
         tables = (
             f'[sites.{name}]\nbootstrap_servers = "{connection.bootstrap_servers}"\n'
             for name, connection in self.sites.connections.items()

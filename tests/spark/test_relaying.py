@@ -9,12 +9,20 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 
+from connectors.engine.inputs import Original, original
 from connectors.kafka import codec
 from connectors.kafka.sites import Direction
 from connectors.ledger.table import ledger_rows
-from connectors.relay.columns import relay_forward, relay_letters, relay_mesh_data
+from connectors.relay.columns import (
+    relay_agreed_forward,
+    relay_entries,
+    relay_forward,
+    relay_letters,
+    relay_mesh_data,
+)
 from ordering.links import carry
 from ordering.records import (
+    ENTRY,
     EPOCH,
     FLUSH_COMPLETED,
     FLUSH_OK,
@@ -35,11 +43,13 @@ from ordering.records import (
     Source,
 )
 from ordering.sequencer import SequencerState, seal, snapshot
+from tests.forward_corpus import CORPUS, TOPIC
 from tests.spark.kafka_rows import Row, SinkRow, data, sink_frame, source_frame
 
 pytestmark = pytest.mark.spark
 
 WAY = Direction("sfo", "nyc")
+AGREED_WAY = Direction("nyc", "sfo")
 OWN = Source("abcast.g.forward.sfo", 2, 70)
 FAR = Source("abcast.g.relayed-fra.sfo", 0, 71)
 SESSION = 17
@@ -181,6 +191,46 @@ def test_requests_are_marked(spark: SparkSession) -> None:
         before = codec.decode_forward(row.source, row.key, row.value, row.headers)
         after = codec.decode_forward(row.source._replace(topic=topic), row.key, row.value, headers)
         assert after == replace(before, source=after.source)
+
+
+def test_who_agrees_reads_what_stands_at_home(spark: SparkSession) -> None:
+    """All good and bad records: the copy is read as the record that it was made from, with its place and its time."""
+    cases = [case for case in CORPUS if case.topic == TOPIC]
+    rows = [
+        Row(TOPIC, 1, offset, case.key, case.value, case.headers, case.timestamp_ms)
+        for offset, case in enumerate(cases)
+    ]
+    rows += [Row(TOPIC, 1, len(rows) + n, b"nyc/al", b"x", _whole(headers)) for n, (headers, _) in enumerate(ASKED)]
+    found = relay_agreed_forward(source_frame(spark, rows), AGREED_WAY).collect()
+    for row, written in zip(rows, found, strict=True):
+        headers = [tuple(header) for header in written["headers"]]
+        assert (written["topic"], written["partition"]) == (TOPIC.replace(".forward.nyc", ".relayed-nyc.sfo"), 1)
+        assert codec.first_fields(headers, 5)[4:] == [f"nyc/{row.source}".encode()]  # where a relay that starts looks
+        copy = Original(written["topic"], 1, 5, 6, written["key"], written["value"], headers)
+        read = original(copy, "nyc", str(row.source.topic_partition))
+        assert read is not None
+        assert (*read[:6],) == (*row.source, row.timestamp_ms, row.key, row.value)
+        both = [
+            codec.decode_forward(row.source, row.key, row.value, said, row.timestamp_ms)
+            for said in (row.headers, read.headers)
+        ]
+        assert both[0] == both[1]
+
+
+def test_of_data_who_agrees_is_brought_the_log(spark: SparkSession) -> None:
+    """Entries and seals, in the order and in the form in which they stand there; and where they stood."""
+    entries = [Data(ENTRY, 4, local_seqno=number, payload=b"%d" % number) for number in (1, 2)]
+    records = [*log(), *entries]
+    rows = [data(record, offset, site="nyc") for offset, record in enumerate(records)]
+    found = relay_entries(source_frame(spark, rows), AGREED_WAY).collect()
+    of_log = [
+        (row, record) for row, record in zip(rows, records, strict=True) if record in (seal(4), seal(5), *entries)
+    ]
+    for (row, record), written in zip(of_log, found, strict=True):
+        headers = [tuple(header) for header in written["headers"]]
+        assert written["topic"] == "abcast.g.entries-nyc.sfo"
+        assert codec.decode_data(written["key"], written["value"], headers) == record
+        assert headers[0][1].split(b" ")[codec.DATA_FIELDS.index("SOURCE")] == f"nyc/{row.source}".encode()
 
 
 def test_letters_are_marked(spark: SparkSession) -> None:

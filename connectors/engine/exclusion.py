@@ -1,0 +1,62 @@
+"""`abcast site exclude`: an operator decides that the sites of an agreement do not wait for some of them any more.
+
+The decision stands in the EPOCH topic of a site, and names the view that it is about. The site's job reads it there
+(`ordering.isis_messages.Exclude`); in any other view it means nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.entries import last_entry
+from connectors.kafka.epochs import Exclusion, encode_exclusion
+from connectors.kafka.sending import append
+from ordering.errors import UsageError
+from ordering.isis_flush import may_exclude
+from ordering.isis_formation import View
+from ordering.isis_site import SiteState
+
+_LOOK_S = 0.5
+
+
+class Excluded(NamedTuple):
+    """The view that the site has now, and whether it goes on without those that were named."""
+
+    view: int
+    sites: tuple[str, ...]
+    is_done: bool
+
+
+def exclude(connection: Connection, group: str, site: str, name: str, wait_s: float) -> Excluded:
+    """Have the job of `site` go on without `name`; wait so long, at most, until it does.
+
+    Raises UsageError if it can't, BrokerUnreachable, TopicMissing.
+    """
+    with DataLog(connection, group, site) as data:
+        view = _view(data)
+        if name not in (members := _names(view)):
+            return Excluded(view.id, members, is_done=True)
+        if name == site:
+            raise UsageError(f"{site} can't exclude itself: give the command for one of the sites that are to go on.")
+        if not may_exclude(len(members), [members.index(name)]):
+            raise UsageError(f"without {name} too few of the sites {', '.join(members)} are left.")
+        append(connection, data.claims_topic, (None, *encode_exclusion(Exclusion(view.id, (name,)))))
+        deadline = time.monotonic() + wait_s
+        while name in _names(view) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+            view = _view(data)
+        return Excluded(view.id, _names(view), is_done=name not in _names(view))
+
+
+def _view(data: DataLog) -> View:
+    entry = last_entry(data, data.end())
+    if entry is None:
+        raise UsageError(f'{data.topic} has no entry of an agreement: is its job running, and mode "isis" in the file?')
+    return SiteState.from_bytes(entry.state).process.view
+
+
+def _names(view: View) -> tuple[str, ...]:
+    return tuple(life.name for life in view.members)

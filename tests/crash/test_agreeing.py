@@ -1,0 +1,101 @@
+"""Sites that agree: each one's process is killed under load, now for a moment, now for long."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors import Member
+from connectors.kafka.connection import Connection
+from connectors.kafka.topics import create_topics
+from connectors.local.broker import EmbeddedBroker
+from tests.cli.process import abcast
+from tests.crash.conftest import MakeScenario
+from tests.crash.processes import ABCAST, Process
+from tests.crash.scenario import Load, Scenario
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.crash, pytest.mark.broker]
+
+SUSPECT_AFTER_MS = 3_000
+KILLS = 4
+MESSAGES = 100
+"""That each load sends at least before it may end."""
+
+
+class Sites:
+    """Three sites on one broker: their processes, and the file that names them."""
+
+    def __init__(self, scenario: Scenario, directory: Path) -> None:
+        self.scenario = scenario
+        self.connection = scenario.connection
+        self.names = [f"{name}-{scenario.site}" for name in ("nyc", "sfo", "lax")]
+        self.directory = directory
+        create_topics(self.connection, scenario.group, self.names)
+        self.file = directory / "sites.toml"
+        servers = self.connection.bootstrap_servers
+        tables = (f'[sites.{name}]\nbootstrap_servers = "{servers}"\n' for name in self.names)
+        head = f'mode = "isis"\nsuspect_after_ms = {SUSPECT_AFTER_MS}\n'
+        self.file.write_text(head + "".join(tables), encoding="utf-8")
+
+    def start(self, name: str) -> Process:
+        command = (ABCAST, "sequence", "--site", name, "--sites", self.file, "--engine", "process")
+        return self.scenario.start(name, *command, "--data", self.directory / name, ready=True)
+
+    def status(self, name: str) -> dict[str, object]:
+        servers = ("--bootstrap-servers", self.connection.bootstrap_servers)
+        command = ("status", "--group", self.scenario.group, "--site", name, *servers, "--json")
+        shown = abcast(*command, "--data", self.directory / name, cwd=self.directory)
+        told: dict[str, object] = json.loads(shown.stdout)
+        return told
+
+    def view(self, name: str) -> list[str]:
+        """The sites that a site agrees with; none while it waits."""
+        agreement: Any = self.status(name)["agreement"]
+        return [] if agreement is None or agreement["waits"] else list(agreement["sites"])
+
+    def ends(self) -> set[int]:
+        """The last seqno at each."""
+        return {int(str(self.status(name)["last_seqno"])) for name in self.names}
+
+
+@pytest.mark.timeout(240)
+def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp_path: Path) -> None:
+    """Killed at random moments, the site comes back at once. Then one is away until the others go on without it."""
+    sites = Sites(make_scenario(broker.bootstrap_servers), tmp_path)
+    group, rng = sites.scenario.group, random.Random(18)
+    processes = {name: sites.start(name) for name in sites.names}
+    members = [Member(group, f"{name}/alice", connection=Connection(broker.bootstrap_servers)) for name in sites.names]
+    loads = [Load(member, 0.02, 1) for member in members]
+    try:
+        for number in range(KILLS):
+            time.sleep(rng.random())
+            victim = sites.names[number % len(sites.names)]
+            processes[victim].kill()
+            processes[victim] = sites.start(victim)
+        eventually(lambda: sites.view(sites.names[0]) == sorted(sites.names), 60, "all agree again", 0.5)
+        gone = sites.names[1]
+        processes[gone].kill()
+        others = sorted(name for name in sites.names if name != gone)
+        eventually(lambda: sites.view(others[0]) == others, 60, "the others go on", 0.5)
+        at_nyc = members[0].broadcast(b"without sfo")
+        assert at_nyc.result(30)
+        processes[gone] = sites.start(gone)
+        sent = [message for load in loads for message in load.finish_after(MESSAGES, 90)]
+    finally:
+        for load, member in zip(loads, members, strict=True):
+            load.halt()
+            member.close(timeout=0)
+    eventually(lambda: len(sites.ends()) == 1, 30)
+    assert sites.ends() == {len(sent) + 1}
+    verdict = abcast("check", "--group", group, "--sites", sites.file, "--settled", "--json", cwd=tmp_path)
+    assert verdict.returncode == 0, verdict.stdout + verdict.stderr
+    assert json.loads(verdict.stdout)["read"] == {f"DATA of {name}": len(sent) + 1 for name in sites.names}
+    for name in sites.names:
+        sites.scenario.site = name
+        assert sites.scenario.verify(sent) == len(sent) + 1
