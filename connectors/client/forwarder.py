@@ -428,8 +428,9 @@ class Forwarder:
         with self.changed:
             self._step(Asked(Cause.CLOSE))
         self._hearing.close()
-        if not self._is_closed:
-            self._is_closed = True
+        with self.changed:  # two threads may be here: one of them releases
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
             self._sending.close()
             self._shared.release()
         with self.changed:
