@@ -63,13 +63,15 @@ def stop(directory: Directory = DEFAULT_DIRECTORY) -> None:
         typer.echo("stopped")
     else:
         typer.echo("was not running")
+        typer.echo(f"this is the broker of {directory.absolute()}; --dir names another", err=True)
 
 
 @app.command()
 def status(directory: Directory = DEFAULT_DIRECTORY, as_json: AsJson = False) -> None:
-    """Show whether the broker runs, and where. Exit code 1 if it does not."""
+    """Show whether the broker of this directory runs, and where. Exit code 1 if it does not."""
     from connectors.local.broker import EmbeddedBroker
 
+    directory = directory.absolute()
     found = EmbeddedBroker(directory).status()
     if as_json:
         nodes = [{"node": n.node, "pid": n.pid, "address": n.address, "log": str(n.log)} for n in found.nodes]
@@ -78,4 +80,6 @@ def status(directory: Directory = DEFAULT_DIRECTORY, as_json: AsJson = False) ->
         for node in found.nodes:
             state = "not running" if node.pid is None else f"running at {node.address}, pid {node.pid}, log {node.log}"
             typer.echo(f"node {node.node}: {state}")
+        if not found.running:
+            typer.echo(f"this is the broker of {directory}; --dir names another", err=True)
     raise typer.Exit(0 if found.running else EXIT_FAILED)

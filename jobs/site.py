@@ -74,8 +74,9 @@ def add(
         typer.echo(f"created {topic}")
     what = ""
     if write_history is not None and direction is not None:
-        with Progress("writing the history") as progress:
-            what = f" with the history up to seqno {write_history(progress.advance)} of {direction.source}"
+        with Progress("reading the ledger") as progress:
+            last = write_history(lambda count: progress.say("writing the history", count), progress.advance)
+            what = f" with the history up to seqno {last} of {direction.source}"
     typer.echo(f"{name} has joined {group}{what}; the relay brings the rest")
 
 

@@ -76,7 +76,7 @@ def _read(connection: Connection, group: str | None, site: str, data: Path) -> l
     with Progress("looking at the groups") as progress:
         groups = find_groups(connection, site)
         if group is not None and group not in groups:
-            raise UsageError(f"there is no group {group} at site {site}: `abcast topics list` shows what there is.")
+            raise UsageError(f"there is no group {group!r} at site {site}: `abcast topics list` shows what there is.")
         chosen = [name for name in groups if group in (None, name)]
         in_ledger = _in_ledger(data)  # first: a number below zero means that it is another group's
         rows = []
@@ -101,6 +101,11 @@ def _show(rows: Sequence[GroupStatus], site: str, *, as_json: bool) -> None:
     typer.echo()
     for row in rows:
         typer.echo(f"{row.group}: {row.sequencer}")
+        if row.strays:
+            typer.echo(
+                f"{row.group}: {row.strays} of the newest records in DATA are no DATA and are passed over: who else "
+                "writes there? `abcast check` counts all"
+            )
         if row.agreement is not None:
             typer.echo(f"{row.group}: {site} {row.agreement}")
         for neighbour, silent_s in row.relays.items():

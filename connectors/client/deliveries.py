@@ -24,7 +24,7 @@ from connectors.client.delivery import Delivery, Place
 from connectors.client.ledger_reader import read_ledger
 from connectors.client.member_memory import MemberMemory
 from connectors.client.silence import Silence
-from connectors.kafka.codec import data_number, given_headers
+from connectors.kafka.codec import data_number, given_headers, without_depends
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import DataLog
@@ -135,7 +135,7 @@ class Deliveries:
                 if what is not None and (seqno > self._counted or not isinstance(what, Delivery)):
                     bookmark.hand_out(seqno, next_offset)
                     yield what
-                    bookmark.take()
+                    self.take()
                     now = time.monotonic()
                     silence.broken(now)
                     bookmark.commit_if_due(now)
@@ -224,7 +224,7 @@ def _delivery(record: Effective) -> Delivery:
         int(fields[2]),
         int(fields[3]),
         value or b"",
-        given_headers(headers[1:]) if len(headers) > 1 else (),
+        without_depends(given_headers(headers[1:])) if len(headers) > 1 else (),
         data_number(fields[6]),
         int(fields[5]),
         data_number(fields[8]),

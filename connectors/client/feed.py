@@ -108,6 +108,11 @@ class Feed:
         self._count = self._bytes = 0  # in the window
         self._followers = 0
 
+    def wake(self) -> None:
+        """Let followers look whether there is something for them that is not DATA."""
+        with self._changed:
+            self._changed.notify_all()
+
     # --- who uses it ---
 
     def hear(self, address: Address) -> Hearing:
@@ -290,11 +295,16 @@ class Feed:
         with self._changed:
             self._followers += more
 
-    def batch_at(self, offset: int, timeout: float) -> Batch | None:
+    def pause(self, timeout: float, until: Callable[[], bool]) -> None:
+        """Wait for that, which `wake` tells of."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_running or until(), timeout)
+
+    def batch_at(self, offset: int, timeout: float, or_when: Callable[[], bool] = bool) -> Batch | None:
         """What stands there, if the window has it. An empty one if nothing comes; None if it is further back."""
         with self._changed:
             if self._is_running and offset >= self._position:
-                self._changed.wait_for(lambda: not self._is_running or offset < self._position, timeout)
+                self._changed.wait_for(lambda: not self._is_running or offset < self._position or or_when(), timeout)
             if not self._is_running:
                 return None
             if offset >= self._position:
@@ -388,10 +398,17 @@ class Follower:
         self._is_user = False  # of the feed
         self._is_failing = False
 
-    def poll(self, timeout: float) -> Sequence[Effective]:
-        """The next effective records; none if none come in time, or no broker answers. Raises as `DataCursor.poll`."""
+    def pause(self, timeout: float, until: Callable[[], bool]) -> None:
+        """Wait for something that is not DATA."""
+        self._feed.pause(timeout, until)
+
+    def poll(self, timeout: float, or_when: Callable[[], bool] = bool) -> Sequence[Effective]:
+        """The next effective records; none if none come in time, or no broker answers. Raises as `DataCursor.poll`.
+
+        `or_when`: it waits no longer when that holds, and the feed was woken (`Feed.wake`).
+        """
         if self._is_user:
-            batch = self._feed.batch_at(self.position, timeout)
+            batch = self._feed.batch_at(self.position, timeout, or_when)
             if batch is not None:
                 return self._taken(batch)
             self._leave()

@@ -266,7 +266,7 @@ class MemberMemory:
                     position = records[-1].offset + 1
                     deadline = time.monotonic() + self.connection.timeout
                 elif time.monotonic() > deadline:
-                    raise self.connection.unreachable()
+                    raise self.connection.unreachable(self.connection.timeout)
         return found
 
     def _key(self, what: str) -> bytes:

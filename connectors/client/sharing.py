@@ -10,6 +10,7 @@ import os
 import threading
 from types import TracebackType
 
+from connectors.client.cast_hub import CastHub
 from connectors.client.feed import Feed
 from connectors.client.heartbeats import Heartbeats
 from connectors.client.producers import Producers
@@ -44,6 +45,7 @@ class Shared:
         self.heartbeats = Heartbeats()
         self._connection = connection
         self._feeds: dict[tuple[str, str], Feed] = {}
+        self._hubs: dict[tuple[str, str], CastHub] = {}
 
     def __enter__(self) -> Shared:
         return self
@@ -60,6 +62,15 @@ class Shared:
             if feed is None or feed.has_failed:
                 feed = self._feeds[group, site] = Feed(self._connection, group, site)
             return feed
+
+    def hub(self, group: str, site: str) -> CastHub:
+        """What this process has delivered of a group in all orders. One that has failed is not used again."""
+        feed = self.feed(group, site)
+        with _lock:
+            hub = self._hubs.get((group, site))
+            if hub is None or hub.has_failed:
+                hub = self._hubs[group, site] = CastHub(self._connection, group, site, self.desk, feed)
+            return hub
 
     def release(self) -> None:
         """One less uses it; the last one closes it."""

@@ -14,7 +14,7 @@ from kafka.structs import TopicPartition
 from connectors.engine.batch import COLUMNS_FROM, Output, Topics, by_columns, by_rows
 from connectors.engine.inputs import Input, Original, original
 from connectors.engine.writing import Written
-from connectors.kafka.codec import decode_data, encode_data
+from connectors.kafka.codec import VERSION, decode_data, encode_data
 from connectors.kafka.entries import judge, read_entry, write_entry
 from connectors.kafka.epochs import Exclusion
 from connectors.kafka.transport import Record
@@ -24,13 +24,14 @@ from ordering.isis_log import Ordered, Range, ranges_of
 from ordering.isis_messages import Exclude
 from ordering.isis_site import Arrived, Heard, Notice, Site, SiteState
 from ordering.pipeline import Pipeline
-from ordering.records import ENTRY, EPOCH, Partition
+from ordering.records import ENTRY, EPOCH, STRAY, WITHOUT_SEQNO, Partition
 from ordering.sequencer import SequencerState, begin_batch
 
 OWN_BYTES = 16 * 1024 * 1024
 """With more payload of its own that is not sequenced, a site reads no more of its FORWARD."""
 OTHERS_BYTES = 256 * 1024 * 1024
 """The same of a partition of another site: more than that one may have under way."""
+_OF_LOGS = tuple(f"{VERSION} {kind} ".encode("ascii") for kind in WITHOUT_SEQNO)
 _RECORD_BYTES = 200
 """What a record takes besides its payload, about."""
 
@@ -149,9 +150,13 @@ class AgreeingGroup:
 
     def _take_log(self, source: Input, records: Iterable[Record]) -> None:
         for raw in records:
+            # A log that is shared has all the DATA of its site, which is none of our business.
+            if not raw.headers or not (raw.headers[0][1] or b"").startswith(_OF_LOGS):
+                continue
             try:
                 record = decode_data(raw.key, raw.value, raw.headers)
-                if record.kind not in (ENTRY, EPOCH):
+                if record.kind == STRAY:
+                    self.dropped += 1
                     continue
                 counts = judge(self.site.log_row(source.site), record)[1]
                 entry = read_entry(record) if record.kind == ENTRY and counts else None

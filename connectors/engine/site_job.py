@@ -34,7 +34,7 @@ from connectors.engine.job import IN_FLIGHT_BYTES, POLL_RECORDS, POLL_S, STOP_S,
 from connectors.engine.writing import Writer
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.entries import last_entry
+from connectors.kafka.entries import last_state
 from connectors.kafka.epochs import Exclusion
 from connectors.kafka.sites import SUSPECT_AFTER_MS
 from connectors.kafka.topic_finder import TopicFinder
@@ -177,19 +177,18 @@ class SiteLoop:
     def _known_state(self, group: str, taken: SequencerState) -> SiteState:
         site, names = self._neighbours.site, self._neighbours.names
         with DataLog(self._connection, group, site) as data:
-            entry = last_entry(data, data.end())
-        if entry is None:
+            state = last_state(data, data.end())
+        if state is None:
             if taken.seqno:
                 raise UsageError(f"{data.topic} has an order already, but no entry: was it copied from elsewhere?")
             return first_state(
                 group, site, names, suspect_after_ms=self._suspect_after_ms, resend_after_ms=RESEND_AFTER_MS
             )
-        if entry.origin != first_view(map(Life, names)).origin:
+        if state.process.view.origin != first_view(map(Life, names)).origin:
             raise UsageError(
                 f"group {group} was begun with other sites than {', '.join(names)}: name those in the sites' file that "
                 "it was begun with, or take a new group."
             )
-        state = SiteState.from_bytes(entry.state)
         return replace(state, process=replace(state.process, suspect_after_ms=self._suspect_after_ms))
 
     def _forget(self, group: str) -> None:

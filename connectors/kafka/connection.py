@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from connectors.kafka.security import Security
 from connectors.kafka.transport import Consumer, Producer, check_transport, transport
 from connectors.kafka.transport.kafka_python import client_settings
 from ordering.errors import BrokerUnreachable
+from ordering.names import Role, Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +53,31 @@ class Connection:
     @contextmanager
     def reachable(self) -> Iterator[None]:
         """Turn kafka-python's ways of saying 'no broker' into one BrokerUnreachable."""
+        began = time.monotonic()
         try:
             yield
         except KafkaError as error:
             if error.retriable:
                 # What kafka-python says of it are four tracebacks, and no more than this sentence.
-                raise self.unreachable() from None
+                raise self.unreachable(time.monotonic() - began) from None
             raise
+
+    def topics_of(self, group: str, role: Role) -> list[Topic]:
+        """The group's topics of that role in this Kafka, of all sites, sorted. Raises BrokerUnreachable."""
+        with self.admin() as admin:
+            found = map(Topic.parse, admin.list_topics())
+            return sorted((topic for topic in found if topic and (topic.group, topic.role) == (group, role)), key=str)
 
     def cluster_id(self) -> str:
         """Which Kafka this is. Raises BrokerUnreachable."""
         with self.admin() as admin:
             return str(admin.describe_cluster()["cluster_id"])
 
-    def unreachable(self) -> BrokerUnreachable:
-        """The error that says that no broker answers, and what to do."""
+    def unreachable(self, waited_s: float = 0.0) -> BrokerUnreachable:
+        """The error that says that no broker answers, for how long it was waited for, and what to do."""
+        waited = f" (waited {waited_s:.0f} s)" if waited_s >= 1 else ""
         return BrokerUnreachable(
-            f"no Kafka broker answers at {self.bootstrap_servers} (waited {self.timeout:g} s). "
+            f"no Kafka broker answers at {self.bootstrap_servers}{waited}. "
             "Is it running? `abcast broker start` starts one here; ABCAST_BOOTSTRAP_SERVERS names another."
         )
 

@@ -28,6 +28,7 @@ other log.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -35,14 +36,16 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import decode_data
 from connectors.kafka.connection import Connection
-from connectors.kafka.epochs import Claim, Exclusion, Move, Note, decode
+from connectors.kafka.epochs import Claim, Exclusion, Move, Note, StrayClaim, decode
 from connectors.kafka.ranges import read_range, windows_back
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, TopicMissing, UsageError
 from ordering.names import Topic
 from ordering.reader import Reader, Seal, epoch_of
-from ordering.records import EPOCH, Data
+from ordering.records import EPOCH, STRAY, Data
 from ordering.sequencer import SequencerState, absorb
+
+_logger = logging.getLogger(__name__)
 
 _FIRST_WINDOW = 2_048
 """Records that are read back first when looking for a snapshot."""
@@ -89,6 +92,8 @@ class DataLog:
         self.known_exclusion: Exclusion | None = None
         """The newest one, as far as EPOCH was read."""
         self._known_base = -1
+        self.strays = 0
+        """How many records that are no DATA it has passed over."""
         self._known_below = 0
         """The offset in EPOCH below which all is known."""
         self._consumer: Consumer = connection.consumer()
@@ -132,9 +137,11 @@ class DataLog:
             return int(self._consumer.end_offsets([self.partition])[self.partition])
 
     def records(self, start: int, end: int) -> Iterator[Stored]:
-        """The records of DATA with `start` <= offset < `end`, in order."""
+        """The records of DATA with `start` <= offset < `end`, in order; strays as such."""
         for record in read_range(self.connection, self._consumer, self.partition, start, end):
-            yield Stored(record.offset, record.timestamp, decode_data(record.key, record.value, record.headers))
+            data = decode_data(record.key, record.value, record.headers)
+            self.strays += data.kind == STRAY
+            yield Stored(record.offset, record.timestamp, data)
 
     def claims(self) -> list[Claim]:
         """Every claim so far, in the order of epochs."""
@@ -172,7 +179,15 @@ class DataLog:
                 )
         for record in read_range(self.connection, self._consumer, self._claims, self._known_below, end):
             at = (record.offset, record.value, record.headers, record.timestamp)
-            entry = decode(self.claims_topic, *at, above=self._above)
+            self._known_below = record.offset + 1
+            try:
+                entry = decode(self.claims_topic, *at, above=self._above)
+            except StrayClaim as stray:
+                _logger.warning("%s, and is passed over: who else writes there?", stray)
+                continue
+            except ProtocolViolation:
+                self._known_below = record.offset
+                raise
             if isinstance(entry, Claim):
                 self._known_claims.append(entry)
             elif isinstance(entry, Note):
@@ -183,7 +198,6 @@ class DataLog:
                 self.known_exclusion = entry
             else:
                 self._known_base = record.offset
-            self._known_below = record.offset + 1
 
     def _end_of_epochs(self) -> int:
         with self.connection.reachable():

@@ -3,14 +3,16 @@
 The groups have no members: their offsets are kept under a name, and nothing else is made of them.
 
 A broker that is away is asked again until the time is over. A client that has asked the wrong broker is replaced: it
-remembers for ever which broker answers for a group.
+remembers for ever which broker answers for a group. It is closed when the last who asks it has an answer.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from kafka.admin import KafkaAdminClient
@@ -38,12 +40,14 @@ T = TypeVar("T")
 class Desk:
     """Thread-safe. It connects when it is first asked. `close` it."""
 
-    def __init__(self, cluster: Cluster, unreachable: Callable[[], BrokerUnreachable]) -> None:
+    def __init__(self, cluster: Cluster, unreachable: Callable[[float], BrokerUnreachable]) -> None:
         """`unreachable`: the error for a broker that does not answer."""
         self._cluster = cluster
         self._unreachable = unreachable
         self._lock = threading.Lock()
         self._client: KafkaAdminClient | None = None
+        self._askers: Counter[KafkaAdminClient] = Counter()
+        """How many ask each client now."""
 
     def partitions_of(self, topic: str) -> set[int]:
         """The topic's partitions; none if there is no such topic. Raises BrokerUnreachable, AuthorizationError."""
@@ -78,42 +82,55 @@ class Desk:
         self._ask(question, timeout_s)
 
     def close(self) -> None:
-        """Disconnect."""
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        """Disconnect, as soon as nobody asks any more."""
+        self._forget(self._client)
 
     def _ask(self, question: Callable[[KafkaAdminClient], T], timeout_s: float) -> T:
         deadline = time.monotonic() + timeout_s
         while True:
-            client = self._connected()
-            try:
-                return question(client)
-            except KafkaError as error:
-                if not error.retriable:
-                    raise
-                if time.monotonic() >= deadline:
-                    raise self._unreachable() from None
-                if isinstance(error, _WRONG_BROKER):
-                    self._forget(client)
+            with self._connected() as client:
+                try:
+                    return question(client)
+                except KafkaError as error:
+                    if not error.retriable:
+                        raise
+                    if time.monotonic() >= deadline:
+                        raise self._unreachable(timeout_s) from None
+                    if isinstance(error, _WRONG_BROKER):
+                        self._forget(client)
             time.sleep(PAUSE_S)
 
-    def _connected(self) -> KafkaAdminClient:
+    @contextmanager
+    def _connected(self) -> Iterator[KafkaAdminClient]:
+        """The client, which is not closed in the block: who waits for an answer then would wait in vain."""
         with self._lock:
-            if self._client is None:
-                timeout_ms = int(self._cluster.timeout * 1000)
-                settings = {**client_settings(self._cluster), "request_timeout_ms": timeout_ms}
-                try:
-                    self._client = KafkaAdminClient(**settings)
-                except KafkaError as error:
-                    if error.retriable:
-                        raise self._unreachable() from None
-                    raise
-            return self._client
+            client = self._client = self._client or self._connect()
+            self._askers[client] += 1
+        try:
+            yield client
+        finally:
+            with self._lock:
+                self._askers[client] -= 1
+                self._close_if_unused(client)
 
-    def _forget(self, client: KafkaAdminClient) -> None:
+    def _connect(self) -> KafkaAdminClient:
+        settings = {**client_settings(self._cluster), "request_timeout_ms": int(self._cluster.timeout * 1000)}
+        began = time.monotonic()
+        try:
+            return KafkaAdminClient(**settings)
+        except KafkaError as error:
+            if error.retriable:
+                raise self._unreachable(time.monotonic() - began) from None
+            raise
+
+    def _forget(self, client: KafkaAdminClient | None) -> None:
+        """Who asks from now on connects anew."""
         with self._lock:
-            if self._client is client:
+            if client is not None and self._client is client:
                 self._client = None
-        client.close()
+                self._close_if_unused(client)
+
+    def _close_if_unused(self, client: KafkaAdminClient) -> None:
+        if client is not self._client and not self._askers[client]:
+            del self._askers[client]
+            client.close()

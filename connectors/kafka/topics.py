@@ -48,8 +48,8 @@ def create_topics(
 ) -> list[str]:
     """Create what is missing of the group's topics at the sites; return the names created.
 
-    `partitions` is for the forward and the inbox topics (an inbox topic keeps that number for good); a data topic has
-    one, since its log is what seals and orders.
+    `partitions` is for the forward, the inbox and the cast topics (the last two keep that number for good); a data
+    topic has one, since its log is what seals and orders.
     With replication 3 a write needs two in-sync replicas. Raises UsageError, BrokerUnreachable.
     """
     check_group(group)
@@ -65,6 +65,7 @@ def create_topics(
                 (Topic(group, "dead-letter", site), 1),
                 (Topic(group, "inbox", site), partitions),
                 (Topic(group, "memory", site), 1),
+                (Topic(group, "cast", site), partitions),
             ):
                 try:
                     admin.create_topics([_new_topic(topic, count, replication_factor)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -204,7 +205,7 @@ def test_unreachable_broker(tmp_path: Path) -> None:
         for name, process in started.items():
             _, said = process.communicate(timeout=60)
             assert process.returncode == 1, name
-            assert said.startswith("abcast: no Kafka broker answers at 127.0.0.1:1 (waited 10 s)."), name
+            assert re.match(r"abcast: no Kafka broker answers at 127\.0\.0\.1:1 \(waited 1\d s\)\.", said), name
             assert said.count("\n") == 1, name
     finally:
         for process in started.values():

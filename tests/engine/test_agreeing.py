@@ -17,16 +17,18 @@ from connectors.engine.exclusion import exclude
 from connectors.engine.inputs import Input, Neighbours
 from connectors.engine.site_job import SiteAttendant, SiteLoop
 from connectors.engine.writing import WriteFailed
-from connectors.kafka.codec import forward_headers
+from connectors.kafka import entries
+from connectors.kafka.codec import encode_data, forward_headers
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.entries import last_entry
+from connectors.kafka.entries import last_state, read_entry
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.errors import UsageError
-from ordering.isis_site import SiteState
+from ordering.isis_site import SiteState, first_state
+from ordering.isis_site import last_state as told
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
-from ordering.records import ENTRY, JOIN, MESSAGE, Data
+from ordering.records import ENTRY, EPOCH, JOIN, MESSAGE, Data
 from tests.waiting import eventually
 
 SITES = ("nyc", "sfo", "lax")
@@ -103,8 +105,7 @@ def effective(kafka: MemoryConnection, site: str) -> list[Data]:
 def state_of(kafka: MemoryConnection, site: str) -> SiteState | None:
     """What the log tells."""
     with DataLog(kafka, "g", site) as data:
-        entry = last_entry(data, data.end())
-    return SiteState.from_bytes(entry.state) if entry is not None else None
+        return last_state(data, data.end())
 
 
 def send(kafka: MemoryConnection, site: str, numbers: range, kind: str = MESSAGE) -> None:
@@ -244,20 +245,21 @@ def test_what_nobody_of_the_agreement_wrote_is_dropped(kafka: MemoryConnection) 
         assert all(loop.failure is None for loop in loops)
 
 
-def test_the_last_entry_is_that_of_the_log(kafka: MemoryConnection) -> None:
-    """Read back from the end, it is the same as read from the beginning."""
+@pytest.mark.parametrize("window", [1, 7, 512])
+def test_the_log_read_back_tells_what_it_tells_from_its_beginning(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    """Of several epochs, with entries that have no snapshot, and with one that a fenced job has left behind."""
+    monkeypatch.setattr(entries, "_FIRST_WINDOW", window)
     with running(kafka, "sfo", "lax"):
         for attempt in range(4):
             with running(kafka, "nyc"):
                 send(kafka, "nyc", range(attempt + 1, attempt + 2))
                 all_have(kafka, attempt + 1)
-    numbers: list[Data] = []
-    epoch = 0
-    for record in written(kafka, "nyc"):
-        if record.epoch >= epoch:
-            epoch = record.epoch
-            if record.kind == ENTRY and record.local_seqno == len(numbers) + 1:
-                numbers.append(record)
-    state = state_of(kafka, "nyc")
-    assert state is not None
-    assert state.number == len(numbers)
+    log = [record for record in written(kafka, "nyc") if record.kind in (ENTRY, EPOCH)]
+    left = next(record for record in log if record.kind == ENTRY and record.local_seqno > 2)
+    kafka.topics.append(TopicPartition(str(Topic("g", "data", "nyc")), 0), *encode_data(left))
+    records = [read_entry(record) if record.kind == ENTRY else record.epoch for record in (*log, left)]
+    expected = told(records, first_state("g", "nyc", SITES))
+    assert expected.base < expected.number
+    assert state_of(kafka, "nyc") == expected
