@@ -528,8 +528,9 @@ class Forwarder:
             self._step(Asked(Cause.CLOSE))
         self._hearing.close()
         self._stop_casting()
-        if not self._is_closed:
-            self._is_closed = True
+        with self.changed:  # two threads may be here: one of them releases
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
             if self._hub is not None:
                 self._hub.leave()
             self._sending.close()

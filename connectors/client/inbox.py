@@ -103,8 +103,10 @@ class Inbox:
             finally:
                 # While the interpreter shuts down there are no threads left to talk to Kafka with.
                 if not sys.is_finalizing():
-                    self._bookmark.commit()
-                    memory.close()
+                    try:
+                        self._bookmark.commit()
+                    finally:
+                        memory.close()
         finally:
             self.finished.set()
 
