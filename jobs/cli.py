@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
+from jobs.acl import app as acl
 from jobs.broker import app as broker
 from jobs.check import check
 from jobs.config import app as config
@@ -69,6 +70,7 @@ app.command()(demo)
 app.add_typer(broker, name="broker")
 app.add_typer(topics, name="topics")
 app.add_typer(config, name="config")
+app.add_typer(acl, name="acl")
 app.add_typer(dead_letters, name="dead-letters")
 app.command()(sequence)
 app.command()(ledger)
