@@ -14,6 +14,7 @@ from jobs.config import app as config
 from jobs.dead_letters import app as dead_letters
 from jobs.deliver import deliver
 from jobs.demo import demo
+from jobs.doctor import doctor
 from jobs.isis import isis
 from jobs.ledger import ledger
 from jobs.options import run_command
@@ -79,6 +80,7 @@ app.add_typer(site, name="site")
 app.command()(publish)
 app.command()(deliver)
 app.command()(check)
+app.command()(doctor)
 app.command()(query)
 app.command()(status)
 app.command()(view)

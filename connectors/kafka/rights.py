@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourcePattern, ResourceType
-from kafka.errors import KafkaError
+from kafka.errors import SecurityDisabledError
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.sites import Direction, Sites
@@ -128,22 +128,14 @@ def _signs(site: str) -> str:
 
 def give(connection: Connection, principal: str, rights: Sequence[Right]) -> None:
     """Give a principal the rights. Raises KafkaRefused, BrokerUnreachable."""
-    wanted = [right.to_acl(principal) for right in rights]
     with connection.admin() as admin, connection.reachable("ALTER", "the cluster"):
-        try:
-            failed = admin.create_acls(wanted)["failed"]
-        except KafkaError as error:
-            if type(error).__name__ == "SecurityDisabledError":
-                raise KafkaRefused(
-                    f"Kafka at {connection.bootstrap_servers} has no authorizer, so everybody may do everything there."
-                ) from None
-            raise
-    for acl, reason in failed:
-        if "SecurityDisabled" in f"{type(reason).__name__} {reason}":
+        failed = admin.create_acls([right.to_acl(principal) for right in rights])["failed"]
+        if SecurityDisabledError in failed:
             raise KafkaRefused(
                 f"Kafka at {connection.bootstrap_servers} has no authorizer, so everybody may do everything there."
             )
-        raise KafkaRefused(f"Kafka refuses the right {acl.operation.name} of {acl.resource_pattern}: {reason!r}.")
+        if failed:
+            raise failed[0]
 
 
 def check_principal(text: str) -> str:

@@ -131,3 +131,42 @@ def test_the_whole_pipeline(secure_broker: EmbeddedBroker, tmp_path: Path) -> No
     )
     with pytest.raises(KafkaRefused):
         create_topics(login(secure_broker, "sequencer"), "another", [SITE])
+
+
+@pytest.mark.broker
+class TestDoctor:
+    def test_everything_is_told(self, secure_broker: EmbeddedBroker, tmp_path: Path) -> None:
+        """As it is for the administrator: topics and rights are in order, and nobody orders anything."""
+        create_topics(login(secure_broker), "ill", [SITE])
+        admin = ("--kafka-config", login_file(secure_broker, "admin"))
+        done = abcast("doctor", "-g", "ill", *admin, cwd=tmp_path)
+        marks = {line[2:].split(" of ")[0].split(":")[0]: line[0] for line in done.stdout.splitlines()}
+        assert marks == {
+            **dict.fromkeys(("name", "TCP", "TLS", "login", "topics", "rights in ill", "settings"), "✓"),
+            "sequencer": "✗",
+            "ledger": "-",
+        }, done.stdout + done.stderr
+        assert done.returncode == 1
+        assert "start `abcast run`" in done.stdout
+        rows = [
+            json.loads(row) for row in abcast("doctor", "-g", "ill", *admin, "--json", cwd=tmp_path).stdout.splitlines()
+        ]
+        assert [row["ok"] for row in rows if row["check"].startswith("sequencer")] == [False]
+
+    def test_what_a_user_lacks(self, secure_broker: EmbeddedBroker, tmp_path: Path) -> None:
+        create_topics(login(secure_broker), GROUP, [SITE])
+        observer = give(secure_broker, tmp_path, "observer")
+        done = abcast("doctor", "-g", GROUP, "--kafka-config", observer, cwd=tmp_path)
+        assert f"✗ rights in {GROUP}: User:observer may not READ abcast.{GROUP}.forward.{SITE}" in done.stdout, (
+            done.stdout
+        )
+        assert (
+            f"`abcast acl apply --group {GROUP} --site {SITE} --role member --principal User:observer`" in done.stdout
+        )
+        done = abcast("doctor", "-g", GROUP, "--role", "observer", "--kafka-config", observer, cwd=tmp_path)
+        assert f"✓ rights in {GROUP}: those of a observer" in done.stdout
+
+    def test_nobody_is_there(self, tmp_path: Path) -> None:
+        done = abcast("doctor", "--bootstrap-servers", "127.0.0.1:1", cwd=tmp_path)
+        assert done.returncode == 1
+        assert "✗ TCP of 127.0.0.1:1: 127.0.0.1:1 does not answer" in done.stdout
