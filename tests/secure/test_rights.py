@@ -121,6 +121,7 @@ def test_the_whole_pipeline(secure_broker: EmbeddedBroker, tmp_path: Path) -> No
         checked = abcast("check", "-g", GROUP, "--kafka-config", bob, *data, cwd=tmp_path)
         assert (checked.returncode, "ledger" in checked.stdout) == (0, True), checked.stdout + checked.stderr
         lines = "".join(sequencer.lines + writer.lines)
+        assert "password=" not in lines
         assert sequencer.terminate() == writer.terminate() == 0, lines
     assert not [word for word in ("Authorization", "can't commit", "not checked", "Traceback") if word in lines], lines
     refused = abcast("publish", *of_group, "bob", "--kafka-config", bob, cwd=tmp_path, text=b"x\n")
@@ -131,6 +132,50 @@ def test_the_whole_pipeline(secure_broker: EmbeddedBroker, tmp_path: Path) -> No
     )
     with pytest.raises(KafkaRefused):
         create_topics(login(secure_broker, "sequencer"), "another", [SITE])
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_sites(secure_broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """A hub in one Kafka: the relay of both directions is a user of its own, with rights for these two sites."""
+    group, servers, sites = "two", secure_broker.bootstrap_servers, tmp_path / "sites.toml"
+    sites.write_text(SITES.replace("a:1", servers).replace("b:1", servers))
+    create_topics(login(secure_broker), group, ["a", "b"])
+    asked = [
+        *(("relay", "--from", *ends, "--sites", sites) for ends in (("a", "--to", "b"), ("b", "--to", "a"))),
+        ("sequencer", "--site", "a"),
+        ("member", "--site", "a", "--site", "b"),
+    ]
+    files = {}
+    for who, *where in asked:
+        user = f"{who}-of-two"
+        files[who] = ("--kafka-config", login_file(secure_broker, user))
+        done = abcast(
+            *("acl", "apply", "-g", group, "--role", str(who), "--principal", f"User:{user}", *where),
+            *("--kafka-config", login_file(secure_broker, "admin")),
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+    data = ("--sites", sites, "--data", tmp_path / "data")
+    decide = ("sequence", "--engine", "process", "--site", "a")
+    with (
+        background(ABCAST, *decide, *data, *files["sequencer"], cwd=tmp_path) as jobs,
+        background(ABCAST, "relay", *data, *files["relay"], cwd=tmp_path) as relay,
+    ):
+        jobs.wait_for("ready")
+        relay.wait_for("ready")
+        for name in ("b/bob", "a/alice"):
+            sent = abcast("publish", "-g", group, "-m", name, *files["member"], cwd=tmp_path, text=f"{name}\n".encode())
+            assert sent.returncode == 0, sent.stderr + "".join(jobs.lines + relay.lines)
+        for name in ("a/ann", "b/ben"):
+            got = abcast("deliver", "-g", group, "-m", name, "--count", "2", *files["member"], cwd=tmp_path)
+            assert [line.split("\t")[2] for line in got.stdout.splitlines()] == ["b/bob", "a/alice"], got.stderr
+        checked = abcast("check", "-g", group, "--sites", sites, *files["member"], cwd=tmp_path)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+        assert relay.terminate() == jobs.terminate() == 0
+    lines = "".join(jobs.lines + relay.lines)
+    assert not [word for word in ("Authorization", "can't commit", "not checked", "Traceback") if word in lines], lines
 
 
 @pytest.mark.broker
