@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from kafka.structs import TopicPartition
 
 from connectors.engine.batch import COLUMNS_FROM, Output, Topics, by_columns, by_rows
-from connectors.engine.inputs import Input, Original, original
+from connectors.engine.inputs import Input, Original, of_log, original
 from connectors.engine.writing import Written
-from connectors.kafka.codec import VERSION, decode_data, encode_data
+from connectors.kafka.codec import VERSION, encode_data
 from connectors.kafka.entries import judge, read_entry, write_entry
 from connectors.kafka.epochs import Exclusion
 from connectors.kafka.transport import Record
@@ -154,7 +154,7 @@ class AgreeingGroup:
             if not raw.headers or not (raw.headers[0][1] or b"").startswith(_OF_LOGS):
                 continue
             try:
-                record = decode_data(raw.key, raw.value, raw.headers)
+                record = of_log(raw, is_copy=source.is_copy)
                 if record.kind == STRAY:
                     self.dropped += 1
                     continue
