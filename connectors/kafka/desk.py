@@ -32,6 +32,8 @@ from connectors.kafka.transport.seam import Cluster
 from ordering.errors import BrokerUnreachable
 
 PAUSE_S = 0.1
+_AT_A_TIME = 1000
+"""Questions. Of more than it may send at a time, and gets while it connects, kafka-python 3.0.12 never sends the rest."""
 _WRONG_BROKER = (NotCoordinatorError, CoordinatorNotAvailableError, CoordinatorLoadInProgressError)
 
 T = TypeVar("T")
@@ -114,10 +116,13 @@ class Desk:
                 self._close_if_unused(client)
 
     def _connect(self) -> KafkaAdminClient:
-        settings = {**client_settings(self._cluster), "request_timeout_ms": int(self._cluster.timeout * 1000)}
+        limits = {
+            "request_timeout_ms": int(self._cluster.timeout * 1000),
+            "max_in_flight_requests_per_connection": _AT_A_TIME,
+        }
         began = time.monotonic()
         try:
-            return KafkaAdminClient(**settings)
+            return KafkaAdminClient(**client_settings(self._cluster), **limits)
         except KafkaError as error:
             if error.retriable:
                 raise self._unreachable(time.monotonic() - began) from None
