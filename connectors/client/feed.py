@@ -30,6 +30,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from kafka.errors import AuthorizationError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
@@ -213,6 +214,8 @@ class Feed:
                 with self.telling:
                     if not stopping.is_set():
                         self._tell(records)
+        except AuthorizationError as error:
+            self._fail(self.connection.refused(error, "READ", self.partition.topic), stopping)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who listen must hear of it
             self._fail(error, stopping)
         finally:

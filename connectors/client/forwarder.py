@@ -183,7 +183,8 @@ class Forwarder:
         with contextlib.ExitStack() as to_close:
             shared = share(connection)
             to_close.callback(shared.release)
-            memory = to_close.enter_context(contextlib.closing(MemberMemory(connection, group, lives.address)))
+            memory = MemberMemory(connection, group, lives.address, sends=True)
+            to_close.callback(memory.close)
             producer = shared.producers.lease()
             to_close.callback(shared.producers.release, producer)
             hub = shared.hub(group, lives.address.site) if lives.casts else None
