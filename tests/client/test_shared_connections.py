@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from connectors import Member
+from connectors.client import sharing
 from connectors.client.feed import _size
 from connectors.kafka.data_cursor import Effective
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
@@ -66,6 +69,40 @@ def test_who_falls_behind_while_no_broker_answers_waits_for_one(
         monkeypatch.setattr(MemoryConnection, "consumer", refusing)
         assert [next(stream).payload for _ in range(2, 30)] == [b"%d" % number for number in range(2, 30)]
         assert not refusals[0]
+
+
+class Application:
+    """It keeps itself, as one does that keeps an exception."""
+
+    def __init__(self, member: Member) -> None:
+        self.itself = self
+        self.stream = member.deliveries(timeout=WAIT)
+        next(self.stream)
+        next(self.stream)
+
+
+@pytest.mark.parametrize("lock", ["window", "shared"])
+def test_an_iterator_that_the_garbage_collector_finds_under_a_lock_of_ours(kafka: MemoryConnection, lock: str) -> None:
+    with Member("g", "nyc/a", connection=kafka) as a:
+        for _ in range(3):
+            a.broadcast(b"x").result(WAIT)
+        held = a._shared.feed("g", "nyc")._changed if lock == "window" else sharing._lock
+
+        def collect() -> None:
+            with held:
+                gc.collect()
+
+        gc.disable()
+        try:
+            stream = weakref.ref(Application(a).stream)
+            thread = threading.Thread(target=collect, daemon=True)
+            thread.start()
+            thread.join(10)
+            assert not thread.is_alive(), "it waits for itself"
+        finally:
+            gc.enable()
+        assert stream() is None
+        eventually(lambda: next(a.deliveries(timeout=WAIT)).seqno == 2, what="the position is remembered")
 
 
 def test_headers_count_in_the_window() -> None:
