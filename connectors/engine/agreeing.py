@@ -20,7 +20,7 @@ from connectors.kafka.epochs import Exclusion
 from connectors.kafka.transport import Record
 from ordering.errors import HistoryUnavailable, ProtocolViolation
 from ordering.isis import Tick
-from ordering.isis_log import Ordered, Range, ranges_of
+from ordering.isis_log import Entry, Ordered, Range, ranges_of
 from ordering.isis_messages import Exclude
 from ordering.isis_site import Arrived, Heard, Notice, Site, SiteState
 from ordering.pipeline import Pipeline
@@ -75,6 +75,7 @@ class AgreeingGroup:
         self._topics = Topics.of(state.group, self.site.me.name)
         self._places: dict[str, _Place] = {}
         self._in_flight: deque[tuple[Written, int]] = deque()
+        self._begins = state.number == 0
         self._now_ms = state.process.now_ms
         self._excluded: Exclusion | None = None
 
@@ -160,11 +161,22 @@ class AgreeingGroup:
                     continue
                 counts = judge(self.site.log_row(source.site), record)[1]
                 entry = read_entry(record) if record.kind == ENTRY and counts else None
+                known = self._known_of_us(entry) if self._begins and entry is not None else 0
             except ProtocolViolation:
                 self.dropped += 1
                 continue
+            if known > self.site.number:
+                raise ProtocolViolation(
+                    f"site {source.site} has read entry {known} of the log of {self.site.me.name}, which ends at "
+                    f"{self.site.number} now: it was lost. Have the others exclude this site, and take a new name."
+                )
             if entry is not None or record.kind == EPOCH:
                 self.site.take(Heard(source.site, raw.offset + 1, record.epoch, entry))
+
+    def _known_of_us(self, entry: Entry) -> int:
+        """How far the other site had read this site's log."""
+        rows = SiteState.from_bytes(entry.state).logs
+        return next((row.number for row in rows if row.site == self.site.me.name), 0)
 
     def tick(self, elapsed_ms: int) -> None:
         """So much time has passed."""

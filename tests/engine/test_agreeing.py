@@ -269,6 +269,20 @@ def test_two_jobs_of_a_site(kafka: MemoryConnection) -> None:
         assert first.failure is None or isinstance(first.failure, ProtocolViolation)
 
 
+def test_a_site_whose_log_is_lost(kafka: MemoryConnection) -> None:
+    """It would not know what it has promised. The others know that there was more."""
+    with running(kafka, "sfo", "lax"):
+        with running(kafka, "nyc"):
+            send(kafka, "nyc", range(1, 3))
+            all_have(kafka, 2)
+        for place, records in kafka.topics.partitions.items():
+            if place.topic in (str(Topic("g", role, "nyc")) for role in ("data", "epoch")):
+                records.clear()
+        with running(kafka, "nyc") as (nyc,):
+            eventually(lambda: nyc.failure, 20)
+            assert "it was lost" in str(nyc.failure)
+
+
 def test_sites_that_were_told_of_other_sites(kafka: MemoryConnection) -> None:
     with running(kafka, "nyc") as (nyc,), running(kafka, "sfo", names=("nyc", "sfo")) as (sfo,):
         send(kafka, "nyc", range(1, 3))
