@@ -20,7 +20,7 @@ def relay(
     data: Data = DEFAULT_DATA,
     max_batch_records: MaxBatchRecords = 200_000,
 ) -> None:
-    """Carry messages between sites: every direction of every link, or those chosen by --from and --to.
+    """Carry messages between sites. It serves every direction of every link, or those chosen by --from and --to.
 
     With a home, other sites' FORWARD goes to the home and the home's DATA to them: one order for the world. Without
     one, each site orders for itself, and the relay makes its messages FORWARD at the others, each exactly once.
