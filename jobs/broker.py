@@ -14,7 +14,7 @@ from ordering.errors import UsageError
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Start and stop an embedded Kafka broker (for development and tests).",
+    help="Start and stop an embedded Kafka. It is for development and tests.",
 )
 
 Directory = Annotated[Path, typer.Option("--dir", envvar="ABCAST_BROKER_DIR", help="Where its data and logs are kept.")]
@@ -35,7 +35,7 @@ def start(
     ] = None,
     user: Annotated[list[str] | None, typer.Option(help="Add this user to a secure broker; repeat for more.")] = None,
 ) -> None:
-    """Start the broker in the background; it goes on until `abcast broker stop`. Its data is kept between runs.
+    """Start the broker in the background. It goes on until `abcast broker stop`; its data is kept between runs.
 
     A secure one has a certificate authority of its own, and writes for each user a file DIR/secure/USER.properties, for
     --kafka-config. `admin` may do everything, the others what `abcast acl` gives them.

@@ -83,7 +83,7 @@ def demo(
         ),
     ] = Mode.hub,
 ) -> None:
-    """Run everything on an embedded broker: members broadcast, observers deliver, the checker judges.
+    """Show everything at work, on an embedded broker. Members broadcast, observers deliver, the checker judges.
 
     Without --input, the 12 seismic networks of a week's earthquake feed broadcast their 1,707 reports at the same
     time, and 3 observers must see them in the same order. While they do, the sequencer is killed (kill -9) and started
@@ -229,6 +229,7 @@ def _perform(cast: Cast, jobs: _Jobs) -> tuple[Survived, int]:
             say(f"kill -9 to the member {cast.mortal} …")
             view, took = cast.kill_the_mortal(show)
             had = sum(delivery.sender == cast.mortal for delivery in first.taken)
+            cast.unsaid = len(cast.lines[cast.mortal]) - had
             moments.append(Moment(view.seqno, f"{cast.mortal} killed; out of the view after {took:.1f} s"))
             sentences.append(
                 f"kill -9 of the member {cast.mortal}: view {view.view_id} without it came {took:.1f} s later, "
@@ -271,7 +272,7 @@ def _progress(cast: Cast, total: int, check: Callable[[], None]) -> Iterator[Cal
         def show() -> None:
             check()
             for name, task in tasks.items():
-                progress.update(task, completed=len(cast.observers[name].taken))
+                progress.update(task, completed=len(cast.observers[name].taken), total=total - cast.unsaid)
 
         yield show
 

@@ -65,6 +65,8 @@ class Cast:
         by_size = sorted(lines, key=lambda member: -len(lines[member]))
         self.mortal = by_size[1] if len(by_size) > 1 else None
         """The one that is killed, if there is another one left then."""
+        self.unsaid = 0
+        """How many messages that one did not come to say."""
         self._connection, self._group, self._site, self._log = connection, group, site, log
         self._process: Started | None = None
         self._begin, self._go_on, self._leave = threading.Event(), threading.Event(), threading.Event()

@@ -45,7 +45,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every 2 s, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Is the order going on? Exit code 1 if messages wait in a group and no sequencer is alive.
+    """Tell whether the order goes on. Exit code 1 if messages wait in a group and no sequencer is alive.
 
     `sequencer`: alive, silent (for how long), none yet, or elsewhere (this site has a copy). `lag`: FORWARD records
     that wait to be ordered. `rate`: messages per second over the last minute. `members`: those of the view. `dead`:

@@ -36,6 +36,8 @@ from ordering.errors import AbcastError
 ALLOWED = "authorized_operations"
 """The key under which kafka-python has the names of what the user may do with a topic."""
 PAUSE_S = 0.1
+_AT_A_TIME = 1000
+"""Questions. Of more than it may send at a time, kafka-python 3.0.12 never sends the rest if it still connects."""
 _WRONG_BROKER = (NotCoordinatorError, CoordinatorNotAvailableError, CoordinatorLoadInProgressError)
 
 T = TypeVar("T")
@@ -140,10 +142,13 @@ class Desk:
 
     def _connect(self) -> KafkaAdminClient:
         self._cluster.knock()
-        settings = {**client_settings(self._cluster), "request_timeout_ms": int(self._cluster.timeout * 1000)}
+        limits = {
+            "request_timeout_ms": int(self._cluster.timeout * 1000),
+            "max_in_flight_requests_per_connection": _AT_A_TIME,
+        }
         began = time.monotonic()
         try:
-            return KafkaAdminClient(**settings)
+            return KafkaAdminClient(**client_settings(self._cluster), **limits)
         except KafkaError as error:
             if error.retriable:
                 raise self._cluster.unreachable(time.monotonic() - began) from None

@@ -41,6 +41,14 @@ def test_help_at_80_columns(name: tuple[str, ...], monkeypatch: pytest.MonkeyPat
     assert max(map(len, shown.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("group", ["", "broker", "dead-letters", "site", "topics"])
+def test_no_command_is_explained_by_half_a_sentence(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(app, [*group.split(), "--help"]).output
+    listed = shown[shown.index("Commands:") :].splitlines()[1:]
+    assert [line for line in listed if line.endswith("...")] == []
+
+
 def test_what_is_not_loaded() -> None:
     """`--help` and `import Member` answer at once because neither loads Spark, Delta or pandas; help not even Kafka."""
     code = """

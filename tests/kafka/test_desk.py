@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from kafka.errors import NotCoordinatorError
@@ -10,8 +12,10 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.kafka import desk
 from connectors.kafka.connection import Connection
+from connectors.local.broker import EmbeddedBroker
 from tests.waiting import eventually
 
+ASKERS = 40
 PLACE = TopicPartition("t", 0)
 
 
@@ -58,3 +62,13 @@ def test_a_client_is_not_closed_under_those_who_ask(monkeypatch: pytest.MonkeyPa
     assert [client.is_closed for client in Client.made] == [True, False]
     asked.close()
     assert [client.is_closed for client in Client.made] == [True, True]
+
+
+@pytest.mark.broker
+def test_many_ask_at_once(broker: EmbeddedBroker) -> None:
+    """Before it is connected, too; kafka-python would leave out of a large heap all but the first five."""
+    connection = Connection(broker.bootstrap_servers, timeout=20)
+    answers: list[set[int]] = []
+    with closing(connection.desk()) as asked, ThreadPoolExecutor(ASKERS) as pool:
+        answers += pool.map(lambda _: asked.partitions_of("nosuch"), range(ASKERS))
+    assert answers == [set()] * ASKERS
