@@ -49,7 +49,7 @@ REPORT_S = 10.0
 STOP_S = 10.0
 """How long a stop waits for the batch in hand."""
 
-_TOKEN_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
+_ALLOWED_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
 _READY_POLL_S = 0.1
 _SLOW_START_S = 30.0
 """The first batch is said to be late this often."""
@@ -287,7 +287,7 @@ class StreamingJob(ABC):
             starts.setdefault(partition.topic, {})[str(partition.partition)] = offsets.start
         if connection.security.token_url:
             # Java's client asks for tokens at no other place.
-            jvm().java.lang.System.setProperty(_TOKEN_URLS, connection.security.token_url)
+            jvm().java.lang.System.setProperty(_ALLOWED_URLS, connection.security.token_url)
         return {
             **connection.spark_options(),
             "subscribe": ",".join(sorted(topics)),
