@@ -384,7 +384,7 @@ class Forwarder:
                 _logger.warning("%s could not send %s: %s", self.address, action.kind, error)
         if not self._is_beating and self._participant.is_heard:
             self._is_beating = True
-            self._shared.heartbeats.add(self)
+            self._shared.heartbeats(self.group, self.address.site).add(self)
         self.changed.notify_all()
         if self._participant.is_stranded(self._table.pending()):
             self._step(Asked(Cause.STRANDED))

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -163,7 +163,7 @@ class SiteLoop:
             self.step()
         deadline = time.monotonic() + STOP_S
         for group in self._groups.values():
-            self._await_written(group, deadline)
+            self._await_written(group, lambda: time.monotonic() > deadline)
 
     def take(self, taken: Taken) -> None:
         """Go on with groups that were taken over, from what their logs tell. Raises what is wrong with one."""
@@ -212,7 +212,10 @@ class SiteLoop:
             self._positions[place] = group.start_of(source, beginnings[place])
 
     def step(self) -> None:
-        """Read what there is; write the entries, and when they stand in Kafka, DATA. Raises WriteFailed."""
+        """Read what there is; write the entries, and when they stand in Kafka, DATA. Raises WriteFailed.
+
+        Stopped meanwhile, it leaves the rest to the next start.
+        """
         polled = self._poll()
         for place, records in polled.items():
             group, source = self._read[place]
@@ -222,11 +225,12 @@ class SiteLoop:
         elapsed_ms = min(round((now - before) * 1000), LONGEST_STEP_MS)
         for group in self._groups.values():
             group.tick(elapsed_ms)
-            self._await_written(group)
-        outputs = {name: group.end_step() for name, group in self._groups.items()}
-        entries = [self._writer.write([output]) for output in outputs.values() if output is not None]
-        for entry in entries:
-            self._writer.wait(entry, lambda: False)
+            if not self._await_written(group, self._stop.is_set):
+                return
+        outputs = [group.end_step() for group in self._groups.values()]
+        entries = [self._writer.write([output]) for output in outputs if output is not None]
+        if not all(self._writer.wait(entry, self._stop.is_set) for entry in entries):
+            return
         for name, group in self._groups.items():
             self._tell(name, group.notices)
             self._write_due(group)
@@ -238,9 +242,12 @@ class SiteLoop:
             group.passed(written)
             size += written.size
 
-    def _await_written(self, group: AgreeingGroup, deadline: float = float("inf")) -> None:
-        while group.oldest is not None and self._writer.wait(group.oldest, lambda: time.monotonic() > deadline):
+    def _await_written(self, group: AgreeingGroup, gives_up: Callable[[], bool]) -> bool:
+        while group.oldest is not None:
+            if not self._writer.wait(group.oldest, gives_up):
+                return False
             group.see_written()
+        return True
 
     def _tell(self, group: str, notices: tuple[Notice, ...]) -> None:
         for notice in notices:

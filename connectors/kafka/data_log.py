@@ -51,6 +51,11 @@ _FIRST_WINDOW = 2_048
 """Records that are read back first when looking for a snapshot."""
 
 
+FETCH_MAX_WAIT_MS = 10
+"""What is read is there already. A library that fetches ahead is at the end before us, and what we ask next waits for
+so long behind that."""
+
+
 class Stored(NamedTuple):
     """One DATA record with its Kafka offset and the broker's timestamp (ms since the epoch, UTC)."""
 
@@ -96,7 +101,7 @@ class DataLog:
         """How many records that are no DATA it has passed over."""
         self._known_below = 0
         """The offset in EPOCH below which all is known."""
-        self._consumer: Consumer = connection.consumer()
+        self._consumer: Consumer = connection.consumer(fetch_max_wait_ms=FETCH_MAX_WAIT_MS)
         try:
             self._check_partitions()
         except BaseException:

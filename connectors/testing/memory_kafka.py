@@ -270,6 +270,9 @@ class MemoryConsumer:
         """Read on there."""
         self.next[place] = offset
 
+    def rest(self) -> None:
+        """Nothing to do."""
+
     def beginning_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """What retention has left begins there."""
         return {place: self.kafka.beginnings.get(place, 0) for place in places}

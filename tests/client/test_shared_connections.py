@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.client import sharing
 from connectors.client.feed import _size
 from connectors.kafka.data_cursor import Effective
-from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
+from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer, MemoryFuture, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import Superseded
 from tests.client.members import forwarder_of
@@ -69,6 +71,36 @@ def test_who_falls_behind_while_no_broker_answers_waits_for_one(
         monkeypatch.setattr(MemoryConnection, "consumer", refusing)
         assert [next(stream).payload for _ in range(2, 30)] == [b"%d" % number for number in range(2, 30)]
         assert not refusals[0]
+
+
+def test_a_group_whose_topics_are_gone_silences_no_member_of_another_one(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kafka-python waits 10 s for a topic that it does not know, with each record."""
+    kafka.create("gone", "nyc")
+    send, deleted, let_go = MemoryProducer.send, threading.Event(), threading.Event()
+
+    def waiting(producer: MemoryProducer, topic: str, *values: Any, **named: Any) -> MemoryFuture:
+        if deleted.is_set() and topic == "abcast.gone.forward.nyc":
+            let_go.wait(15)
+        return send(producer, topic, *values, **named)
+
+    monkeypatch.setattr(MemoryProducer, "send", waiting)
+    monkeypatch.setattr("connectors.client.heartbeats.HEARTBEAT_S", 0.02)
+    forward = kafka.topics.partitions[TopicPartition("abcast.g.forward.nyc", 0)]
+
+    def heard() -> int:
+        return sum(record.key == b"nyc/a" for record in forward)
+
+    with TinySequencer(kafka, "gone"), Member("gone", "nyc/b", connection=kafka) as b:
+        b.connect()
+        with Member("g", "nyc/a", connection=kafka) as a:
+            a.connect()
+            deleted.set()
+            time.sleep(0.1)
+            before = heard()
+            eventually(lambda: heard() >= before + 3, timeout=10, what="heartbeats")
+        let_go.set()
 
 
 class Application:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from kafka.structs import TopicPartition
 
+from connectors import Member
 from connectors.diagnosis import status
 from connectors.engine.attendant import Taken
 from connectors.engine.exclusion import exclude
@@ -23,7 +25,7 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_state, read_entry
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.errors import UsageError
+from ordering.errors import ProtocolViolation, UsageError
 from ordering.isis_site import SiteState, first_state
 from ordering.isis_site import last_state as told
 from ordering.names import Topic
@@ -140,6 +142,23 @@ def test_all_sites_have_the_same_order(kafka: MemoryConnection) -> None:
     assert {site: len(letters) for site, letters in dead.items()} == {"nyc": 0, "sfo": 1, "lax": 0}
 
 
+def test_members_of_all_sites_are_in_one_view(kafka: MemoryConnection) -> None:
+    """And deliver what the others broadcast, under the same seqnos."""
+    with running(kafka, *SITES), ExitStack() as stack:
+        members = [stack.enter_context(Member("g", f"{site}/bob", connection=kafka)) for site in SITES]
+        for member in members:
+            member.connect(timeout=20)
+        eventually(lambda: all(member.view and len(member.view.members) == 3 for member in members), 20)
+        receipts = [member.broadcast(site.encode()) for member, site in zip(members, SITES, strict=True)]
+        seqnos = sorted(receipt.result(20) for receipt in receipts)
+        for member in members:
+            taken = list(islice(member.deliveries(from_seqno=1, timeout=20), 3))
+            assert [delivery.seqno for delivery in taken] == seqnos
+            assert {(delivery.sender, delivery.payload) for delivery in taken} == {
+                (f"{site}/bob", site.encode()) for site in SITES
+            }
+
+
 def test_a_refused_write_ends_the_epoch(kafka: MemoryConnection) -> None:
     """Entries and DATA are refused now and then: what goes on is a takeover, and the order is one."""
     with running(kafka, "sfo", "lax") as others:
@@ -233,6 +252,42 @@ def test_a_sequencer_does_not_go_on_with_it(kafka: MemoryConnection) -> None:
     take_over(kafka, "h", "nyc")
     with pytest.raises(UsageError, match="is that of a sequencer"):
         take_over_groups(kafka, {"h": [str(Topic("h", "forward", "nyc"))]}, "nyc", agreement="isis")
+
+
+def test_two_jobs_of_a_site(kafka: MemoryConnection) -> None:
+    """The older one is not told, and writes on: nobody counts that, at its site or elsewhere."""
+    with running(kafka, *SITES) as (first, *_):
+        send(kafka, "nyc", range(1, 3))
+        all_have(kafka, 2)
+        with running(kafka, "nyc"):
+            for number in range(3, 12):
+                send(kafka, "nyc", range(number, number + 1))
+                send(kafka, "sfo", range(number - 2, number - 1))
+                all_have(kafka, 2 * number - 2)
+        epochs = {record.epoch for record in written(kafka, "nyc") if record.kind == MESSAGE}
+        assert len(epochs) == 2
+        assert first.failure is None or isinstance(first.failure, ProtocolViolation)
+
+
+def test_a_site_whose_log_is_lost(kafka: MemoryConnection) -> None:
+    """It would not know what it has promised. The others know that there was more."""
+    with running(kafka, "sfo", "lax"):
+        with running(kafka, "nyc"):
+            send(kafka, "nyc", range(1, 3))
+            all_have(kafka, 2)
+        for place, records in kafka.topics.partitions.items():
+            if place.topic in (str(Topic("g", role, "nyc")) for role in ("data", "epoch")):
+                records.clear()
+        with running(kafka, "nyc") as (nyc,):
+            eventually(lambda: nyc.failure, 20)
+            assert "it was lost" in str(nyc.failure)
+
+
+def test_sites_that_were_told_of_other_sites(kafka: MemoryConnection) -> None:
+    with running(kafka, "nyc") as (nyc,), running(kafka, "sfo", names=("nyc", "sfo")) as (sfo,):
+        send(kafka, "nyc", range(1, 3))
+        eventually(lambda: nyc.failure or sfo.failure, 20)
+        assert "have they the same sites' file?" in str(nyc.failure or sfo.failure)
 
 
 def test_what_nobody_of_the_agreement_wrote_is_dropped(kafka: MemoryConnection) -> None:
