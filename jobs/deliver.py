@@ -57,7 +57,7 @@ def deliver(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the group's messages in their order, and wait for more.
+    """Print the group's messages in their order. It waits for more.
 
     Text form: seqno, sender, payload, which is `base64:…` if it is not text. With --json: `seqno`, `sender`,
     `incarnation`, `local_seqno`, `payload` (or `payload_base64`), `view_id` in a group with members, `headers` if there

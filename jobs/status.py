@@ -45,7 +45,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every 2 s, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Is the order going on? Exit code 1 if messages wait in a group and no sequencer is alive.
+    """Tell whether the order goes on. Exit code 1 if messages wait in a group and no sequencer is alive.
 
     `sequencer`: alive, silent (for how long), none yet, or elsewhere (this site has a copy). `lag`: FORWARD records
     that wait to be ordered. `rate`: messages per second over the last minute. `members`: those of the view. `dead`:
@@ -76,7 +76,7 @@ def _read(connection: Connection, group: str | None, site: str, data: Path) -> l
     with Progress("looking at the groups") as progress:
         groups = find_groups(connection, site)
         if group is not None and group not in groups:
-            raise UsageError(f"there is no group {group} at site {site}: `abcast topics list` shows what there is.")
+            raise UsageError(f"there is no group {group!r} at site {site}: `abcast topics list` shows what there is.")
         chosen = [name for name in groups if group in (None, name)]
         in_ledger = _in_ledger(data)  # first: a number below zero means that it is another group's
         rows = []

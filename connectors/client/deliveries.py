@@ -120,8 +120,10 @@ class Deliveries:
             finally:
                 # While the interpreter shuts down there are no threads left to talk to Kafka with.
                 if not sys.is_finalizing():
-                    self._bookmark.commit()
-                    memory.close()
+                    try:
+                        self._bookmark.commit()
+                    finally:
+                        memory.close()
         finally:
             self.finished.set()
 

@@ -183,7 +183,8 @@ class Forwarder:
         with contextlib.ExitStack() as to_close:
             shared = share(connection)
             to_close.callback(shared.release)
-            memory = to_close.enter_context(contextlib.closing(MemberMemory(connection, group, lives.address)))
+            memory = MemberMemory(connection, group, lives.address, sends=True)
+            to_close.callback(memory.close)
             producer = shared.producers.lease()
             to_close.callback(shared.producers.release, producer)
             hub = shared.hub(group, lives.address.site) if lives.casts else None
@@ -386,7 +387,7 @@ class Forwarder:
                 _logger.warning("%s could not send %s: %s", self.address, action.kind, error)
         if not self._is_beating and self._participant.is_heard:
             self._is_beating = True
-            self._shared.heartbeats.add(self)
+            self._shared.heartbeats(self.group, self.address.site).add(self)
         self.changed.notify_all()
         if self._participant.is_stranded(self._table.pending()):
             self._step(Asked(Cause.STRANDED))
@@ -530,8 +531,9 @@ class Forwarder:
             self._step(Asked(Cause.CLOSE))
         self._hearing.close()
         self._stop_casting()
-        if not self._is_closed:
-            self._is_closed = True
+        with self.changed:  # two threads may be here: one of them releases
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
             if self._hub is not None:
                 self._hub.leave()
             self._sending.close()

@@ -12,6 +12,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import too_many_partitions, topic_missing
+from connectors.kafka.refusals import may_not
 from connectors.kafka.transport import Consumer
 from ordering.errors import TopicMissing, UsageError
 from ordering.names import Role, Topic, check_group, check_site
@@ -68,7 +69,8 @@ def create_topics(
                 (Topic(group, "cast", site), partitions),
             ):
                 try:
-                    admin.create_topics([_new_topic(topic, count, replication_factor)])
+                    with connection.reachable("CREATE", str(topic)):
+                        admin.create_topics([_new_topic(topic, count, replication_factor)])
                 except TopicAlreadyExistsError:
                     continue
                 created.append(str(topic))
@@ -105,7 +107,9 @@ def check_layout(
 def delete_topics(connection: Connection, topics: Iterable[Topic]) -> None:
     """Delete topics with all that stands in them; Kafka forgets positions in them, too. Raises BrokerUnreachable."""
     with connection.admin() as admin:
-        admin.delete_topics([str(topic) for topic in topics])
+        names = [str(topic) for topic in topics]
+        with connection.reachable("DELETE", ", ".join(names)):
+            admin.delete_topics(names)
 
 
 def _check_copies(connection: Connection, admin: KafkaAdminClient, copies: int) -> None:
@@ -145,7 +149,7 @@ def ensure_topic(connection: Connection, topic: Topic, partitions: int) -> None:
         if name not in known:
             of_group = [found for found in map(Topic.parse, known) if found and found.group == topic.group]
             copies = max((len(known[str(found)][0]["replica_nodes"]) for found in of_group), default=1)
-            with contextlib.suppress(TopicAlreadyExistsError):  # by another relay, just now
+            with contextlib.suppress(TopicAlreadyExistsError), connection.reachable("CREATE", name):  # or another did
                 admin.create_topics([_new_topic(topic, partitions, copies)])
             admin.wait_for_topics([name])
         elif len(known[name]) < partitions:
@@ -203,12 +207,7 @@ def _missing_rights(connection: Connection, topic: Topic, operations: int | None
         return []
     needed = [(ACLOperation.READ, _READ), (ACLOperation.WRITE, _WRITTEN)]
     missing = [operation for operation, roles in needed if topic.role in roles and not operations >> operation & 1]
-    return [
-        f"this Kafka user may not {operation.name.lower()} {topic}: give it the right with `kafka-acls "
-        f"--bootstrap-server {connection.bootstrap_servers} --add --allow-principal User:NAME "
-        f"--operation {operation.name.capitalize()} --topic {topic}`."
-        for operation in missing
-    ]
+    return [may_not(connection.security, operation.name, str(topic)) for operation in missing]
 
 
 def _wrong_settings(connection: Connection, topic: Topic, found: Mapping[str, str]) -> list[str]:

@@ -30,14 +30,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.backlog import find_backlog, records_that_fit
 from connectors.kafka.connection import Connection
-from connectors.kafka.retrying import KafkaRefused, Retries
+from connectors.kafka.retrying import Retries
 from connectors.kafka.topic_finder import LOOK_S, TopicFinder
 from connectors.spark.data_directory import CHECKPOINTS, HeldDirectory, held
 from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain
 from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem
 from ordering.names import Topic
 
-__all__ = ["BatchTooLarge", "JobOptions", "KafkaRefused", "QueryFailed", "SparkJob", "StreamingJob"]
+__all__ = ["BatchTooLarge", "JobOptions", "QueryFailed", "SparkJob", "StreamingJob"]
 
 _logger = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class StreamingJob(ABC):
         except KafkaError as error:
             if error.retriable:
                 raise self.options.connection.unreachable() from error
-            raise KafkaRefused(f"{self.name}: Kafka refuses: {error!r}.") from error
+            raise self.options.connection.refused(error) from error
 
     def _watch(self, query: StreamingQuery, topics: Mapping[str, list[str]], directory: HeldDirectory) -> None:
         """Return when stopped, or when there are other topics to read."""

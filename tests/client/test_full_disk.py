@@ -102,7 +102,7 @@ def test_a_member_that_has_failed_falls_silent(
     member.broadcast(b"x")
     forwarder = member._sending.forwarder
     assert forwarder is not None
-    eventually(lambda: forwarder not in member._shared.heartbeats._beating)
+    eventually(lambda: forwarder not in member._shared.heartbeats(member.group, "nyc")._beating)
     monkeypatch.undo()
     with pytest.raises(EnvironmentProblem):
         member.close(timeout=1)

@@ -121,6 +121,5 @@ class TestRights:
     def test_a_sequencer_that_may_only_read(self) -> None:
         [problem] = _missing_rights(Connection("b:1"), Topic("g", "data", "nyc"), self.READ_AND_DESCRIBE)
         assert problem == (
-            "this Kafka user may not write abcast.g.data.nyc: give it the right with `kafka-acls --bootstrap-server "
-            "b:1 --add --allow-principal User:NAME --operation Write --topic abcast.g.data.nyc`."
+            "User:ANONYMOUS may not WRITE abcast.g.data.nyc: `abcast acl` gives each role the rights that it needs."
         )
