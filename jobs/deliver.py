@@ -133,7 +133,7 @@ def _line(delivery: Delivery, as_json: bool) -> str:
         text = None
     encoded = base64.b64encode(delivery.payload).decode("ascii")
     if not as_json:
-        return f"{delivery.seqno}\t{delivery.sender}\t{f'base64:{encoded}' if text is None else text}"
+        return f"{delivery.seqno}\t{delivery.sender}\t{f'base64:{encoded}' if text is None else _harmless(text)}"
     line: dict[str, Any] = {
         "seqno": delivery.seqno,
         "sender": delivery.sender,
@@ -147,7 +147,14 @@ def _line(delivery: Delivery, as_json: bool) -> str:
         line["order"] = delivery.order
     if delivery.headers:
         line["headers"] = [[key, value.decode("utf-8", "backslashreplace")] for key, value in delivery.headers]
-    return json.dumps(line, ensure_ascii=False)
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in json.dumps(line, ensure_ascii=False))
+
+
+def _harmless(text: str) -> str:
+    """Text that stays on its line, and that a terminal does not obey: what controls it stands as in Python."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)
 
 
 def _event_line(event: Event, as_json: bool) -> str:
