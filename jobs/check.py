@@ -43,7 +43,9 @@ def check(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read the DATA topics, the ledger (if --data has one) and delivery logs; name every anomaly. Exit code 3 if any.
+    """Name every anomaly of the order. Exit code 3 if there is any.
+
+    It reads the DATA topics, the ledger (if --data has one) and delivery logs.
 
     Names: lost, duplicate, gap, divergent, nonmonotonic-deliver, fifo-violation, causal-violation, view-violation.
 
@@ -73,11 +75,22 @@ def check(
 def _as_json(group: str, report: Report) -> str:
     found = [{"anomaly": a.name, "detail": a.detail, "seqnos": list(a.seqnos)} for a in report.anomalies]
     behind = [lack._asdict() for lack in report.lacks]
-    return json.dumps({"group": group, "ok": not found, "read": report.read, "anomalies": found, "lacking": behind})
+    strays = {what: found._asdict() for what, found in report.strays.items()}
+    return json.dumps(
+        {
+            "group": group,
+            "ok": not found,
+            "read": report.read,
+            "anomalies": found,
+            "lacking": behind,
+            "strays": strays,
+        }
+    )
 
 
 def _as_text(report: Report) -> str:
     lines = [f"{what}: {count} messages" for what, count in report.read.items()]
+    lines += [f"{what}: {strays}" for what, strays in report.strays.items()]
     lines += [f"under way: {lack}" for lack in report.under_way]
     for anomaly in report.anomalies:
         seqnos = f" (seqno {', '.join(map(str, anomaly.seqnos))})" if anomaly.seqnos else ""

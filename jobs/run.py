@@ -28,7 +28,7 @@ def run(
     sites: SitesFile = None,
     engine: EngineOption = Engine.spark,
 ) -> None:
-    """Run the sequencer and the ledger in one Spark application: what most people start.
+    """Run the sequencer and the ledger in one Spark application. It is what most people start.
 
     Serves every group of the site; new groups are found while it runs. With --sites, the relay of the site runs too,
     which carries what stands here to the neighbouring sites; and a site that follows a home has no sequencer.

@@ -62,6 +62,8 @@ class Cast(NamedTuple):
     after: int = 0
     clock: str = ""
     headers: Headers = ()
+    written_at_ms: int = 0
+    """When the broker of its site, or a relay's, had it; 0 before. Nothing is decided by it."""
 
     @property
     def life(self) -> Life:
@@ -70,7 +72,10 @@ class Cast(NamedTuple):
 
 
 class Depends(NamedTuple):
-    """What a total message depends on: the casts that its sender had delivered or sent, as the clock of a view."""
+    """What a total message depends on: the casts that its sender had delivered or sent, as the clock of a view.
+
+    The clock is written as it is. A message without it depends on no more than its sender's last one.
+    """
 
     view: int
     clock: str
@@ -84,7 +89,8 @@ class Settled(NamedTuple):
 
 
 class Ordered(NamedTuple):
-    """An effective DATA record, as `ordering.reader` takes it. `view` and `lives` (in order) are those of a view.
+    """An effective DATA record, as `ordering.reader` takes it. `view`, `lives` (in order) and
+    `is_in_flush` are those of a view, `payload` is that of settings.
 
     As a delivery, a view says what is `settled` with it.
 
@@ -100,6 +106,8 @@ class Ordered(NamedTuple):
     view: int = NO_VIEW
     lives: tuple[Life, ...] = ()
     settled: tuple[Settled, ...] = ()
+    is_in_flush: bool = False
+    payload: bytes = b""
     record: object = None
 
     @property

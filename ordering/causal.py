@@ -46,6 +46,11 @@ casts from where the oldest cast stood that the other one still held (or from fu
 discarded, by (5). If a flush began before, the joiner says FLUSH_OK to `flush`: its START_FLUSH is in the state. All
 members that go on have equal states when they deliver a view.
 
+Newcomers. Who takes no state (`is_new`) reads DATA from a START_FLUSH on, or from before one, and delivers no casts of
+the view that it finds. The next view gives it the vector: that of all who go on is then equal to what their FLUSH_OKs
+said together, and what DATA depends on besides. Each of them has said it after its START_FLUSH, so a clock that stands
+further back adds nothing. (So a clock in DATA is written as it is, never as a difference.)
+
 Bounded. `max_held` casts and `max_waiting` DATA records wait. A cast that would be one more is FULL, and nothing
 changes. The driver reads on, and reads the cast's partition *again from there* when there is room, or when nothing else
 is left to read and `progress` has grown. (It must not stop reading the partition: what others wait for may stand behind
@@ -68,13 +73,16 @@ from operator import le
 from typing import NamedTuple
 
 from ordering import clocks
-from ordering.canonical import canonical_json
+from ordering.canonical import canonical_json, inflated
 from ordering.casts import FIFO, NO_VIEW, Cast, Ordered, Settled, Step, Verdict
 from ordering.clocks import Clock, ClockMalformed
 from ordering.errors import ProtocolViolation
 from ordering.fifo import MAX_HELD
 from ordering.membership import Life
-from ordering.records import MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.records import START_FLUSH, STOP_FLUSH, VIEW
+
+MAX_INFLATED_BYTES = 64 * 1024 * 1024
+"""Most that a state may inflate to, in bytes."""
 
 MAX_WAITING = 10_000
 """DATA records that wait for casts at one receiver, at most."""
@@ -101,8 +109,8 @@ class CausalState:
     """All that was delivered, in all orders; see the module. O(members), and the last clocks for the differences.
 
     `seqno` is the last DATA record's. `flush` is the seqno of the START_FLUSH in hand, and 0 outside of a flush; in it,
-    casts up to `limit` are delivered. `clocks` and `broadcast_clocks` have the last
-    clock of a member's causal casts and of its total messages in this view, by its place: none when a view begins.
+    casts up to `limit` are delivered. `clocks` has the last clock of a member's causal casts in this view, by its
+    place: none when a view begins. `is_new`: the vector is not known before the next view.
     """
 
     view: int = NO_VIEW
@@ -113,8 +121,8 @@ class CausalState:
     flush: int = 0
     limit: Clock | None = None
     clocks: Mapping[int, Clock] = field(default_factory=dict)
-    broadcast_clocks: Mapping[int, Clock] = field(default_factory=dict)
     settled: tuple[Settled, ...] = ()
+    is_new: bool = False
 
     def to_bytes(self) -> bytes:
         """The state as gzip'd JSON, equal states as equal bytes."""
@@ -128,8 +136,8 @@ class CausalState:
             "flush": self.flush,
             "limit": self.limit,
             "clocks": sorted(self.clocks.items()),
-            "broadcast_clocks": sorted(self.broadcast_clocks.items()),
             "settled": [(*life, local_seqno) for life, local_seqno in self.settled],
+            "is_new": self.is_new,
         }
         return gzip.compress(canonical_json(body), compresslevel=1, mtime=0)
 
@@ -137,7 +145,7 @@ class CausalState:
     def from_bytes(cls, raw: bytes) -> CausalState:
         """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
         try:
-            body = json.loads(gzip.decompress(raw))
+            body = json.loads(inflated(raw, MAX_INFLATED_BYTES))
             if body.pop("format") != FORMAT:
                 raise ValueError("unknown format")
             body["lives"] = tuple(Life(*row) for row in body["lives"])
@@ -145,10 +153,9 @@ class CausalState:
             body["limit"] = None if body["limit"] is None else tuple(body["limit"])
             for name in ("vector", "agreed"):
                 body[name] = tuple(body[name])
-            for name in ("clocks", "broadcast_clocks"):
-                body[name] = {index: tuple(clock) for index, clock in body[name]}
+            body["clocks"] = {index: tuple(clock) for index, clock in body["clocks"]}
             return cls(**body)
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ProtocolViolation(f"not a causal state that this version can read: {error}") from error
 
 
@@ -165,6 +172,7 @@ class CausalReceiver:
         self.lives = state.lives
         self.seqno = state.seqno
         self.flush = state.flush
+        self.is_new = state.is_new
         self.progress = 0
         """Grows with all that may let a cast go that had to wait."""
         self._index = {life: index for index, life in enumerate(state.lives)}
@@ -172,7 +180,6 @@ class CausalReceiver:
         self._agreed = list(state.agreed)
         self._limit = list(state.limit) if state.limit is not None else None
         self._clocks = dict(state.clocks)
-        self._broadcast_clocks = dict(state.broadcast_clocks)
         self._settled = state.settled
         self._held: list[dict[int, Cast]] = [{} for _ in state.lives]
         self._later: dict[tuple[int, Life, int], Cast] = {}
@@ -223,8 +230,8 @@ class CausalReceiver:
             self.flush,
             limit,
             dict(self._clocks),
-            dict(self._broadcast_clocks),
             self._settled,
+            self.is_new,
         )
 
     def index_of(self, life: Life) -> int | None:
@@ -241,6 +248,14 @@ class CausalReceiver:
             yield from casts.values()
         yield from self._later.values()
 
+    def pass_message(self, seqno: int) -> bool:
+        """Deliver a DATA record that is a message and depends on nothing, if nothing waits and it is the next."""
+        if self._waiting or seqno != self.seqno + 1 or _TOTAL in self._suspended:
+            return False
+        self.seqno = seqno
+        self.progress += 1
+        return True
+
     def step(self, record: Cast | Ordered) -> Step:
         """Judge the next record that was read. Raises ProtocolViolation for DATA that no sequencer writes."""
         verdict = self._take_cast(record) if isinstance(record, Cast) else self._take_ordered(record)
@@ -255,7 +270,7 @@ class CausalReceiver:
         if cast.view > self.view:
             return self._await_view(cast)
         index = self._index.get(cast.life)
-        if index is None:
+        if index is None or self.is_new:
             return Verdict.OVER
         following = self._vector[index] + 1
         if cast.local_seqno < following or cast.local_seqno in self._held[index]:
@@ -375,10 +390,8 @@ class CausalReceiver:
         if self._depends is None:
             self._depends = self._clock_of(record)
             self._agree(self._depends)
-        if not all(map(le, self._depends, self._vector)):
+        if not self.is_new and not all(map(le, self._depends, self._vector)):
             return bool(self._ready)
-        if record.depends is not None and record.kind == MESSAGE and record.life in self._index and self._depends:
-            self._broadcast_clocks[self._index[record.life]] = self._depends
         self._waiting.popleft()
         self._depends = None
         self.seqno = record.seqno
@@ -399,7 +412,7 @@ class CausalReceiver:
         if record.depends is None or record.depends.view != self.view or index is None:
             return ()
         try:
-            return clocks.read(record.depends.clock, self._broadcast_clocks.get(index), len(self._vector))
+            return clocks.read(record.depends.clock, None, len(self._vector))
         except ClockMalformed:
             return ()
 
@@ -426,16 +439,16 @@ class CausalReceiver:
         stay = [life for life in record.lives if life in self._index]
         if stay and not self.is_blocked:
             raise ProtocolViolation(f"view {record.view} is outside of a flush, and {stay[0].address} stays in it.")
-        before, index = self._vector, self._index
+        before, index = self._agreed if self.is_new else self._vector, self._index
         gone = set(index).difference(record.lives)
         settled = tuple(Settled(life, self._agreed[index[life]]) for life in self.lives if life in gone)
         self._dropped += [cast for casts in self._held for cast in casts.values()]
-        self.view, self.lives = record.view, record.lives
+        self.view, self.lives, self.is_new = record.view, record.lives, False
         self._index = {life: place for place, life in enumerate(record.lives)}
         self._vector = [before[index[life]] if life in index else 0 for life in record.lives]
         self._agreed = list(self._vector)
         self._limit = list(self._vector) if self.is_blocked else None
-        self._clocks, self._broadcast_clocks, self._head_clocks = {}, {}, {}
+        self._clocks, self._head_clocks = {}, {}
         self._held = [{} for _ in record.lives]
         self._suspended = {}
         self._ready = deque(range(len(record.lives)))

@@ -8,6 +8,9 @@ Invariant. Of each life, the receiver has delivered exactly the local seqnos 1 â
 member that starts again begins at 1 in a higher incarnation. From then on its earlier lives are over, and what is held
 of them is dropped: the life that could have filled the gap is over, and all that it had written stands before.
 
+Who begins in the midst of the logs says `since` when: a life of that incarnation, or a lower one, may have sent casts
+before. Of such a life, the first cast that is read is taken for the next one. Every later life begins at 1.
+
 Bounded: `max_held` casts wait, of all senders together. When so many wait, a cast that would have to wait is FULL, and
 nothing changes. A cast that need not wait is always taken. A gap stands in a sender's partition only until the sender
 has written the missing cast again, and then it writes all behind it again, too: what was FULL comes back by itself
@@ -42,10 +45,11 @@ class FifoState:
     """What has been delivered: of each sender its newest incarnation, and the highest local seqno of that."""
 
     received: Mapping[str, Accepted] = field(default_factory=dict)
+    since: int = 0
 
     def to_bytes(self) -> bytes:
         """As JSON, equal states as equal bytes."""
-        body = {"format": FORMAT, "received": self.received}
+        body = {"format": FORMAT, "received": self.received, "since": self.since}
         return canonical_json(body)
 
     @classmethod
@@ -55,7 +59,8 @@ class FifoState:
             body = json.loads(raw)
             if body["format"] != FORMAT:
                 raise ValueError("unknown format")
-            return cls({sender: Accepted(*map(int, row)) for sender, row in body["received"].items()})
+            received = {sender: Accepted(*map(int, row)) for sender, row in body["received"].items()}
+            return cls(received, int(body.get("since", 0)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProtocolViolation(f"not a fifo state that this version can read: {error}") from error
 
@@ -65,6 +70,7 @@ class FifoReceiver:
 
     def __init__(self, state: FifoState | None = None, max_held: int = MAX_HELD) -> None:
         self._received = dict(state.received) if state is not None else {}
+        self._since = state.since if state is not None else 0
         self._held: dict[str, dict[Life, dict[int, Cast]]] = {}
         self._count = 0
         self.max_held = max_held
@@ -75,9 +81,14 @@ class FifoReceiver:
         return self._count
 
     @property
+    def has_room(self) -> bool:
+        """Whether one more cast may be held."""
+        return self._count < self.max_held
+
+    @property
     def state(self) -> FifoState:
         """What has been delivered until now."""
-        return FifoState(dict(self._received))
+        return FifoState(dict(self._received), self._since)
 
     def held(self) -> Iterator[Cast]:
         """The casts that wait: a receiver that starts from `state` has to read these again."""
@@ -91,6 +102,8 @@ class FifoReceiver:
         if cast.incarnation < row.incarnation:
             return Step(Verdict.OVER)
         last = row.local_seqno if cast.incarnation == row.incarnation else 0
+        if not last and cast.incarnation <= self._since:
+            last = cast.local_seqno - 1
         if cast.local_seqno <= last:
             return Step(Verdict.DISCARD)
         if cast.local_seqno > last + 1:

@@ -145,6 +145,11 @@ class ForwardTable:
                 self.append(entry.payload, entry.headers)
         return forgotten
 
+    def tail(self, count: int) -> Iterator[Pending]:
+        """The last entries, so many, in increasing order of local seqnos."""
+        for behind in range(count, 0, -1):
+            yield self._entries[-behind]
+
     def pending(self) -> Iterator[Pending]:
         """The entries in increasing order of local seqnos: the order in which to send them again."""
         return iter(self._entries)

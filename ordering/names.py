@@ -24,15 +24,20 @@ RELAY_NAME = f"{RESERVED_PREFIX}relay"
 TICK_NAME = f"{RESERVED_PREFIX}tick"
 """The name under which the sequencer's job writes ticks. No member can have it."""
 
-Role = Literal["forward", "data", "epoch", "dead-letter", "inbox", "memory", "relayed", "entries"]
-ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "relayed", "entries")
+ADMIN_NAME = f"{RESERVED_PREFIX}admin"
+"""The name under which an operator changes a group's settings. No member can have it."""
+
+Role = Literal["forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast", "relayed", "entries"]
+ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast", "relayed", "entries")
 BY_RELAYS: tuple[Role, ...] = ("relayed", "entries")
 """Those that a relay fills; their names have the site that it comes from, too."""
 
 _GROUP = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_GROUP_LENGTH - 1}}}")
 SITE_PATTERN = rf"[A-Za-z0-9_-]{{1,{MAX_SITE_LENGTH}}}"
 _SITE = re.compile(SITE_PATTERN)
-_MEMBER_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_MEMBER_NAME_LENGTH}}}")
+_MEMBER_NAME_PATTERN = rf"[A-Za-z0-9._-]{{1,{MAX_MEMBER_NAME_LENGTH}}}"
+_MEMBER_NAME = re.compile(_MEMBER_NAME_PATTERN)
+ADDRESS_PATTERN = f"{SITE_PATTERN}/{_MEMBER_NAME_PATTERN}"
 _LETTERS = "letters, digits, '_' and '-'"
 
 
@@ -95,6 +100,11 @@ def is_relay(address: str) -> bool:
 def is_tick(address: str) -> bool:
     """Whether `address` is that of ticks."""
     return address.endswith(f"/{TICK_NAME}")
+
+
+def is_reserved(address: str) -> bool:
+    """Whether `address` has a name that no member can have: a relay's, that of ticks, or another of abcast's own."""
+    return address.partition("/")[2].startswith(RESERVED_PREFIX)
 
 
 def relay_of(site: str) -> str:

@@ -13,9 +13,12 @@ if the sender dies next:
 * a cast depends on its sender's earlier casts. They go to one partition in their order. If one of them never gets
   there, no member delivers those behind it, and nothing depends on them.
 
+* a cast *in a view* waits until its sender's casts of before the view are written: they have a numbering of their own.
+
 What waits keeps its place: messages leave in the order in which the application gave them, and a message is stamped
 with the clock when it leaves: that is when it is *sent*. FLUSH_OK is one of them, so it says what was sent before it,
-and after it nothing leaves until the flush is over. A life that has left the view, or was put out of it, sends no more.
+and after it nothing leaves until the flush is over. (Other control records of a member leave in their place, also in a
+flush, and carry no clock.) A life that has left the view, or was put out of it, sends no more casts.
 
 A crash loses what was not acknowledged, as it does for total messages; an outbox gives it to the next life, whose casts
 begin at 1 in a higher incarnation.
@@ -24,7 +27,7 @@ begin at 1 in a higher incarnation.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ordering import clocks
@@ -33,7 +36,7 @@ from ordering.causal import CausalReceiver
 from ordering.clocks import Clock
 from ordering.errors import UsageError
 from ordering.membership import Life
-from ordering.records import FLUSH_OK, MESSAGE, STOP_FLUSH, Headers
+from ordering.records import FLUSH_OK, MESSAGE, STOP_FLUSH, VIEW, Headers
 
 MAX_OUTGOING = 10_000
 """Messages that wait to be sent, at most."""
@@ -59,15 +62,16 @@ class Outgoing:
     def __init__(self, life: Life, receiver: CausalReceiver, max_records: int = MAX_OUTGOING) -> None:
         self.life = life
         self.max_records = max_records
-        self.sent = 0
-        """Casts of the view's numbering."""
-        self.is_quiet = receiver.is_blocked
-        """Whether it has said FLUSH_OK, or has joined within a flush."""
+        self.sent = self.sent_in_no_view = 0
+        """Casts, in the view's numbering and in that of a life that is in none."""
+        self.waiting_totals = 0
+        """How many of what waits are for the forward table."""
         self._receiver = receiver
-        self._was_in = False
+        self._was_in = receiver.index_of(life) is not None
+        self.is_quiet = self._was_in and receiver.is_blocked
+        """Whether it has said FLUSH_OK, or has joined within a flush."""
         self._queue: deque[tuple[str, str, bytes, Headers]] = deque()
-        self._sent_in_no_view = 0
-        self._written = 0
+        self._written = self._written_in_no_view = 0
         self._in_flight = 0
         self._view = NO_VIEW
         self._last_clock: Clock | None = None
@@ -81,14 +85,27 @@ class Outgoing:
         """Whether one more message may wait."""
         return len(self._queue) < self.max_records
 
-    def send(self, order: str, payload: bytes, headers: Headers = ()) -> None:
-        """Give it a message, if it `has_room`. Raises UsageError for an order that can't be kept."""
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that it was given is sent, and its casts are written: it may say FLUSH_OK."""
+        return not self._queue and self._all_written
+
+    @property
+    def _all_written(self) -> bool:
+        return self._written == self.sent and self._written_in_no_view == self.sent_in_no_view
+
+    def send(self, order: str, payload: bytes, headers: Headers = (), kind: str = MESSAGE) -> None:
+        """Give it a message, if it `has_room`. Raises UsageError for an order that can't be kept.
+
+        A control record (`kind`) is total, and finds room.
+        """
         if order not in ORDERS:
             raise UsageError(f"there is no order {order!r}: take one of {', '.join(ORDERS)}.")
         if order == CAUSAL and self._receiver.index_of(self.life) is None:
             raise UsageError(CAUSAL_NEEDS_A_VIEW)
-        assert self.has_room
-        self._queue.append((order, MESSAGE, payload, headers))
+        assert self.has_room or kind != MESSAGE
+        self._queue.append((order, kind, payload, headers))
+        self.waiting_totals += order == TOTAL
 
     def flush_ok(self, flush_id: int) -> None:
         """Say FLUSH_OK when all that waits is sent; at once, if it was said in this flush before (it began anew)."""
@@ -98,58 +115,88 @@ class Outgoing:
             self._queue.appendleft(entry)
         else:
             self._queue.append(entry)
+        self.waiting_totals += 1
 
     def _forget_flush_ok(self) -> None:
-        self._queue = deque(entry for entry in self._queue if entry[1] != FLUSH_OK)
+        self._keep(lambda _, kind: kind != FLUSH_OK)
+
+    def _keep(self, wanted: Callable[[str, str], bool]) -> None:
+        self._queue = deque(entry for entry in self._queue if wanted(*entry[:2]))
+        self.waiting_totals = sum(entry[0] == TOTAL for entry in self._queue)
 
     def written(self, local_seqno: int) -> None:
         """Kafka has acknowledged the casts up to `local_seqno` of the view's numbering."""
         self._written = max(self._written, local_seqno)
 
+    def written_in_no_view(self, local_seqno: int) -> None:
+        """The same in the other numbering."""
+        self._written_in_no_view = max(self._written_in_no_view, local_seqno)
+
     def delivered(self, record: Cast | Ordered) -> None:
         """Take notice of what the receiver has delivered, in order."""
         if isinstance(record, Cast):
-            if record.life == self.life and record.view != NO_VIEW:
-                self.written(record.local_seqno)
+            if record.life == self.life:
+                (self.written_in_no_view if record.view == NO_VIEW else self.written)(record.local_seqno)
             return
         if record.life == self.life and record.kind == MESSAGE:
             self._in_flight -= 1
+        if record.kind == VIEW:
+            self._look_who_is_in()
         if record.kind == STOP_FLUSH:
             self.is_quiet = False
             self._forget_flush_ok()
 
+    def _look_who_is_in(self) -> bool:
+        """Whether it may send casts: not any more, once it was put out of the view.
+
+        A view without lives is one of a group that has given up flush: then it is in none, and was not put out.
+        """
+        is_in = self._receiver.index_of(self.life) is not None
+        if is_in and not self._was_in:
+            self.is_quiet = self._receiver.is_blocked
+            self.sent = self._written = 0
+        if self._was_in and not is_in and self._receiver.lives:
+            self._keep(lambda order, _: order == TOTAL)
+            self.sent, self.sent_in_no_view = self._written, self._written_in_no_view
+            return False
+        self._was_in = is_in
+        return True
+
     def release(self) -> Iterator[Cast | Broadcast]:
         """What may be written now, in order."""
-        is_in = self._receiver.index_of(self.life) is not None
-        if self._was_in and not is_in:
-            return
-        self._was_in = is_in
+        self._look_who_is_in()
         while self._queue and self._may_go(*self._queue[0][:2]):
             order, kind, payload, headers = self._queue.popleft()
             if order == TOTAL:
+                self.waiting_totals -= 1
                 yield self._broadcast(kind, payload, headers)
             else:
                 yield self._cast(order, payload, headers)
 
     def _may_go(self, order: str, kind: str) -> bool:
+        if kind not in (MESSAGE, FLUSH_OK):
+            return True
         if self.is_quiet and kind != FLUSH_OK:
             return False
         if order == TOTAL:
-            return self._written == self.sent
+            return self._all_written
+        if self._was_in and self._written_in_no_view < self.sent_in_no_view:
+            return False
         return order == FIFO or self._in_flight == 0
 
     def _look_at_the_view(self) -> int | None:
         """The sender's place in the view; in a new one its first clocks are written as they are."""
+        index = self._receiver.index_of(self.life)
         if self._view != self._receiver.view:
             self._view = self._receiver.view
             self._last_clock = self._last_broadcast_clock = None
-        return self._receiver.index_of(self.life)
+        return index
 
     def _cast(self, order: str, payload: bytes, headers: Headers) -> Cast:
         index = self._look_at_the_view()
         if index is None:
-            self._sent_in_no_view += 1
-            return Cast(*self.life, self._sent_in_no_view, payload, headers=headers)
+            self.sent_in_no_view += 1
+            return Cast(*self.life, self.sent_in_no_view, payload, headers=headers)
         self.sent += 1
         if order == FIFO:
             return Cast(*self.life, self.sent, payload, FIFO, self._view, headers=headers)
@@ -162,16 +209,16 @@ class Outgoing:
         index = self._look_at_the_view()
         if kind == MESSAGE:
             self._in_flight += 1
-        else:
+        elif kind == FLUSH_OK:
             self.is_quiet = True
-        if index is None:
+        if index is None or kind not in (MESSAGE, FLUSH_OK):
             return Broadcast(kind, payload, None, headers)
         clock = _with(self._receiver.vector, index, self.sent)
-        if kind != MESSAGE:  # it may be refused, and then the next clock would be a difference to an unknown one
-            return Broadcast(kind, payload, Depends(self._view, clocks.write(clock, None)), headers)
-        text = clocks.write(clock, self._last_broadcast_clock)
-        self._last_broadcast_clock = clock
-        return Broadcast(kind, payload, Depends(self._view, text), headers)
+        if kind == MESSAGE:  # FLUSH_OK may be refused, and be another's last one: it always says all
+            if clock == self._last_broadcast_clock or not any(clock):
+                return Broadcast(kind, payload, None, headers)
+            self._last_broadcast_clock = clock
+        return Broadcast(kind, payload, Depends(self._view, clocks.write(clock, None)), headers)
 
 
 def _with(clock: Clock, index: int, number: int) -> Clock:

@@ -4,7 +4,9 @@ Invariant. After any prefix of the log, `Reader` has taken exactly the *effectiv
 seqnos 1, 2, 3 … without a gap, each once. Two readers of the same log therefore take the same records, whatever
 else stands in it, because the rule looks at nothing but the log:
 
-* a record whose epoch is lower than one seen before it is *stale*: what a fenced sequencer left behind the seal;
+* a record whose epoch is lower than one seen before it is *stale*: what a fenced sequencer left behind the seal. A
+  *stray*, a record that no sequencer can have written, has the epoch -1 for every reader, so it is stale everywhere:
+  whatever its fields look like, they change nothing;
 * a seqno already taken is a *duplicate*: Spark's Kafka sink repeats records after a retry, and numbers are
   deterministic, so a repeat is identical;
 * a seqno beyond the next one is *ahead*: an interrupted write lost a middle part, which the retry (or the next

@@ -15,6 +15,10 @@ Headers = tuple[tuple[str, bytes], ...]
 
 MESSAGE = "message"
 EPOCH = "epoch"
+STRAY = "(stray)"
+"""What stands in DATA and is none. No record on Kafka can name this kind."""
+STRAY_EPOCH = -1
+"""Lower than any, so that the reading rule passes over it as over what a fenced sequencer has left."""
 LETTER = "letter"
 STATE = "state"
 JOIN = "join"

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ordering.canonical import canonical_json
+from ordering.canonical import canonical_json, inflated
 from ordering.errors import ProtocolViolation
 from ordering.links import LinkRow, LinkTable
 from ordering.log_time import Watch, before_horizon
@@ -54,6 +54,7 @@ from ordering.records import (
     HEARTBEAT,
     LEAVE,
     LINK_START,
+    MAX_RECORD_BYTES,
     MESSAGE,
     REFUSED,
     REMOTE_VIEW,
@@ -86,6 +87,10 @@ FORGOTTEN = "the sender is unknown, and its incarnation is not higher than those
 
 FORMAT = 4
 """Of snapshots."""
+
+MAX_INFLATED_BYTES = 32 * MAX_RECORD_BYTES
+"""Most that a snapshot may inflate to, in bytes. JSON with a row a sender shrinks to a third or a tenth; what inflates
+to more was made to fill the memory of everybody who starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,7 @@ class SequencerState:
     def from_bytes(cls, raw: bytes) -> SequencerState:
         """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
         try:
-            body: dict[str, Any] = json.loads(gzip.decompress(raw))
+            body: dict[str, Any] = json.loads(inflated(raw, MAX_INFLATED_BYTES))
             if body.pop("format") != FORMAT:
                 raise ValueError("unknown format")
             if "membership" in body:
@@ -157,7 +162,7 @@ class SequencerState:
             body["seals"] = tuple(Seal(*row) for row in body["seals"])
             body["links"] = {neighbour: LinkRow(*row) for neighbour, row in body["links"].items()}
             return cls(**body)
-        except (ValueError, KeyError, TypeError, OSError, EOFError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ProtocolViolation(f"not a snapshot that this version can read: {error}") from error
 
     def ordered(self, sender: str) -> Accepted:

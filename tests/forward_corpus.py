@@ -183,6 +183,13 @@ CORPUS: tuple[Case, ...] = (
         [*GOOD, *[("", b"")] * (MAX_HEADERS_BYTES + 1)],
         codec.HEADERS_TOO_LARGE,
     ),
+    Case(
+        "what it depends on is too large",
+        ALICE,
+        b"x",
+        [*GOOD, (codec.DEPENDS_HEADER, b"x" * MAX_PAYLOAD_BYTES)],
+        codec.HEADERS_TOO_LARGE,
+    ),
     Case("no headers", ALICE, b"x", (), codec.WRONG_VERSION),
     Case("our header is null", ALICE, b"x", [("abcast", None)], codec.WRONG_VERSION),  # type: ignore[list-item]  # Kafka
     *(
@@ -324,6 +331,24 @@ CORPUS: tuple[Case, ...] = (
         GOOD,
         codec.NOT_THE_RELAY,
     ),
+    *(
+        Case(f"{name} writes {kind}", f"nyc/{name}".encode(), b"{}", _kind(kind), reason)
+        for name, kind, reason in (
+            ("abcast.tick", "heartbeat", None),
+            ("abcast.admin", "settings", None),
+            ("abcasts", "message", None),
+            ("abcast.tick", "message", codec.RESERVED_NAME),
+            ("abcast.tick", "settings", codec.RESERVED_NAME),
+            ("abcast.admin", "message", codec.RESERVED_NAME),
+            ("abcast.admin", "leave", codec.RESERVED_NAME),
+            ("abcast.", "join", codec.RESERVED_NAME),
+            ("abcast.relays", "heartbeat", codec.RESERVED_NAME),
+        )
+    ),
+    _asked("a message of ticks", codec.RESERVED_NAME, b"sfo/abcast.tick"),
+    _asked("a tick", None, b"sfo/abcast.tick", "heartbeat", b""),
+    _asked("settings", None, b"sfo/abcast.admin", "settings", b"{}"),
+    _linked("a message of an operator", codec.RESERVED_NAME, b"lax/abcast.admin"),
     Case("a skip that no relay brought", ALICE, b"", _kind("skip"), codec.WRONG_LINK),
     Case("a beginning that no relay brought", ALICE, b"{}", _kind("link-start"), codec.NOT_THE_RELAY),
     Case("null payload", ALICE, None, GOOD, codec.NO_PAYLOAD),

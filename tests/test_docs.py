@@ -171,6 +171,7 @@ def test_reasons() -> None:
         codec.WRONG_LINK,
         codec.WRONG_SITE,
         codec.NOT_THE_RELAY,
+        codec.RESERVED_NAME,
         codec.NO_PAYLOAD,
         codec.PAYLOAD_TOO_LARGE,
         BAD_ADDRESS,
@@ -364,17 +365,6 @@ def test_limits() -> None:
         ),
         "a Delta commit": "one a second at most",
     }
-
-
-def test_what_is_not_connected() -> None:
-    """The cores that the limits call not connected are imported by no adapter and no command."""
-    shown = spans(section(doc("limits"), "## What is not connected yet").partition("And these")[0])
-    cores = [path for path in shown if path.endswith(".py") and "isis" not in path]
-    assert len(cores) == 5
-    adapters = [path.read_text(encoding="utf-8") for path in SOURCE_FILES if path.parts[-2] != "ordering"]
-    for core in cores:
-        module = core.removesuffix(".py").replace("/", ".")
-        assert not any(re.search(rf"\b{module}\b", text) for text in adapters), core
 
 
 def test_glossary() -> None:

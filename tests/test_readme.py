@@ -101,7 +101,7 @@ def run_example(code: str, port: int, cwd: Path) -> str:
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("engine", ["spark", "process"])
+@pytest.mark.parametrize("engine", ["spark", pytest.param("process", marks=pytest.mark.soak)])
 def test_demo(tmp_path: Path, engine: str) -> None:
     """`make demo`, on a small file: one order for all observers, a killed sequencer and a killed member survived."""
     lines = tmp_path / "lines.txt"

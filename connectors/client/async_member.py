@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, cast, overload
 
 from connectors.client.callbacks import Callback
+from connectors.client.cast_receipt import CastReceipt
 from connectors.client.delivery import Delivery, Deserializer
 from connectors.client.letter import Letter, LetterReceipt
 from connectors.client.member import CLOSE_TIMEOUT_S, Member
@@ -30,6 +31,7 @@ from connectors.client.receipt import Receipt
 from connectors.client.state_transfer import GetState, SetState
 from connectors.client.stream import Stream
 from connectors.kafka.connection import Connection
+from ordering.casts import TOTAL
 from ordering.errors import UsageError
 from ordering.events import Event, ViewChange
 from ordering.names import Address
@@ -60,6 +62,7 @@ class Options(TypedDict, total=False):
     set_state: SetState | None
     serializer: Serializer | None
     deserializer: Deserializer | None
+    casts: bool
 
 
 class AsyncStream(Generic[T]):
@@ -149,9 +152,36 @@ class AsyncMember:
         connect = functools.partial(self.member.connect, from_ledger=from_ledger, state=state, or_history=or_history)
         return await asyncio.to_thread(connect, from_seqno=from_seqno, timeout=timeout)
 
-    async def broadcast(self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0) -> Receipt:
+    @overload
+    async def broadcast(
+        self,
+        payload: Any,
+        headers: GivenHeaders = (),
+        timeout: float | None = 30.0,
+        *,
+        order: Literal["total"] = "total",
+    ) -> Receipt: ...
+
+    @overload
+    async def broadcast(
+        self,
+        payload: Any,
+        headers: GivenHeaders = (),
+        timeout: float | None = 30.0,
+        *,
+        order: Literal["fifo", "causal"],
+    ) -> CastReceipt: ...
+
+    async def broadcast(
+        self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0, *, order: str = TOTAL
+    ) -> Receipt | CastReceipt:
         """As `Member.broadcast`: waits for room in the forward table. `await` the receipt for the seqno."""
-        return await self._in_turn(functools.partial(self.member.broadcast, payload, headers, timeout))
+        sent: Callable[..., Receipt | CastReceipt] = self.member.broadcast
+        return await self._in_turn(functools.partial(sent, payload, headers, timeout, order=order))
+
+    async def broadcast_sync(self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0) -> int:
+        """As `Member.broadcast_sync`. Other messages of this member wait for it."""
+        return await self._in_turn(functools.partial(self.member.broadcast_sync, payload, headers, timeout))
 
     async def send(
         self,

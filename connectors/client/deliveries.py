@@ -24,10 +24,11 @@ from connectors.client.delivery import Delivery, Place
 from connectors.client.ledger_reader import read_ledger
 from connectors.client.member_memory import MemberMemory
 from connectors.client.silence import Silence
-from connectors.kafka.codec import data_number, given_headers
+from connectors.kafka.codec import data_number, given_headers, without_depends
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import DataLog
+from ordering.casts import TOTAL
 from ordering.errors import HistoryUnavailable, UsageError
 from ordering.events import Event, EventReader
 from ordering.names import Address
@@ -120,8 +121,10 @@ class Deliveries:
             finally:
                 # While the interpreter shuts down there are no threads left to talk to Kafka with.
                 if not sys.is_finalizing():
-                    self._bookmark.commit()
-                    memory.close()
+                    try:
+                        self._bookmark.commit()
+                    finally:
+                        memory.close()
         finally:
             self.finished.set()
 
@@ -130,10 +133,10 @@ class Deliveries:
         bookmark, silence, between = self._bookmark, self._silence, self._between
         for places in self._places(memory):
             for seqno, next_offset, what in places:
-                if what is not None and (seqno > self._counted or not isinstance(what, Delivery)):
+                if what is not None and (seqno > self._counted or not _is_total(what)):
                     bookmark.hand_out(seqno, next_offset)
                     yield what
-                    bookmark.take()
+                    self.take()
                     now = time.monotonic()
                     silence.broken(now)
                     bookmark.commit_if_due(now)
@@ -210,6 +213,11 @@ class Deliveries:
         return record.seqno, record.offset + 1, what
 
 
+def _is_total(what: Delivery | Event) -> bool:
+    """Whether it is a message that a state may count."""
+    return isinstance(what, Delivery) and what.order == TOTAL
+
+
 _address = functools.lru_cache(maxsize=10_000)(bytes.decode)
 """Of a sender's key: there are few of them, and each comes often."""
 
@@ -222,7 +230,7 @@ def _delivery(record: Effective) -> Delivery:
         int(fields[2]),
         int(fields[3]),
         value or b"",
-        given_headers(headers[1:]) if len(headers) > 1 else (),
+        without_depends(given_headers(headers[1:])) if len(headers) > 1 else (),
         data_number(fields[6]),
         int(fields[5]),
         data_number(fields[8]),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
+from ordering.casts import TOTAL
 from ordering.events import Event
 from ordering.records import Headers
 
@@ -15,6 +16,9 @@ _EPOCH = datetime.fromtimestamp(0, timezone.utc)
 
 class Delivery(NamedTuple):
     """One message. `seqno` counts 1, 2, 3 … in the group (views and the like take numbers too).
+
+    In fifo and causal `order` there is no seqno (0) and no epoch (0); `local_seqno` counts those of a life apart from
+    its total messages, and `forwarded_at_ms` says when the broker had it.
 
     `forwarded_at_ms`: when the sequencer's broker had it from its sender; `sequenced_at_ms`: when it had it with its
     seqno. Both by the broker's clock, in ms since the epoch. (0 where a ledger of an earlier version does not say.)
@@ -30,6 +34,7 @@ class Delivery(NamedTuple):
     epoch: int
     forwarded_at_ms: int = 0
     sequenced_at_ms: int = 0
+    order: str = TOTAL
     deserializer: Deserializer | None = None
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from connectors.client.deliveries import Deliveries
+from connectors.client.merged_deliveries import MergedDeliveries, MergedSource
 from connectors.client.state_transfer import StateTransfer
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
@@ -41,6 +42,10 @@ class Entrance:
         self.address = address
         self.ledger = ledger
         self.transfer = transfer
+        self.sources: Callable[[bool], MergedSource] | None = None
+        """Makes a source of all orders, for a member with casts; True: from its first view on."""
+        self._source: MergedSource | None = None
+        self._first_view = 0
         self.is_ready = False
         """Whether the member has what it has asked for in `connect`."""
         self._first_seqno: int | None = None
@@ -58,6 +63,8 @@ class Entrance:
             raise UsageError("or_history=True goes with state=True: it says what to do where no member has the state.")
         if from_seqno is not None and from_seqno < 1:
             raise UsageError(f"from_seqno is {from_seqno}, but seqnos start at 1.")
+        if state and self.sources is not None:
+            raise UsageError("state=True counts the total order only: it can't go with casts=True.")
         if self.is_ready and state:
             raise UsageError(f"{self.address} is connected already: the state comes with the first connect().")
         if self.is_ready and from_seqno is not None:
@@ -81,6 +88,8 @@ class Entrance:
         # One that was in the view when its process started has no first view to begin with.
         self._first_seqno = first or view.seqno or (counted + 1 if counted is not None else None)
         self._counted_seqno = counted or 0
+        self._first_view = view.seqno
+        self.close()
 
     def deliveries(self, timeout: float | None, *, events: bool) -> Deliveries:
         """What goes on where the last run of this member's own ended."""
@@ -88,6 +97,8 @@ class Entrance:
         taken = self._newest.taken_seqno if self._newest is not None else 0
         if taken:  # that does not come again
             first = max(first or 0, taken + 1)
+        if self.sources is not None:
+            return self._merged(first, timeout, events=events)
         self._newest = Deliveries(
             *(self.connection, self.group, self.address, first, timeout, self.ledger),
             events=events,
@@ -95,6 +106,20 @@ class Entrance:
             between=self.transfer.between if self.transfer is not None else None,
         )
         return self._newest
+
+    def _merged(self, first: int | None, timeout: float | None, *, events: bool) -> Deliveries:
+        assert self.sources is not None
+        if self._source is None:
+            with_view = bool(self._first_view) and self._first_seqno == self._first_view
+            self._source = self.sources(with_view)
+        self._newest = MergedDeliveries(self._source, first, timeout, self.ledger, is_shared=True, events=events)
+        return self._newest
+
+    def close(self) -> None:
+        """Disconnect. The runs have ended."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
 
     def _has_history(self, view: ViewChange) -> bool:
         """Whether a message was ordered before its first view. Raises BrokerUnreachable."""

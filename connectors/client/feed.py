@@ -25,10 +25,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from kafka.errors import AuthorizationError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
@@ -106,6 +108,11 @@ class Feed:
         self._position = 0  # of the window's end
         self._count = self._bytes = 0  # in the window
         self._followers = 0
+
+    def wake(self) -> None:
+        """Let followers look whether there is something for them that is not DATA."""
+        with self._changed:
+            self._changed.notify_all()
 
     # --- who uses it ---
 
@@ -207,6 +214,8 @@ class Feed:
                 with self.telling:
                     if not stopping.is_set():
                         self._tell(records)
+        except AuthorizationError as error:
+            self._fail(self.connection.refused(error, "READ", self.partition.topic), stopping)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who listen must hear of it
             self._fail(error, stopping)
         finally:
@@ -289,11 +298,16 @@ class Feed:
         with self._changed:
             self._followers += more
 
-    def batch_at(self, offset: int, timeout: float) -> Batch | None:
+    def pause(self, timeout: float, until: Callable[[], bool]) -> None:
+        """Wait for that, which `wake` tells of."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_running or until(), timeout)
+
+    def batch_at(self, offset: int, timeout: float, or_when: Callable[[], bool] = bool) -> Batch | None:
         """What stands there, if the window has it. An empty one if nothing comes; None if it is further back."""
         with self._changed:
             if self._is_running and offset >= self._position:
-                self._changed.wait_for(lambda: not self._is_running or offset < self._position, timeout)
+                self._changed.wait_for(lambda: not self._is_running or offset < self._position or or_when(), timeout)
             if not self._is_running:
                 return None
             if offset >= self._position:
@@ -318,6 +332,7 @@ class Hearing:
         self._kept: list[Effective] = []
         self._from = 0  # what stands before is in the state that the listener knows
         self._missed: HistoryUnavailable | None = None
+        self._has_failed = False
         self._is_closed = False
 
     def end(self) -> tuple[Start, SequencerState]:
@@ -338,7 +353,8 @@ class Hearing:
     def hear(self, records: list[Effective]) -> None:
         """Pass them on, or keep them."""
         if self._listener is None:
-            self._kept += records
+            if not self._has_failed:
+                self._kept += records
             return
         if records and records[0].offset < self._from:
             records = [record for record in records if record.offset >= self._from]
@@ -358,7 +374,7 @@ class Hearing:
         try:
             call(listener)
         except Exception as error:  # noqa: BLE001 - one member's failure is told to that member
-            self._listener = None
+            self._listener, self._has_failed = None, True
             listener.end(error)
 
     def close(self) -> None:
@@ -383,21 +399,43 @@ class Follower:
         self._reader = start.reader
         self._cursor: DataCursor | None = None
         self._is_user = False  # of the feed
+        self._is_failing = False
 
-    def poll(self, timeout: float) -> Sequence[Effective]:
-        """The next effective records; none if none arrive in time. Raises as `DataCursor.poll`, BrokerUnreachable."""
+    def pause(self, timeout: float, until: Callable[[], bool]) -> None:
+        """Wait for something that is not DATA."""
+        self._feed.pause(timeout, until)
+
+    def poll(self, timeout: float, or_when: Callable[[], bool] = bool) -> Sequence[Effective]:
+        """The next effective records; none if none come in time, or no broker answers. Raises as `DataCursor.poll`.
+
+        `or_when`: it waits no longer when that holds, and the feed was woken (`Feed.wake`).
+        """
         if self._is_user:
-            batch = self._feed.batch_at(self.position, timeout)
+            batch = self._feed.batch_at(self.position, timeout, or_when)
             if batch is not None:
                 return self._taken(batch)
             self._leave()
-        if self._cursor is None:
-            self._cursor = self._feed.cursor(Start(self.position, self._reader))
+        cursor = self._cursor or self._connected(timeout)
+        if cursor is None:
+            return ()
+        self._cursor = cursor
         records = self._cursor.poll(timeout)
         self.position, self._reader = self._cursor.position, self._cursor.reader
         if not records or self._feed.holds(self.position):
             self._join()
         return records
+
+    def _connected(self, pause: float) -> DataCursor | None:
+        try:
+            cursor = self._feed.cursor(Start(self.position, self._reader))
+        except BrokerUnreachable as error:
+            if not self._is_failing:
+                _logger.warning("reading %s: %s Trying again.", self._feed.partition.topic, error)
+            self._is_failing = True
+            time.sleep(pause)
+            return None
+        self._is_failing = False
+        return cursor
 
     def _taken(self, batch: Batch) -> Sequence[Effective]:
         if batch.end <= self.position:
@@ -414,9 +452,10 @@ class Follower:
         feed, cursor = self._feed, self._cursor
         if feed.has_failed or cursor is None:
             return
-        feed.count_follower(1)
-        self._is_user = True
+        # Interrupted in between (Ctrl-C), it stays a user for ever: the others' feed must not end.
         is_handed_over = feed.enter(cursor)
+        self._is_user = True
+        feed.count_follower(1)
         if not is_handed_over and not feed.holds(self.position):
             self._leave()
             return
@@ -443,4 +482,10 @@ def _look_after(listener: Listener) -> None:
 
 
 def _size(records: Sequence[Effective]) -> int:
-    return sum(len(record.value) for record in records if record.value is not None)
+    size = 0
+    for record in records:
+        if record.value is not None:
+            size += len(record.value)
+        if len(record.headers) > 1:
+            size += sum(len(value) for _, value in record.headers)
+    return size

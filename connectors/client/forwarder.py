@@ -11,6 +11,9 @@ the lock, in the same step.
 
 Whoever sends holds the lock, broadcasts and resends alike. So the FORWARD log has this member's messages in order,
 except where a produce request failed (`connectors.client.go_back_n`).
+
+A member with casts has a caster besides (`connectors.client.caster`). Then the last records of the table wait until it
+lets them go, and FLUSH_OK until it has nothing left: `ordering.outgoing` says why.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from connectors.client.callbacks import Callbacks
+from connectors.client.cast_hub import CastHub
+from connectors.client.cast_receipt import CastReceipt
+from connectors.client.caster import Caster
 from connectors.client.feed import Hearing
 from connectors.client.go_back_n import GoBackN
 from connectors.client.lives import Beginning, Carried, Left, Lives, is_same
@@ -48,6 +54,7 @@ from ordering.errors import (
     ForwardTableFull,
     HistoryUnavailable,
     NotOrderedInTime,
+    NotWrittenInTime,
     UsageError,
 )
 from ordering.forward_table import (
@@ -92,6 +99,8 @@ FRESH_S = 5.0
 Successor = Callable[["Forwarder"], None]
 """Begins the next life, in a thread of its own: it is called under the lock."""
 
+CASTS_ARE_OFF = "{address} takes part in the total order only: Member(…, casts=True) has fifo and causal order, too."
+
 _logger = logging.getLogger(__name__)
 
 
@@ -102,6 +111,7 @@ class Opened(NamedTuple):
     producer: Producer
     hearing: Hearing
     beginning: Beginning
+    hub: CastHub | None
 
 
 class Forwarder:
@@ -136,7 +146,10 @@ class Forwarder:
         self._name = str(address)
         self._sender = self._name.encode("ascii")
         self._topic = str(Topic(group, "forward", address.site))
-        self._shared, self._hearing = opened.shared, opened.hearing
+        self._shared, self._hearing, self._hub = opened.shared, opened.hearing, opened.hub
+        self._depends: dict[int, Headers] = {}
+        """What records of the table depend on, by local seqno: a header that stands behind their own."""
+        self._caster: Caster | None = None
         self._sending = GoBackN(
             *(opened.shared.producers, opened.producer, str(address), self.changed, self._send_table),
             resend_after_s=self.limits.resend_after_s,
@@ -170,9 +183,14 @@ class Forwarder:
         with contextlib.ExitStack() as to_close:
             shared = share(connection)
             to_close.callback(shared.release)
-            memory = to_close.enter_context(contextlib.closing(MemberMemory(connection, group, lives.address)))
+            memory = MemberMemory(connection, group, lives.address, sends=True)
+            to_close.callback(memory.close)
             producer = shared.producers.lease()
             to_close.callback(shared.producers.release, producer)
+            hub = shared.hub(group, lives.address.site) if lives.casts else None
+            if hub is not None:  # before a JOIN is sent: see there
+                hub.enter()
+                to_close.callback(hub.leave)
             hearing = shared.feed(group, lives.address.site).hear(lives.address)
             to_close.callback(hearing.close)
             # The log's end is taken before the first message is sent: nothing of ours can be missed behind it.
@@ -181,8 +199,9 @@ class Forwarder:
             beginning = lives.begin(memory, state, left, history)
             memory.close()
             forwarder = cls(
-                connection, group, lives, callbacks, successor, Opened(shared, producer, hearing, beginning)
+                connection, group, lives, callbacks, successor, Opened(shared, producer, hearing, beginning, hub)
             )
+            to_close.callback(forwarder._stop_casting)
             to_close.callback(forwarder._stopping.set)
             forwarder._start(state)
             hearing.begin(forwarder, start.offset)
@@ -202,6 +221,12 @@ class Forwarder:
         self.incarnation, self._table, self._receipts, self._join, self.is_continued = begun
         self._is_unheard = not self._receipts  # nothing of it was sent by this process
         self._begun_at = time.monotonic()
+        if self._hub is not None:
+            self._stop_casting()
+            life, topic = Life(self._name, self.incarnation), str(Topic(self.group, "cast", self.address.site))
+            self._caster = Caster(
+                life, topic, self._hub, self._shared.producers, self.limits, self.changed, self._release_all, self.end
+            )
 
     # --- what applications call ---
 
@@ -239,6 +264,44 @@ class Forwarder:
                 self._see_that_it_will_be_heard()
             return self._accept(payload, headers)
 
+    def cast(self, order: str, payload: bytes, headers: Headers, timeout: float | None) -> CastReceipt:
+        """Send it straight to the members, in that order.
+
+        Raises ForwardTableFull, Blocked, Excluded, Superseded, UsageError (causal order without a view).
+        """
+        with self.changed:
+            self._raise_failure()
+            caster = self._caster
+            if caster is None:
+                raise UsageError(CASTS_ARE_OFF.format(address=self.address))
+            size = message_bytes(payload, headers)
+            if not self._takes_messages or not caster.has_room(size):
+                self._wait_until_cast_is_taken(caster, size, timeout)
+            joined_at = self._participant.joined_at
+            if joined_at is not None and not caster.knows(joined_at.seqno):
+                self._wait_until_the_view_is_known(caster, joined_at.seqno, timeout)
+            receipt = caster.cast(order, payload, headers)
+            self._release_all()
+            return receipt
+
+    def wait_written(self, timeout: float | None) -> None:
+        """Wait until all casts stand in the log. Raises NotWrittenInTime."""
+        with self.changed:
+            caster = self._caster
+            if caster is None:
+                return
+            self.changed.wait_for(lambda: not caster.pending or self.has_ended, timeout)
+            if caster.pending:
+                raise NotWrittenInTime(
+                    f"{caster.pending} messages of {self.address} in fifo or causal order were not written within "
+                    f"{round(timeout or 0, 2):g} s. Does Kafka run?"
+                )
+
+    @property
+    def hub(self) -> CastHub | None:
+        """What this process has delivered in all orders, if it has casts."""
+        return self._hub
+
     def tell(self, event: Asked | Answered | FlushUnwanted | FlushDone) -> Receipt | None:
         """What is asked of the participant; the receipt of what it sends then. Raises Excluded, Superseded."""
         with self.changed:
@@ -270,8 +333,21 @@ class Forwarder:
             self._step(FlushWanted(self._table.last + 1))
 
     def answer(self, flush_id: int) -> None:
-        """block() has returned. Nothing if the flush is over already."""
+        """block() has returned. Nothing if the flush is over already.
+
+        With casts, it waits until they are written, and the START_FLUSH is delivered in all orders.
+        """
         with self.changed:
+            caster = self._caster
+            if caster is not None:
+                self.changed.wait_for(
+                    lambda: (
+                        self.has_ended
+                        or self._participant.known.flush_id != flush_id
+                        or self._caster is not caster
+                        or (caster.is_settled and caster.knows(flush_id))
+                    )
+                )
             if not self.has_ended:
                 self._step(Answered(flush_id))
 
@@ -301,7 +377,7 @@ class Forwarder:
                 self._perform(action)
                 continue
             try:
-                receipt = self._accept(action.payload, control_headers(action.kind))
+                receipt = self._accept(action.payload, control_headers(action.kind), action.kind, action.flush_id)
             except EnvironmentProblem as error:
                 if isinstance(event, Asked | FlushWanted):
                     self._become(before)
@@ -311,7 +387,7 @@ class Forwarder:
                 _logger.warning("%s could not send %s: %s", self.address, action.kind, error)
         if not self._is_beating and self._participant.is_heard:
             self._is_beating = True
-            self._shared.heartbeats.add(self)
+            self._shared.heartbeats(self.group, self.address.site).add(self)
         self.changed.notify_all()
         if self._participant.is_stranded(self._table.pending()):
             self._step(Asked(Cause.STRANDED))
@@ -334,7 +410,7 @@ class Forwarder:
         elif action.do is Do.BEGIN_ANEW:
             self._successor(self)
 
-    def _accept(self, payload: bytes, headers: Headers) -> Receipt:
+    def _accept(self, payload: bytes, headers: Headers, kind: str = MESSAGE, flush_id: int = 0) -> Receipt:
         """With room in the table; a control record finds room in any: there are few, none waits for its turn."""
         if self._outbox is not None:
             self._outbox.append(self._table.last + 1, payload, headers)
@@ -345,9 +421,35 @@ class Forwarder:
         message_id = MessageId(self._name, self.incarnation, pending.local_seqno)
         receipt = Receipt(message_id, self.changed, self._why)
         self._receipts.append(receipt)
-        if self._may_send(pending):
+        if self._caster is not None:
+            self._caster.total(kind, flush_id)
+            self._release()
+        elif self._may_send(pending):
             self._send(pending)
         return receipt
+
+    def _release(self) -> None:
+        """Send what the caster lets go, its own and the next records of the table."""
+        caster = self._caster
+        if caster is None:
+            return
+        released = self._released
+        besides = list(caster.release())
+        for pending, beside in zip(self._table.tail(self._table.last - released), besides, strict=False):
+            if beside:
+                self._depends[pending.local_seqno] = beside
+            if self._may_send(pending):
+                self._send(pending)
+
+    @property
+    def _released(self) -> int:
+        """The last record of the table that may be sent, as far as casts are concerned."""
+        return self._table.last - (self._caster.waiting_totals if self._caster is not None else 0)
+
+    def _release_all(self) -> None:
+        """What the hub has told may let something go, and somebody may wait for that."""
+        self._release()
+        self.changed.notify_all()
 
     def _see_that_it_will_be_heard(self) -> None:
         """Before the first record of this life: take another, if the group has raised its floor above it meanwhile."""
@@ -428,8 +530,12 @@ class Forwarder:
         with self.changed:
             self._step(Asked(Cause.CLOSE))
         self._hearing.close()
-        if not self._is_closed:
-            self._is_closed = True
+        self._stop_casting()
+        with self.changed:  # two threads may be here: one of them releases
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
+            if self._hub is not None:
+                self._hub.leave()
             self._sending.close()
             self._shared.release()
         with self.changed:
@@ -442,6 +548,13 @@ class Forwarder:
             self._fail_receipts(
                 NotOrderedInTime(f"{self.address} was closed before its message was ordered. It may still be ordered.")
             )
+
+    def _stop_casting(self) -> None:
+        with self.changed:
+            caster, self._caster = self._caster, None
+            if caster is not None:
+                caster.close(NotWrittenInTime(f"{self.address} was closed before its message was written."))
+                self.changed.notify_all()
 
     # --- under the lock ---
 
@@ -457,6 +570,27 @@ class Forwarder:
             raise Excluded(f"{self.address} was taken for dead by the group, and joins again: broadcast again.")
         if self._participant.is_ending:
             raise UsageError(f"{self.address} is closed.")
+
+    def _wait_until_cast_is_taken(self, caster: Caster, size: int, timeout: float | None) -> None:
+        while self._participant.is_silent or not caster.has_room(size):
+            if self._participant.is_silent:
+                self._wait_for_the_flush(timeout)
+                continue
+            has_room = self.changed.wait_for(lambda: caster.has_room(size) or self.has_ended, timeout)
+            self._raise_failure()
+            if not has_room:
+                raise ForwardTableFull(
+                    f"{caster.pending} messages of {self.address} in fifo or causal order wait for Kafka, and no room "
+                    f"came within {timeout:g} s. Broadcast again later, or raise max_pending_records."
+                )
+        self._raise_refusal()
+
+    def _wait_until_the_view_is_known(self, caster: Caster, seqno: int, timeout: float | None) -> None:
+        """What is cast behind the first view belongs to it: so it waits until that is delivered in all orders."""
+        is_known = self.changed.wait_for(lambda: caster.knows(seqno) or self.has_ended, timeout)
+        self._raise_failure()
+        if not is_known:
+            raise Blocked(f"the first view of {self.address} was not delivered within {timeout:g} s. Broadcast again.")
 
     def _wait_until_taken(self, size: int, timeout: float | None) -> None:
         """Until there is no flush, and room. While it waits for one of them, it can lose the other."""
@@ -494,12 +628,15 @@ class Forwarder:
             headers = forward_headers(self.incarnation, pending.local_seqno, kind=kind_of(pending))
         else:
             headers = forward_headers(self.incarnation, pending.local_seqno, sent_headers(pending))
+        if self._depends:
+            headers += self._depends.get(pending.local_seqno, ())
         self._sending.send(self._topic, self._sender, pending.payload, headers)
 
     def _send_table(self) -> None:
         """Send everything pending that may be sent, in increasing order of local seqnos."""
+        released = self._released
         for pending in self._table.pending():
-            if self._may_send(pending):
+            if pending.local_seqno <= released and self._may_send(pending):
                 self._send(pending)
 
     def _may_send(self, pending: Pending) -> bool:
@@ -510,6 +647,8 @@ class Forwarder:
             if receipt is not None:
                 receipt.fail(error)
         self._receipts.clear()
+        if self._caster is not None:
+            self._caster.fail(error)
         self.changed.notify_all()
 
     # --- what the feed tells, in its thread (`connectors.client.feed`) ---
@@ -523,6 +662,8 @@ class Forwarder:
         """Send again what is due."""
         if self._receipts and not self.has_ended:
             self._sending.send_again_if_due()
+        if self._caster is not None and not self.has_ended:
+            self._caster.look_after()
 
     def end(self, error: Exception) -> None:
         """Nothing more is heard. Whatever it is, the applications that wait must hear of it."""
@@ -574,6 +715,7 @@ class Forwarder:
                     if receipt is not None:
                         receipt.resolve(record.seqno)
                 self._last_seqno = record.seqno
+                self._depends.pop(local_seqno, None)
             if self._outbox is not None:
                 self._outbox.acknowledge(self._table.acknowledged, self._last_seqno)
             if own:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from connectors.client.delivery import Delivery, Place
-from connectors.kafka.codec import given_headers
+from connectors.kafka.codec import given_headers, without_depends
 from connectors.ledger.history import read_rows
 from connectors.ledger.row import decode_row
 from ordering.errors import UsageError
@@ -56,4 +56,4 @@ def _event(data: Data, events: EventReader | None) -> Event | None:
 def _delivery(data: Data, sequenced_at_ms: int) -> Delivery:
     message = data.seqno, data.sender, data.incarnation, data.local_seqno
     times = data.forwarded_at_ms, sequenced_at_ms
-    return Delivery(*message, data.payload, given_headers(data.headers), data.view, data.epoch, *times)
+    return Delivery(*message, data.payload, without_depends(given_headers(data.headers)), data.view, data.epoch, *times)

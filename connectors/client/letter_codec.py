@@ -33,10 +33,10 @@ from connectors.kafka.codec import (
     size_of,
     split_headers,
 )
-from ordering.names import is_address
+from ordering.names import is_address, is_reserved
 from ordering.records import LETTER, MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, STATE, Headers
 
-BAD_SENDER = "SENDER in the header abcast is missing or not SITE/NAME"
+BAD_SENDER = "SENDER in the header abcast is missing, or not the SITE/NAME of a member"
 WRONG_RECEIVER = "the key, which is the receiver, is not this member"
 
 
@@ -68,7 +68,7 @@ def decode_letter(
         (size_of(application) > MAX_HEADERS_BYTES, HEADERS_TOO_LARGE),
         (version != VERSION.encode(), WRONG_VERSION),
         (kind not in (LETTER.encode(), STATE.encode()), WRONG_KIND),
-        (not is_address(sender), BAD_SENDER),
+        (not is_address(sender) or is_reserved(sender), BAD_SENDER),
         (key != receiver, WRONG_RECEIVER),
         (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),
     )

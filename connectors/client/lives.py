@@ -38,6 +38,7 @@ from connectors.client.arguments import number, positive_seconds
 from connectors.client.member_memory import MemberMemory
 from connectors.client.outbox import Outbox
 from connectors.client.receipt import Receipt
+from connectors.kafka.codec import without_depends
 from ordering.errors import HistoryUnavailable, ProtocolViolation, Superseded, UsageError
 from ordering.forward_table import (
     ForwardTable,
@@ -110,6 +111,8 @@ class Lives:
     address: Address
     limits: SendingLimits
     outbox: Outbox | None = None
+    casts: bool = False
+    """Whether it has other orders than the total one."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Condition = field(init=False)
     claimed: set[int] = field(default_factory=set)
@@ -316,4 +319,4 @@ def is_same(ours: Pending, kind: str, payload: bytes, headers: Sequence[tuple[st
         return own_kind != MESSAGE and bool(json.loads(payload)["kind"] == own_kind)
     if kind != own_kind or payload != ours.payload:
         return False
-    return kind != MESSAGE or tuple(headers) == sent_headers(ours)
+    return kind != MESSAGE or without_depends(tuple(headers)) == sent_headers(ours)

@@ -12,6 +12,7 @@ position. A `Member` that has not called `connect` only sends and observes; it c
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -20,10 +21,11 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
 from connectors.client.arguments import function, number, path, positive_seconds, seconds, switch, text
 from connectors.client.callbacks import Callback, Callbacks
+from connectors.client.cast_receipt import CastReceipt
 from connectors.client.delivery import Deserializer
 from connectors.client.entrance import Choice
 from connectors.client.ledger_reader import check_can_read_a_ledger
@@ -41,6 +43,7 @@ from connectors.client.succession import Succession
 from connectors.kafka.client_configuration import ClientConfiguration
 from connectors.kafka.configuration import configured
 from connectors.kafka.connection import Connection
+from ordering.casts import ORDERS, TOTAL
 from ordering.errors import AbcastError, UsageError
 from ordering.events import ViewChange
 from ordering.names import DEFAULT_SITE, RESERVED_PREFIX, Address, check_group, check_site
@@ -74,6 +77,7 @@ class Member(ReadingHalf):
         set_state: SetState | None = None,
         serializer: Serializer | None = None,
         deserializer: Deserializer | None = None,
+        casts: bool = False,
     ) -> None:
         """Connect to the site's Kafka.
 
@@ -106,6 +110,7 @@ class Member(ReadingHalf):
             set_state: takes such a state, in `connect(state=True)`.
             serializer: makes the bytes of whatever `broadcast` and `send` are given.
             deserializer: makes the `value` of a delivery or a letter from its payload, when that is asked for.
+            casts: take part in fifo and causal order, too: `broadcast` sends them, `deliveries` gives them.
 
         Raises:
             UsageError: a bad name or option; the outbox is another member's or in use.
@@ -133,11 +138,14 @@ class Member(ReadingHalf):
         limits.validate()
         self._default_site = site
         self._callbacks = Callbacks(str(address), block, unblock)
-        self._lives = Lives(address, limits)
+        self._lives = Lives(address, limits, casts=switch("casts", casts))
         sending = Succession(connection, group, self._lives, self._callbacks)
         self._transfer: StateTransfer | None = None
         if get_state is not None or set_state is not None:
-            self._transfer = StateTransfer(connection, group, address, sending.send_state, get_state, set_state)
+            give_and_take = get_state, set_state
+            self._transfer = StateTransfer(
+                *(connection, group, address, sending.send_state, *give_and_take), lambda: sending.known.view
+            )
         super().__init__(connection, group, address, ledger_directory, self._transfer, sending, deserializer)
         self._serializer = serializer
         self._connecting = threading.Lock()
@@ -256,8 +264,34 @@ class Member(ReadingHalf):
         limit = seconds("timeout", timeout)
         return self._quiet.point(self._sending.session if self._is_connected else None, limit)
 
-    def broadcast(self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0) -> Receipt:
+    @overload
+    def broadcast(
+        self,
+        payload: Any,
+        headers: GivenHeaders = (),
+        timeout: float | None = 30.0,
+        *,
+        order: Literal["total"] = "total",
+    ) -> Receipt: ...
+
+    @overload
+    def broadcast(
+        self,
+        payload: Any,
+        headers: GivenHeaders = (),
+        timeout: float | None = 30.0,
+        *,
+        order: Literal["fifo", "causal"],
+    ) -> CastReceipt: ...
+
+    def broadcast(
+        self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0, *, order: str = TOTAL
+    ) -> Receipt | CastReceipt:
         """Send a message to the group; returns as soon as it is in the forward table (and the outbox).
+
+        `order`: `total`, through the sequencer; `fifo` and `causal` go straight to the members, of a member with
+        `casts`. Each of them keeps its sender's order; `causal` also comes after all that the sender had delivered, and
+        needs a view of a group with flush. Their receipts say when they are written. No outbox keeps them.
 
         `payload`: bytes, a bytearray or a memoryview; with a `serializer`, what that takes.
 
@@ -267,7 +301,7 @@ class Member(ReadingHalf):
 
         Raises:
             UsageError: the payload is not bytes or over MAX_PAYLOAD_BYTES; a bad header; the member is closed;
-                the group is closed, and the member did not `connect`.
+                the group is closed, and the member did not `connect`; an order that can't be kept.
             ForwardTableFull: nothing was sent; try again later.
             Blocked: the same, since a flush of the group took so long.
             Excluded: the same; the group has taken this member for dead, and it is joining again.
@@ -285,7 +319,25 @@ class Member(ReadingHalf):
         forwarder = self._sending.forwarder or self._sending.start()
         if not self._is_connected and forwarder.participant.settings.closed:
             raise UsageError(f"group {self.group} is closed, and {self.address} is not a member: call connect() first.")
-        return forwarder.broadcast(kept, checked, limit)
+        if order == TOTAL:
+            return forwarder.broadcast(kept, checked, limit)
+        if order not in ORDERS:
+            raise UsageError(f"there is no order {order!r}: take one of {', '.join(ORDERS)}.")
+        return forwarder.cast(order, kept, checked, limit)
+
+    def broadcast_sync(self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0) -> int:
+        """Broadcast in total order, and return the seqno when this member has delivered it: that is its sending.
+
+        All that this member had sent or delivered before comes before it, everywhere; all that it does next comes
+        after. (Its own `deliveries()` give the message as any other: it is delivered when they can.) `timeout`: seconds
+        to wait for room, and again for the order. Raises as `broadcast` and `Receipt.result` do.
+        """
+        receipt = self.broadcast(payload, headers, timeout)
+        seqno = receipt.result(timeout)
+        forwarder = self._sending.forwarder
+        if forwarder is not None and forwarder.hub is not None:
+            forwarder.hub.wait_for_seqno(seqno, timeout)
+        return seqno
 
     def send(
         self,
@@ -340,14 +392,12 @@ class Member(ReadingHalf):
         deadline = time.monotonic() + timeout
         if not self._sending.shut(timeout):
             return
-        end_streams = self._stop_streams()
-        if self._transfer is not None:
-            self._transfer.close()
-        try:
-            self._sending.finish(max(0.0, deadline - time.monotonic()))
-        finally:
-            end_streams()
-            self._shared.release()
+        with contextlib.ExitStack() as closing:  # each, also if Ctrl-C ends one of them; the last one first
+            closing.callback(self._shared.release)
+            closing.callback(self._stop_streams())
+            closing.callback(lambda: self._sending.finish(max(0.0, deadline - time.monotonic())))
+            if self._transfer is not None:
+                self._transfer.close()
 
     def __enter__(self) -> Member:
         return self

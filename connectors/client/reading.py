@@ -13,6 +13,7 @@ from connectors.client.delivery import Delivery, Deserializer
 from connectors.client.entrance import Entrance
 from connectors.client.inbox import Inbox
 from connectors.client.letter import Letter
+from connectors.client.merged_deliveries import MergedDeliveries, MergedSource
 from connectors.client.state_transfer import StateTransfer
 from connectors.client.stream import Stream
 from connectors.client.succession import Succession
@@ -44,6 +45,8 @@ class ReadingHalf:
         self._sending = sending
         self._deserializer = deserializer
         self._entrance = Entrance(connection, group, address, ledger, transfer)
+        if sending.has_casts:
+            self._entrance.sources = self._source
         self._streams: WeakSet[Stream[Any]] = WeakSet()
 
     @overload
@@ -76,6 +79,9 @@ class ReadingHalf:
     ) -> Stream[Any]:
         """The group's messages in the total order, as they come. An iterator, for one thread.
 
+        Of a member with `casts`, also those in fifo and causal order, each as soon as all is there that comes before
+        it. What a start begins with, docs/orders.md says.
+
         A message counts as taken when the next one is asked for, or when the iterator's `taken()` is called. What is in
         hand when the loop ends otherwise (an exception, a `break`, `close`) is given again by the next one.
         What was taken is remembered in Kafka under the member's name twice a second and at the end. So after kill -9
@@ -100,7 +106,15 @@ class ReadingHalf:
         timeout, events, remember = silence("timeout", timeout), switch("events", events), switch("remember", remember)
         if from_seqno is None and remember:
             raise UsageError("remember=True goes with from_seqno: without it, the position is remembered anyway.")
-        if from_seqno is not None:
+        if from_seqno is not None and self._sending.has_casts:
+            position = Position.ANEW if remember else Position.BESIDE
+            run: Deliveries = MergedDeliveries(
+                *(self._source(False), number("from_seqno", from_seqno), timeout, self.ledger),
+                is_shared=False,
+                events=events,
+                position=position,
+            )
+        elif from_seqno is not None:
             position = Position.ANEW if remember else Position.BESIDE
             run = Deliveries(
                 *(self.connection, self.group, self.address, number("from_seqno", from_seqno), timeout, self.ledger),
@@ -110,6 +124,13 @@ class ReadingHalf:
         else:
             run = self._entrance.deliveries(timeout, events=events)
         return self._stream(Stream(run, self._deserializer))
+
+    def _source(self, with_view: bool) -> MergedSource:
+        """What is delivered in all orders; from the first view of the life in hand on, if that is asked for."""
+        forwarder = self._sending.forwarder
+        hub = forwarder.hub if forwarder is not None else None
+        life = forwarder.participant.life if forwarder is not None and with_view else None
+        return MergedSource(self.connection, self.group, self.address, hub, life)
 
     def inbox(self, timeout: float | None = None, *, from_beginning: bool = False) -> Stream[Letter]:
         """The letters to this member, each sender's in order, as they come. An iterator, for one thread.
@@ -148,5 +169,6 @@ class ReadingHalf:
         def wait() -> None:
             for stream in streams:
                 stream.end(self.connection.timeout)
+            self._entrance.close()
 
         return wait

@@ -1,7 +1,7 @@
 """What all members of a process share that are on one connection: producers, questions, DATA as it comes, heartbeats.
 
-So a process has a handful of threads and sockets, however many members it has. What is shared is opened when it is
-first used, and closed when the last one releases it. A process that was forked begins anew.
+So a process has a handful of threads and sockets, and of each group two more, however many members it has. What is
+shared is opened when it is first used, and closed when the last one releases it. A process that was forked begins anew.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import threading
 from types import TracebackType
 
+from connectors.client.cast_hub import CastHub
 from connectors.client.feed import Feed
 from connectors.client.heartbeats import Heartbeats
 from connectors.client.producers import Producers
@@ -41,9 +42,10 @@ class Shared:
         self.users = 0
         self.desk = connection.desk()
         self.producers = Producers(lambda: connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES))
-        self.heartbeats = Heartbeats()
         self._connection = connection
         self._feeds: dict[tuple[str, str], Feed] = {}
+        self._heartbeats: dict[tuple[str, str], Heartbeats] = {}
+        self._hubs: dict[tuple[str, str], CastHub] = {}
 
     def __enter__(self) -> Shared:
         return self
@@ -61,6 +63,20 @@ class Shared:
                 feed = self._feeds[group, site] = Feed(self._connection, group, site)
             return feed
 
+    def hub(self, group: str, site: str) -> CastHub:
+        """What this process has delivered of a group in all orders. One that has failed is not used again."""
+        feed = self.feed(group, site)
+        with _lock:
+            hub = self._hubs.get((group, site))
+            if hub is None or hub.has_failed:
+                hub = self._hubs[group, site] = CastHub(self._connection, group, site, self.desk, feed)
+            return hub
+
+    def heartbeats(self, group: str, site: str) -> Heartbeats:
+        """Those of a group's members at a site."""
+        with _lock:
+            return self._heartbeats.setdefault((group, site), Heartbeats())
+
     def release(self) -> None:
         """One less uses it; the last one closes it."""
         with _lock:
@@ -68,6 +84,7 @@ class Shared:
             if self.users:
                 return
             del _open[os.getpid(), self._connection]
-        self.heartbeats.close()
+        for heartbeats in self._heartbeats.values():
+            heartbeats.close()
         self.producers.close()
         self.desk.close()

@@ -18,6 +18,10 @@ every other life of the newest view has said that, in this view, nobody is left 
 died, and the joiners would wait for each other for ever. A new view makes void what was told before it: a life that has
 got the state since then, from one that is gone now, is asked again.
 
+*Between members only.* Whoever may write into an inbox topic can ask in any name. So a request is answered only if its
+sender is in the view that the supplier knows, and a chunk is taken only from the life that was asked, which is in the
+joiner's view. A letter of an incarnation below that of the view's life is nobody's of that view.
+
 *The letters.* They are of the kind `state` and numbered together with the other letters, so `inbox()` judges them by
 the same rule, and passes them over. The transfer reads them with a consumer of its own, which begins at the inbox's
 end just before the JOIN (no member asks or answers this life earlier), commits nothing, and needs no received table: a
@@ -53,7 +57,7 @@ from ordering.errors import AbcastError, NotOrderedInTime, UsageError
 from ordering.events import ViewChange
 from ordering.membership import Life
 from ordering.names import Address
-from ordering.records import Headers
+from ordering.records import MAX_NUMBER, Headers
 
 CHUNK_BYTES = 512 * 1024
 """The most that one letter carries of a state."""
@@ -63,6 +67,9 @@ WINDOW = 8
 
 PATIENCE_S = 5.0
 """So long a joiner waits for the next chunk before it asks another member."""
+
+MAX_ASKED = 1_000
+"""Requests that wait, at most: of more, most are no member's. The oldest is forgotten, and its joiner asks again."""
 
 WRITE_TIMEOUT_S = 30.0
 H_STATE = "state"
@@ -119,7 +126,7 @@ def decode_state_letter(letter: Letter) -> Request | Chunk | Nothing | None:
         what, *numbers = json.loads(dict(letter.headers)[H_STATE])
     except (KeyError, TypeError, ValueError, RecursionError):  # the last one of ten thousand brackets
         return None
-    if any(type(number) is not int or number < 0 for number in numbers):
+    if any(type(number) is not int or not 0 <= number <= MAX_NUMBER for number in numbers):
         return None
     if what == "request" and len(numbers) == 1:
         return Request(*numbers)
@@ -142,10 +149,12 @@ class Assembly:
     chunks: list[bytes] = field(default_factory=list)
     is_nothing: bool = False
     """It has none."""
+    incarnation: int = 1
+    """The supplier's in the view: what an earlier life of its name says is not for us."""
 
     def accept(self, letter: Letter, what: Chunk | Nothing) -> bool:
         """Whether it was the next chunk, or the answer that there is none."""
-        if (letter.sender, what.request) != (self.supplier, self.request):
+        if (letter.sender, what.request) != (self.supplier, self.request) or letter.incarnation < self.incarnation:
             return False
         if isinstance(what, Nothing):
             self.is_nothing = True
@@ -187,8 +196,9 @@ class StateTransfer:
         send: Send,
         get_state: GetState | None,
         set_state: SetState | None,
+        current: Callable[[], ViewChange | None],
     ) -> None:
-        """`send` sends a letter of the kind `state`. Raises UsageError."""
+        """`send` sends a letter of the kind `state`, `current` tells the newest view. Raises UsageError."""
         for name, function in (("get_state", get_state), ("set_state", set_state)):
             if function is not None and not callable(function):
                 raise UsageError(f"{name} is a function, not {type(function).__name__}.")
@@ -201,12 +211,13 @@ class StateTransfer:
         self.set_state = set_state
         self._get_state = get_state
         self._send = send
+        self._current = current
         self._key = str(address).encode("ascii")
         self._changed = threading.Condition(threading.Lock())
         self._stopping = threading.Event()
         self._assembly: Assembly | None = None
         self._requests: dict[str, _Asked] = {}  # the newest of each joiner
-        self._newest: dict[str, RequestId] = {}
+        self._newest: dict[str, RequestId] = {}  # as above; grows with the senders, as the inbox's own table does
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -288,7 +299,7 @@ class StateTransfer:
         with self._changed:  # the answer must not be read before we know the request's number
             receipt = self._send(Address.parse(supplier.address), b"", request.headers())
             number = RequestId(receipt.incarnation, receipt.local_seqno)
-            self._assembly = Assembly(supplier.address, number, time.monotonic())
+            self._assembly = Assembly(supplier.address, number, time.monotonic(), incarnation=supplier.incarnation)
             return self._assembly
 
     def _wait(
@@ -326,7 +337,7 @@ class StateTransfer:
         """Answer the joiners that have asked. The application's thread calls it, and has taken all up to `taken`."""
         if not self._requests or not self.is_ready or self._get_state is None:
             return
-        if not any(asked.seqno <= taken for asked in list(self._requests.values())):
+        if not self._due(taken):
             return
         try:
             state = self._get_state()
@@ -337,12 +348,24 @@ class StateTransfer:
             _logger.exception("%s can't supply its state", self.address)
             state = None
         with self._changed:  # also those that have asked, or asked again, in the meantime
-            due = [asked for asked in self._requests.values() if asked.seqno <= taken]
+            due = self._due(taken)
             for asked in due:
                 del self._requests[str(asked.joiner)]
         if state is not None:
             for asked in due:
                 self._supply(asked, state, taken)
+
+    def _due(self, taken: int) -> list[_Asked]:
+        """The members' requests that can be answered; those of nobody in the view are dropped.
+
+        What the deliveries have reached, the sending half, which knows the view, may not have reached yet.
+        """
+        view = self._current()
+        due = [asked for asked in list(self._requests.values()) if asked.seqno <= taken]
+        for asked in due:
+            if _is_strangers(asked, view) and self._requests.pop(str(asked.joiner), None) is not None:
+                _logger.warning("%s: %s asks for the state, and is not in the view", self.address, asked.joiner)
+        return [asked for asked in due if _is_members(asked, view)]
 
     def _supply(self, asked: _Asked, state: bytes, seqno: int) -> None:
         self._start_thread(lambda: self._send_chunks(asked, state, seqno), f"state-for-{asked.joiner}")
@@ -384,7 +407,11 @@ class StateTransfer:
                 self._stopping.wait(RETRY_PAUSE_S)
                 continue
             for record in polled.get(partition, ()):
-                self._take(record)
+                try:
+                    self._take(record)
+                except Exception:
+                    # Whatever a letter is, it must not end what all joiners wait for.
+                    _logger.exception("%s: skipped a letter at offset %d", self.address, record.offset)
         consumer.close()
 
     def _take(self, record: Any) -> None:
@@ -403,6 +430,8 @@ class StateTransfer:
                     self._newest[letter.sender] = number
                     asked = _Asked(Address.parse(letter.sender), number, what.seqno)
                     self._requests[letter.sender] = asked
+                    if len(self._requests) > MAX_ASKED:
+                        del self._requests[next(iter(self._requests))]
             elif self._assembly is not None and self._assembly.accept(letter, what):
                 self._assembly.heard_at = time.monotonic()
                 self._changed.notify_all()
@@ -411,7 +440,20 @@ class StateTransfer:
 
     def _say_nothing(self, asked: _Asked) -> None:
         """The request is kept all the same: it is answered when there is a state, if it still counts then."""
+        if _is_strangers(asked, self._current()):
+            return
         try:
             self._send(asked.joiner, b"", Nothing(asked.id).headers())
         except AbcastError as error:
             _logger.warning("%s: %s does not hear that there is no state here: %s", self.address, asked.joiner, error)
+
+
+def _is_members(asked: _Asked, view: ViewChange | None) -> bool:
+    """Whether a life of that view has asked. With an outbox its letters may have a higher incarnation."""
+    lives = view.lives if view is not None else ()
+    return any(life.address == str(asked.joiner) and life.incarnation <= asked.id.incarnation for life in lives)
+
+
+def _is_strangers(asked: _Asked, view: ViewChange | None) -> bool:
+    """Whether nobody of the view has asked, although it is as new as the joiner's first one."""
+    return view is not None and asked.seqno <= view.seqno and not _is_members(asked, view)

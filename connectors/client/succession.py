@@ -92,6 +92,11 @@ class Succession:
         self._rejoins = 0  # in progress
 
     @property
+    def has_casts(self) -> bool:
+        """Whether the member has other orders than the total one."""
+        return self._lives.casts
+
+    @property
     def session(self) -> Session | None:
         """What the application waits for in the newest life."""
         forwarder = self.forwarder
@@ -188,6 +193,11 @@ class Succession:
                     self.letters.wait_written(timeout)
             except NotWrittenInTime as error:
                 not_written = error
+            try:
+                if self.forwarder is not None:
+                    self.forwarder.wait_written(max(0.0, deadline - time.monotonic()))
+            except NotWrittenInTime as error:
+                not_written = not_written or error
             self.wait_ordered(max(0.0, deadline - time.monotonic()))
             self._leave(max(0.0, deadline - time.monotonic()))
         except NotOrderedInTime as error:

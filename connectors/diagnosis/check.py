@@ -7,10 +7,11 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kafka.structs import TopicPartition
 
+from connectors.diagnosis.casts import is_cast
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.sites import Sites
@@ -19,7 +20,7 @@ from ordering.errors import UsageError
 from ordering.mesh_checker import MeshChecker, Shortfall
 from ordering.names import Topic
 from ordering.reader import Reader, epoch_of
-from ordering.records import WITHOUT_SEQNO, MessageId
+from ordering.records import STRAY, WITHOUT_SEQNO, MessageId
 
 STALLED_AFTER_S = 15.0
 """A site that lacks messages must get on with them in this time, if the relay that brings them is there."""
@@ -55,8 +56,8 @@ def check_data(
     site: str,
     mesh: MeshChecker | None = None,
     progress: Progress = UNWATCHED,
-) -> int:
-    """Read the whole DATA topic of the site; return how many seqnos it holds."""
+) -> tuple[int, Strays | None]:
+    """Read the whole DATA topic of the site; return how many seqnos it holds, and what strays there are."""
     with DataLog(connection, group, site) as data:
         beginning, end = data.beginning(), data.end()
         if beginning > 0:
@@ -64,7 +65,7 @@ def check_data(
             checker.start(site, reader)
             if mesh is not None:
                 mesh.start(site, reader)
-        highest = 0
+        highest, count, first_stray = 0, 0, -1
         progress.say(f"reading DATA of {site}", end - beginning)
         for stored in data.records(beginning, end):
             progress.advance()
@@ -72,7 +73,21 @@ def check_data(
             if mesh is not None:
                 mesh.data(site, stored.data)
             highest = max(highest, stored.data.seqno)
-        return highest
+            if stored.data.kind == STRAY:
+                count, first_stray = count + 1, stored.offset if first_stray < 0 else first_stray
+        return highest, Strays(count, first_stray) if count else None
+
+
+class Strays(NamedTuple):
+    """Records of a DATA topic that are no DATA: how many, and the offset of the first one. All readers skip them."""
+
+    number: int
+    first_offset: int
+
+    def __str__(self) -> str:
+        what = "record is" if self.number == 1 else "records are"
+        where = f"from offset {self.first_offset} on"
+        return f"{self.number} {what} no DATA and passed over, {where}: who else writes there?"
 
 
 class SitesVerdict:
@@ -83,6 +98,7 @@ class SitesVerdict:
         self.checkers = {name: common if one_order else Checker() for name in names}
         self.mesh = None if one_order else MeshChecker(self.checkers)
         self.read: dict[str, int] = {}
+        self.strays: dict[str, Strays] = {}
 
     def lacking(self) -> list[Shortfall]:
         """By what each site is behind the others; normal as long as messages are under way."""
@@ -107,8 +123,10 @@ def check_sites(
     """Read the whole DATA topic of every site."""
     verdict = SitesVerdict(connections, one_order=one_order)
     for site, connection in connections.items():
-        read = check_data(verdict.checkers[site], connection, group, site, verdict.mesh, progress)
+        read, strays = check_data(verdict.checkers[site], connection, group, site, verdict.mesh, progress)
         verdict.read[f"DATA of {site}"] = read
+        if strays is not None:
+            verdict.strays[f"DATA of {site}"] = strays
     return verdict
 
 
@@ -189,6 +207,8 @@ def check_deliveries(checker: Checker, member: str, lines: Iterable[str]) -> int
                 continue
             message = MessageId(row["sender"], row["incarnation"], row["local_seqno"])
             payload = base64.b64decode(row["payload_base64"]) if "payload_base64" in row else row["payload"].encode()
+            if is_cast(row):  # `check_casts` looks at those
+                continue
             checker.delivery(member, row["seqno"], message, payload, row.get("view_id"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from connectors.diagnosis.check import UNWATCHED, Progress, check_deliveries, check_ledger, check_sites, stalled
+from connectors.diagnosis.casts import check_casts
+from connectors.diagnosis.check import (
+    UNWATCHED,
+    Progress,
+    Strays,
+    check_deliveries,
+    check_ledger,
+    check_sites,
+    stalled,
+)
 from connectors.kafka.connection import Connection
 from connectors.kafka.sites import Sites
 from ordering.checker import Anomaly
@@ -17,13 +26,14 @@ from ordering.names import DEFAULT_SITE
 
 class Report(NamedTuple):
     """`read`: how many messages each source has. `lacks`: by what sites are behind others. `under_way`: the same, where
-    it is no anomaly.
+    it is no anomaly. `strays`: the DATA topics with records that are no DATA. No promise is broken by them.
     """
 
     read: Mapping[str, int]
     lacks: Sequence[Shortfall]
     under_way: Sequence[Shortfall]
     anomalies: Sequence[Anomaly]
+    strays: Mapping[str, Strays]
 
 
 def check_group(
@@ -66,7 +76,9 @@ def check_group(
                 read[f"deliveries of {file.name}"] = check_deliveries(checker, file.name, lines)
         except OSError as error:
             raise UsageError(f"{file} can't be read: {error.strerror}.") from error
-    anomalies, lacks = verdict.anomalies(settled=settled), verdict.lacking()
+    counts, of_casts = check_casts(group, connections[chosen[0]], chosen[0], deliveries)
+    read |= counts
+    anomalies, lacks = [*verdict.anomalies(settled=settled), *of_casts], verdict.lacking()
     if sites is not None and not one_order and not settled:
         anomalies += stalled(sites, group, lacks)
-    return Report(read, lacks, () if settled else lacks, anomalies)
+    return Report(read, lacks, () if settled else lacks, anomalies, verdict.strays)

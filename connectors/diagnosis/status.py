@@ -66,8 +66,9 @@ class GroupStatus(NamedTuple):
 
     `members`: how many the view has. `senders`: how many addresses have sent anything so far, and are remembered;
     operators and relays are among them. `lag`: FORWARD records that wait: they will get a number, or be refused.
-    `relays`: for each site whose relay brings records here, the seconds since it was last heard. `ledger_lag`: seqnos
-    that the ledger does not have yet; None where there is no ledger. `gaps`: of senders that have one open.
+    `relays`: for each site whose relay brings records here, the seconds since it was last heard. `strays`: records of
+    DATA that are no DATA, of those that are read here: back to the newest snapshot. `ledger_lag`: seqnos that the
+    ledger does not have yet; None where there is no ledger. `gaps`: of senders that have one open.
     `agreement`: None where no sites agree.
     """
 
@@ -83,6 +84,7 @@ class GroupStatus(NamedTuple):
     duplicates: int
     dead_letters: int
     relays: Mapping[str, float | None]
+    strays: int = 0
     ledger_lag: int | None = None
     gaps: Sequence[Gap] = ()
     agreement: AgreementStatus | None = None
@@ -120,7 +122,9 @@ def read_status(
             # Of a copy, the sequencer is elsewhere: what it has considered is not to be seen here.
             is_copy = data.is_copy()
             sequencer = judge(data, signs.of_groups.get(group), lambda: look_again(connection, group, site))
+            before = data.strays
             state = data.state()
+            strays = data.strays - before
             agreement = _agreement(data)
         if agreement is not None:  # what relays bring is another site's, and not in this site's hands
             forward = [partition for partition in forward if partition.topic == str(Topic(group, "forward", site))]
@@ -143,6 +147,7 @@ def read_status(
                 duplicates=state.duplicates,
                 dead_letters=sum(end - beginning for beginning, end in _spans(consumer, dead).values()),
                 relays=_relays(connection, consumer, relayed),
+                strays=strays,
                 ledger_lag=None if in_ledger is None else state.seqno - in_ledger.get(group, 0),
                 gaps=() if is_copy else _gaps(connection, consumer, state, spans, reached),
                 agreement=agreement,

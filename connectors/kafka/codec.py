@@ -6,7 +6,8 @@ fields with one blank between them, `-` where a field has no value. A reader ign
 bad records through both.
 
 A FORWARD that breaks a rule decodes to `Malformed` with one of the reasons below, never to an exception: bad input
-is data. DATA is written by sequencers only, so a broken DATA record raises `ProtocolViolation`.
+is data. DATA is written by sequencers only; a record there that is not as `DATA_PATTERN` has it decodes to a *stray*,
+which the reading rule passes over. All readers ask that one pattern, so none of them sees another log than the others.
 """
 
 from __future__ import annotations
@@ -15,8 +16,19 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 
+from ordering.casts import Depends
 from ordering.errors import ProtocolViolation, UsageError
-from ordering.names import RELAY_NAME, Topic, is_relay, relay_of
+from ordering.names import (
+    ADDRESS_PATTERN,
+    ADMIN_NAME,
+    RELAY_NAME,
+    RESERVED_PREFIX,
+    TICK_NAME,
+    Topic,
+    is_relay,
+    is_reserved,
+    relay_of,
+)
 from ordering.records import (
     CONTROL_KINDS,
     ENTRY,
@@ -31,9 +43,12 @@ from ordering.records import (
     MAX_RECORD_BYTES,
     MESSAGE,
     REMOTE_VIEW,
+    SETTINGS,
     SKIP,
     START_FLUSH,
     STOP_FLUSH,
+    STRAY,
+    STRAY_EPOCH,
     VIEW,
     Data,
     DeadLetter,
@@ -60,6 +75,9 @@ LETTER_FIELDS = (*FORWARD_FIELDS, "SENDER", "RELAYED_FROM")
 """The key of a letter is its receiver."""
 DATA_FIELDS = (*FORWARD_FIELDS, "SEQNO", "EPOCH", "VIEW", "SOURCE", "FORWARDED_AT_MS", "LINK")
 """LINK is there only where a link brought the record."""
+DEPENDS_HEADER = "abcast-depends"
+"""`VIEW CLOCK` of a total message, and of FLUSH_OK: what it depends on (`ordering.casts`). It travels as those of the
+application do; where a program reads it wrongly, nothing but its own messages waits too little."""
 DEAD_LETTER_HEADER = "abcast-dead-letter"
 """`2 SOURCE REASON` stands behind the headers of a dead letter, which are as they came."""
 FORWARD_KINDS = (MESSAGE, HEARTBEAT, SKIP, *CONTROL_KINDS, LINK_START)
@@ -83,6 +101,7 @@ FUTURE_INCARNATION = "INCARNATION is a time more than a day ahead: the clock of 
 WRONG_LINK = "LINK is not four numbers, is missing on a skip, or stands on a record that no link brings"
 WRONG_SITE = "the sender belongs to another site than the one the record comes from"
 NOT_THE_RELAY = f"only the neighbouring relay may write records of this kind, or under the name {RELAY_NAME}"
+RESERVED_NAME = f"names that begin with {RESERVED_PREFIX} are reserved, and no part of abcast writes such a record"
 NO_PAYLOAD = "the payload is null"
 PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
 
@@ -96,6 +115,23 @@ CLOCK_AHEAD_MS = 24 * 3600 * 1000
 """By so much a sender's clock may be ahead of the broker's: one that is wrong by more would end its name for good."""
 
 LINK_PATTERN = r"(0|[1-9][0-9]{0,17})(\.(0|[1-9][0-9]{0,17})){3}"
+_NUMBER_PATTERN, _FROM_1_PATTERN = "(?:0|[1-9][0-9]{0,17})", "[1-9][0-9]{0,17}"
+_ANYTHING_PATTERN = r"(?: [\s\S]*)?"
+_HEAD_PATTERN = rf"(?: {_FROM_1_PATTERN}){{3}}(?: {_NUMBER_PATTERN}){{2}}"
+_SOURCE_PATTERN = rf"[A-Za-z0-9._-]+-{_NUMBER_PATTERN}:{_NUMBER_PATTERN}"
+DATA_PATTERN = "|".join(
+    (
+        rf"2 {EPOCH} - - - {_NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
+        rf"2 {ENTRY} - {_FROM_1_PATTERN} - {_NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
+        rf"2 (?:{'|'.join(DECIDED_KINDS)}) - - {_FROM_1_PATTERN}(?: {_NUMBER_PATTERN}){{2}} - -{_ANYTHING_PATTERN}",
+        rf"2 (?!{EPOCH} |{ENTRY} )[a-z][a-z-]*{_HEAD_PATTERN} {_SOURCE_PATTERN} {_NUMBER_PATTERN}"
+        rf"(?: (?:-|{LINK_PATTERN}){_ANYTHING_PATTERN})?",
+    )
+)
+"""The whole of the header of DATA: of an epoch record, an entry, what the sequencer decides by itself, what it has from
+a sender. It means the same in Python and in Java. Only what comes from a sender has a key, which is an address."""
+_DATA = re.compile(DATA_PATTERN.encode("ascii"))
+_ADDRESS = re.compile(ADDRESS_PATTERN.encode("ascii"))
 _LINK = re.compile(LINK_PATTERN.encode("ascii"))
 _VERSION = VERSION.encode("ascii")
 _NOTHING = NOTHING.encode("ascii")
@@ -104,6 +140,7 @@ _FORWARD_KINDS, _RELAY_KINDS, _LINKED_KINDS, _KINDS_OF_RELAYS_ONLY = (
     for kinds in (FORWARD_KINDS, RELAY_KINDS, LINKED_KINDS, (REMOTE_VIEW, SKIP, LINK_START))
 )
 _SKIP = SKIP.encode("ascii")
+_OF_RESERVED_NAMES = ((TICK_NAME, HEARTBEAT.encode("ascii")), (ADMIN_NAME, SETTINGS.encode("ascii")))
 _topic = functools.lru_cache(maxsize=1000)(Topic.parse)
 
 
@@ -156,7 +193,7 @@ def decode_forward(
     checks = (
         (names.count(HEADER) > 1, REPEATED_HEADER),
         (names.count(HEADER) < len(names), RESERVED_HEADER),
-        (size_of(application) > MAX_HEADERS_BYTES, HEADERS_TOO_LARGE),
+        (size_of(application) > MAX_HEADERS_BYTES or _bytes_of(application) > MAX_PAYLOAD_BYTES, HEADERS_TOO_LARGE),
         (version != _VERSION, WRONG_VERSION),
         (kind not in _FORWARD_KINDS, WRONG_KIND),
         (not sender or not sender.isascii(), NO_SENDER),
@@ -166,6 +203,7 @@ def decode_forward(
         (not _is_linked_right(kind, link_text, link), WRONG_LINK),
         (not _is_from(sender, topic, link), WRONG_SITE),
         (_claims_relay(sender, kind) and not _is_its_relay(topic, sender, kind, relayed_from), NOT_THE_RELAY),
+        (_has_reserved_name(sender, kind), RESERVED_NAME),
         (value is None, NO_PAYLOAD),
         (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),
     )
@@ -202,51 +240,55 @@ def _data_header(fields: str) -> tuple[str, bytes]:
     return HEADER, f"{VERSION} {fields}".encode("ascii")
 
 
-def data_fields(headers: Sequence[tuple[str, bytes]]) -> list[bytes]:
-    """The fields of a DATA record, at least all of `DATA_FIELDS` but LINK. Raises ValueError if it is none.
+def data_fields(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> list[bytes]:
+    """The fields of a DATA record, at least all of `DATA_FIELDS` but LINK; none if it is a stray.
 
     Its header is the first one: sequencers write it there.
     """
-    if not headers or headers[0][0] != HEADER:
-        raise ValueError(f"its first header is not {HEADER}")
-    fields = (headers[0][1] or b"").split(b" ")
-    if fields[0] != _VERSION or len(fields) < len(DATA_FIELDS) - 1:
-        raise ValueError(f"{HEADER}: {headers[0][1]!r}")
-    return fields
+    if not headers or headers[0][0] != HEADER or not headers[0][1] or not _DATA.fullmatch(headers[0][1]):
+        return []
+    fields = headers[0][1].split(b" ")
+    has_sender = fields[7] != _NOTHING
+    return fields if (_is_senders_address(key) if has_sender else key is None) else []
+
+
+@functools.lru_cache(maxsize=10_000)
+def _is_senders_address(key: bytes | None) -> bool:
+    return key is not None and _ADDRESS.fullmatch(key) is not None
 
 
 def data_number(field: bytes) -> int:
-    """A field of DATA that is a number; 0 where it has no value. Raises ValueError."""
+    """A field of DATA that is a number; 0 where it has no value."""
     return 0 if field == _NOTHING else int(field)
 
 
 def decode_data(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Data:
-    """One record of a data topic. Raises ProtocolViolation if no sequencer wrote it."""
-    try:
-        _, raw_kind, incarnation, local_seqno, seqno, epoch, view, source, at_ms, *more = data_fields(headers)
-        kind = raw_kind.decode("ascii")
-        if kind == EPOCH:
-            return Data(kind=EPOCH, epoch=int(epoch), payload=value or b"")
-        if kind == ENTRY:
-            return Data(kind=ENTRY, epoch=int(epoch), local_seqno=int(local_seqno), payload=value or b"")
-        if key is None and kind in DECIDED_KINDS:
-            return Data(kind, int(epoch), int(seqno), int(view), payload=value or b"")
-        return Data(
-            kind=kind,
-            epoch=int(epoch),
-            seqno=int(seqno),
-            view=int(view),
-            sender=(key or b"").decode("ascii"),
-            incarnation=int(incarnation),
-            local_seqno=int(local_seqno),
-            payload=value or b"",
-            source=Source.parse(source.decode("ascii")),
-            headers=tuple(headers[1:]),
-            forwarded_at_ms=int(at_ms),
-            link=_link_of(more),
-        )
-    except ValueError as error:
-        raise ProtocolViolation(f"a record in a data topic is not DATA ({error}): who else writes there?") from error
+    """One record of a data topic; of the kind `STRAY` if no sequencer can have written it."""
+    fields = data_fields(key, headers)
+    if not fields:
+        return Data(STRAY, STRAY_EPOCH)
+    _, raw_kind, incarnation, local_seqno, seqno, epoch, view, source, at_ms, *more = fields
+    kind = raw_kind.decode("ascii")
+    if kind == EPOCH:
+        return Data(kind=EPOCH, epoch=int(epoch), payload=value or b"")
+    if kind == ENTRY:
+        return Data(kind=ENTRY, epoch=int(epoch), local_seqno=int(local_seqno), payload=value or b"")
+    if key is None:
+        return Data(kind, int(epoch), int(seqno), int(view), payload=value or b"")
+    return Data(
+        kind=kind,
+        epoch=int(epoch),
+        seqno=int(seqno),
+        view=int(view),
+        sender=key.decode("ascii"),
+        incarnation=int(incarnation),
+        local_seqno=int(local_seqno),
+        payload=value or b"",
+        source=Source.parse(source.decode("ascii")),
+        headers=tuple(headers[1:]),
+        forwarded_at_ms=int(at_ms),
+        link=decode_link(more[0]) if more else None,
+    )
 
 
 def dead_letter_headers(letter: DeadLetter, original: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
@@ -262,7 +304,7 @@ def encode_dead_letter(
     Kafka refuses what is too large by its compressed size. So a record may come that no topic takes as it is read. Of
     that one the reason is all that is written.
     """
-    size = len(key or b"") + len(value or b"") + size_of(original) + _HEADER_FRAME_BYTES * len(original)
+    size = len(key or b"") + len(value or b"") + _bytes_of(original) + _HEADER_FRAME_BYTES * len(original)
     if size > MAX_RECORD_BYTES - _REASON_BYTES:
         return None, None, dead_letter_headers(letter, ())
     return key, value, dead_letter_headers(letter, original)
@@ -278,20 +320,50 @@ def decode_dead_letter(headers: Sequence[tuple[str, bytes]]) -> tuple[str, str, 
 
 def size_of(headers: Iterable[tuple[str, bytes]]) -> int:
     """Bytes of the names and values, at least one a header; Kafka allows a null value, and a name without letters."""
-    return sum(max(1, len(name.encode("utf-8", "replace")) + len(value or b"")) for name, value in headers)
+    return sum(max(1, _bytes_of([header])) for header in headers if header[0] != DEPENDS_HEADER)
+
+
+def _bytes_of(headers: Iterable[tuple[str, bytes]]) -> int:
+    """The same of all headers, whosever they are: what no limit counts could be larger than any topic takes."""
+    return sum(len(name.encode("utf-8", "replace")) + len(value or b"") for name, value in headers)
 
 
 def split_headers(headers: Sequence[tuple[str, bytes]]) -> tuple[Headers, Headers]:
     """The headers with a name of abcast's, and those of the application. Kafka allows a null value."""
-    own = tuple((name, value or b"") for name, value in headers if name.startswith(HEADER))
+    own = tuple((name, value or b"") for name, value in headers if is_own(name))
     if len(own) == len(headers):
         return own, ()
-    return own, tuple(header for header in headers if not header[0].startswith(HEADER))
+    return own, tuple(header for header in headers if not is_own(header[0]))
+
+
+def is_own(name: str) -> bool:
+    """Whether a header is abcast's, and is not one that travels along with those of the application."""
+    return name.startswith(HEADER) and name != DEPENDS_HEADER
 
 
 def given_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
-    """Headers as an application is given them: a null value, which Kafka allows, is an empty one."""
+    """Headers as an application has given them: a null value, which Kafka allows, is an empty one."""
     return tuple((name, value or b"") for name, value in headers)
+
+
+def depends_header(depends: Depends | None) -> Headers:
+    """What a total message depends on, as a header; none if on nothing new."""
+    return () if depends is None else ((DEPENDS_HEADER, f"{depends.view} {depends.clock}".encode("ascii")),)
+
+
+def depends_of(headers: Iterable[tuple[str, bytes]]) -> Depends | None:
+    """Inverse of `depends_header`; None for anything else."""
+    for name, value in headers:
+        if name == DEPENDS_HEADER:
+            view, blank, clock = (value or b"").partition(b" ")
+            number = parse_number(view)
+            return Depends(number, clock.decode("latin-1")) if blank and number is not None else None
+    return None
+
+
+def without_depends(headers: Headers) -> Headers:
+    """The headers that an application is given."""
+    return tuple(header for header in headers if header[0] != DEPENDS_HEADER)
 
 
 def first_fields(headers: Iterable[tuple[str, bytes]], count: int) -> list[bytes]:
@@ -305,16 +377,6 @@ def decode_link(raw: bytes) -> Link | None:
     if not _LINK.fullmatch(raw):
         return None
     return Link(*map(int, raw.split(b".")))
-
-
-def _link_of(more: Sequence[bytes]) -> Link | None:
-    """The link of a DATA record, by the fields behind the others. Raises ValueError."""
-    if not more or more[0] == _NOTHING:
-        return None
-    link = decode_link(more[0])
-    if link is None:
-        raise ValueError(f"link {more[0]!r}")
-    return link
 
 
 def highest_incarnation(timestamp_ms: int) -> int:
@@ -339,6 +401,15 @@ def _is_linked_right(kind: bytes, text: bytes, link: Link | None) -> bool:
 def _claims_relay(sender: bytes, kind: bytes) -> bool:
     """Whether only a relay may say so."""
     return is_relay(sender.decode("latin-1")) or kind in _KINDS_OF_RELAYS_ONLY
+
+
+def _has_reserved_name(sender: bytes, kind: bytes) -> bool:
+    """Whether nobody may write a record of that kind under that name; relays were judged before."""
+    if RESERVED_PREFIX.encode() not in sender:  # nearly always
+        return False
+    address = sender.decode("latin-1")
+    name = address.partition("/")[2]
+    return is_reserved(address) and not is_relay(address) and (name, kind) not in _OF_RESERVED_NAMES
 
 
 def _is_its_relay(topic: Topic, sender: bytes, kind: bytes, relayed_from: bytes) -> bool:

@@ -18,7 +18,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka.codec import data_fields, data_number, given_headers
 from connectors.kafka.data_log import Start
 from connectors.kafka.transport import Consumer
-from ordering.errors import HistoryUnavailable, ProtocolViolation
+from ordering.errors import HistoryUnavailable
 from ordering.reader import Reader, Verdict
 from ordering.records import Headers
 
@@ -82,7 +82,8 @@ class Effective(NamedTuple):
 class DataCursor:
     """Reads on from a `Start`. Not thread-safe. `close` it, and the consumer with it.
 
-    `position`: the offset of the record that is read next.
+    `position`: the offset of the record that is read next. `strays`: how many records it has passed over that are no
+    DATA.
     """
 
     def __init__(self, consumer: Consumer, partition: TopicPartition, start: Start) -> None:
@@ -91,6 +92,7 @@ class DataCursor:
         self._reader = start.reader
         self._failing = False
         self.position = start.offset
+        self.strays = 0
         consumer.assign([partition])
         consumer.seek(partition, start.offset)
 
@@ -108,7 +110,6 @@ class DataCursor:
 
         Raises:
             HistoryUnavailable: retention has dropped records before they were read.
-            ProtocolViolation: what was read is not DATA.
         """
         try:
             polled = self._consumer.poll(timeout_ms=int(timeout * 1000))
@@ -135,18 +136,22 @@ class DataCursor:
         taken = []
         for record in records:
             headers = record.headers
-            try:
-                fields = data_fields(headers)
-                kind = _kind(fields[1], "ascii")
-                seqno = data_number(fields[4])
-                verdict = accept(kind, int(fields[5]), seqno)
-            except ValueError as error:
-                raise ProtocolViolation(
-                    f"{self._partition.topic} at offset {record.offset} is not DATA ({error}): who else writes there?"
-                ) from error
-            if verdict is Verdict.TAKE:
+            fields = data_fields(record.key, headers)
+            if not fields:
+                self._pass_over(record.offset)
+                continue
+            kind = _kind(fields[1], "ascii")
+            seqno = data_number(fields[4])
+            if accept(kind, int(fields[5]), seqno) is Verdict.TAKE:
                 what = record.key, fields, headers, record.value, record.timestamp
                 taken.append(Effective(seqno, record.offset, kind, *what))
         if records:
             self.position = records[-1].offset + 1
         return taken
+
+    def _pass_over(self, offset: int) -> None:
+        """Count a stray. The first one is told: a console producer may have written thousands."""
+        self.strays += 1
+        if self.strays == 1:
+            topic = self._partition.topic
+            _logger.warning("%s at offset %d is not DATA and is passed over: who else writes there?", topic, offset)

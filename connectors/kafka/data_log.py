@@ -28,6 +28,7 @@ other log.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -35,17 +36,24 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import decode_data
 from connectors.kafka.connection import Connection
-from connectors.kafka.epochs import Claim, Exclusion, Move, Note, decode
+from connectors.kafka.epochs import Claim, Exclusion, Move, Note, StrayClaim, decode
 from connectors.kafka.ranges import read_range, windows_back
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, TopicMissing, UsageError
 from ordering.names import Topic
 from ordering.reader import Reader, Seal, epoch_of
-from ordering.records import EPOCH, Data
+from ordering.records import EPOCH, STRAY, Data
 from ordering.sequencer import SequencerState, absorb
+
+_logger = logging.getLogger(__name__)
 
 _FIRST_WINDOW = 2_048
 """Records that are read back first when looking for a snapshot."""
+
+
+FETCH_MAX_WAIT_MS = 10
+"""What is read is there already. A library that fetches ahead is at the end before us, and what we ask next waits for
+so long behind that."""
 
 
 class Stored(NamedTuple):
@@ -89,9 +97,11 @@ class DataLog:
         self.known_exclusion: Exclusion | None = None
         """The newest one, as far as EPOCH was read."""
         self._known_base = -1
+        self.strays = 0
+        """How many records that are no DATA it has passed over."""
         self._known_below = 0
         """The offset in EPOCH below which all is known."""
-        self._consumer: Consumer = connection.consumer()
+        self._consumer: Consumer = connection.consumer(fetch_max_wait_ms=FETCH_MAX_WAIT_MS)
         try:
             self._check_partitions()
         except BaseException:
@@ -100,7 +110,7 @@ class DataLog:
 
     def _check_partitions(self) -> None:
         group, site = self.topic.group, self.topic.site
-        with self.connection.reachable():
+        with self.connection.reachable("READ", self.partition.topic):
             counts = {
                 partition: len(self._consumer.partitions_for_topic(partition.topic) or ())
                 for partition in (self.partition, self._claims)
@@ -123,18 +133,20 @@ class DataLog:
 
     def beginning(self) -> int:
         """The first offset that retention has left."""
-        with self.connection.reachable():
+        with self.connection.reachable("READ", self.partition.topic):
             return int(self._consumer.beginning_offsets([self.partition])[self.partition])
 
     def end(self) -> int:
         """The offset after the last record."""
-        with self.connection.reachable():
+        with self.connection.reachable("READ", self.partition.topic):
             return int(self._consumer.end_offsets([self.partition])[self.partition])
 
     def records(self, start: int, end: int) -> Iterator[Stored]:
-        """The records of DATA with `start` <= offset < `end`, in order."""
+        """The records of DATA with `start` <= offset < `end`, in order; strays as such."""
         for record in read_range(self.connection, self._consumer, self.partition, start, end):
-            yield Stored(record.offset, record.timestamp, decode_data(record.key, record.value, record.headers))
+            data = decode_data(record.key, record.value, record.headers)
+            self.strays += data.kind == STRAY
+            yield Stored(record.offset, record.timestamp, data)
 
     def claims(self) -> list[Claim]:
         """Every claim so far, in the order of epochs."""
@@ -163,7 +175,7 @@ class DataLog:
             self._known_claims, self._known_notes, self._known_below = [], [], 0
             self._known_move, self._known_base, self.known_exclusion = None, -1, None
         if not self._known_below and end:
-            with self.connection.reachable():
+            with self.connection.reachable("READ", self.partition.topic):
                 beginning = int(self._consumer.beginning_offsets([self._claims])[self._claims])
             if beginning > 0:
                 raise HistoryUnavailable(
@@ -172,7 +184,15 @@ class DataLog:
                 )
         for record in read_range(self.connection, self._consumer, self._claims, self._known_below, end):
             at = (record.offset, record.value, record.headers, record.timestamp)
-            entry = decode(self.claims_topic, *at, above=self._above)
+            self._known_below = record.offset + 1
+            try:
+                entry = decode(self.claims_topic, *at, above=self._above)
+            except StrayClaim as stray:
+                _logger.warning("%s, and is passed over: who else writes there?", stray)
+                continue
+            except ProtocolViolation:
+                self._known_below = record.offset
+                raise
             if isinstance(entry, Claim):
                 self._known_claims.append(entry)
             elif isinstance(entry, Note):
@@ -183,10 +203,9 @@ class DataLog:
                 self.known_exclusion = entry
             else:
                 self._known_base = record.offset
-            self._known_below = record.offset + 1
 
     def _end_of_epochs(self) -> int:
-        with self.connection.reachable():
+        with self.connection.reachable("READ", self.partition.topic):
             return int(self._consumer.end_offsets([self._claims])[self._claims])
 
     def epoch_of_claim(self, offset: int) -> int:

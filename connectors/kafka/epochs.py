@@ -10,12 +10,14 @@
 | move | `2 move` | `HOME ABOVE`: the site that is the group's home from here on; in a hub |
 
 A claim's epoch is its offset plus one, and plus ABOVE if a move stands before it. So a note, which claims nothing,
-makes the epochs skip a number, and no more.
+makes the epochs skip a number, and no more. So does a stray: what has none of these forms is passed over by all alike.
+Only a kind that this version does not know stops who reads it, since it may be a later version's.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Sequence
 from itertools import pairwise
@@ -37,6 +39,13 @@ FEUD_GAP_MS = 15 * 60_000
 """Two claims further apart than this are no feud."""
 FIRST_YIELD_S = 10.0
 LONGEST_YIELD_S = 300.0
+
+
+_LATER = re.compile(rf"{VERSION} [a-z][a-z-]*".encode("ascii"))
+
+
+class StrayClaim(ValueError):
+    """A record in EPOCH that nobody of ours has written. As it claims nothing, the epochs skip its number."""
 
 
 class Claim(NamedTuple):
@@ -112,7 +121,10 @@ def encode_exclusion(exclusion: Exclusion) -> tuple[bytes, list[tuple[str, bytes
 def decode(
     topic: str, offset: int, value: bytes | None, headers: Sequence[tuple[str, bytes]], at_ms: int, above: int = 0
 ) -> Claim | Note | Move | Exclusion | None:
-    """One record of an EPOCH topic; None for a base. Raises ProtocolViolation for anything else."""
+    """One record of an EPOCH topic; None for a base.
+
+    Raises StrayClaim for what nobody of ours has written, ProtocolViolation for what only a later version knows.
+    """
     try:
         version_and_kind = b" ".join(first_fields(headers, 2))
         if version_and_kind == _CLAIM:
@@ -128,12 +140,14 @@ def decode(
             return Exclusion(int(view), tuple(names))
         if version_and_kind == _BASE:
             return None
-        raise ValueError(f"{HEADER}: {version_and_kind!r}")
     except (ValueError, TypeError) as error:
+        raise StrayClaim(f"{topic} at offset {offset} can't be read ({error})") from error
+    if _LATER.fullmatch(version_and_kind):
         raise ProtocolViolation(
-            f"{topic} at offset {offset} is neither a claim nor a note ({error}): who else writes there? Take that "
-            "right away from them; what stands there can't be taken out, so go on in a new group."
-        ) from error
+            f"{topic} at offset {offset} is of a kind that this version does not know ({version_and_kind!r}): is it of "
+            "a later version of abcast? Then use that one."
+        )
+    raise StrayClaim(f"{topic} at offset {offset} is neither a claim nor a note ({HEADER}: {version_and_kind!r})")
 
 
 def seconds_to_yield(claims: Sequence[Claim], host: str, now_ms: int) -> tuple[float, Claim] | None:

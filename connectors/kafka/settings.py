@@ -16,11 +16,10 @@ from connectors.kafka.data_log import DataLog, Start
 from connectors.kafka.sending import append
 from ordering.errors import HistoryUnavailable, UsageError
 from ordering.membership import Settings
-from ordering.names import RESERVED_PREFIX, Address, Topic
+from ordering.names import ADMIN_NAME, Address, Topic
 from ordering.reader import Verdict
 from ordering.records import MAX_NUMBER, SETTINGS
 
-ADMIN_NAME = f"{RESERVED_PREFIX}admin"
 ORDERED_WITHIN_S = 5.0
 """Seconds in which a sequencer that works has ordered a change, unless it is busy."""
 _PAUSE_S = 0.05

@@ -35,6 +35,7 @@ that commit before each append, and stops if it is not there. Else Delta would m
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 import shutil
 import uuid
@@ -69,9 +70,9 @@ from connectors.ledger.table_state import (
 from connectors.ledger.table_state import TableState as TableState
 from connectors.ledger.table_state import read_table_state as read_table_state
 from connectors.spark import codec as spark_codec
-from ordering.errors import AbcastError, EnvironmentProblem, ProtocolViolation
+from ordering.errors import AbcastError, EnvironmentProblem
 from ordering.reader import Reader
-from ordering.records import MESSAGE, VIEW, WITHOUT_SEQNO
+from ordering.records import MESSAGE, STRAY, STRAY_EPOCH, VIEW, WITHOUT_SEQNO
 
 LEDGER_SCHEMA = (
     "group string, seqno long, epoch long, view_id long, site string, sender string, incarnation long, "
@@ -83,6 +84,7 @@ VIEWS_SCHEMA = "group string, view_id long, seqno long, site string, members arr
 _ADDED_LATER = frozenset(("origin_seqno", "data_offset"))
 """Columns that tables of an earlier layout lack."""
 
+_logger = logging.getLogger(__name__)
 _APPEND_ONLY = "delta.appendOnly"
 _MAX_ATTEMPTS = 20
 
@@ -167,11 +169,12 @@ def _ddl(columns: Mapping[str, str]) -> str:
 
 def ledger_rows(kafka_rows: DataFrame) -> DataFrame:
     """Rows of Spark's Kafka source over DATA topics → the columns of the ledger, plus topic and offset."""
-    source, sender, kind = spark_codec.data_field("SOURCE"), F.col("key").cast("string"), spark_codec.data_field("KIND")
+    source, sender, is_data = spark_codec.data_field("SOURCE"), F.col("key").cast("string"), spark_codec.is_data()
+    kind = F.when(is_data, spark_codec.data_field("KIND")).otherwise(STRAY)
     return spark_codec.with_fields(kafka_rows).select(
         spark_codec.group_of(F.col("topic")).alias("group"),
         spark_codec.data_number("SEQNO").alias("seqno"),
-        spark_codec.data_number("EPOCH").alias("epoch"),
+        F.when(is_data, spark_codec.data_number("EPOCH")).otherwise(STRAY_EPOCH).alias("epoch"),
         spark_codec.data_number("VIEW").alias("view_id"),
         F.substring_index(sender, "/", 1).alias("site"),
         sender.alias("sender"),
@@ -303,10 +306,12 @@ class LedgerWriter:
             F.col("kind").isin(*WITHOUT_SEQNO).alias("is_control"),
             (F.col("kind") == VIEW).alias("is_view"),
         ).toArrow()
-        if ids["epoch"].null_count:
-            strange = ids.filter(pc.is_null(ids["epoch"])).slice(0, 1).to_pylist()[0]
-            raise ProtocolViolation(
-                f"{strange['topic']} at offset {strange['offset']} is not DATA: who else writes there?"
+        strays = ids.filter(pc.equal(ids["epoch"], STRAY_EPOCH))
+        if len(strays):
+            first = strays.slice(0, 1).to_pylist()[0]
+            _logger.warning(
+                "%d records are not DATA and are passed over, such as %s at offset %d: who else writes there?",
+                *(len(strays), first["topic"], first["offset"]),
             )
         spans: list[tuple[str, int, int]] = []
         reached: dict[str, int] = {}

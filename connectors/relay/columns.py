@@ -33,7 +33,8 @@ from ordering.records import ENTRY, EPOCH, MESSAGE, REMOTE_VIEW, SKIP, VIEW
 
 def relay_home_data(rows: DataFrame, direction: Direction) -> DataFrame:
     """DATA of the home → the same DATA at another site."""
-    return rows.select(
+    home = spark_codec.with_fields(rows).filter(spark_codec.is_data())
+    return home.select(
         _renamed(f".data.{direction.source}", f".data.{direction.target}"), "partition", "key", "value", "headers"
     )
 
@@ -76,8 +77,10 @@ def relay_mesh_data(
     has_number = text.isNotNull() | (origin == direction.source)
     is_carried = has_number & ~origin.isin(*sorted(not_carried))
     is_view = kind == VIEW
-    named = spark_codec.with_fields(rows).withColumn(
-        "is_message", F.coalesce((kind == MESSAGE) & is_carried, F.lit(False))
+    named = (
+        spark_codec.with_fields(rows)
+        .filter(spark_codec.is_data())
+        .withColumn("is_message", F.coalesce((kind == MESSAGE) & is_carried, F.lit(False)))
     )
     is_message = F.col("is_message")
     origin_seqno = F.when(~is_message, "0").when(text.isNull(), seqno).otherwise(F.substring_index(text, ".", -1))

@@ -27,7 +27,7 @@ from connectors.kafka.sites import Direction
 from connectors.kafka.transport import Producer
 from connectors.relay.link_start import Carries, SessionStart, link_start
 from ordering.names import Topic, relay_of
-from ordering.records import EPOCH, HEARTBEAT, LEAVE, LINK_START, REMOTE_VIEW
+from ordering.records import EPOCH, HEARTBEAT, LEAVE, LINK_START, REMOTE_VIEW, STRAY
 from ordering.sequencer import SequencerState
 
 FAREWELL_S = 5.0
@@ -124,7 +124,8 @@ class _Group:
             return
         end = self.log.end()
         for start, below in windows_back(max(self._end, self.log.beginning()), end, 1):
-            newest = [stored.data for stored in self.log.records(start, below) if stored.data.kind != EPOCH]
+            records = (stored.data for stored in self.log.records(start, below))
+            newest = [record for record in records if record.kind not in (EPOCH, STRAY)]
             if newest:
                 self.had_view = newest[-1].view > 0
                 break

@@ -30,6 +30,7 @@ from connectors.kafka.sending import append, producing
 from connectors.kafka.sites import Sites
 from ordering.errors import BrokerUnreachable, TopicMissing, UsageError
 from ordering.reader import epoch_of
+from ordering.records import STRAY
 from ordering.sequencer import seal
 
 EPOCHS_OF_A_HOME = 10**9
@@ -116,4 +117,5 @@ def copy_rest(other: DataLog, copy: DataLog) -> None:
         append(copy.connection, str(copy.topic), encode_data(seal(start.reader.epoch)))
     with producing(copy.connection) as producer:
         for stored in other.records(start.offset, other.end()):  # they are few, and this is done once
-            append(copy.connection, str(copy.topic), encode_data(stored.data), producer=producer)
+            if stored.data.kind != STRAY:
+                append(copy.connection, str(copy.topic), encode_data(stored.data), producer=producer)

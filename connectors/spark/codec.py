@@ -6,8 +6,17 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from connectors.kafka import codec
-from ordering.names import MAX_SITE_LENGTH, SITE_PATTERN, relay_of
-from ordering.records import LINK_START, MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW, SKIP
+from ordering.names import ADDRESS_PATTERN, MAX_SITE_LENGTH, RESERVED_PREFIX, SITE_PATTERN, TICK_NAME, relay_of
+from ordering.records import (
+    HEARTBEAT,
+    LINK_START,
+    MAX_HEADERS_BYTES,
+    MAX_NUMBER,
+    MAX_PAYLOAD_BYTES,
+    MESSAGE,
+    REMOTE_VIEW,
+    SKIP,
+)
 
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _DATA_AT = {name: position for position, name in enumerate(codec.DATA_FIELDS)}
@@ -46,6 +55,16 @@ def with_fields(kafka_rows: DataFrame) -> DataFrame:
 def forward_field(name: str) -> Column:
     """The text of one of `codec.RELAYED_FIELDS` of a `with_fields` row; null where there is none."""
     return F.get(F.col("fields"), F.lit(_RELAYED_AT[name]))
+
+
+def is_data() -> Column:
+    """Whether a `with_fields` row of a data topic is no stray: as `codec.data_fields` has it."""
+    first = F.get(F.col("headers"), F.lit(0))
+    text = F.when(first["key"] == codec.HEADER, first["value"]).cast("string")
+    has_sender = data_field("SOURCE") != codec.NOTHING
+    is_address = F.col("key").cast("string").rlike(rf"\A(?:{ADDRESS_PATTERN})\z")
+    is_right_key = F.when(F.col("key").isNull(), ~has_sender).otherwise(has_sender & is_address)
+    return F.coalesce(text.rlike(rf"\A(?:{codec.DATA_PATTERN})\z") & is_right_key, F.lit(False))
 
 
 def data_field(name: str) -> Column:
@@ -93,13 +112,14 @@ def is_plain_forward(site: str, *, relayed: bool) -> Column:
     """
     sender, value, headers, kind = F.col("sender"), F.col("value"), F.col("headers"), forward_field("KIND")
     has_fields = F.size("fields") == len(codec.FORWARD_FIELDS)
-    is_members = (kind != SKIP) & ~sender.endswith(relay_of(""))
+    is_members = (kind != SKIP) & _may_have_its_name()
     is_own = is_local(site) & has_fields & sender.startswith(f"{site}/") & is_members
     others = application_headers()
     names, values = others["key"], others["value"]
     size = F.octet_length(F.array_join(names, "")) + F.octet_length(F.array_join(values.cast("array<string>"), ""))
     others_are_the_applications = (F.size(headers) == 1) | (
-        ~F.array_join(names, ",").contains(codec.HEADER) & (size + F.size(others) <= MAX_HEADERS_BYTES)
+        ~F.array_join(F.array_remove(names, codec.DEPENDS_HEADER), ",").contains(codec.HEADER)
+        & (size + F.size(others) <= MAX_HEADERS_BYTES)
     )
     plain = (
         (F.get(F.col("fields"), F.lit(0)) == codec.VERSION)
@@ -135,6 +155,13 @@ def _is_of_its_time() -> Column:
     return F.col("incarnation") <= F.try_multiply(latest_ms, F.lit(codec.INCARNATIONS_A_MS))
 
 
+def _may_have_its_name() -> Column:
+    """Whether the sender has a member's name, or that of ticks and writes one. Other reserved names go row by row."""
+    sender = F.col("sender")
+    is_tick = sender.endswith(f"/{TICK_NAME}") & (forward_field("KIND") == HEARTBEAT)
+    return ~sender.contains(f"/{RESERVED_PREFIX}") | is_tick
+
+
 def _came_by_relay(site: str) -> Column:
     """Whether the neighbour that fills the topic can have sent it: by a link, or to the home of a hub."""
     role = F.substring_index(F.substring_index("topic", ".", -2), ".", 1)
@@ -143,8 +170,8 @@ def _came_by_relay(site: str) -> Column:
     by_link = forward_field("LINK").rlike(f"\\A{codec.LINK_PATTERN}\\z")
     is_own = forward_field("RELAYED_FROM") == codec.NOTHING
     is_skip = (kind == SKIP) & (sender == F.concat(neighbour, F.lit(relay_of("")))) & is_own
-    is_message = (kind == MESSAGE) & ~sender.endswith(relay_of("")) & ~sender.startswith(f"{site}/")
-    of_hub = (kind != SKIP) & ~sender.endswith(relay_of("")) & sender.startswith(F.concat(neighbour, F.lit("/")))
+    is_message = (kind == MESSAGE) & _may_have_its_name() & ~sender.startswith(f"{site}/")
+    of_hub = (kind != SKIP) & _may_have_its_name() & sender.startswith(F.concat(neighbour, F.lit("/")))
     has_site = sender.rlike(f"\\A{SITE_PATTERN}/")
     is_right = (by_link & (is_skip | (is_message & has_site))) | (~_is_linked() & of_hub)
     return role.startswith("relayed-") & (F.size("fields") == len(codec.RELAYED_FIELDS)) & is_right

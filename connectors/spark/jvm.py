@@ -72,7 +72,7 @@ def start_jvm(settings: Mapping[str, str]) -> None:
         return
     java, scratch = require_java(), make_scratch()
     address = scratch.path / "gateway"
-    process = _launch(java_command(java, {**settings, **_below(scratch)}, scratch.path), address, scratch.descriptor)
+    process = _launch(java_command(java, {**_below(scratch), **settings}, scratch.path), address, scratch.descriptor)
     port, secret = _answer(process, address)
     with _environment({"PYSPARK_GATEWAY_PORT": port, "PYSPARK_GATEWAY_SECRET": secret}):
         gateway = launch_gateway()  # type: ignore[no-untyped-call]  # it connects to the one that these name

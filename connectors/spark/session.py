@@ -1,4 +1,7 @@
-"""The Spark session: one place for every setting, each with the reason why it is not Spark's default."""
+"""The Spark session: one place for every setting, each with the reason why it is not Spark's default.
+
+They are defaults of ours: what the user sets goes before them (`connectors.spark.given`).
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import resolve_name
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from pyspark import SparkConf
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from connectors.local.configuration import configuration_file
 from connectors.local.jars import jars_directory, spark_jars
+from connectors.spark.given import check_given, given_settings, is_local
 from connectors.spark.jvm import SUBMITTED, join_jvm, jvm, start_jvm
 from connectors.spark.query_failure import full_text, true_reason
 from ordering.errors import EnvironmentProblem
@@ -69,11 +74,18 @@ SETTINGS = {
     # The sequencer's job reads them each second.
     "spark.sql.streaming.numRecentProgressUpdates": "50",
     "spark.sql.session.timeZone": "UTC",
+    # Spark's own patterns do not know under which names Kafka's clients are given passwords and keys.
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore",
+    "spark.sql.redaction.options.regex": "(?i)url|secret|password|token|access[.]?key|jaas|keystore",
     # Each arrow batch has a price in Python, some 5 ms; what a whole batch holds is bounded (see
     # `connectors.kafka.backlog`).
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+}
+
+LOCAL_SETTINGS = {
+    # Where no other process is to reach the driver, none should.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
@@ -94,30 +106,41 @@ def build_session(
     parallelism: int = 1,
     archive_to: Path | None = None,
 ) -> SparkSession:
-    """The application's Spark session, with the Kafka and Delta jars. Under spark-submit, that one's master is kept.
+    """The application's Spark session, with the Kafka and Delta jars. What the user has set of Spark is kept.
 
     `cores`: local threads (default: all, at least 2, since a streaming job runs more than one query).
     `parallelism`: groups that the sequencer decides at the same time. `archive_to`: where the JVM leaves an archive of
-    its classes when it ends. Raises EnvironmentProblem if Java or the jars are missing.
+    its classes when it ends. Raises EnvironmentProblem if Java or the jars are missing, UsageError if the user has
+    set what breaks a promise.
     """
     # Workers must run this very environment, whatever `python3` is on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     jars = spark_jars()
-    settings: dict[str, Any] = {**SETTINGS, "spark.app.name": name, "spark.sql.shuffle.partitions": str(parallelism)}
     if SUBMITTED:
         join_jvm()
+        given = dict(SparkConf().getAll())
+        if given.get("spark.app.name", "").endswith(".py"):  # spark-submit's own default
+            del given["spark.app.name"]
+    else:
+        given = given_settings()
+    check_given(given)
+    settings = default_settings(name, parallelism, cores, given.get("spark.master")) | given
+    if SUBMITTED:
         _add_to_class_path(jars)
-        settings["spark.jars"] = ",".join(map(str, jars))
+        settings["spark.jars"] = _joined(",", given.get("spark.jars"), *jars)
     else:
         # The JVM takes seconds to come up; what Python will need is imported meanwhile.
         threading.Thread(target=importlib.import_module, args=("pandas",), daemon=True).start()
-        settings["spark.master"] = f"local[{cores or max(2, os.cpu_count() or 2)}]"
-        settings["spark.driver.memory"] = driver_memory
-        settings["spark.driver.extraJavaOptions"] = " ".join(_java_options(archive_to))
-        # Not `spark.jars`, which has them copied at every start, and loaded in a way that no archive can hold.
-        settings["spark.driver.extraClassPath"] = os.pathsep.join(map(str, jars))
+        settings.setdefault("spark.driver.memory", driver_memory)
+        of_java = _joined(" ", *_java_options(archive_to), given.get("spark.driver.extraJavaOptions"))
+        settings["spark.driver.extraJavaOptions"] = of_java
+        # Not `spark.jars`, which has them copied at every start, and loaded in a way that no archive can hold. But
+        # executors get them in no other way.
+        settings["spark.driver.extraClassPath"] = _joined(os.pathsep, *jars, given.get("spark.driver.extraClassPath"))
+        if not is_local(settings["spark.master"]):
+            settings["spark.jars"] = _joined(",", given.get("spark.jars"), *jars)
         start_jvm(settings)
-    session = SparkSession.builder.config(map=settings).getOrCreate()
+    session = SparkSession.builder.config(map={**settings}).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     if not SUBMITTED:
         _let_compiler_give_way(session)
@@ -125,6 +148,23 @@ def build_session(
         signals = jvm().sun.misc.Signal
         signals.handle(signals("TERM"), jvm().sun.misc.SignalHandler.SIG_IGN)
     return session
+
+
+def default_settings(name: str, parallelism: int, cores: int | None, master: str | None) -> dict[str, str]:
+    """Our own settings for an application of that name. `master`: the user's, if there is one."""
+    master = master or f"local[{cores or max(2, os.cpu_count() or 2)}]"
+    return {
+        **SETTINGS,
+        **(LOCAL_SETTINGS if is_local(master) else {}),
+        "spark.master": master,
+        "spark.app.name": name,
+        "spark.sql.shuffle.partitions": str(parallelism),
+    }
+
+
+def _joined(between: str, *parts: object) -> str:
+    """What is there, one behind the other."""
+    return between.join(str(part) for part in parts if part)
 
 
 def _let_compiler_give_way(session: SparkSession) -> None:

@@ -20,7 +20,7 @@ from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from connectors.kafka.connection import Connection
 from connectors.kafka.desk import Desk
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
-from ordering.names import ROLES, Topic
+from ordering.names import ROLES, Role, Topic
 
 RETRY_S = 0.05
 """After so long a producer asks again with a batch that was refused."""
@@ -89,10 +89,15 @@ class MemoryConnection(Connection):
 
     def create(self, group: str, site: str, partitions: int = 1, data_partitions: int = 1) -> None:
         """The topics of a group. A data topic should have one partition; an operator may have given it more."""
-        counts = {"forward": partitions, "data": data_partitions}
+        counts = {"forward": partitions, "data": data_partitions, "cast": partitions}
         for role in ROLES:
             for number in range(counts.get(role, 1)):
                 self.topics.partitions[TopicPartition(str(Topic(group, role, site)), number)] = []
+
+    def topics_of(self, group: str, role: Role) -> list[Topic]:
+        """As a connection finds them."""
+        found = map(Topic.parse, sorted({place.topic for place in self.topics.partitions}))
+        return [topic for topic in found if topic and (topic.group, topic.role) == (group, role)]
 
     def drop(self, topic: Topic) -> None:
         """Retention drops all that stands in the topic's partition 0, as Kafka does with an idle topic."""
@@ -100,7 +105,7 @@ class MemoryConnection(Connection):
         self.topics.beginnings[place] = len(self.topics.partitions[place])
 
     @contextmanager
-    def reachable(self) -> Iterator[None]:
+    def reachable(self, operation: str = "", resource: str = "") -> Iterator[None]:  # noqa: ARG002 - as it has them
         """It always is."""
         yield
 
@@ -223,10 +228,10 @@ class MemoryDesk(Desk):
     """Answers at once."""
 
     def __init__(self, connection: MemoryConnection) -> None:
-        super().__init__(connection, connection.unreachable)
+        super().__init__(connection)
         self.kafka = connection.topics
 
-    def partitions_of(self, topic: str) -> set[int]:
+    def partitions_of(self, topic: str, operation: str = "") -> set[int]:  # noqa: ARG002 - everybody may do everything
         """The topic's partitions."""
         return self.kafka.numbers(topic)
 
@@ -264,6 +269,9 @@ class MemoryConsumer:
     def seek(self, place: TopicPartition, offset: int) -> None:
         """Read on there."""
         self.next[place] = offset
+
+    def rest(self) -> None:
+        """Nothing to do."""
 
     def beginning_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """What retention has left begins there."""

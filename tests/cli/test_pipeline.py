@@ -27,7 +27,7 @@ def test_topics(pipeline: Pipeline) -> None:
     names = [
         f"abcast.cli.topics.{role}.{site}"
         for site in (SITE, "cli2")
-        for role in ("forward", "data", "epoch", "dead-letter", "inbox", "memory")
+        for role in ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "cast")
     ]
     assert pipeline.abcast(*create).stdout.splitlines() == [f"created {name}" for name in names]
     assert pipeline.abcast(*create).stdout == "all topics are there already\n"

@@ -152,6 +152,14 @@ class TestLetters:
         assert complete == [False, True, True]
         assert assembly.chunks == [b"0", b"1", b"2", b"3", b"4"]
 
+    def test_a_chunk_of_an_earlier_life_of_the_supplier(self) -> None:
+        """Anybody can write one in its name; the incarnation that the view has is the least that counts."""
+        assembly = Assembly("nyc/a", self.REQUEST, 0.0, incarnation=6)
+        chunk = Chunk(self.REQUEST, 9, 0, 1)
+        assert not assembly.accept(self.letter(chunk, incarnation=5), chunk)
+        assert not assembly.accept(self.letter(chunk, sender="nyc/eve", incarnation=6), chunk)
+        assert assembly.accept(self.letter(chunk, incarnation=7), chunk)
+
     def _pair(self, number: int) -> tuple[Letter, Chunk]:
         chunk = Chunk(self.REQUEST, 9, number, 5)
         return self.letter(chunk), chunk
@@ -160,7 +168,8 @@ class TestLetters:
         def send(receiver: Address, payload: bytes, headers: Headers) -> LetterReceipt:
             raise AssertionError("nobody has a state")
 
-        transfer = StateTransfer(MemoryConnection(), "g", Address("nyc", "a"), send, None, lambda _: None)
+        address = Address("nyc", "a")
+        transfer = StateTransfer(MemoryConnection(), "g", address, send, None, lambda _: None, lambda: None)
         lives = (Life("nyc/a", 1), Life("nyc/b", 1))
         view = ViewChange(3, 1, lives, joined=("nyc/a", "nyc/b"))
         assert transfer.fetch(view, lambda: view, 1.0) is None
@@ -182,6 +191,42 @@ def test_a_letter_that_is_nonsense(connection: Connection, group: str, headers: 
         with Replica(connection, group, "b") as b:
             assert b.taken == ["x"]
             assert a.dumped == 1
+
+
+@pytest.mark.parametrize("name", ["nyc/eve", "nyc/b"], ids=["stranger", "an earlier life"])
+def test_a_state_is_for_members_only(connection: Connection, group: str, name: str) -> None:
+    """Before, whoever could write into an inbox topic was sent the whole state."""
+    with Replica(connection, group, "a") as a, Replica(connection, group, "b") as b:
+        a.say("x")
+        assert a.dumped == 1
+        said = [("abcast", f"2 state 1 1 {name} -".encode()), *Request(0).headers()]
+        with closing(connection.producer()) as producer:
+            producer.send(f"abcast.{group}.inbox.nyc", key=b"nyc/a", value=b"", headers=said).get(WAIT)
+        with Replica(connection, group, "c") as c:  # whose request stands behind it
+            assert c.taken == ["x"]
+            a.say("y")
+            eventually(lambda: a.taken == b.taken == c.taken == ["x", "y"])
+            assert a.dumped == 2
+            assert a.member._transfer is not None
+            assert a.member._transfer._requests == {}
+
+
+def test_no_letter_ends_the_thread(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong with one."""
+    with Replica(connection, group, "a") as a:
+        a.say("x")
+
+        def fails_for_eve(letter: Letter) -> Request | Chunk | Nothing | None:
+            if letter.sender == "nyc/eve":
+                raise MemoryError
+            return decode_state_letter(letter)
+
+        monkeypatch.setattr(state_transfer, "decode_state_letter", fails_for_eve)
+        said = [("abcast", b"2 state 1 1 nyc/eve -"), *Request(0).headers()]
+        with closing(connection.producer()) as producer:
+            producer.send(f"abcast.{group}.inbox.nyc", key=b"nyc/a", value=b"", headers=said).get(WAIT)
+        with Replica(connection, group, "b") as b:
+            assert b.taken == ["x"]
 
 
 @pytest.mark.parametrize("flush", [False, True])

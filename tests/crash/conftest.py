@@ -59,9 +59,9 @@ def scenario(broker: EmbeddedBroker, make_scenario: MakeScenario) -> Scenario:
     return make_scenario(broker.bootstrap_servers)
 
 
-@pytest.fixture(params=["spark", "process"])
+@pytest.fixture(params=[pytest.param("spark", marks=pytest.mark.soak), "process"])
 def on_either_engine(scenario: Scenario, request: pytest.FixtureRequest) -> None:
-    """The test runs twice: its sequencers have this engine."""
+    """The test runs twice: its sequencers have this engine. On Spark, which takes longer, it belongs to the soak."""
     scenario.engine = request.param
 
 

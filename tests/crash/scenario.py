@@ -179,7 +179,7 @@ class Scenario:
     ) -> int:
         """No anomaly in DATA, the ledger, the delivery logs and what has a receipt. Returns how many were ordered."""
         checker = Checker()
-        highest = check_data(checker, self.connection, self.group, self.site)
+        highest, _ = check_data(checker, self.connection, self.group, self.site)
         if ledger is not None:
             eventually(lambda: ledger_seqno(ledger, self.group) >= highest, 60, f"the ledger has seqno {highest}", 0.3)
             check_ledger(checker, ledger, self.group)

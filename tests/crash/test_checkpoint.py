@@ -21,6 +21,7 @@ WAYS: dict[str, Callable[[Checkpoint], object]] = {
 }
 
 
+@pytest.mark.soak
 def test_spoilt_while_stopped(scenario: Scenario) -> None:
     """Killed, spoilt, started: no number changes, and what is sent again by hand is still a duplicate."""
     load = scenario.load("alice")

@@ -32,6 +32,7 @@ CHANCES = 20
 BURST = 6000
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_killed_at_each_window(scenario: Scenario) -> None:
     """Members notice nothing but delay; nothing is lost, doubled or renumbered, wherever the batch was cut."""

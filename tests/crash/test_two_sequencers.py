@@ -24,7 +24,11 @@ def assert_fenced(process: Process, own_epoch: int, newer_epoch: int) -> None:
 
 @pytest.mark.parametrize(
     "engines",
-    [("spark", "spark", "spark"), ("process", "process", "process"), ("process", "spark", "process")],
+    [
+        pytest.param(("spark", "spark", "spark"), marks=pytest.mark.soak),
+        ("process", "process", "process"),
+        ("process", "spark", "process"),
+    ],
     ids="-".join,
 )
 def test_the_older_of_two_stops(scenario: Scenario, engines: tuple[str, str, str]) -> None:

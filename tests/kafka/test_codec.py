@@ -8,13 +8,16 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from connectors.kafka import codec
-from ordering.errors import ProtocolViolation, UsageError
+from ordering.errors import UsageError
+from ordering.reader import Reader, Verdict
 from ordering.records import (
     ENTRY,
     EPOCH,
     MAX_HEADERS_BYTES,
     MAX_NUMBER,
     MAX_RECORD_BYTES,
+    STRAY,
+    STRAY_EPOCH,
     Data,
     DeadLetter,
     Forward,
@@ -24,11 +27,16 @@ from ordering.records import (
     Partition,
     Source,
 )
+from tests import data_corpus
 from tests.forward_corpus import CORPUS, RELAYED, TOPIC, Case
 
 SOURCE = Source(TOPIC, 3, 17)
 
 numbers = st.integers(1, MAX_NUMBER)
+fields_of_data = st.none() | st.lists(
+    st.sampled_from([b"2", b"message", b"epoch", b"view", b"-", b"0", b"1", b"t-0:1", b"1.2.3.4", b"\xff", b""]),
+    max_size=11,
+).map(b" ".join)
 application_headers = st.lists(
     st.tuples(st.text(max_size=8).filter(lambda name: not name.startswith("abcast")), st.binary(max_size=8)),
     max_size=3,
@@ -145,37 +153,22 @@ def test_fields_of_data_that_nobody_knows_yet_are_ignored(more: bytes) -> None:
     assert codec.decode_data(key, value, [(name, text + more)]) == record
 
 
-def test_data_whose_link_is_broken_is_a_violation() -> None:
-    key, value, headers = codec.encode_data(
-        Data("message", 1, 1, 0, "sfo/bob", 1, 1, b"x", SOURCE, link=Link(1, 2, 3, 4))
-    )
-    broken = [(name, text.replace(b"1.2.3.4", b"1.2.3")) for name, text in headers]
-    assert broken != headers
-    with pytest.raises(ProtocolViolation, match="who else writes there"):
-        codec.decode_data(key, value, broken)
+@pytest.mark.parametrize("case", data_corpus.CASES, ids=lambda case: case.name)
+def test_what_is_data_and_what_is_a_stray(case: data_corpus.Case) -> None:
+    """The cursor asks for the fields, all others for the whole record. Nothing raises."""
+    record = codec.decode_data(case.key, b"x", case.headers)
+    assert bool(codec.data_fields(case.key, case.headers)) is case.is_data
+    if not case.is_data:
+        assert record == Data(STRAY, STRAY_EPOCH)
+        assert Reader(epoch=3, last_seqno=4).accept(record.kind, record.epoch, record.seqno) is Verdict.STALE
+    else:
+        assert record.kind != STRAY
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        [],
-        [("abcast", None)],
-        [("abcast", b"")],
-        [("abcast", b"1 message 1 1 1 1 0 t-0:1 0")],
-        [("abcast", b"2 message 1 1")],
-        [("abcast", b"2 message 1 1 1 1 0 t-0:1")],
-        [("abcast", b"2 message 1 1 - 1 0 t-0:1 0")],
-        [("abcast", b"2 message 1 1 1 1 0 - 0")],
-        [("abcast", b"2 message\xff 1 1 1 1 0 t-0:1 0")],
-        [("abcast", b"2 message 1 1 1  1 0 t-0:1 0")],
-        [("abcast", b"2 view - - 1 - 0 - -")],
-        [("other", b""), ("abcast", b"2 message 1 1 1 1 0 t-0:1 0")],
-    ],
-)
-@pytest.mark.parametrize("key", [b"sfo/bob", None])
-def test_broken_data_is_a_violation(broken: list[tuple[str, bytes]], key: bytes | None) -> None:
-    with pytest.raises(ProtocolViolation, match="who else writes there"):
-        codec.decode_data(key, b"", broken)
+@given(st.none() | st.binary(max_size=12), st.lists(st.tuples(st.sampled_from(["abcast", "x"]), fields_of_data)))
+def test_no_record_in_data_raises(key: bytes | None, headers: list[tuple[str, bytes]]) -> None:
+    record = codec.decode_data(key, None, headers)
+    assert (record.kind == STRAY) is not bool(codec.data_fields(key, headers))
 
 
 def test_a_dead_letter_keeps_the_original_headers() -> None:

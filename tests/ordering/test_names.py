@@ -104,5 +104,15 @@ def test_what_is_no_source(text: str) -> None:
 
 
 def test_roles_are_the_topics() -> None:
-    kept: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter", "inbox", "memory", "relayed", "entries")
+    kept: tuple[Role, ...] = (
+        "forward",
+        "data",
+        "epoch",
+        "dead-letter",
+        "inbox",
+        "memory",
+        "cast",
+        "relayed",
+        "entries",
+    )
     assert kept == ROLES

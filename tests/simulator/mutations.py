@@ -15,7 +15,7 @@ from ordering.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
 from ordering.forward_table import Pending
 from ordering.pipeline import Begun, Pipeline
 from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH, Headers
+from ordering.records import EPOCH, STRAY, Headers
 from ordering.sequencer import Accepted, begin_batch
 from tests.simulator.rules import Rules
 from tests.simulator.world import WRONG_STATE
@@ -60,6 +60,14 @@ class RepeatingReader(Reader):
     def accept(self, kind: str, epoch: int, seqno: int) -> Verdict:
         verdict = super().accept(kind, epoch, seqno)
         return Verdict.TAKE if verdict is Verdict.DUPLICATE else verdict
+
+
+class StrayReader(Reader):
+    """Counts what is no DATA as if it had a seqno."""
+
+    def accept(self, kind: str, epoch: int, seqno: int) -> Verdict:
+        self.last_seqno += kind == STRAY
+        return super().accept(kind, epoch, seqno)
 
 
 def epoch_0(_right: int) -> int:
@@ -177,6 +185,7 @@ MUTATIONS = (
     ),
     Mutation("no-dedupe", "readers take repeats", DUPLICATE, Rules(reader=RepeatingReader, columns=False)),
     Mutation("ahead", "readers take records ahead of their turn", GAP, Rules(reader=GreedyReader, columns=False)),
+    Mutation("stray-counted", "what is no DATA takes a seqno", GAP, Rules(reader=StrayReader, columns=False)),
     Mutation("epoch-0", "a reader resumes in mid-log with epoch 0", DIVERGENT, Rules(resume_epoch=epoch_0)),
     Mutation(
         "one-life", "incarnations are not compared", LOST, Rules(columns=False), ((_NEXT_ACCEPTED, any_incarnation),)

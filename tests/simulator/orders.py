@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ordering.casts import CAUSAL, FIFO, TOTAL, Cast, Ordered, Settled, Verdict
 from ordering.causal import CausalReceiver, CausalState
@@ -163,19 +163,15 @@ class Orders:
         if not waiting:
             return
         joiner = self.random.choice(waiting)
+        if self.random.random() < 0.5 and self._begin_with_the_view(joiner):
+            return
         has = [each for each in self.members if each.receiver is not None and joiner.life in each.receiver.lives]
         if not has:
             return
         donor = self.random.choice(has)
         assert donor.receiver is not None
         self._take_state(joiner, donor.receiver.state)
-        assert joiner.outgoing is not None
-        if joiner.outgoing.is_quiet:  # refused, if it has joined within the flush
-            joiner.outgoing.flush_ok(donor.receiver.flush)
-            self._release(joiner)
-        joiner.delivered = joiner.happened = donor.delivered
-        for bit in bits(donor.delivered):
-            joiner.happened |= self.past[bit]
+        self._go_on_from(joiner, donor.delivered)
         if donor.home.site == joiner.home.site and self.random.random() < 0.7:
             joiner.offsets = dict(donor.offsets)
             for where, offset in donor.full_at.items():
@@ -185,6 +181,44 @@ class Orders:
                 joiner.offsets[where] = min(joiner.offsets[where], offset)
             self.seen["joined from offsets"] += 1
         self.seen["joined late"] += 1
+
+    def _go_on_from(self, joiner: Process, delivered: int) -> None:
+        assert joiner.outgoing is not None
+        assert joiner.receiver is not None
+        joiner.delivered = joiner.happened = delivered
+        for bit in bits(delivered):
+            joiner.happened |= self.past[bit]
+        if joiner.outgoing.is_quiet:  # refused, if it has joined within the flush
+            joiner.outgoing.flush_ok(joiner.receiver.flush)
+            self._release(joiner)
+
+    def _begin_with_the_view(self, joiner: Process) -> bool:
+        """A newcomer takes no state: it reads DATA from a START_FLUSH on, and begins with its first view."""
+        at = next(at for at, record in enumerate(self.data) if record.kind == VIEW and joiner.life in record.lives)
+        view = self.data[at].view
+        before = next((each.in_view[view] for each in self.processes if view in each.in_view), None)
+        kinds = [record.kind for record in self.data[:at]]
+        starts = [
+            number for number, kind in enumerate(kinds) if kind == START_FLUSH and STOP_FLUSH not in kinds[number:]
+        ]
+        if before is None or not starts:
+            return False
+        known = [record for record in self.data[: starts[0]] if record.kind == VIEW][-1]
+        calm = max(number for number, kind in enumerate(kinds[: starts[0]]) if kind in (VIEW, STOP_FLUSH)) + 1
+        start = self.random.choice((self.random.randint(calm, starts[0]), starts[0]))
+        lives = known.lives
+        state = CausalState(known.view, lives, (0,) * len(lives), start, (0,) * len(lives), is_new=True)
+        newcomer = CausalReceiver(state, max_waiting=len(self.data))
+        for record in self.data[start : at + 1]:
+            newcomer.step(record)
+        if newcomer.seqno < at + 1:
+            self._find(LOST, f"the newcomer {joiner.life} waits for what it can't have")
+            return True
+        self._take_state(joiner, newcomer.state)
+        joiner.in_view[view] = before
+        self._go_on_from(joiner, before)
+        self.seen["began with a view"] += 1
+        return True
 
     def _do_join(self) -> None:
         if sum(process.is_alive for process in self.processes) < MAX_MEMBERS:
@@ -504,7 +538,8 @@ class Orders:
                 self._find(LOST, f"{process.life} never delivers {self._name(next(bits(missing)))}")
             elif process.outgoing is not None and len(process.outgoing):
                 self._find(LOST, f"{process.life} can't send {len(process.outgoing)} messages")
-        states = [process.receiver.state for process in alive if process.receiver is not None]
+        # A newcomer does not know what was settled before it came; for each view, `_event` compares that.
+        states = [replace(each.receiver.state, settled=()) for each in alive if each.receiver is not None]
         if not self.problems and any(state != states[0] for state in states):
             self._find(LOST, f"the states of those who live differ: {states}")
         known: dict[int, tuple[Life, int]] = {}

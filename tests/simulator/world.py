@@ -8,7 +8,7 @@ from connectors.kafka.codec import WRONG_VERSION
 from ordering.checker import DIVERGENT, GAP, LOST, Anomaly, Checker
 from ordering.errors import AbcastError, Fenced
 from ordering.reader import Reader, Verdict
-from ordering.records import Data
+from ordering.records import STRAY, STRAY_EPOCH, Data
 from ordering.sequencer import SequencerState, absorb
 from tests.simulator.broker import GROUP, SITE, Broker
 from tests.simulator.dice import Dice
@@ -117,7 +117,9 @@ class World:
         self._member(who).crash(dice.below(8))
 
     def _do_poison(self, who: int, dice: Dice) -> None:
-        """Somebody else writes into a forward topic: not ours, or from no proper address."""
+        """Somebody else writes: into a forward topic what is not ours, or from no proper address; and into DATA."""
+        if dice.number % 3 == 0:
+            self.broker.append_data(Data(STRAY, STRAY_EPOCH))
         partition = dice.below(len(self.broker.forward))
         if dice.chance(50):
             self.broker.append_malformed(partition, WRONG_VERSION)

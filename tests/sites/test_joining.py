@@ -34,7 +34,7 @@ def await_ledger(world: World, site: str, seqno: int) -> None:
     eventually(lambda: read_table_state(ledger).last_seqno.get(world.group, 0) >= seqno, 60, "the ledger is there", 0.3)
 
 
-@pytest.mark.parametrize("mode", ["hub", "mesh"])
+@pytest.mark.parametrize("mode", ["hub", pytest.param("mesh", marks=pytest.mark.soak)])
 def test_a_new_site_begins_at_seqno_1(make_world: MakeWorld, mode: str) -> None:
     """What Kafka has dropped comes from the ledger, the rest by the relay, without a seam; twice does no harm."""
     world = make_world(mode, "nyc", "sfo")

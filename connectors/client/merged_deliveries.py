@@ -1,0 +1,220 @@
+"""Deliveries in all orders: the total ones in theirs, and among them the casts.
+
+Where a run begins:
+
+* with the member's first view: there the hub knows the vector, and hands over (`connectors.client.cast_hub`);
+* at the group's first record: nothing was delivered before, so all of it is given;
+* anywhere else, as a newcomer: casts of views are given from the next view on, those of no view from about there on.
+  (By the brokers' clocks, and from a minute before: what is read too early is passed over, and what a view needs stands
+  behind it.)
+
+Invariant. What the application is given was delivered by the hub before, if its member has one. What was given and not
+taken is given again by the next run of the same life.
+
+A crash loses the place among the casts: the next start joins anew, or begins as a newcomer.
+`connectors.client.deliveries` says what is remembered of the total order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kafka.structs import TopicPartition
+
+from connectors.client.cast_hub import CLOCKS_DIFFER_S, CastHub, since_now
+from connectors.client.cast_reader import cast_partitions
+from connectors.client.deliveries import POLL_S, Deliveries
+from connectors.client.delivery import Delivery, Place
+from connectors.client.member_memory import MemberMemory
+from connectors.client.merged_log import Begin, MergedLog
+from connectors.client.sharing import Shared, share
+from connectors.kafka.codec import INCARNATIONS_A_MS
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_cursor import Effective
+from connectors.kafka.data_log import DataLog, Start
+from connectors.kafka.transport import Consumer
+from ordering.casts import Cast, Ordered
+from ordering.errors import AbcastError
+from ordering.fifo import FifoState
+from ordering.membership import Life
+from ordering.merging import MergedState, newcomer
+from ordering.names import Address
+from ordering.reader import Reader
+from ordering.records import MESSAGE
+
+MARGIN_MS = CLOCKS_DIFFER_S * 1000
+
+BEGIN_TIMEOUT_S = 30.0
+
+
+class MergedSource:
+    """What one member delivers of all orders, over all runs that go on from each other. `close` it."""
+
+    def __init__(
+        self, connection: Connection, group: str, address: Address, hub: CastHub | None = None, life: Life | None = None
+    ) -> None:
+        """`hub`: of a member that has one; `life`: begin with its first view."""
+        self.connection = connection
+        self.group = group
+        self.address = address
+        self.hub = hub
+        self._life = life
+        self._shared: Shared | None = None
+        self._log: MergedLog | None = None
+
+    def open(self, first: int) -> MergedLog:
+        """The log, from that seqno on if it was not open. Raises BrokerUnreachable, TopicMissing."""
+        if self._log is None:
+            self._shared = share(self.connection)
+            begin = self._begin_of_life() if self._life is not None else self._begin_at(self._shared, first)
+            self._log = MergedLog(self._shared.feed(self.group, self.address.site), begin)
+        return self._log
+
+    def _begin_of_life(self) -> Begin:
+        assert self.hub is not None
+        assert self._life is not None
+        begin = self.hub.wait_for_begin(self._life, BEGIN_TIMEOUT_S)
+        if begin is None:
+            raise AbcastError(f"the first view of {self.address} was not delivered within {BEGIN_TIMEOUT_S:g} s.")
+        return begin
+
+    def _begin_at(self, shared: Shared, first: int) -> Begin:
+        with (
+            contextlib.closing(self.connection.consumer()) as consumer,
+            DataLog(self.connection, self.group, self.address.site) as log,
+            self.connection.reachable(),
+        ):
+            places = cast_partitions(self.connection, shared.desk, self.group, self.address.site)
+            if first <= 1:
+                beginnings = {place: int(at) for place, at in consumer.beginning_offsets(places).items()}
+                since = since_now() if any(beginnings.values()) else 0
+                return Begin(log.after(0), MergedState(fifo=FifoState(since=since)), beginnings)
+            ends = {place: int(at) for place, at in consumer.end_offsets(places).items()}
+            start = log.after(first - 1, or_end=True)
+            state = log.state(start.offset)
+            if state.membership.flush.id:
+                start = log.after(state.membership.flush.id - 1)
+                state = log.state(start.offset)
+                start = Start(start.offset, Reader(state.epoch, state.seqno))
+            stored = next(log.records(start.offset, log.end()), None)
+            if stored is None:
+                return Begin(start, newcomer(state, since_now()), ends)
+            at_ms = stored.timestamp_ms - MARGIN_MS
+            return Begin(
+                start,
+                newcomer(state, (stored.timestamp_ms + MARGIN_MS) * INCARNATIONS_A_MS),
+                _since(consumer, ends, at_ms),
+            )
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._log is not None:
+            self._log.close()
+        if self._shared is not None:
+            self._shared.release()
+        self._log = self._shared = None
+
+
+def _since(consumer: Consumer, ends: Mapping[TopicPartition, int], at_ms: int) -> dict[TopicPartition, int]:
+    """Where the first casts stand that are not older."""
+    found = consumer.offsets_for_times(dict.fromkeys(ends, at_ms))
+    return {place: int(at.offset) if (at := found.get(place)) is not None else end for place, end in ends.items()}
+
+
+class MergedDeliveries(Deliveries):
+    """One run through a source."""
+
+    def __init__(
+        self,
+        source: MergedSource,
+        from_seqno: int | None,
+        timeout: float | None,
+        ledger: Path | None,
+        *,
+        is_shared: bool,
+        **options: Any,
+    ) -> None:
+        """`is_shared`: other runs go on from this one, so the source stays open. `options`: those of `Deliveries`."""
+        super().__init__(source.connection, source.group, source.address, from_seqno, timeout, ledger, **options)
+        self._source = source
+        self._is_shared = is_shared
+        self._in_hand: Cast | Ordered | None = None
+        self._log: MergedLog | None = None
+
+    def take(self) -> None:
+        """What is in hand counts as taken."""
+        super().take()
+        if self._log is not None and self._in_hand is not None and self._log.ready[0] is self._in_hand:
+            self._log.ready.popleft()
+        self._in_hand = None
+
+    def run(self) -> Iterator[Any]:
+        """The messages, and the events if asked for. Raises as `Deliveries.run` does."""
+        try:
+            yield from super().run()
+        finally:
+            if not self._is_shared:
+                self._source.close()
+
+    def _places(self, memory: MemberMemory) -> Iterator[list[Place]]:  # noqa: ARG002 - as it has it
+        first = self._next_seqno
+        with DataLog(self.connection, self.group, self.address.site) as data:
+            self._silence.expect(data.end())
+        log = self._log = self._source.open(first)
+        seqno = first - 1
+        while True:
+            if not log.ready:
+                log.step(log.read(POLL_S))
+                self._silence.read_up_to(log.position)
+                yield []
+            while log.ready:
+                record = log.ready[0]
+                if not self._is_delivered_by_the_hub(record):
+                    yield []
+                    continue
+                if isinstance(record, Ordered):
+                    seqno = max(seqno, record.seqno)
+                place = self._merged_place(record, seqno, first)
+                self._in_hand = record if place[2] is not None else None
+                if place[2] is None:
+                    log.ready.popleft()
+                yield [place]
+                if self._in_hand is not None:
+                    self.take()
+                self._next_seqno = seqno + 1
+
+    def _is_delivered_by_the_hub(self, record: Cast | Ordered) -> bool:
+        return self._source.hub is None or self._source.hub.wait_for(record, POLL_S)
+
+    def _merged_place(self, record: Cast | Ordered, seqno: int, first: int) -> Place:
+        if isinstance(record, Cast):
+            return seqno, self._offset, cast_delivery(record)
+        effective = record.record
+        assert isinstance(effective, Effective)
+        self._offset = effective.offset + 1
+        if record.seqno < first:
+            if record.kind != MESSAGE and self._events is not None:
+                self._place(effective)
+            return record.seqno, self._offset, None
+        return self._place(effective)
+
+    _offset = 0
+
+
+def cast_delivery(cast: Cast) -> Delivery:
+    """A cast as an application sees it."""
+    return Delivery(
+        0,
+        cast.sender,
+        cast.incarnation,
+        cast.local_seqno,
+        cast.payload,
+        cast.headers,
+        cast.view,
+        0,
+        cast.written_at_ms,
+        order=cast.order,
+    )

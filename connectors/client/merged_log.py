@@ -1,0 +1,156 @@
+"""A group's DATA and casts, read together: what they deliver, in the order of `ordering.merging`.
+
+Invariant. Everything that was delivered is in `ready` until the caller takes it from there, or was taken. `behind`
+tells where another reader goes on behind the last delivery; who begins there delivers what follows, and no more.
+
+Bounded, as `ordering.causal` says: a cast that finds the queue full is read again when there is room, or when nothing
+else comes and something has moved. While DATA is full, none of it is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from kafka.structs import TopicPartition
+
+from connectors.client.cast_reader import CastReader, Found
+from connectors.client.feed import Feed
+from connectors.kafka.codec import depends_of
+from connectors.kafka.data_cursor import Effective
+from connectors.kafka.data_log import Start
+from ordering.casts import Cast, Ordered, Step, Verdict
+from ordering.errors import ProtocolViolation
+from ordering.membership import Life
+from ordering.merging import MergedState, Merger
+from ordering.reader import Reader
+from ordering.records import MESSAGE, VIEW
+
+
+class Begin(NamedTuple):
+    """Where a reader begins: with that state, at those places. `first` is delivered before all that it reads."""
+
+    start: Start
+    state: MergedState
+    offsets: Mapping[TopicPartition, int]
+    first: tuple[Cast | Ordered, ...] = ()
+
+
+class MergedLog:
+    """Not thread-safe. `close` it."""
+
+    def __init__(self, feed: Feed, begin: Begin) -> None:
+        """Raises BrokerUnreachable."""
+        self.merger = Merger(begin.state)
+        self.ready: deque[Cast | Ordered] = deque(begin.first)
+        self._start = begin.start
+        self._follower = feed.follow(begin.start)
+        self._reader = CastReader(feed.connection.consumer(), begin.offsets, feed.wake)
+        self._unread: deque[Ordered] = deque()
+        self._held: dict[tuple[Life, int, int], tuple[TopicPartition, int]] = {}
+        self._full_at: dict[TopicPartition, int] = {}
+        self._progress = 0
+        self._is_closed = False
+
+    @property
+    def position(self) -> int:
+        """The offset in DATA up to which it has read."""
+        return self._follower.position
+
+    def read(self, timeout: float) -> list[Found]:
+        """Read on, for so long at most if there is nothing; what there is of casts. Raises as its readers do."""
+        if not self._unread:
+            records = self._follower.poll(timeout, lambda: self._reader.has_news)
+            self._unread.extend(map(_ordered, records))
+        elif not self._reader.has_news:
+            self._follower.pause(timeout, lambda: self._reader.has_news)
+        return self._reader.take()
+
+    def step(self, found: Sequence[Found]) -> None:
+        """Deliver what can be delivered of what was read."""
+        self._read_data()
+        for place, offset, cast in found:
+            step = self._take(cast)
+            if step.verdict is Verdict.HOLD:
+                self._held[_key(cast)] = place, offset
+            elif step.verdict is Verdict.FULL:
+                self._full_at.setdefault(place, offset)
+        if found:
+            self._read_data()
+        self._read_again(is_idle=not found and not self._unread)
+
+    def _read_data(self) -> None:
+        while self._unread:
+            record = self._unread[0]
+            is_plain = record.kind == MESSAGE and record.depends is None
+            if is_plain and self.merger.pass_message(record.seqno):
+                self._deliver(record)
+            elif self._take(record).verdict is Verdict.FULL:
+                return
+            self._unread.popleft()
+
+    def _take(self, record: Cast | Ordered) -> Step:
+        step = self.merger.step(record)
+        for delivery in step.deliveries:
+            self._deliver(delivery)
+        for cast in step.dropped:
+            self._held.pop(_key(cast), None)
+        return step
+
+    def _deliver(self, record: Cast | Ordered) -> None:
+        self.ready.append(record)
+        if isinstance(record, Cast):
+            self._held.pop(_key(record), None)
+        elif isinstance(record.record, Effective):
+            effective = record.record
+            self._start = Start(effective.offset + 1, Reader(effective.epoch, effective.seqno))
+
+    def _read_again(self, *, is_idle: bool) -> None:
+        """Go back to where the queue was full, if that may help."""
+        if not self._full_at:
+            return
+        has_moved = self.merger.progress != self._progress
+        if self.merger.is_half_empty or (is_idle and has_moved):
+            self._progress = self.merger.progress
+            self._reader.again(self._full_at)
+            self._full_at = {}
+
+    @property
+    def behind(self) -> Begin:
+        """Where another reader goes on behind all that was delivered here."""
+        offsets = dict(self._reader.next)
+        for place, offset in (*self._held.values(), *self._full_at.items()):
+            offsets[place] = min(offsets[place], offset)
+        return Begin(self._start, self.merger.state, offsets)
+
+    def close(self) -> None:
+        """Disconnect."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._reader.close()
+            self._follower.close()
+
+
+def _key(cast: Cast) -> tuple[Life, int, int]:
+    return cast.life, cast.view, cast.local_seqno
+
+
+def _ordered(record: Effective) -> Ordered:
+    """A record of DATA as the core knows it. Raises ProtocolViolation."""
+    depends = depends_of(record.headers[1:]) if len(record.headers) > 1 else None
+    if record.kind == MESSAGE:
+        who = record.sender, record.incarnation, record.local_seqno
+        return Ordered(record.seqno, MESSAGE, *who, depends, record=record)
+    who = record.sender, record.incarnation, record.local_seqno
+    payload = record.value or b""
+    if record.kind != VIEW:
+        return Ordered(record.seqno, record.kind, *who, depends, payload=payload, record=record)
+    try:
+        body = json.loads(payload)
+        lives = tuple(Life(*row) for row in body["members"])
+        is_in_flush = bool(body["flush"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProtocolViolation(f"the view of seqno {record.seqno} can't be read: {error!r}") from error
+    return Ordered(record.seqno, VIEW, view=record.view, lives=lives, is_in_flush=is_in_flush, record=record)

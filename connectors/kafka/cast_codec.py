@@ -1,0 +1,82 @@
+"""Casts as they look on Kafka: the records of a cast topic (docs/records.md, "Casts").
+
+Value = the payload, untouched. Key = the sender's address. Bad input is data here, too: what is no cast decodes to the
+reason, never to an exception, and all readers pass it over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from connectors.kafka.codec import (
+    HEADER,
+    HEADERS_TOO_LARGE,
+    NO_PAYLOAD,
+    NO_SENDER,
+    NOTHING,
+    PAYLOAD_TOO_LARGE,
+    REPEATED_HEADER,
+    RESERVED_HEADER,
+    VERSION,
+    WRONG_INCARNATION,
+    WRONG_LOCAL_SEQNO,
+    WRONG_VERSION,
+    first_fields,
+    given_headers,
+    parse_number,
+    size_of,
+    split_headers,
+    without_depends,
+)
+from ordering.casts import CAUSAL, FIFO, NO_VIEW, Cast
+from ordering.names import is_address
+from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES
+
+CAST_FIELDS = (VERSION, "ORDER", "INCARNATION", "LOCAL_SEQNO", "VIEW", "AFTER", "CLOCK")
+"""In a cast topic. ORDER is `fifo` or `causal`. A fifo cast has neither AFTER nor CLOCK; outside of a view, no VIEW."""
+WRONG_ORDER = "ORDER in the header abcast is neither fifo nor causal"
+WRONG_VIEW = "VIEW in the header abcast is not a number from 1, which a causal cast has to say"
+WRONG_CLOCK = "AFTER or CLOCK in the header abcast of a causal cast is missing"
+
+
+def cast_headers(cast: Cast) -> list[tuple[str, bytes]]:
+    """The headers of a cast, whose key is the sender's address."""
+    view = cast.view or NOTHING
+    after, clock = (cast.after, cast.clock) if cast.order == CAUSAL else (NOTHING, NOTHING)
+    text = f"{VERSION} {cast.order} {cast.incarnation} {cast.local_seqno} {view} {after} {clock}"
+    return [(HEADER, text.encode("ascii")), *cast.headers]
+
+
+def decode_cast(
+    key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]], timestamp_ms: int = 0
+) -> Cast | str:
+    """One record of a cast topic, or the reason why it is none: all readers pass such a record over."""
+    own, application = split_headers(headers)
+    fields = first_fields(own, len(CAST_FIELDS))
+    version, order, raw_incarnation, raw_local_seqno, raw_view, raw_after, clock, *_ = [
+        *fields,
+        *[b""] * len(CAST_FIELDS),
+    ]
+    incarnation, local_seqno, view = map(parse_number, (raw_incarnation, raw_local_seqno, raw_view))
+    after = 0 if raw_after in (NOTHING.encode(), b"0") else parse_number(raw_after)
+    is_causal, sender = order == CAUSAL.encode(), (key or b"").decode("latin-1")
+    checks = (
+        (sum(name == HEADER for name, _ in own) > 1, REPEATED_HEADER),
+        (any(name != HEADER for name, _ in own), RESERVED_HEADER),
+        (size_of(application) > MAX_HEADERS_BYTES, HEADERS_TOO_LARGE),
+        (version != VERSION.encode(), WRONG_VERSION),
+        (order not in (FIFO.encode(), CAUSAL.encode()), WRONG_ORDER),
+        (not is_address(sender), NO_SENDER),
+        (incarnation is None, WRONG_INCARNATION),
+        (local_seqno is None, WRONG_LOCAL_SEQNO),
+        (view is None and (is_causal or raw_view not in (NOTHING.encode(), b"")), WRONG_VIEW),
+        (is_causal and (after is None or not clock.isascii()), WRONG_CLOCK),
+        (value is None, NO_PAYLOAD),
+        (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),
+    )
+    for broken, reason in checks:
+        if broken:
+            return reason
+    who = sender, incarnation or 0, local_seqno or 0, value or b""
+    what = (CAUSAL, view or NO_VIEW, after or 0, clock.decode("ascii")) if is_causal else (FIFO, view or NO_VIEW, 0, "")
+    return Cast(*who, *what, given_headers(without_depends(tuple(application))), timestamp_ms)

@@ -1,0 +1,167 @@
+"""FIFO, causal, total and synchronous messages behind one call, on the real client and the real core."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from connectors import Delivery, Member
+from connectors.kafka.connection import Connection
+from connectors.kafka.settings import change_settings
+from connectors.testing.tiny_sequencer import TinySequencer
+from ordering.errors import UsageError
+from tests.waiting import WAIT
+
+
+@pytest.fixture(autouse=True)
+def sequencer(connection: Connection, group: str) -> Iterator[TinySequencer]:
+    with TinySequencer(connection, group) as running:
+        yield running
+
+
+@pytest.fixture
+def flushing(connection: Connection, group: str) -> str:
+    """A group with flush: its views separate messages of all orders."""
+    change_settings(connection, group, "nyc", flush=True)
+    return group
+
+
+def member(connection: Connection, group: str, name: str, **options: object) -> Member:
+    return Member(group, f"nyc/{name}", connection=connection, casts=True, **options)  # type: ignore[arg-type]
+
+
+def texts(stream: Iterator[Delivery], count: int) -> list[str]:
+    """The next deliveries, each with its order."""
+    return [f"{each.order} {each.payload.decode()}" for each in (next(stream) for _ in range(count))]
+
+
+def test_fifo_in_an_open_group(connection: Connection, group: str) -> None:
+    """Nobody joins. Each sender's messages come as they were sent, with no seqno, among the total ones."""
+    with contextlib.ExitStack() as closing:
+        a, b = (closing.enter_context(member(connection, group, name)) for name in "ab")
+        receipts = [a.broadcast(b"%d" % number, [("n", b"v")], order="fifo") for number in range(200)]
+        assert [receipt.result(WAIT) for receipt in receipts] == list(range(1, 201))
+        seqno = b.broadcast(b"total").result(WAIT)
+        seen = list(b.deliveries(timeout=1))
+        casts = [each for each in seen if each.order == "fifo"]
+        assert [each.payload for each in casts] == [b"%d" % number for number in range(200)]
+        assert {(each.seqno, each.sender, each.view_id, each.headers) for each in casts} == {
+            (0, "nyc/a", 0, (("n", b"v"),))
+        }
+        assert [(each.seqno, each.payload) for each in seen if each.order == "total"] == [(seqno, b"total")]
+
+
+def test_causal_order_is_refused_without_a_view(connection: Connection, group: str) -> None:
+    with member(connection, group, "a") as a:
+        with pytest.raises(UsageError, match="causal order needs a view"):
+            a.broadcast(b"m", order="causal")
+        a.connect(timeout=WAIT)  # a view, but no flush that ends it
+        with pytest.raises(UsageError, match="causal order needs a view"):
+            a.broadcast(b"m", order="causal")
+        assert a.broadcast(b"m", order="fifo").result(WAIT) == 1
+
+
+def test_other_refusals(connection: Connection, group: str) -> None:
+    with Member(group, "nyc/a", connection=connection) as a:
+        with pytest.raises(UsageError, match="casts=True"):
+            a.broadcast(b"m", order="fifo")
+        with pytest.raises(UsageError, match="no order 'random'"):
+            a.broadcast(b"m", order="random")  # type: ignore[call-overload]
+
+
+def test_causal_order_across_members(connection: Connection, flushing: str) -> None:
+    """Deposit and cheque: b sends when it has delivered what a sent; c delivers them in that order. All orders mix."""
+    with contextlib.ExitStack() as closing:
+        a, b, c = (closing.enter_context(member(connection, flushing, name)) for name in "abc")
+        for each in (a, b, c):
+            each.connect(timeout=WAIT)
+        streams = {name: each.deliveries(timeout=WAIT) for name, each in (("a", a), ("b", b), ("c", c))}
+        a.broadcast(b"deposit", order="causal")
+        assert texts(streams["b"], 1) == ["causal deposit"]
+        b.broadcast(b"cheque", order="causal")
+        assert texts(streams["c"], 2) == ["causal deposit", "causal cheque"]
+        c.broadcast(b"statement")
+        assert texts(streams["a"], 3) == ["causal deposit", "causal cheque", "total statement"]
+        a.broadcast(b"complaint", order="causal")
+        a.broadcast(b"letter", order="fifo")
+        assert texts(streams["b"], 4) == ["causal cheque", "total statement", "causal complaint", "fifo letter"]
+        assert texts(streams["c"], 3) == ["total statement", "causal complaint", "fifo letter"]
+
+
+def test_a_chain_through_all_orders(connection: Connection, flushing: str) -> None:
+    """Two members answer each other, in an order after another: every member has the chain as it was."""
+    with contextlib.ExitStack() as closing:
+        a, b, c = (closing.enter_context(member(connection, flushing, name)) for name in "abc")
+        for each in (a, b, c):
+            each.connect(timeout=WAIT)
+        streams = [each.deliveries(timeout=WAIT) for each in (a, b)]
+        orders = ["causal", "total", "causal", "causal", "total", "total", "causal"] * 3
+        for number, order in enumerate(orders):
+            sender = (a, b)[number % 2]
+            sender.broadcast(b"%d" % number, order=order)  # type: ignore[call-overload]
+            expected = f"{order} {number}"
+            assert [texts(stream, 1) for stream in streams] == [[expected], [expected]]
+        assert texts(c.deliveries(timeout=WAIT), len(orders)) == [f"{order} {n}" for n, order in enumerate(orders)]
+
+
+def test_own_messages_of_all_orders(connection: Connection, flushing: str) -> None:
+    """Of one sender, without waiting: what the table promises of each pair, and every receipt is settled."""
+    with contextlib.ExitStack() as closing:
+        a, b = (closing.enter_context(member(connection, flushing, name)) for name in "ab")
+        for each in (a, b):
+            each.connect(timeout=WAIT)
+        orders = ["fifo", "total", "causal", "total", "total", "fifo", "causal"] * 10
+        receipts = [a.broadcast(b"%d" % n, order=order) for n, order in enumerate(orders)]  # type: ignore[call-overload]
+        for receipt in receipts:
+            receipt.result(WAIT)
+        for each in (a, b):
+            stream = each.deliveries(timeout=WAIT)
+            seen = [int(next(stream).payload) for _ in orders]
+            assert sorted(seen) == list(range(len(orders)))
+            for at, number in enumerate(seen):
+                late = [earlier for earlier in seen[at:] if earlier < number]
+                # A fifo message overtakes total ones, and nothing else overtakes anything.
+                assert all((orders[number], orders[earlier]) == ("fifo", "total") for earlier in late)
+
+
+def test_a_late_joiner_begins_with_its_view(connection: Connection, flushing: str) -> None:
+    with contextlib.ExitStack() as closing:
+        a, b = (closing.enter_context(member(connection, flushing, name)) for name in "ab")
+        for each in (a, b):
+            each.connect(timeout=WAIT)
+        for number in range(30):
+            a.broadcast(b"old %d" % number, order="causal" if number % 3 else "total")
+        late = closing.enter_context(member(connection, flushing, "late"))
+        late.connect(timeout=WAIT)
+        a.broadcast(b"new", order="causal").result(WAIT)
+        b.broadcast(b"newest", order="total").result(WAIT)
+        assert sorted(texts(late.deliveries(timeout=WAIT), 2)) == ["causal new", "total newest"]
+        assert late.broadcast(b"hello", order="causal").result(WAIT) == 1
+
+
+def test_what_is_not_taken_comes_again(connection: Connection, flushing: str) -> None:
+    with member(connection, flushing, "a") as a:
+        a.connect(timeout=WAIT)
+        for number in range(3):
+            a.broadcast(b"%d" % number, order="causal")
+        assert texts(a.deliveries(timeout=WAIT), 2) == ["causal 0", "causal 1"]
+        assert texts(a.deliveries(timeout=WAIT), 2) == ["causal 1", "causal 2"]
+
+
+def test_synchronous(connection: Connection, flushing: str) -> None:
+    """The time line: what a sends before the instant and after it, for everybody."""
+    with contextlib.ExitStack() as closing:
+        a, b = (closing.enter_context(member(connection, flushing, name)) for name in "ab")
+        for each in (a, b):
+            each.connect(timeout=WAIT)
+        for number in range(5):
+            a.broadcast(b"before %d" % number, order="causal")
+        seqno = a.broadcast_sync(b"now", timeout=WAIT)
+        for number in range(5):
+            a.broadcast(b"after %d" % number, order="causal")
+        time_line = [*(f"causal before {n}" for n in range(5)), "total now", *(f"causal after {n}" for n in range(5))]
+        for each in (a, b):
+            assert texts(each.deliveries(timeout=WAIT), 11) == time_line
+        assert seqno > 1

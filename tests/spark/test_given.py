@@ -1,0 +1,134 @@
+"""What the user sets of Spark goes before our own settings, but for what a promise needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from connectors.spark.given import REQUIRED, check_given, given_settings
+from connectors.spark.session import LOCAL_SETTINGS, SETTINGS, default_settings
+from ordering.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def defaults(tmp_path: Path) -> Path:
+    """A directory with a spark-defaults.conf."""
+    (tmp_path / "spark-defaults.conf").write_text(
+        "# a comment\n\nspark.ui.enabled true\nspark.eventLog.dir=hdfs://a:1/logs\n  spark.driver.memory :  3g \n"
+        "other.setting 1\nspark.executor.extraJavaOptions -Da=b -Dc=d\n",
+        encoding="utf-8",
+    )
+    return tmp_path
+
+
+def test_spark_defaults_and_submit_arguments(defaults: Path) -> None:
+    """The arguments go before the file, as with spark-submit."""
+    arguments = "--master spark://h:7077 --conf spark.ui.enabled=false -c 'spark.a=b c' --driver-memory 5g --verbose"
+    given = given_settings({"SPARK_CONF_DIR": str(defaults), "PYSPARK_SUBMIT_ARGS": f"{arguments} pyspark-shell"})
+    assert given == {
+        "spark.ui.enabled": "false",
+        "spark.eventLog.dir": "hdfs://a:1/logs",
+        "spark.driver.memory": "5g",
+        "spark.executor.extraJavaOptions": "-Da=b -Dc=d",
+        "spark.a": "b c",
+        "spark.master": "spark://h:7077",
+    }
+
+
+def test_another_file_of_properties(defaults: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.conf"
+    file.write_text("spark.ui.enabled=1\n", encoding="utf-8")
+    arguments = f"--properties-file {file} pyspark-shell"
+    assert given_settings({"SPARK_CONF_DIR": str(defaults), "PYSPARK_SUBMIT_ARGS": arguments}) == {
+        "spark.ui.enabled": "1"
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ("--conf spark.a", "not NAME=VALUE"),
+        ("--conf 'spark.a=b", "can't be read"),
+        ("--master", "can't be read"),
+        ("--properties-file /nowhere", "/nowhere can't be read"),
+    ],
+)
+def test_arguments_that_can_not_be_read(arguments: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=what):
+        given_settings({"SPARK_CONF_DIR": str(tmp_path), "PYSPARK_SUBMIT_ARGS": arguments})
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        *(({name: "4"}, f"{name} is 4, and must be {value}: ") for name, (value, _) in REQUIRED.items()),
+        ({"spark.sql.extensions": "org.other.Extension"}, "must name io.delta"),
+        ({"spark.master": "local[2,4]"}, r"local\[2,4\] tries a task 4 times"),
+    ],
+)
+def test_what_breaks_a_promise_is_refused(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        check_given(given)
+
+
+def test_what_breaks_no_promise(defaults: Path) -> None:
+    """What says what we say, and all else, also what has a default of ours."""
+    check_given({name: value.upper() for name, (value, _) in REQUIRED.items()})
+    check_given({"spark.sql.extensions": f"org.other.Extension, {SETTINGS['spark.sql.extensions']}"})
+    check_given({"spark.master": "local[*,1]"})
+    check_given(dict.fromkeys(SETTINGS.keys() - REQUIRED.keys() - {"spark.sql.extensions"}, "anything"))
+    assert all(SETTINGS[name] == value for name, (value, _) in REQUIRED.items())
+
+
+@pytest.mark.parametrize(
+    ("master", "is_loopback"),
+    [(None, True), ("local", True), ("local[4]", True), ("spark://h:7077", False), ("k8s://h", False), ("yarn", False)],
+)
+def test_the_driver_is_on_loopback_in_local_mode_only(master: str | None, is_loopback: bool) -> None:
+    settings = default_settings("abcast", 1, 2, master)
+    assert (settings.items() >= LOCAL_SETTINGS.items()) is is_loopback
+    assert settings["spark.master"] == (master or "local[2]")
+
+
+_SESSION = """
+import json
+from connectors.spark.session import build_session
+session = build_session("abcast given", cores=1)
+conf = session.sparkContext.getConf()
+names = ("spark.ui.enabled", "spark.driver.memory", "spark.master", "spark.driver.host", "spark.task.maxFailures")
+print(json.dumps({**{name: conf.get(name) for name in names}, "url": session.sparkContext.uiWebUrl}))
+session.stop()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_session_of_the_users(defaults: Path) -> None:
+    """For real: what counts in the JVM."""
+    arguments = "--conf spark.ui.port=0 --driver-memory 900m pyspark-shell"
+    environment = {**os.environ, "SPARK_CONF_DIR": str(defaults), "PYSPARK_SUBMIT_ARGS": arguments}
+    done = subprocess.run(
+        [sys.executable, "-c", _SESSION],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told.pop("url").startswith("http://127.0.0.1:")
+    assert told == {
+        "spark.ui.enabled": "true",
+        "spark.driver.memory": "900m",
+        "spark.master": "local[1]",
+        "spark.driver.host": "127.0.0.1",
+        "spark.task.maxFailures": "1",
+    }

@@ -1,0 +1,38 @@
+"""What is DATA and what is a stray, as Spark columns: the codec's own answer, for the ledger and for the relays."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from connectors.kafka.sites import Direction
+from connectors.ledger.table import ledger_rows
+from connectors.relay.columns import relay_home_data, relay_mesh_data
+from connectors.spark import codec as spark_codec
+from ordering.names import Topic
+from ordering.records import STRAY_EPOCH
+from tests.data_corpus import CASES
+from tests.spark.kafka_rows import Row, source_frame
+
+pytestmark = pytest.mark.spark
+
+TOPIC = str(Topic("g", "data", "nyc"))
+ROWS = [Row(TOPIC, 0, offset, case.key, b"x", case.headers) for offset, case in enumerate(CASES)]
+
+
+def test_the_columns_tell_strays_as_the_codec_does(spark: SparkSession) -> None:
+    frame = source_frame(spark, ROWS)
+    told = spark_codec.with_fields(frame).select("offset", spark_codec.is_data().alias("is_data")).collect()
+    assert {CASES[row["offset"]].name: row["is_data"] for row in told} == {case.name: case.is_data for case in CASES}
+    rows = ledger_rows(frame).select("offset", "epoch").collect()
+    assert {CASES[row["offset"]].name for row in rows if row["epoch"] == STRAY_EPOCH} == {
+        case.name for case in CASES if not case.is_data
+    }
+    assert all(row["epoch"] is not None for row in rows)
+
+
+def test_relays_carry_no_strays(spark: SparkSession) -> None:
+    frame, direction = source_frame(spark, ROWS), Direction("nyc", "sfo")
+    wanted = sum(case.is_data for case in CASES)
+    assert relay_home_data(frame, direction).count() == wanted
+    assert relay_mesh_data(frame, direction, {TOPIC: 1}, ()).count() == wanted
