@@ -104,6 +104,7 @@ def _answered(sql: str, data: Path, engine: Engine, limit: int | None) -> Iterat
             progress.say("reading the ledger", 100, lambda: percent_done(spark))
             answer = ask_spark(spark, data, sql, limit)
         finally:
+            progress.say("stopping Spark")
             spark.stop()
     yield answer
 

@@ -37,6 +37,8 @@ def relay(
     ]
     if not directions:
         raise UsageError(f"there is no link{f' from {source}' if source else ''}{f' to {target}' if target else ''}.")
+    if known.mode == "isis" and all(known.shares_kafka(*direction) for direction in directions):
+        raise UsageError("these sites share a Kafka, where each reads what stands there: no relay is needed.")
     source = directions[0].source
     options = job_options(known.connection(source), source, data, max_batch_records)
     run_jobs([], options, Relays(known, directions))

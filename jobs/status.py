@@ -88,7 +88,7 @@ def _read(connection: Connection, group: str | None, site: str, data: Path) -> l
 
 
 def _show(rows: Sequence[GroupStatus], site: str, *, as_json: bool) -> None:
-    from jobs.rows import show_table
+    from jobs.rows import printable, show_table
 
     if as_json:
         for row in rows:
@@ -100,14 +100,14 @@ def _show(rows: Sequence[GroupStatus], site: str, *, as_json: bool) -> None:
     show_table(_COLUMNS, map(_cells, rows), sys.stdout)
     typer.echo()
     for row in rows:
-        typer.echo(f"{row.group}: {row.sequencer}")
+        typer.echo(printable(f"{row.group}: {row.sequencer}"))  # a claim says its host itself
         if row.strays:
             typer.echo(
                 f"{row.group}: {row.strays} of the newest records in DATA are no DATA and are passed over: who else "
                 "writes there? `abcast check` counts all"
             )
         if row.agreement is not None:
-            typer.echo(f"{row.group}: {site} {row.agreement}")
+            typer.echo(printable(f"{row.group}: {site} {row.agreement}"))
         for neighbour, silent_s in row.relays.items():
             heard = "was never heard" if silent_s is None else f"was heard {silent_s:,.0f} s ago"
             typer.echo(f"{row.group}: the relay from {neighbour} {heard}")

@@ -20,10 +20,14 @@ from tests.jvm import SHORT_LIVED
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-hypothesis.settings.register_profile("fast", max_examples=20)
+# How long an example takes says more of the machine than of the code.
+hypothesis.settings.register_profile("timeless", deadline=None)
+hypothesis.settings.register_profile("fast", max_examples=20, deadline=None)
+hypothesis.settings.load_profile("timeless")
 
 PIPELINE = "tests/cli/test_pipeline.py"
 TOGETHER = {
+    "tests/secure/": "tests/secure/",
     "tests/sites/": "tests/sites/",
     "tests/spark/": "tests/spark/",
     "tests/cli/test_bad_input.py": PIPELINE,
@@ -31,7 +35,15 @@ TOGETHER = {
 }
 """Tests that share what takes long to start: with several processes (`pytest -n 2`), one of them runs all of these."""
 
-FIRST = ("tests/sites/", "tests/spark/", PIPELINE, "tests/crash/", "tests/test_wheel.py", "tests/test_readme.py")
+FIRST = (
+    "tests/sites/",
+    "tests/secure/",
+    "tests/spark/",
+    PIPELINE,
+    "tests/crash/",
+    "tests/test_wheel.py",
+    "tests/test_readme.py",
+)
 """What takes longest begins first, so that no process works on alone for long when the others have ended."""
 
 

@@ -277,6 +277,9 @@ class Forwarder:
             size = message_bytes(payload, headers)
             if not self._takes_messages or not caster.has_room(size):
                 self._wait_until_cast_is_taken(caster, size, timeout)
+            joined_at = self._participant.joined_at
+            if joined_at is not None and not caster.knows(joined_at.seqno):
+                self._wait_until_the_view_is_known(caster, joined_at.seqno, timeout)
             receipt = caster.cast(order, payload, headers)
             self._release_all()
             return receipt
@@ -581,6 +584,13 @@ class Forwarder:
                     f"came within {timeout:g} s. Broadcast again later, or raise max_pending_records."
                 )
         self._raise_refusal()
+
+    def _wait_until_the_view_is_known(self, caster: Caster, seqno: int, timeout: float | None) -> None:
+        """What is cast behind the first view belongs to it: so it waits until that is delivered in all orders."""
+        is_known = self.changed.wait_for(lambda: caster.knows(seqno) or self.has_ended, timeout)
+        self._raise_failure()
+        if not is_known:
+            raise Blocked(f"the first view of {self.address} was not delivered within {timeout:g} s. Broadcast again.")
 
     def _wait_until_taken(self, size: int, timeout: float | None) -> None:
         """Until there is no flush, and room. While it waits for one of them, it can lose the other."""

@@ -75,7 +75,10 @@ class AgreeingGroup:
         self._topics = Topics.of(state.group, self.site.me.name)
         self._places: dict[str, _Place] = {}
         self._in_flight: deque[tuple[Written, int]] = deque()
-        self._begins = state.number == 0
+        self._unsure = (
+            set() if state.number else {life.name for life in state.process.view.members} - {self.site.me.name}
+        )
+        """Other sites of which it is not known whether they have read more of this site's log than there is."""
         self._now_ms = state.process.now_ms
         self._excluded: Exclusion | None = None
 
@@ -161,7 +164,9 @@ class AgreeingGroup:
                     continue
                 counts = judge(self.site.log_row(source.site), record)[1]
                 entry = read_entry(record) if record.kind == ENTRY and counts else None
-                known = self._known_of_us(entry) if self._begins and entry is not None else 0
+                known = (
+                    self._known_of_us(source.site, entry) if source.site in self._unsure and entry is not None else 0
+                )
             except ProtocolViolation:
                 self.dropped += 1
                 continue
@@ -173,10 +178,12 @@ class AgreeingGroup:
             if entry is not None or record.kind == EPOCH:
                 self.site.take(Heard(source.site, raw.offset + 1, record.epoch, entry))
 
-    def _known_of_us(self, entry: Entry) -> int:
-        """How far the other site had read this site's log."""
-        rows = SiteState.from_bytes(entry.state).logs
-        return next((row.number for row in rows if row.site == self.site.me.name), 0)
+    def _known_of_us(self, site: str, entry: Entry) -> int:
+        """How far the other site had read this site's log. When it has read this epoch, all is well from then on."""
+        row = next((row for row in SiteState.from_bytes(entry.state).logs if row.site == self.site.me.name), None)
+        if row is not None and row.epoch == self.site.epoch:
+            self._unsure.discard(site)
+        return 0 if row is None else row.number
 
     def tick(self, elapsed_ms: int) -> None:
         """So much time has passed."""

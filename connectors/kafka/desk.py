@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
-from kafka.admin import ACLOperation, KafkaAdminClient
+from kafka.admin import KafkaAdminClient
 from kafka.errors import (
     AuthorizationError,
     CoordinatorLoadInProgressError,
@@ -33,6 +33,8 @@ from connectors.kafka.transport.kafka_python import client_settings
 from connectors.kafka.transport.seam import Cluster
 from ordering.errors import AbcastError
 
+ALLOWED = "authorized_operations"
+"""The key under which kafka-python has the names of what the user may do with a topic."""
 PAUSE_S = 0.1
 _AT_A_TIME = 1000
 """Questions. Of more than it may send at a time, kafka-python 3.0.12 never sends the rest if it still connects."""
@@ -77,8 +79,8 @@ class Desk:
                 return set()
             if error is not NoError:
                 raise error(topic)
-            allowed = found.get("topic_authorized_operations")
-            if operation and allowed is not None and allowed >= 0 and not allowed >> ACLOperation[operation] & 1:
+            allowed = found.get(ALLOWED)
+            if operation and allowed is not None and operation not in allowed:
                 raise self._cluster.refused(TopicAuthorizationFailedError(topic), operation, topic)
             return {int(partition["partition_index"]) for partition in found["partitions"]}
 
@@ -89,7 +91,9 @@ class Desk:
         if not partitions:
             return {}
         asked = {group_id: list(partitions)}
-        found = self._ask(lambda client: client.list_group_offsets(asked), self._cluster.timeout, "READ", _of(group_id))
+        found = self._ask(
+            lambda client: client.list_group_offsets(asked), self._cluster.timeout, "READ", _of(group_id, partitions)
+        )
         return {partition: each for partition, each in found[group_id].items() if each.offset >= 0}
 
     def commit(self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float) -> None:
@@ -100,7 +104,7 @@ class Desk:
                 if error is not NoError:
                     raise error(group_id)
 
-        self._ask(question, timeout_s, "READ", _of(group_id))
+        self._ask(question, timeout_s, "READ", _of(group_id, offsets))
 
     def close(self) -> None:
         """Disconnect, as soon as nobody asks any more."""
@@ -163,5 +167,6 @@ class Desk:
             client.close()
 
 
-def _of(group_id: str) -> str:
-    return f"the consumer group {group_id}"
+def _of(group_id: str, partitions: Iterable[TopicPartition]) -> str:
+    """What an offset takes: the group it is kept for, and the topics it belongs to."""
+    return f"the consumer group {group_id}, or {', '.join(sorted({partition.topic for partition in partitions}))}"

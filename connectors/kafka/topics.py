@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
 
-from kafka.admin import ACLOperation, ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import too_many_partitions, topic_missing
+from connectors.kafka.desk import ALLOWED
 from connectors.kafka.refusals import may_not
 from connectors.kafka.transport import Consumer
 from ordering.errors import TopicMissing, UsageError
@@ -176,11 +178,48 @@ def check_topics(connection: Connection, groups: Iterable[str], site: str) -> No
     for topic in sorted(of_site, key=str):
         if topic.role == "data" and (count := len(of_site[topic]["partitions"])) > 1:
             problems.append(too_many_partitions(topic, count))
-        problems += _missing_rights(connection, topic, of_site[topic].get("topic_authorized_operations"))
+        problems += _missing_rights(connection, topic, of_site[topic].get(ALLOWED))
         if (found := settings.get(str(topic))) is not None:
             problems += _wrong_settings(connection, topic, found)
     if problems:
         raise UsageError("\n".join(problems))
+
+
+class TopicsFound(NamedTuple):
+    """What a user sees of a group's topics at a site. `operations`: those that are allowed, None if unknown.
+
+    `wrong`: a sentence for each topic whose settings break promises. `unknown`: topics whose settings are hidden.
+    """
+
+    missing: list[str]
+    operations: dict[str, Collection[str] | None]
+    wrong: list[str]
+    unknown: list[str]
+
+    def allows(self, topic: str, operation: str) -> bool:
+        """Whether the user may do that there, as far as Kafka tells."""
+        allowed = self.operations[topic]
+        return allowed is None or operation in allowed
+
+
+def look_at_topics(connection: Connection, group: str, site: str) -> TopicsFound:
+    """What this user sees, without judging it. Raises BrokerUnreachable, KafkaRefused."""
+    with connection.admin() as admin:
+        described = {Topic.parse(each["name"]): each for each in admin.describe_topics()}
+        of_site = {
+            topic: each for topic, each in described.items() if topic and (topic.group, topic.site) == (group, site)
+        }
+        settings = _read_settings(admin, of_site)
+    seen = {str(topic): each.get(ALLOWED) for topic, each in of_site.items()}
+    needed = [str(Topic(group, role, site)) for role in ("forward", "data", "epoch")]
+    wrong = [
+        problem
+        for topic in sorted(of_site, key=str)
+        if (found := settings.get(str(topic))) is not None
+        for problem in _wrong_settings(connection, topic, found)
+    ]
+    unknown = [name for name in seen if name not in settings]
+    return TopicsFound([name for name in needed if name not in seen], seen, wrong, unknown)
 
 
 def _read_settings(admin: KafkaAdminClient, topics: Iterable[Topic]) -> dict[str, dict[str, str]]:
@@ -201,13 +240,13 @@ def _read_settings(admin: KafkaAdminClient, topics: Iterable[Topic]) -> dict[str
     return {name: {key: str(each["value"]) for key, each in found.items()} for name, found in answers.items() if found}
 
 
-def _missing_rights(connection: Connection, topic: Topic, operations: int | None) -> list[str]:
-    """What this Kafka user may not do with the topic, in one sentence. `operations`: a bit each, None if unknown."""
-    if operations is None or operations < 0:
+def _missing_rights(connection: Connection, topic: Topic, operations: Collection[str] | None) -> list[str]:
+    """What this Kafka user may not do with the topic, in one sentence. `operations`: what he may; None if unknown."""
+    if operations is None:
         return []
-    needed = [(ACLOperation.READ, _READ), (ACLOperation.WRITE, _WRITTEN)]
-    missing = [operation for operation, roles in needed if topic.role in roles and not operations >> operation & 1]
-    return [may_not(connection.security, operation.name, str(topic)) for operation in missing]
+    needed = [("READ", _READ), ("WRITE", _WRITTEN)]
+    missing = [operation for operation, roles in needed if topic.role in roles and operation not in operations]
+    return [may_not(connection.security, operation, str(topic)) for operation in missing]
 
 
 def _wrong_settings(connection: Connection, topic: Topic, found: Mapping[str, str]) -> list[str]:

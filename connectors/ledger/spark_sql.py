@@ -37,10 +37,10 @@ def ask_spark(spark: SparkSession, data: Path, sql: str, limit: int | None = Non
 
 def percent_done(spark: SparkSession) -> float:
     """How much of what Spark works on now is done, by its tasks; below zero where that is not known."""
-    tracker = spark.sparkContext.statusTracker()
     done = total = 0
     # What has ended meanwhile is unknown, and at its end Spark answers nothing more.
     with suppress(Exception):
+        tracker = spark.sparkContext.statusTracker()
         for job in tracker.getActiveJobsIds():
             for stage_id in getattr(tracker.getJobInfo(job), "stageIds", ()):
                 stage = tracker.getStageInfo(stage_id)

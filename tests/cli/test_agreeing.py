@@ -11,6 +11,7 @@ from jobs.cli import app
 from ordering.errors import UsageError
 
 AGREEING = 'mode = "isis"\n'
+SHARED = 'mode = "isis"\n[sites.lax]\nbootstrap_servers = "127.0.0.1:1"\n'
 TABLES = '[sites.nyc]\nbootstrap_servers = "127.0.0.1:1"\n[sites.sfo]\nbootstrap_servers = "127.0.0.1:2"\n'
 
 
@@ -24,6 +25,7 @@ TABLES = '[sites.nyc]\nbootstrap_servers = "127.0.0.1:1"\n[sites.sfo]\nbootstrap
         (AGREEING, ("site", "promote", "sfo", "--group", "g"), "home"),
         (AGREEING, ("site", "exclude", "lax", "--group", "g", "--at", "nyc"), "'lax' is not configured"),
         (AGREEING, ("site", "exclude", "sfo", "--group", "g", "--at", "lax"), "'lax' is not configured"),
+        (SHARED, ("relay", "--from", "lax", "--to", "nyc"), "no relay is needed"),
         ("", ("site", "exclude", "sfo", "--group", "g", "--at", "nyc"), "only sites that agree"),
         ('mode = "isis"\nlinks = []\n', ("site", "list"), "leave links out"),
     ],
