@@ -151,6 +151,14 @@ def test_one_thread_closes_the_iterator_for_whose_next_item_another_one_waits(ka
         stream.close()
 
 
+def test_a_fork_closes_what_it_has_from_its_parent(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = Member("g", "nyc/a", connection=kafka)
+    assert a.broadcast(b"x").result(WAIT) == 1
+    monkeypatch.setattr("connectors.client.sharing.os.getpid", lambda: -1)
+    a.close()
+    assert not a._shared.users
+
+
 def test_headers_count_in_the_window() -> None:
     headers = [("abcast", b"12345"), ("own", b"x" * 1000)]
     record = Effective(1, 0, "message", b"nyc/a", (), headers, b"y" * 10, 0)
