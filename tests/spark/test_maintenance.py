@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from connectors.kafka.connection import Connection
 from connectors.ledger.maintenance import maintain_tables, plan_care
+from connectors.ledger.maintenance_job import MaintenanceJob
 from connectors.ledger.table import create_tables
 from connectors.ledger.table_state import commit_file
+from connectors.local.broker import EmbeddedBroker
+from connectors.spark.job import JobOptions
+from ordering.errors import AbcastError
 from tests.spark.kafka_rows import source_frame
 from tests.spark.test_ledger import BEGINNING, expected, log_of, message, rows_of, writer_of
+from tests.waiting import WAIT, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -87,3 +95,21 @@ def test_who_has_set_another_retention_keeps_it(spark: SparkSession, tmp_path: P
     configuration = DeltaTable(str(views)).metadata().configuration
     assert configuration["delta.logRetentionDuration"] == "interval 9 days"
     assert configuration["delta.checkpointInterval"] == "100"
+
+
+@pytest.mark.broker
+def test_beside_other_jobs(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """Once and again, until it is stopped. What fails is tried again."""
+    create_tables(spark, tmp_path)
+    writer = writer_of(tmp_path / "ledger", BEGINNING, "a")
+    job = MaintenanceJob(spark, JobOptions(Connection(broker.bootstrap_servers), "care", tmp_path), 0.2)
+    thread = threading.Thread(target=job.run, daemon=True)
+    with patch("connectors.ledger.maintenance_job.purge_group", side_effect=AbcastError("no right.")):
+        thread.start()
+        for seqno in (1, 2, 3):
+            writer.write(source_frame(spark, log_of(message(seqno), group="a", first_offset=seqno - 1)), seqno)
+        eventually(lambda: ranges_of(tmp_path / "ledger", "a") == [(1, 3)])
+    job.stop()
+    thread.join(WAIT)
+    assert not thread.is_alive()
+    writer.check()
