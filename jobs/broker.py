@@ -14,7 +14,7 @@ from ordering.errors import UsageError
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Start and stop an embedded Kafka broker (for development and tests).",
+    help="Start and stop an embedded Kafka. It is for development and tests.",
 )
 
 Directory = Annotated[Path, typer.Option("--dir", envvar="ABCAST_BROKER_DIR", help="Where its data and logs are kept.")]
@@ -35,7 +35,7 @@ def start(
     ] = None,
     user: Annotated[list[str] | None, typer.Option(help="Add this user to a secure broker; repeat for more.")] = None,
 ) -> None:
-    """Start the broker in the background; it goes on until `abcast broker stop`. Its data is kept between runs.
+    """Start the broker in the background. It goes on until `abcast broker stop`; its data is kept between runs.
 
     A secure one has a certificate authority of its own, and writes for each user a file DIR/secure/USER.properties, for
     --kafka-config. `admin` may do everything, the others what `abcast acl` gives them.
@@ -63,13 +63,15 @@ def stop(directory: Directory = DEFAULT_DIRECTORY) -> None:
         typer.echo("stopped")
     else:
         typer.echo("was not running")
+        typer.echo(f"this is the broker of {directory.absolute()}; --dir names another", err=True)
 
 
 @app.command()
 def status(directory: Directory = DEFAULT_DIRECTORY, as_json: AsJson = False) -> None:
-    """Show whether the broker runs, and where. Exit code 1 if it does not."""
+    """Show whether the broker of this directory runs, and where. Exit code 1 if it does not."""
     from connectors.local.broker import EmbeddedBroker
 
+    directory = directory.absolute()
     found = EmbeddedBroker(directory).status()
     if as_json:
         nodes = [{"node": n.node, "pid": n.pid, "address": n.address, "log": str(n.log)} for n in found.nodes]
@@ -78,4 +80,6 @@ def status(directory: Directory = DEFAULT_DIRECTORY, as_json: AsJson = False) ->
         for node in found.nodes:
             state = "not running" if node.pid is None else f"running at {node.address}, pid {node.pid}, log {node.log}"
             typer.echo(f"node {node.node}: {state}")
+        if not found.running:
+            typer.echo(f"this is the broker of {directory}; --dir names another", err=True)
     raise typer.Exit(0 if found.running else EXIT_FAILED)

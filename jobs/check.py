@@ -43,7 +43,9 @@ def check(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read the DATA topics, the ledger (if --data has one) and delivery logs; name every anomaly. Exit code 3 if any.
+    """Name every anomaly of the order. Exit code 3 if there is any.
+
+    It reads the DATA topics, the ledger (if --data has one) and delivery logs.
 
     Names: lost, duplicate, gap, divergent, nonmonotonic-deliver, fifo-violation, causal-violation, view-violation.
 

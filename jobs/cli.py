@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
+from jobs.acl import app as acl
 from jobs.broker import app as broker
 from jobs.check import check
 from jobs.config import app as config
 from jobs.dead_letters import app as dead_letters
 from jobs.deliver import deliver
 from jobs.demo import demo
+from jobs.doctor import doctor
 from jobs.isis import isis
 from jobs.ledger import ledger
 from jobs.maintain import maintain
@@ -70,6 +72,7 @@ app.command()(demo)
 app.add_typer(broker, name="broker")
 app.add_typer(topics, name="topics")
 app.add_typer(config, name="config")
+app.add_typer(acl, name="acl")
 app.add_typer(dead_letters, name="dead-letters")
 app.command()(sequence)
 app.command()(ledger)
@@ -78,6 +81,7 @@ app.add_typer(site, name="site")
 app.command()(publish)
 app.command()(deliver)
 app.command()(check)
+app.command()(doctor)
 app.command()(query)
 app.command()(status)
 app.command()(view)

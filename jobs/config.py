@@ -56,9 +56,11 @@ def show(bootstrap_servers: BootstrapServers = None, kafka_config: KafkaConfig =
 
 def read_configuration(bootstrap_servers: str | None, kafka_config: Any) -> Iterator[Row]:
     """Each value. Raises UsageError for what can't be read, or can't be."""
-    from connectors.kafka.client_configuration import ClientConfiguration
+    from connectors.kafka.client_configuration import SERVERS_VARIABLE, ClientConfiguration
     from connectors.kafka.security import SECRETS, Security
 
+    if bootstrap_servers == os.environ.get(SERVERS_VARIABLE):
+        bootstrap_servers = None  # the option has it from there
     file = ConfigurationFile()
     yield Row("configuration file", str(file.path), _whence(file))
     found = ClientConfiguration(bootstrap_servers, kafka_config)

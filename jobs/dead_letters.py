@@ -15,9 +15,7 @@ from ordering.names import DEFAULT_SITE
 if TYPE_CHECKING:
     from connectors.diagnosis.dead_letters import StoredLetter
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Look at FORWARD records that were refused, and at the reasons."
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at the records that were refused, and why.")
 
 _COLUMNS = ("offset", "refused at", "sender", "reason", "source")
 
@@ -31,7 +29,7 @@ def list_(
     last: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List a group's newest dead letters, oldest first: what was refused, why, and where it stands in FORWARD."""
+    """List the newest dead letters, oldest first. It tells what was refused, why, and where it stands in FORWARD."""
     from connectors.diagnosis.dead_letters import read_dead_letters
     from jobs.rows import show_table, write_json
 

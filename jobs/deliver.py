@@ -16,6 +16,7 @@ import typer
 
 from connectors.kafka.configuration import configured
 from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, Member, connection_to, run_script
+from ordering.casts import TOTAL
 from ordering.names import DEFAULT_SITE, Address
 
 if TYPE_CHECKING:
@@ -51,13 +52,17 @@ def deliver(
     events: Annotated[
         bool, typer.Option("--events", help="Show views (also remote ones) and flushes, in their place.")
     ] = False,
+    casts: Annotated[
+        bool, typer.Option("--casts", help="Show also messages in fifo and causal order, which have no seqno.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the group's messages in their order, and wait for more.
+    """Print the group's messages in their order. It waits for more.
 
     Text form: seqno, sender, payload, which is `base64:…` if it is not text. With --json: `seqno`, `sender`,
     `incarnation`, `local_seqno`, `payload` (or `payload_base64`), `view_id` in a group with members, `headers` if there
-    are any. With --events, lines that have `event` (`view`, `block`, `unblock`, `remote-view`) in place of a sender.
+    are any, `order` of a message that is not total (`fifo`, `causal`: its seqno is 0). With --events, lines that have
+    `event` (`view`, `block`, `unblock`, `remote-view`) in place of a sender.
     """
     from connectors import Member as MemberClient
 
@@ -65,7 +70,7 @@ def deliver(
         return
     address = str(Address.parse(member, configured("site", DEFAULT_SITE)))
     connection = connection_to(bootstrap_servers, kafka_config, address)
-    with MemberClient(group, address, connection=connection, ledger=ledger) as client:
+    with MemberClient(group, address, connection=connection, ledger=ledger, casts=casts) as client:
         taken = 0
         try:
             stream: Stream[Any] = (
@@ -128,7 +133,7 @@ def _line(delivery: Delivery, as_json: bool) -> str:
         text = None
     encoded = base64.b64encode(delivery.payload).decode("ascii")
     if not as_json:
-        return f"{delivery.seqno}\t{delivery.sender}\t{f'base64:{encoded}' if text is None else text}"
+        return f"{delivery.seqno}\t{delivery.sender}\t{f'base64:{encoded}' if text is None else _harmless(text)}"
     line: dict[str, Any] = {
         "seqno": delivery.seqno,
         "sender": delivery.sender,
@@ -138,9 +143,18 @@ def _line(delivery: Delivery, as_json: bool) -> str:
     line |= {"payload_base64": encoded} if text is None else {"payload": text}
     if delivery.view_id:
         line["view_id"] = delivery.view_id
+    if delivery.order != TOTAL:
+        line["order"] = delivery.order
     if delivery.headers:
         line["headers"] = [[key, value.decode("utf-8", "backslashreplace")] for key, value in delivery.headers]
-    return json.dumps(line, ensure_ascii=False)
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in json.dumps(line, ensure_ascii=False))
+
+
+def _harmless(text: str) -> str:
+    """Text that stays on its line, and that a terminal does not obey: what controls it stands as in Python."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)
 
 
 def _event_line(event: Event, as_json: bool) -> str:

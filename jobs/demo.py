@@ -55,6 +55,7 @@ class Mode(str, Enum):
 
     hub = "hub"
     mesh = "mesh"
+    isis = "isis"
 
 
 class Survived(NamedTuple):
@@ -76,15 +77,19 @@ def demo(
         str | None, typer.Option("--sites", metavar="NAME,NAME…", help="Show several sites, each on its own Kafka.")
     ] = None,
     mode: Annotated[
-        Mode, typer.Option(help="With --sites: one order, decided at the first (hub), or one a site (mesh).")
+        Mode,
+        typer.Option(
+            help="With --sites: one order, decided at the first (hub) or agreed on (isis), or one a site (mesh)."
+        ),
     ] = Mode.hub,
 ) -> None:
-    """Run everything on an embedded broker: members broadcast, observers deliver, the checker judges.
+    """Show everything at work, on an embedded broker. Members broadcast, observers deliver, the checker judges.
 
     Without --input, the 12 seismic networks of a week's earthquake feed broadcast their 1,707 reports at the same
     time, and 3 observers must see them in the same order. While they do, the sequencer is killed (kill -9) and started
     again, and a member is killed. Everything started is stopped at the end; the files stay, among them a picture.
-    With --sites nyc,sfo the members are dealt to the sites, and the bridge between these is cut and healed.
+    With --sites nyc,sfo the members are dealt to the sites, and the bridge between these is cut and healed. Of three
+    sites or more that agree (--mode isis), the last one is cut off.
     """
     require("pyspark")
     if "ABCAST_LOG_LEVEL" not in os.environ:
@@ -133,11 +138,15 @@ def _show(lines: Lines, directory: Path, port: int, engine: Engine, *, is_feed: 
     from connectors.local.broker import EmbeddedBroker
 
     with EmbeddedBroker(directory / "broker", port) as broker:
-        connection = Connection(broker.bootstrap_servers)
+        connection = Connection(broker.bootstrap_servers, timeout=PATIENCE_SECONDS)
         create_topics(connection, GROUP, [SITE])
         change_settings(connection, GROUP, SITE, suspect_after_ms=SUSPECT_AFTER_MS)
         say(f"broker at {broker.bootstrap_servers}; topics of group {GROUP!r} created")
-        say(f"starting the sequencer (engine: {engine.value}) and the ledger; Spark takes about 10 s …")
+        say(
+            "starting the sequencer and the ledger in Spark; that takes about 10 s …"
+            if engine is Engine.spark
+            else "starting the sequencer, a Python process; the ledger follows in Spark …"
+        )
         jobs = _Jobs(connection, directory, engine)
         try:
             jobs.await_ready()
@@ -159,7 +168,8 @@ class _Jobs:
         self._directory = directory
         self._common = ["--bootstrap-servers", connection.bootstrap_servers, "--site", SITE, "--data", str(directory)]
         self._command = ["run"] if engine is Engine.spark else ["sequence", "--engine", "process"]
-        self._ledger = None if engine is Engine.spark else self._started("ledger")
+        self._engine = engine
+        self._ledger: Started | None = None
         self._sequencer = self._started(*self._command)
 
     def _started(self, *command: str) -> Started:
@@ -169,13 +179,18 @@ class _Jobs:
         """Wait until the sequencer works. Raises EnvironmentProblem."""
         self._sequencer.await_ready(PATIENCE_SECONDS)
 
+    def start_the_ledger(self) -> None:
+        """With the engine that has none. Spark takes longer to start than that engine, so it comes later."""
+        if self._engine is Engine.process:
+            self._ledger = self._started("ledger")
+
     def check(self) -> None:
         """Raises EnvironmentProblem if one has ended."""
         for job in self._all():
             job.check()
 
     def kill_the_sequencer(self) -> None:
-        """Kill -9; and start another, which works some seconds later."""
+        """Kill -9; and start another, which goes on some seconds later."""
         self._sequencer.kill()
         self._sequencer = self._started(*self._command)
 
@@ -194,6 +209,7 @@ def _perform(cast: Cast, jobs: _Jobs) -> tuple[Survived, int]:
     first = cast.observers[OBSERVERS[0]]
     say(f"{len(cast.lines)} members join, and broadcast {total} messages; {len(OBSERVERS)} observers deliver")
     cast.speak(SPEAKING_SECONDS)
+    jobs.start_the_ledger()
     moments, sentences = [], []
     with _progress(cast, total, jobs.check) as show:
         cast.wait(lambda: len(first.taken) >= max(1, total * KILLED_AFTER), "the first were delivered", show)
@@ -213,6 +229,7 @@ def _perform(cast: Cast, jobs: _Jobs) -> tuple[Survived, int]:
             say(f"kill -9 to the member {cast.mortal} …")
             view, took = cast.kill_the_mortal(show)
             had = sum(delivery.sender == cast.mortal for delivery in first.taken)
+            cast.unsaid = len(cast.lines[cast.mortal]) - had
             moments.append(Moment(view.seqno, f"{cast.mortal} killed; out of the view after {took:.1f} s"))
             sentences.append(
                 f"kill -9 of the member {cast.mortal}: view {view.view_id} without it came {took:.1f} s later, "
@@ -255,7 +272,7 @@ def _progress(cast: Cast, total: int, check: Callable[[], None]) -> Iterator[Cal
         def show() -> None:
             check()
             for name, task in tasks.items():
-                progress.update(task, completed=len(cast.observers[name].taken))
+                progress.update(task, completed=len(cast.observers[name].taken), total=total - cast.unsaid)
 
         yield show
 

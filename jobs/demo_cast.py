@@ -22,7 +22,6 @@ OBSERVERS = ("observer-1", "observer-2", "observer-3")
 EARLY = 0.6
 """So much of what they have to say they say without waiting for the takeover."""
 
-SLOWER = 3
 _POLL_S = 0.05
 
 
@@ -66,6 +65,8 @@ class Cast:
         by_size = sorted(lines, key=lambda member: -len(lines[member]))
         self.mortal = by_size[1] if len(by_size) > 1 else None
         """The one that is killed, if there is another one left then."""
+        self.unsaid = 0
+        """How many messages that one did not come to say."""
         self._connection, self._group, self._site, self._log = connection, group, site, log
         self._process: Started | None = None
         self._begin, self._go_on, self._leave = threading.Event(), threading.Event(), threading.Event()
@@ -104,9 +105,9 @@ class Cast:
         """Let the members join, and broadcast for so long, all at the same time."""
         for member, lines in self.lines.items():
             if member == self.mortal:
-                # It speaks slowly, so that it is killed in the midst of it.
-                arguments = [self._connection.bootstrap_servers, self._group, member, str(seconds * SLOWER)]
-                given = b"".join(line + b"\n" for line in lines)
+                # It does not come to say the rest.
+                arguments = [self._connection.bootstrap_servers, self._group, member, str(seconds * EARLY)]
+                given = b"".join(line + b"\n" for line in lines[: round(len(lines) * EARLY)])
                 self._process = Started(f"{__package__}.demo_member", arguments, self._log, given)
             else:
                 self._speaking += 1

@@ -43,10 +43,11 @@ def _broadcast(member: Member, line: bytes, stop: threading.Event) -> Receipt:
 def main() -> None:
     """Speak, and stay until killed."""
     from connectors import Member
+    from connectors.kafka.connection import Connection
 
     servers, group, address, seconds = sys.argv[1:]
     lines = sys.stdin.buffer.read().splitlines()
-    with Member(group, address, bootstrap_servers=servers) as member:
+    with Member(group, address, connection=Connection(servers, timeout=PATIENCE_SECONDS)) as member:
         member.connect(timeout=PATIENCE_SECONDS)
         for _ in speak(member, lines, float(seconds), threading.Event()):
             pass

@@ -21,7 +21,13 @@ COLOURS = (
     *("#c2437b", "#6b7a2e", "#7a5136", "#5b6c8f", "#9a2a2a", "#5fae2e"),
 )
 _WIDTH, _LEFT, _RIGHT = 1200, 150, 24
-_TOP, _LANE, _BAR, _GAP, _NAME = 92, 26, 30, 10, 20
+_TOP, _LANE, _BAR, _GAP, _NAME = 114, 26, 30, 10, 20
+_NUMBERS = 8
+"""So many seqnos stand below the lanes, or one less or more."""
+_LEGEND = (
+    "A tick is a message at its place in the order, in the lane of its sender. Below, each observer's deliveries as "
+    "they came: the same bands in each row mean the same order."
+)
 
 
 class Mark(NamedTuple):
@@ -105,6 +111,7 @@ def svg(story: Story, title: str) -> str:
         f"<title>{escape(title)}</title>",
         f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>',
         f'<text x="24" y="32" font-size="18" font-weight="600">{escape(title)}</text>',
+        f'<text x="24" y="52" fill="#666">{_LEGEND}</text>',
     ]
     for number, moment in enumerate(story.moments):
         parts += _moment(x(moment.seqno), number, moment, height)
@@ -115,7 +122,7 @@ def svg(story: Story, title: str) -> str:
         parts.append(_label(sender, middle))
         parts.append(_ticks(places, middle - 8, 16, tick, colours[sender], "sender"))
     parts.append(_label("seqno", lanes_end + 16))
-    for seqno in sorted({1, last // 4, last // 2, last * 3 // 4, last} - {0}):
+    for seqno in _numbers(last):
         parts.append(f'<text x="{x(seqno):.1f}" y="{lanes_end + 20}" text-anchor="middle">{seqno:,}</text>')
     for number, (observer, marks) in enumerate(story.observed.items()):
         top = lanes_end + 40 + (_BAR + _GAP) * number
@@ -125,6 +132,12 @@ def svg(story: Story, title: str) -> str:
             places = [x(count) for count, mark in _counted(marks, order) if mark.sender == sender]
             parts.append(_ticks(places, top, _BAR, tick, colours[sender], "observer"))
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _numbers(last: int) -> list[int]:
+    """The seqnos to name: the first, the last, and round ones between, of which none stands too near to these."""
+    step = next(first * 10**power for power in range(20) for first in (1, 2, 5) if first * 10**power * _NUMBERS >= last)
+    return sorted({1, last, *(seqno for seqno in range(step, last, step) if min(seqno, last - seqno) > step / 2)})
 
 
 def _counted(marks: Sequence[Mark], order: Sequence[Mark]) -> list[tuple[int, Mark]]:

@@ -18,12 +18,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from connectors import Delivery, Member
-    from connectors.kafka.sites import Sites
+    from connectors.kafka.sites import Direction, Sites
 
 GROUP = "demo"
 PATIENCE_SECONDS = 180.0
 CUT_SECONDS = 8.0
 """How long the link stays cut."""
+CUT_SECONDS_OF_AGREEING = 30.0
+"""The same of sites that agree: long enough for the others to go on without the one."""
+_ORDERS = {
+    "hub": "one order for all, decided at {home}",
+    "isis": "one order for all, agreed on",
+    "mesh": "each site decides its own order",
+}
 
 
 def parse_names(text: str) -> list[str]:
@@ -66,8 +73,7 @@ def _sites(names: Sequence[str], mode: str, directory: Path) -> Iterator[Sites]:
         sites = read_sites(directory / "sites.toml")
         for name, connection in sites.connections.items():
             create_topics(connection, GROUP, [name])
-        order = f"one order for all, decided at {names[0]}" if mode == "hub" else "each site decides its own order"
-        say(f"{len(names)} sites, a Kafka cluster each: {', '.join(names)}; {order}")
+        say(f"{len(names)} sites, a Kafka cluster each: {', '.join(names)}; {_ORDERS[mode].format(home=names[0])}")
         yield sites
 
 
@@ -75,10 +81,13 @@ def _sites(names: Sequence[str], mode: str, directory: Path) -> Iterator[Sites]:
 def _sequencers(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[None]:
     from connectors.kafka.connection import Connection
     from connectors.sequencer.job import SequencerJob
-    from connectors.spark.job import JobOptions
+    from connectors.spark.job import JobOptions, SparkJob
+    from jobs.engine import engine_job
     from jobs.streaming import await_ready, running
 
-    def at(site: str, connection: Connection, spark: SparkSession, _: JobOptions) -> SequencerJob:
+    def at(site: str, connection: Connection, spark: SparkSession, _: JobOptions) -> SparkJob:
+        if sites.mode == "isis":
+            return engine_job(connection, site, directory / site, sites)
         return SequencerJob(spark, JobOptions(connection, site, directory / site))
 
     makers = [
@@ -92,12 +101,12 @@ def _sequencers(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[
 
 
 @contextlib.contextmanager
-def _link(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[None]:
+def _link(spark: SparkSession, sites: Sites, directory: Path, directions: Sequence[Direction]) -> Iterator[None]:
     from connectors.kafka.connection import Connection
     from connectors.spark.job import JobOptions
     from jobs.streaming import Relays, await_ready, relay_makers, running
 
-    makers = relay_makers(Relays(sites, sites.directions()))
+    makers = relay_makers(Relays(sites, directions))
     with running(makers, spark, JobOptions(Connection(), "-", directory)) as jobs:
         await_ready(jobs)
         yield
@@ -117,20 +126,30 @@ def _cut_and_heal(
         }
         observers = {site: _Observer(sites, site, total) for site in sites.connections}
         say(f"{len(members)} members broadcast {total} messages, one observer delivers at each site")
-        with _link(spark, sites, directory):
+        cut = _cut(sites)
+        closing.enter_context(_link(spark, sites, directory, [way for way in sites.directions() if way not in cut]))
+        with _link(spark, sites, directory, cut):
             _broadcast(members, dealt, 0, 3)
             _show(observers, total, "the link is up", until=sum(len(part) // 3 for part in dealt.values()))
-        say("the link is cut")
+        is_one = len(cut) < len(sites.directions())
+        say(f"{list(sites.connections)[-1]} is cut off" if is_one else "the link is cut")
         _broadcast(members, dealt, 1, 3)
-        time.sleep(CUT_SECONDS)
+        time.sleep(CUT_SECONDS_OF_AGREEING if is_one else CUT_SECONDS)
         _show(observers, total, "while it is cut")
-        with _link(spark, sites, directory):
+        with _link(spark, sites, directory, cut):
             say("the link is healed")
             _broadcast(members, dealt, 2, 3)
             for member in members.values():
                 member.wait_ordered(PATIENCE_SECONDS)
             _show(observers, total, "in the end", until=total)
         return {site: observer.taken for site, observer in observers.items()}
+
+
+def _cut(sites: Sites) -> list[Direction]:
+    """What is cut: all; where sites agree, a majority of three or more stays together, and goes on."""
+    last = list(sites.connections)[-1]
+    is_one = sites.mode == "isis" and len(sites.connections) > 2
+    return [way for way in sites.directions() if not is_one or last in way]
 
 
 def _broadcast(members: Mapping[str, Member], dealt: Mapping[str, list[bytes]], part: int, parts: int) -> None:
@@ -181,13 +200,13 @@ def _verdict(sites: Sites, observed: Mapping[str, Sequence[Delivery]]) -> bool:
     from ordering.records import MessageId
 
     verdict = check_sites(
-        GROUP, {site: sites.connection(site) for site in sites.connections}, one_order=bool(sites.home)
+        GROUP, {site: sites.connection(site) for site in sites.connections}, one_order=sites.one_order
     )
     for site, deliveries in observed.items():
         for d in deliveries:
             message = MessageId(d.sender, d.incarnation, d.local_seqno)
             verdict.checkers[site].delivery(f"{site}/observer", d.seqno, message, d.payload)
-    say("the order, as the observer at each site saw it" + (":" if sites.home else " (each site has its own):"))
+    say("the order, as the observer at each site saw it" + (":" if sites.one_order else " (each site has its own):"))
     show_order(observed)
     anomalies = verdict.anomalies(settled=True)
     show_verdict(anomalies)

@@ -68,13 +68,18 @@ def engine_job(connection: Connection, site: str, data: Path, sites: Sites | Non
     return EngineJob(EngineOptions(reachable(connection), site, data.absolute() / "ledger"))
 
 
-def run_engine(job: EngineJob) -> None:
-    """Run the sequencer in this process until SIGTERM or Ctrl-C."""
+def tune() -> None:
+    """Set this process up for a job that is to take milliseconds."""
     # The thread that orders must not wait for the others, which have time.
     sys.setswitchinterval(SWITCH_S)
     # What is loaded stays, and a batch makes many values that die with it: to look through them all costs milliseconds.
     gc.freeze()
     gc.set_threshold(GARBAGE_AFTER, 50, 100)
+
+
+def run_engine(job: EngineJob) -> None:
+    """Run the sequencer in this process until SIGTERM or Ctrl-C."""
+    tune()
     with working([job]) as jobs:
         stop_on_signals(jobs)
         await_end(jobs)

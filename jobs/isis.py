@@ -36,7 +36,7 @@ def isis(
     ] = 2.0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say on standard error what happens.")] = False,
 ) -> None:
-    """Agree on one order with other processes, without a sequencer, Kafka or a JVM (the ISIS algorithm).
+    """Agree on one order with other processes, without Kafka. No sequencer and no JVM either (the ISIS algorithm).
 
     All processes are alike, and may be started in any order; the first message is delivered when all have been started
     once. Each prints its deliveries, and stays until Ctrl-C:

@@ -177,8 +177,10 @@ def _set_up_logging() -> None:
     if level not in LOG_LEVELS:
         raise UsageError(f"ABCAST_LOG_LEVEL is one of {', '.join(LOG_LEVELS)}, not {level!r}.")
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    for noisy in ("kafka", "librdkafka", "py4j"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    # What Kafka's clients say of each attempt is for whoever looks closely; errors are told in a sentence.
+    of_kafka = logging.WARNING if level == "DEBUG" else logging.CRITICAL
+    for noisy, least in (("kafka", of_kafka), ("librdkafka", of_kafka), ("py4j", logging.CRITICAL)):
+        logging.getLogger(noisy).setLevel(least)
     # py4j logs a lost JVM on the root logger, with its stack trace; the job says it in one sentence.
     logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
 

@@ -51,9 +51,10 @@ class Progress:
         """Count one more, or so many more."""
         self._count += count
 
-    def say(self, what: str, total: int | None = None) -> None:
-        """Show what is being done now, and how much of it there is: it is counted from 0."""
+    def say(self, what: str, total: int | None = None, ask: Callable[[], float] | None = None) -> None:
+        """Show what is being done now, and how much of it there is: it is counted from 0, or asked for."""
         self._what = what
+        self._ask = ask
         self._total = total
         self._count = 0
         self._started = time.monotonic()
@@ -75,9 +76,10 @@ class Progress:
         with Bars(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bars:
             task = bars.add_task(self._what, total=self._total, so_far="")
             while True:
-                done = self._count if self._ask is None else max(0.0, self._ask())
+                ask = self._ask
+                done = self._count if ask is None else max(0.0, ask())
                 seconds = max(time.monotonic() - self._started, _EVERY_S)
-                so_far = f"{seconds:.0f} s" if self._ask else f"{done:,.0f}, {done / seconds:,.0f}/s"
+                so_far = f"{seconds:.0f} s" if ask else f"{done:,.0f}, {done / seconds:,.0f}/s"
                 bars.update(task, description=self._what, total=self._total, completed=done, so_far=so_far)
                 bars.refresh()
                 if self._is_over.wait(_EVERY_S):

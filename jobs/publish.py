@@ -35,7 +35,7 @@ def publish(
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for all messages to be ordered.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Broadcast each line as one message; end when all are ordered, and print the last seqno.
+    """Broadcast each line as one message. It ends when all are ordered, and prints the last seqno.
 
     `seq 1000 | abcast publish --group orders --member nyc/alice`. If it ends before, it says how many were ordered.
     """

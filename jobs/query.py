@@ -96,14 +96,15 @@ def _answered(sql: str, data: Path, engine: Engine, limit: int | None) -> Iterat
             yield answer
         return
     with Progress("starting Spark (about 5 s)") as progress:
-        from connectors.ledger.spark_sql import ask_spark
+        from connectors.ledger.spark_sql import ask_spark, percent_done
         from jobs.streaming import session_of_command
 
         spark = session_of_command("abcast query")
         try:
-            progress.say("reading the ledger")
+            progress.say("reading the ledger", 100, lambda: percent_done(spark))
             answer = ask_spark(spark, data, sql, limit)
         finally:
+            progress.say("stopping Spark")
             spark.stop()
     yield answer
 

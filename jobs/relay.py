@@ -20,7 +20,7 @@ def relay(
     data: Data = DEFAULT_DATA,
     max_batch_records: MaxBatchRecords = 200_000,
 ) -> None:
-    """Carry messages between sites: every direction of every link, or those chosen by --from and --to.
+    """Carry messages between sites. It serves every direction of every link, or those chosen by --from and --to.
 
     With a home, other sites' FORWARD goes to the home and the home's DATA to them: one order for the world. Without
     one, each site orders for itself, and the relay makes its messages FORWARD at the others, each exactly once.
@@ -37,6 +37,8 @@ def relay(
     ]
     if not directions:
         raise UsageError(f"there is no link{f' from {source}' if source else ''}{f' to {target}' if target else ''}.")
+    if known.mode == "isis" and all(known.shares_kafka(*direction) for direction in directions):
+        raise UsageError("these sites share a Kafka, where each reads what stands there: no relay is needed.")
     source = directions[0].source
     options = job_options(known.connection(source), source, data, max_batch_records)
     run_jobs([], options, Relays(known, directions))

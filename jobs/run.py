@@ -34,7 +34,7 @@ def run(
     engine: EngineOption = Engine.spark,
     maintain_every: Annotated[str | None, typer.Option(help="Do what `abcast maintain` does, every 1h or so.")] = None,
 ) -> None:
-    """Run the sequencer and the ledger in one Spark application: what most people start.
+    """Run the sequencer and the ledger in one Spark application. It is what most people start.
 
     Serves every group of the site; new groups are found while it runs. With --sites, the relay of the site runs too,
     which carries what stands here to the neighbouring sites; and a site that follows a home has no sequencer.

@@ -23,7 +23,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_(sites: SitesFile = None, kafka_config: KafkaConfig = None, as_json: AsJson = False) -> None:
-    """List the sites of the file: where their Kafka is, and whom they relay to."""
+    """List the sites of the file. It tells where their Kafka is, and whom they relay to."""
     known = required_sites(sites, kafka_config, "site")
     for name, connection in known.connections.items():
         home = known.home == name
@@ -49,7 +49,7 @@ def add(
     partitions: Annotated[int, typer.Option(min=1, max=1000, help="Partitions of the forward topic.")] = 1,
     replication_factor: Annotated[int, typer.Option(min=1, max=10, help="Copies of each partition.")] = 1,
 ) -> None:
-    """Let a site join a group: create its topics, and give it the history.
+    """Let a site join a group. It creates the topics, and gives it the history.
 
     What Kafka still holds at the neighbours, the relay brings. --ledger is for what retention has dropped there: its
     rows are written first, and the relay goes on after them without a seam. A member at the new site can then
@@ -74,8 +74,9 @@ def add(
         typer.echo(f"created {topic}")
     what = ""
     if write_history is not None and direction is not None:
-        with Progress("writing the history") as progress:
-            what = f" with the history up to seqno {write_history(progress.advance)} of {direction.source}"
+        with Progress("reading the ledger") as progress:
+            last = write_history(lambda count: progress.say("writing the history", count), progress.advance)
+            what = f" with the history up to seqno {last} of {direction.source}"
     typer.echo(f"{name} has joined {group}{what}; the relay brings the rest")
 
 
@@ -87,7 +88,7 @@ def promote(
     kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a copy the home of a hub: when the home is lost, or is to be replaced.
+    """Make a copy the home of a hub. Do so when the home is lost, or is to be replaced.
 
     Write home = "NAME" into the sites' file first, give it to all sites, and stop what runs with the old one. The new
     home then gets what the other sites have and it lacks; its sequencer goes on from there (`abcast run`). The old home
@@ -116,7 +117,7 @@ def exclude(
     kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on without a site, where sites agree (mode "isis"), and too few are left to decide that by themselves.
+    """Go on without a site, where sites agree. Too few must be left to decide that by themselves (mode "isis").
 
     Two sites need each other: if one is gone for good, or for long, this lets the other one go on. Say it at one side
     of a cut only. The site that was excluded asks to join again when it is back, and what its members have sent is

@@ -45,7 +45,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every 2 s, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Is the order going on? Exit code 1 if messages wait in a group and no sequencer is alive.
+    """Tell whether the order goes on. Exit code 1 if messages wait in a group and no sequencer is alive.
 
     `sequencer`: alive, silent (for how long), none yet, or elsewhere (this site has a copy). `lag`: FORWARD records
     that wait to be ordered. `rate`: messages per second over the last minute. `members`: those of the view. `dead`:
@@ -76,7 +76,7 @@ def _read(connection: Connection, group: str | None, site: str, data: Path) -> l
     with Progress("looking at the groups") as progress:
         groups = find_groups(connection, site)
         if group is not None and group not in groups:
-            raise UsageError(f"there is no group {group} at site {site}: `abcast topics list` shows what there is.")
+            raise UsageError(f"there is no group {group!r} at site {site}: `abcast topics list` shows what there is.")
         chosen = [name for name in groups if group in (None, name)]
         in_ledger = _in_ledger(data)  # first: a number below zero means that it is another group's
         rows = []
@@ -88,7 +88,7 @@ def _read(connection: Connection, group: str | None, site: str, data: Path) -> l
 
 
 def _show(rows: Sequence[GroupStatus], site: str, *, as_json: bool) -> None:
-    from jobs.rows import show_table
+    from jobs.rows import printable, show_table
 
     if as_json:
         for row in rows:
@@ -100,14 +100,14 @@ def _show(rows: Sequence[GroupStatus], site: str, *, as_json: bool) -> None:
     show_table(_COLUMNS, map(_cells, rows), sys.stdout)
     typer.echo()
     for row in rows:
-        typer.echo(f"{row.group}: {row.sequencer}")
+        typer.echo(printable(f"{row.group}: {row.sequencer}"))  # a claim says its host itself
         if row.strays:
             typer.echo(
                 f"{row.group}: {row.strays} of the newest records in DATA are no DATA and are passed over: who else "
                 "writes there? `abcast check` counts all"
             )
         if row.agreement is not None:
-            typer.echo(f"{row.group}: {site} {row.agreement}")
+            typer.echo(printable(f"{row.group}: {site} {row.agreement}"))
         for neighbour, silent_s in row.relays.items():
             heard = "was never heard" if silent_s is None else f"was heard {silent_s:,.0f} s ago"
             typer.echo(f"{row.group}: the relay from {neighbour} {heard}")

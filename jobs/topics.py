@@ -48,7 +48,7 @@ def create(
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
 ) -> None:
-    """Create what is missing of a group's topics, with the settings that the promises need.
+    """Create what is missing of a group's topics. They have the settings that the promises need.
 
     Timestamps are the broker's, nothing is dropped by age or size. The data topic has one partition: its log is what
     orders. With a replication factor of 3, every write is on two brokers before it counts.

@@ -18,7 +18,7 @@ def view(
     kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the group's view: its number, and its members, oldest first; in a mesh, also those of neighbouring sites.
+    """Show the group's view: its number, and its members. The oldest is first; in a mesh, those of neighbours follow.
 
     With --json also settings and the flush.
     """

@@ -29,6 +29,10 @@ class BrokerUnreachable(AbcastError):
     retriable = True
 
 
+class KafkaRefused(AbcastError):
+    """Kafka is there, and says no: the login is wrong, its certificate is not trusted, or the user lacks a right."""
+
+
 class TopicMissing(AbcastError):
     """A topic that the group needs does not exist (yet)."""
 

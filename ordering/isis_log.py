@@ -69,7 +69,9 @@ class Letter(NamedTuple):
 class Entry(NamedTuple):
     """One step of a site: the `number`th of its log, in that epoch. `origin` is the group's of ISIS views.
 
-    `ordered` follows what earlier entries of the log have, without a gap. `state` is the site's own business.
+    `ordered` follows what earlier entries of the log have, without a gap. `state` and `snapshot` are the site's own
+    business. The snapshot is large and seldom new, so most entries have none: `base` is the entry whose snapshot is
+    part of the state.
     """
 
     origin: int
@@ -78,6 +80,8 @@ class Entry(NamedTuple):
     letters: tuple[Letter, ...] = ()
     ordered: tuple[Ordered, ...] = ()
     state: bytes = b""
+    base: int = 0
+    snapshot: bytes = b""
 
     def to_bytes(self) -> bytes:
         """As the payload of a record."""

@@ -42,8 +42,8 @@ Why no two sites have different DATA, whatever is cut off, killed at any point, 
   has exactly these.
 * *The same records are the same DATA.* `Sequenced` goes from run to run, and its state after a run depends on nothing
   but the runs up to it. It is never rebuilt from DATA, which does not tell all of it (times, records dropped): an entry
-  has a snapshot and all runs since, and a job that starts again makes the same DATA from them. What of it stands in the
-  log is not written again.
+  names the one with the last snapshot, and has all runs since. A job that starts again makes the same DATA from them.
+  What of it stands in the log is not written again.
 
 Each message is ordered once: a run's records follow those of the run before it (`submitted`), the process gives each
 run one number for ever, `isis_views` orders each number once, and what a member has sent twice is dropped by the
@@ -58,7 +58,8 @@ Bounds. At most `MAX_RUNS_IN_FLIGHT` runs of a site are under way, of `MAX_RUN_R
 stands in FORWARD. Runs that wait for their records are at most the runs in flight; one that is too many is dropped, and
 sent again. `MAX_AHEAD_RUNS` may be known before those that come before them; what is beyond is dropped, and read in
 another site's log. `MAX_UNSEQUENCED_RUNS` may be ordered whose records are not here; then `is_behind` says that FORWARD
-is to be read first. An entry is O(runs in flight and not sequenced + senders of the group).
+is to be read first. An entry is O(runs in flight and not sequenced). One of `SNAPSHOT_EVERY_ENTRIES`, or of those of
+`SNAPSHOT_EVERY_RUNS` runs, has the snapshot, which is O(senders of the group).
 """
 
 from __future__ import annotations
@@ -99,6 +100,9 @@ MAX_MARKS = 16
 
 SNAPSHOT_EVERY_RUNS = 32
 """Runs between two snapshots, about: what a job that starts has to sequence again."""
+
+SNAPSHOT_EVERY_ENTRIES = 64
+"""Entries between two that have the snapshot: what a job that starts has to read back, about."""
 
 
 class Arrived(NamedTuple):
@@ -165,8 +169,8 @@ class SiteState:
     """All that a site knows of the agreement of a group.
 
     `number` is that of its last entry, `position` the last one ordered. `snapshot` is the sequencer's state after the
-    position `sequenced`, and `since` has the runs ordered after that. `ahead` are runs that are ordered, and do not
-    follow yet.
+    position `sequenced` (it stands in entry `base`), and `since` has the runs ordered after that. `ahead` are runs that
+    are ordered, and do not follow yet.
     """
 
     group: str
@@ -181,6 +185,7 @@ class SiteState:
     logs: tuple[LogRow, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     rejected: int = 0
+    base: int = 0
 
     def to_bytes(self) -> bytes:
         """The state as JSON, equal states as equal bytes."""
@@ -211,12 +216,22 @@ def first_state(
 
 def last_state(log: Iterable[Entry | int], otherwise: SiteState) -> SiteState:
     """The state that a site's log tells: entries and seals (their epochs) in the order in which they stand there."""
-    row, last = LogRow("", 0, 0, 0), None
+    row, last, snapshots = LogRow("", 0, 0, 0), None, {0: otherwise.snapshot}
     for record in log:
         entry = record if isinstance(record, Entry) else None
         row, counts = read_on(row, record if isinstance(record, int) else record.epoch, entry)
-        last = entry if counts else last
-    return otherwise if last is None else SiteState.from_bytes(last.state)
+        if counts and entry is not None:
+            last = entry
+            if entry.snapshot:
+                snapshots = {entry.number: entry.snapshot}
+    return otherwise if last is None else state_of(last, snapshots.get(last.base))
+
+
+def state_of(last: Entry, snapshot: bytes | None) -> SiteState:
+    """The state of a site whose last entry it is, with the snapshot of the entry `base`. Raises ProtocolViolation."""
+    if snapshot is None:
+        raise ProtocolViolation(f"entry {last.number} needs the snapshot of {last.base}, which is not there.")
+    return replace(SiteState.from_bytes(last.state), snapshot=snapshot)
 
 
 def read_on(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]:
@@ -243,7 +258,7 @@ class Site:
         self._waiting = list(state.waiting)
         self._ahead = {ordered.first: ordered for ordered in state.ahead}
         self._since = deque(state.since)
-        self._snapshot, self._sequenced = state.snapshot, state.sequenced
+        self._snapshot, self._sequenced, self._base = state.snapshot, state.sequenced, state.base
         self._news: list[Ordered] = []
         self.notices: tuple[Notice, ...] = ()
         """Of the last step."""
@@ -264,6 +279,7 @@ class Site:
             logs=tuple(self._logs[site] for site in sorted(self._logs)),
             waiting=tuple(self._waiting),
             rejected=self.rejected,
+            base=self._base,
         )
 
     @property
@@ -303,8 +319,11 @@ class Site:
         ordered, self._news = tuple(self._news), []
         self.number += 1
         self._since += ordered
-        self._take_snapshot()
-        entry = Entry(self.process.view.origin, self.epoch, self.number, letters, ordered, self.state().to_bytes())
+        if self._take_snapshot() or not self._base or self.number - self._base >= SNAPSHOT_EVERY_ENTRIES:
+            self._base = self.number
+        snapshot = self._snapshot if self._base == self.number else b""
+        state = replace(self.state(), snapshot=b"").to_bytes()
+        entry = Entry(self.process.view.origin, self.epoch, self.number, letters, ordered, state, self._base, snapshot)
         self.sequenced.expect(ordered)
         return entry
 
@@ -433,15 +452,17 @@ class Site:
         submitted = max(place.submitted, ordered)
         self._places[part.place] = place._replace(ordered=ordered, submitted=submitted)
 
-    def _take_snapshot(self) -> None:
-        """The sequencer's state, now and then, in the place of runs that it counts."""
+    def _take_snapshot(self) -> bool:
+        """The sequencer's state, now and then, in the place of runs that it counts; whether it was time for that."""
         done = self.sequenced
-        if done.position > self._sequenced and len(self._since) >= SNAPSHOT_EVERY_RUNS:
-            self._snapshot, self._sequenced = done.state.to_bytes(), done.position
-            while self._since and self._since[0].last <= done.position:
-                run = self._since.popleft()
-                for part in ranges_of(run.run):
-                    self._forget_marks(part)
+        if done.position <= self._sequenced or len(self._since) < SNAPSHOT_EVERY_RUNS:
+            return False
+        self._snapshot, self._sequenced = done.state.to_bytes(), done.position
+        while self._since and self._since[0].last <= done.position:
+            run = self._since.popleft()
+            for part in ranges_of(run.run):
+                self._forget_marks(part)
+        return True
 
     def _forget_marks(self, part: Range) -> None:
         """From where to read again: at the latest mark before all that is not in the snapshot."""

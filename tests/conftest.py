@@ -20,7 +20,10 @@ from tests.jvm import SHORT_LIVED
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-hypothesis.settings.register_profile("fast", max_examples=20)
+# How long an example takes says more of the machine than of the code.
+hypothesis.settings.register_profile("timeless", deadline=None)
+hypothesis.settings.register_profile("fast", max_examples=20, deadline=None)
+hypothesis.settings.load_profile("timeless")
 
 PIPELINE = "tests/cli/test_pipeline.py"
 TOGETHER = {

@@ -69,8 +69,8 @@ class Callbacks:
                 call()
             except AbcastError as error:
                 _logger.warning("%s: %s", self._address, error)
-            except Exception:
-                # An application's mistake must not hold up the group: the flush goes on.
+            except BaseException:
+                # An application's mistake, sys.exit() also, must not hold up the group: the flush goes on.
                 _logger.exception("a callback of the application failed")
 
 

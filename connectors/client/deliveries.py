@@ -28,6 +28,7 @@ from connectors.kafka.codec import data_number, given_headers, without_depends
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import DataLog
+from ordering.casts import TOTAL
 from ordering.errors import HistoryUnavailable, UsageError
 from ordering.events import Event, EventReader
 from ordering.names import Address
@@ -120,8 +121,10 @@ class Deliveries:
             finally:
                 # While the interpreter shuts down there are no threads left to talk to Kafka with.
                 if not sys.is_finalizing():
-                    self._bookmark.commit()
-                    memory.close()
+                    try:
+                        self._bookmark.commit()
+                    finally:
+                        memory.close()
         finally:
             self.finished.set()
 
@@ -130,7 +133,7 @@ class Deliveries:
         bookmark, silence, between = self._bookmark, self._silence, self._between
         for places in self._places(memory):
             for seqno, next_offset, what in places:
-                if what is not None and (seqno > self._counted or not isinstance(what, Delivery)):
+                if what is not None and (seqno > self._counted or not _is_total(what)):
                     bookmark.hand_out(seqno, next_offset)
                     yield what
                     self.take()
@@ -208,6 +211,11 @@ class Deliveries:
         elif self._events is not None:
             what = self._events.accept(record.kind, record.seqno, record.view, record.sender, record.value or b"")
         return record.seqno, record.offset + 1, what
+
+
+def _is_total(what: Delivery | Event) -> bool:
+    """Whether it is a message that a state may count."""
+    return isinstance(what, Delivery) and what.order == TOTAL
 
 
 _address = functools.lru_cache(maxsize=10_000)(bytes.decode)

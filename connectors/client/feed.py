@@ -25,10 +25,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from kafka.errors import AuthorizationError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
@@ -212,6 +214,8 @@ class Feed:
                 with self.telling:
                     if not stopping.is_set():
                         self._tell(records)
+        except AuthorizationError as error:
+            self._fail(self.connection.refused(error, "READ", self.partition.topic), stopping)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who listen must hear of it
             self._fail(error, stopping)
         finally:
@@ -328,6 +332,7 @@ class Hearing:
         self._kept: list[Effective] = []
         self._from = 0  # what stands before is in the state that the listener knows
         self._missed: HistoryUnavailable | None = None
+        self._has_failed = False
         self._is_closed = False
 
     def end(self) -> tuple[Start, SequencerState]:
@@ -348,7 +353,8 @@ class Hearing:
     def hear(self, records: list[Effective]) -> None:
         """Pass them on, or keep them."""
         if self._listener is None:
-            self._kept += records
+            if not self._has_failed:
+                self._kept += records
             return
         if records and records[0].offset < self._from:
             records = [record for record in records if record.offset >= self._from]
@@ -368,7 +374,7 @@ class Hearing:
         try:
             call(listener)
         except Exception as error:  # noqa: BLE001 - one member's failure is told to that member
-            self._listener = None
+            self._listener, self._has_failed = None, True
             listener.end(error)
 
     def close(self) -> None:
@@ -393,13 +399,14 @@ class Follower:
         self._reader = start.reader
         self._cursor: DataCursor | None = None
         self._is_user = False  # of the feed
+        self._is_failing = False
 
     def pause(self, timeout: float, until: Callable[[], bool]) -> None:
         """Wait for something that is not DATA."""
         self._feed.pause(timeout, until)
 
     def poll(self, timeout: float, or_when: Callable[[], bool] = bool) -> Sequence[Effective]:
-        """The next effective records; none if none arrive in time. Raises as `DataCursor.poll`, BrokerUnreachable.
+        """The next effective records; none if none come in time, or no broker answers. Raises as `DataCursor.poll`.
 
         `or_when`: it waits no longer when that holds, and the feed was woken (`Feed.wake`).
         """
@@ -408,13 +415,27 @@ class Follower:
             if batch is not None:
                 return self._taken(batch)
             self._leave()
-        if self._cursor is None:
-            self._cursor = self._feed.cursor(Start(self.position, self._reader))
+        cursor = self._cursor or self._connected(timeout)
+        if cursor is None:
+            return ()
+        self._cursor = cursor
         records = self._cursor.poll(timeout)
         self.position, self._reader = self._cursor.position, self._cursor.reader
         if not records or self._feed.holds(self.position):
             self._join()
         return records
+
+    def _connected(self, pause: float) -> DataCursor | None:
+        try:
+            cursor = self._feed.cursor(Start(self.position, self._reader))
+        except BrokerUnreachable as error:
+            if not self._is_failing:
+                _logger.warning("reading %s: %s Trying again.", self._feed.partition.topic, error)
+            self._is_failing = True
+            time.sleep(pause)
+            return None
+        self._is_failing = False
+        return cursor
 
     def _taken(self, batch: Batch) -> Sequence[Effective]:
         if batch.end <= self.position:
@@ -431,9 +452,10 @@ class Follower:
         feed, cursor = self._feed, self._cursor
         if feed.has_failed or cursor is None:
             return
-        feed.count_follower(1)
-        self._is_user = True
+        # Interrupted in between (Ctrl-C), it stays a user for ever: the others' feed must not end.
         is_handed_over = feed.enter(cursor)
+        self._is_user = True
+        feed.count_follower(1)
         if not is_handed_over and not feed.holds(self.position):
             self._leave()
             return
@@ -460,4 +482,10 @@ def _look_after(listener: Listener) -> None:
 
 
 def _size(records: Sequence[Effective]) -> int:
-    return sum(len(record.value) for record in records if record.value is not None)
+    size = 0
+    for record in records:
+        if record.value is not None:
+            size += len(record.value)
+        if len(record.headers) > 1:
+            size += sum(len(value) for _, value in record.headers)
+    return size

@@ -183,7 +183,8 @@ class Forwarder:
         with contextlib.ExitStack() as to_close:
             shared = share(connection)
             to_close.callback(shared.release)
-            memory = to_close.enter_context(contextlib.closing(MemberMemory(connection, group, lives.address)))
+            memory = MemberMemory(connection, group, lives.address, sends=True)
+            to_close.callback(memory.close)
             producer = shared.producers.lease()
             to_close.callback(shared.producers.release, producer)
             hub = shared.hub(group, lives.address.site) if lives.casts else None
@@ -276,6 +277,9 @@ class Forwarder:
             size = message_bytes(payload, headers)
             if not self._takes_messages or not caster.has_room(size):
                 self._wait_until_cast_is_taken(caster, size, timeout)
+            joined_at = self._participant.joined_at
+            if joined_at is not None and not caster.knows(joined_at.seqno):
+                self._wait_until_the_view_is_known(caster, joined_at.seqno, timeout)
             receipt = caster.cast(order, payload, headers)
             self._release_all()
             return receipt
@@ -383,7 +387,7 @@ class Forwarder:
                 _logger.warning("%s could not send %s: %s", self.address, action.kind, error)
         if not self._is_beating and self._participant.is_heard:
             self._is_beating = True
-            self._shared.heartbeats.add(self)
+            self._shared.heartbeats(self.group, self.address.site).add(self)
         self.changed.notify_all()
         if self._participant.is_stranded(self._table.pending()):
             self._step(Asked(Cause.STRANDED))
@@ -527,8 +531,9 @@ class Forwarder:
             self._step(Asked(Cause.CLOSE))
         self._hearing.close()
         self._stop_casting()
-        if not self._is_closed:
-            self._is_closed = True
+        with self.changed:  # two threads may be here: one of them releases
+            was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
             if self._hub is not None:
                 self._hub.leave()
             self._sending.close()
@@ -579,6 +584,13 @@ class Forwarder:
                     f"came within {timeout:g} s. Broadcast again later, or raise max_pending_records."
                 )
         self._raise_refusal()
+
+    def _wait_until_the_view_is_known(self, caster: Caster, seqno: int, timeout: float | None) -> None:
+        """What is cast behind the first view belongs to it: so it waits until that is delivered in all orders."""
+        is_known = self.changed.wait_for(lambda: caster.knows(seqno) or self.has_ended, timeout)
+        self._raise_failure()
+        if not is_known:
+            raise Blocked(f"the first view of {self.address} was not delivered within {timeout:g} s. Broadcast again.")
 
     def _wait_until_taken(self, size: int, timeout: float | None) -> None:
         """Until there is no flush, and room. While it waits for one of them, it can lose the other."""

@@ -27,7 +27,7 @@ from kafka.errors import KafkaError
 
 from connectors.client.producers import Producers
 from connectors.kafka.transport import Producer, Sent
-from ordering.errors import BrokerUnreachable
+from ordering.errors import BrokerUnreachable, KafkaRefused
 
 FAILED_RESEND_S = 0.2
 MAX_RESEND_S = 30.0
@@ -127,7 +127,8 @@ class GoBackN:
         if self.has_failed:
             try:
                 fresh = self._producers.lease(instead_of=self._producer)
-            except BrokerUnreachable:
+            except (BrokerUnreachable, KafkaRefused) as error:
+                _logger.warning("%s: %s", self._who, error)
                 return
         with self._changed:
             _logger.info("%s: no progress for %.1f s; sending again", self._who, waited)

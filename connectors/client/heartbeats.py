@@ -1,4 +1,7 @@
-"""The thread that says for all members of a process that they are alive."""
+"""The thread that says for all members of a group in this process that they are alive.
+
+Each group has its own: a library may wait for the topic of a group that was deleted, say, with each record for it.
+"""
 
 from __future__ import annotations
 

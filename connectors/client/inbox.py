@@ -103,8 +103,10 @@ class Inbox:
             finally:
                 # While the interpreter shuts down there are no threads left to talk to Kafka with.
                 if not sys.is_finalizing():
-                    self._bookmark.commit()
-                    memory.close()
+                    try:
+                        self._bookmark.commit()
+                    finally:
+                        memory.close()
         finally:
             self.finished.set()
 
@@ -157,8 +159,8 @@ class Inbox:
             raise HistoryUnavailable(
                 f"{partition.topic} no longer holds letters that were not read: retention has dropped them."
             ) from error
-        except AuthorizationError:
-            raise
+        except AuthorizationError as error:
+            raise self.connection.refused(error, "READ", partition.topic) from None
         except KafkaError as error:
             # The consumer connects again by itself; all we have to do is to ask again.
             if not self._failing:

@@ -12,6 +12,7 @@ position. A `Member` that has not called `connect` only sends and observes; it c
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -391,14 +392,12 @@ class Member(ReadingHalf):
         deadline = time.monotonic() + timeout
         if not self._sending.shut(timeout):
             return
-        end_streams = self._stop_streams()
-        if self._transfer is not None:
-            self._transfer.close()
-        try:
-            self._sending.finish(max(0.0, deadline - time.monotonic()))
-        finally:
-            end_streams()
-            self._shared.release()
+        with contextlib.ExitStack() as closing:  # each, also if Ctrl-C ends one of them; the last one first
+            closing.callback(self._shared.release)
+            closing.callback(self._stop_streams())
+            closing.callback(lambda: self._sending.finish(max(0.0, deadline - time.monotonic())))
+            if self._transfer is not None:
+                self._transfer.close()
 
     def __enter__(self) -> Member:
         return self

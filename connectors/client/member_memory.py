@@ -32,13 +32,13 @@ import secrets
 import time
 from typing import Any
 
-from kafka.errors import AuthorizationError, KafkaError
+from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.client.sharing import share
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, topic_missing
-from ordering.errors import HistoryUnavailable, PositionLost, UsageError
+from ordering.errors import HistoryUnavailable, KafkaRefused, PositionLost, UsageError
 from ordering.names import Address, Topic
 from ordering.records import MAX_NUMBER
 
@@ -56,8 +56,8 @@ _logger = logging.getLogger(__name__)
 class MemberMemory:
     """The memory of one member's name. Not thread-safe; close it."""
 
-    def __init__(self, connection: Connection, group: str, address: Address) -> None:
-        """Raises BrokerUnreachable, TopicMissing."""
+    def __init__(self, connection: Connection, group: str, address: Address, *, sends: bool = False) -> None:
+        """`sends`: it is to write FORWARD. Raises BrokerUnreachable, KafkaRefused, TopicMissing."""
         self.connection = connection
         self.group = group
         self.address = address
@@ -71,8 +71,8 @@ class MemberMemory:
         self.shared = share(connection)
         self._is_closed = False
         try:
-            for partition in (self.forward, self.data):
-                if not self.shared.desk.partitions_of(partition.topic):
+            for partition, operation in ((self.forward, "WRITE" if sends else ""), (self.data, "READ")):
+                if not self.shared.desk.partitions_of(partition.topic, operation):
                     raise topic_missing(partition.topic, group, address.site)
         except BaseException:
             self.close()
@@ -197,8 +197,8 @@ class MemberMemory:
             return set()
         try:
             committed = self._committed(self._notes)
-        except AuthorizationError as error:
-            self._give_up_notes(f"can't be read ({error!r})")
+        except KafkaRefused as error:
+            self._give_up_notes(f"can't be read ({error})")
             return set()
         return set((committed.metadata or "").split()) if committed is not None else set()
 
@@ -206,7 +206,7 @@ class MemberMemory:
         """Whether the topic is there, and for us to use."""
         if not self._may_note:
             return False
-        with contextlib.suppress(AuthorizationError):
+        with contextlib.suppress(KafkaRefused):
             if self.shared.desk.partitions_of(self._notes.topic):
                 return True
         self._give_up_notes("does not exist")
@@ -228,29 +228,29 @@ class MemberMemory:
             producers = self.shared.producers
             producer = producers.lease()
             try:
-                with self.connection.reachable():
+                with self.connection.reachable("WRITE", self._notes.topic):
                     sent = producer.send(self._notes.topic, key=self._key(what), value=b"1", partition=0)
                     sent.get(timeout=_TAKEN_TIMEOUT_S)
             finally:
                 producers.release(producer)
             self._commit({self._notes: _offset(0, known)}, _TAKEN_TIMEOUT_S)
-        except KafkaError as error:
-            self._give_up_notes(f"can't be written ({error!r})")
+        except (KafkaError, KafkaRefused) as error:
+            self._give_up_notes(f"can't be written ({error})")
 
     def _has_note(self, what: str) -> bool:
         """Whether there ever was a position above the beginning, as far as notes tell."""
         if self._found is None and self._has_notes():
             try:
                 self._found = self._read_notes()
-            except AuthorizationError as error:
-                self._give_up_notes(f"can't be read ({error!r})")
+            except KafkaRefused as error:
+                self._give_up_notes(f"can't be read ({error})")
         return self._found is not None and what in self._found
 
     def _read_notes(self) -> set[str]:
         """This name's notes. Reads those of all names."""
         place, deadline = self._notes, time.monotonic() + self.connection.timeout
         keys, found = {self._key(what): what for what in (_DELIVERIES, _LETTERS)}, set()
-        with contextlib.closing(self.connection.consumer()) as consumer, self.connection.reachable():
+        with contextlib.closing(self.connection.consumer()) as consumer, self.connection.reachable("READ", place.topic):
             position = int(consumer.beginning_offsets([place])[place])
             end = int(consumer.end_offsets([place])[place])
             consumer.assign([place])
@@ -266,7 +266,7 @@ class MemberMemory:
                     position = records[-1].offset + 1
                     deadline = time.monotonic() + self.connection.timeout
                 elif time.monotonic() > deadline:
-                    raise self.connection.unreachable()
+                    raise self.connection.unreachable(self.connection.timeout)
         return found
 
     def _key(self, what: str) -> bytes:

@@ -1,7 +1,7 @@
 """What all members of a process share that are on one connection: producers, questions, DATA as it comes, heartbeats.
 
-So a process has a handful of threads and sockets, however many members it has. What is shared is opened when it is
-first used, and closed when the last one releases it. A process that was forked begins anew.
+So a process has a handful of threads and sockets, and of each group two more, however many members it has. What is
+shared is opened when it is first used, and closed when the last one releases it. A process that was forked begins anew.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Shared:
         self.users = 0
         self.desk = connection.desk()
         self.producers = Producers(lambda: connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES))
-        self.heartbeats = Heartbeats()
         self._connection = connection
         self._feeds: dict[tuple[str, str], Feed] = {}
+        self._heartbeats: dict[tuple[str, str], Heartbeats] = {}
         self._hubs: dict[tuple[str, str], CastHub] = {}
 
     def __enter__(self) -> Shared:
@@ -72,6 +72,11 @@ class Shared:
                 hub = self._hubs[group, site] = CastHub(self._connection, group, site, self.desk, feed)
             return hub
 
+    def heartbeats(self, group: str, site: str) -> Heartbeats:
+        """Those of a group's members at a site."""
+        with _lock:
+            return self._heartbeats.setdefault((group, site), Heartbeats())
+
     def release(self) -> None:
         """One less uses it; the last one closes it."""
         with _lock:
@@ -79,6 +84,7 @@ class Shared:
             if self.users:
                 return
             del _open[os.getpid(), self._connection]
-        self.heartbeats.close()
+        for heartbeats in self._heartbeats.values():
+            heartbeats.close()
         self.producers.close()
         self.desk.close()

@@ -3,13 +3,21 @@
 One item at a time is *in hand*: the one that was given last. It is *taken* when the application asks for the next one,
 or says so (`taken`). Whatever else ends the loop (an exception, `break`, `close`, the end of the process) leaves it not
 taken: who goes on later gets it again. So an application never loses what it was in the midst of.
+
+A stream that nobody has any more is closed. That takes locks and waits for Kafka. Where the garbage collector has found
+it (an exception that was kept has its traceback, and so the stream), that may be in any thread, also one that holds
+these locks or that Kafka's library answers with. Then a thread of its own closes it.
 """
 
 from __future__ import annotations
 
+import _thread
+import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from connectors.client.delivery import Delivery, Deserializer
 from connectors.client.letter import Letter
@@ -17,6 +25,17 @@ from ordering.errors import UsageError
 
 _TWO_THREADS = "generator already executing"
 """How Python says that two threads are in one generator."""
+
+_collecting: int | None = None
+"""The thread in which the garbage collector runs."""
+
+
+def _note_collection(phase: str, _: object) -> None:
+    global _collecting
+    _collecting = threading.get_ident() if phase == "start" else None
+
+
+gc.callbacks.append(_note_collection)
 
 T = TypeVar("T", covariant=True)
 
@@ -44,6 +63,9 @@ class Stream(Generic[T]):
         """`deserializer`: for the `value` of what it gives."""
         self._run = run
         self._items = run.run()
+        # It has the items until then, so that the collector does not end them by itself.
+        self._abandoned = weakref.finalize(self, _abandon, self._items)
+        self._abandoned.atexit = False
         self._deserializer = deserializer
 
     def __iter__(self) -> Stream[T]:
@@ -79,3 +101,12 @@ class Stream(Generic[T]):
             self.close()
         except ValueError:
             self._run.finished.wait(timeout)
+
+
+def _abandon(items: Any) -> None:
+    if _collecting != threading.get_ident():
+        items.close()
+        return
+    with contextlib.suppress(RuntimeError):  # no more threads: the process ends
+        # Not by `threading`, which takes locks and waits.
+        _thread.start_new_thread(items.close, ())

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from connectors.diagnosis.casts import check_casts
 from connectors.diagnosis.check import (
     UNWATCHED,
     Progress,
@@ -75,7 +76,9 @@ def check_group(
                 read[f"deliveries of {file.name}"] = check_deliveries(checker, file.name, lines)
         except OSError as error:
             raise UsageError(f"{file} can't be read: {error.strerror}.") from error
-    anomalies, lacks = verdict.anomalies(settled=settled), verdict.lacking()
+    counts, of_casts = check_casts(group, connections[chosen[0]], chosen[0], deliveries)
+    read |= counts
+    anomalies, lacks = [*verdict.anomalies(settled=settled), *of_casts], verdict.lacking()
     if sites is not None and not one_order and not settled:
         anomalies += stalled(sites, group, lacks)
     return Report(read, lacks, () if settled else lacks, anomalies, verdict.strays)

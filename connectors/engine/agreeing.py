@@ -12,25 +12,26 @@ from dataclasses import dataclass, field, replace
 from kafka.structs import TopicPartition
 
 from connectors.engine.batch import COLUMNS_FROM, Output, Topics, by_columns, by_rows
-from connectors.engine.inputs import Input, Original, original
+from connectors.engine.inputs import Input, Original, of_log, original
 from connectors.engine.writing import Written
-from connectors.kafka.codec import decode_data, encode_data
+from connectors.kafka.codec import VERSION, encode_data
 from connectors.kafka.entries import judge, read_entry, write_entry
 from connectors.kafka.epochs import Exclusion
 from connectors.kafka.transport import Record
 from ordering.errors import HistoryUnavailable, ProtocolViolation
 from ordering.isis import Tick
-from ordering.isis_log import Ordered, Range, ranges_of
+from ordering.isis_log import Entry, Ordered, Range, ranges_of
 from ordering.isis_messages import Exclude
 from ordering.isis_site import Arrived, Heard, Notice, Site, SiteState
 from ordering.pipeline import Pipeline
-from ordering.records import ENTRY, EPOCH, STRAY, Partition
+from ordering.records import ENTRY, EPOCH, STRAY, WITHOUT_SEQNO, Partition
 from ordering.sequencer import SequencerState, begin_batch
 
 OWN_BYTES = 16 * 1024 * 1024
 """With more payload of its own that is not sequenced, a site reads no more of its FORWARD."""
 OTHERS_BYTES = 256 * 1024 * 1024
 """The same of a partition of another site: more than that one may have under way."""
+_OF_LOGS = tuple(f"{VERSION} {kind} ".encode("ascii") for kind in WITHOUT_SEQNO)
 _RECORD_BYTES = 200
 """What a record takes besides its payload, about."""
 
@@ -74,6 +75,10 @@ class AgreeingGroup:
         self._topics = Topics.of(state.group, self.site.me.name)
         self._places: dict[str, _Place] = {}
         self._in_flight: deque[tuple[Written, int]] = deque()
+        self._unsure = (
+            set() if state.number else {life.name for life in state.process.view.members} - {self.site.me.name}
+        )
+        """Other sites of which it is not known whether they have read more of this site's log than there is."""
         self._now_ms = state.process.now_ms
         self._excluded: Exclusion | None = None
 
@@ -149,18 +154,36 @@ class AgreeingGroup:
 
     def _take_log(self, source: Input, records: Iterable[Record]) -> None:
         for raw in records:
+            # A log that is shared has all the DATA of its site, which is none of our business.
+            if not raw.headers or not (raw.headers[0][1] or b"").startswith(_OF_LOGS):
+                continue
             try:
-                record = decode_data(raw.key, raw.value, raw.headers)
-                if record.kind not in (ENTRY, EPOCH):
-                    self.dropped += record.kind == STRAY
+                record = of_log(raw, is_copy=source.is_copy)
+                if record.kind == STRAY:
+                    self.dropped += 1
                     continue
                 counts = judge(self.site.log_row(source.site), record)[1]
                 entry = read_entry(record) if record.kind == ENTRY and counts else None
+                known = (
+                    self._known_of_us(source.site, entry) if source.site in self._unsure and entry is not None else 0
+                )
             except ProtocolViolation:
                 self.dropped += 1
                 continue
+            if known > self.site.number:
+                raise ProtocolViolation(
+                    f"site {source.site} has read entry {known} of the log of {self.site.me.name}, which ends at "
+                    f"{self.site.number} now: it was lost. Have the others exclude this site, and take a new name."
+                )
             if entry is not None or record.kind == EPOCH:
                 self.site.take(Heard(source.site, raw.offset + 1, record.epoch, entry))
+
+    def _known_of_us(self, site: str, entry: Entry) -> int:
+        """How far the other site had read this site's log. When it has read this epoch, all is well from then on."""
+        row = next((row for row in SiteState.from_bytes(entry.state).logs if row.site == self.site.me.name), None)
+        if row is not None and row.epoch == self.site.epoch:
+            self._unsure.discard(site)
+        return 0 if row is None else row.number
 
     def tick(self, elapsed_ms: int) -> None:
         """So much time has passed."""

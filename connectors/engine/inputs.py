@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from connectors.kafka.codec import AGREED_FIELDS, FORWARD_FIELDS, HEADER
+from connectors.kafka.codec import AGREED_FIELDS, DATA_FIELDS, FORWARD_FIELDS, HEADER, NOTHING, decode_data
 from connectors.kafka.sites import Sites
 from connectors.kafka.transport import Record
 from ordering.names import Topic
-from ordering.records import Partition, Source
+from ordering.records import Data, Partition, Source
 
+_SOURCE = DATA_FIELDS.index("SOURCE")
 _RELAYED_FROM, _AT_MS = AGREED_FIELDS.index("RELAYED_FROM"), AGREED_FIELDS.index("AT_MS")
 
 
@@ -82,3 +83,13 @@ def original(copy: Record, site: str, place: str) -> Original | None:
         return None
     headers[0] = (HEADER, b" ".join(fields[: len(FORWARD_FIELDS)]))
     return Original(*source, at_ms, copy.key, copy.value, headers)
+
+
+def of_log(raw: Record, *, is_copy: bool) -> Data:
+    """A record of a site's log as it stands there. In a copy, SOURCE says where that is."""
+    headers = list(raw.headers)
+    if is_copy and headers and headers[0][0] == HEADER:
+        fields = (headers[0][1] or b"").split(b" ")
+        fields[_SOURCE : _SOURCE + 1] = [NOTHING.encode("ascii")]
+        headers[0] = (HEADER, b" ".join(fields))
+    return decode_data(raw.key, raw.value, headers)

@@ -37,7 +37,7 @@ from connectors.engine.batch import Polled
 from connectors.engine.group import GroupSequencer
 from connectors.engine.writing import Writer
 from connectors.kafka.connection import Connection
-from connectors.kafka.retrying import KafkaRefused, Retries
+from connectors.kafka.retrying import Retries
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.transport import Record
 from connectors.sequencer.takeover import yield_to_rival
@@ -132,7 +132,7 @@ class EngineJob:
         except KafkaError as error:
             if error.retriable:
                 raise options.connection.unreachable() from error
-            raise KafkaRefused(f"{self.name}: Kafka refuses: {error!r}.") from error
+            raise options.connection.refused(error) from error
 
 
 class PositionLost(AbcastError):

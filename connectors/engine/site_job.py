@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -34,7 +34,7 @@ from connectors.engine.job import IN_FLIGHT_BYTES, POLL_RECORDS, POLL_S, STOP_S,
 from connectors.engine.writing import Writer
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.entries import last_entry
+from connectors.kafka.entries import last_state
 from connectors.kafka.epochs import Exclusion
 from connectors.kafka.sites import SUSPECT_AFTER_MS
 from connectors.kafka.topic_finder import TopicFinder
@@ -163,7 +163,7 @@ class SiteLoop:
             self.step()
         deadline = time.monotonic() + STOP_S
         for group in self._groups.values():
-            self._await_written(group, deadline)
+            self._await_written(group, lambda: time.monotonic() > deadline)
 
     def take(self, taken: Taken) -> None:
         """Go on with groups that were taken over, from what their logs tell. Raises what is wrong with one."""
@@ -177,19 +177,18 @@ class SiteLoop:
     def _known_state(self, group: str, taken: SequencerState) -> SiteState:
         site, names = self._neighbours.site, self._neighbours.names
         with DataLog(self._connection, group, site) as data:
-            entry = last_entry(data, data.end())
-        if entry is None:
+            state = last_state(data, data.end())
+        if state is None:
             if taken.seqno:
                 raise UsageError(f"{data.topic} has an order already, but no entry: was it copied from elsewhere?")
             return first_state(
                 group, site, names, suspect_after_ms=self._suspect_after_ms, resend_after_ms=RESEND_AFTER_MS
             )
-        if entry.origin != first_view(map(Life, names)).origin:
+        if state.process.view.origin != first_view(map(Life, names)).origin:
             raise UsageError(
                 f"group {group} was begun with other sites than {', '.join(names)}: name those in the sites' file that "
                 "it was begun with, or take a new group."
             )
-        state = SiteState.from_bytes(entry.state)
         return replace(state, process=replace(state.process, suspect_after_ms=self._suspect_after_ms))
 
     def _forget(self, group: str) -> None:
@@ -213,7 +212,10 @@ class SiteLoop:
             self._positions[place] = group.start_of(source, beginnings[place])
 
     def step(self) -> None:
-        """Read what there is; write the entries, and when they stand in Kafka, DATA. Raises WriteFailed."""
+        """Read what there is; write the entries, and when they stand in Kafka, DATA. Raises WriteFailed.
+
+        Stopped meanwhile, it leaves the rest to the next start.
+        """
         polled = self._poll()
         for place, records in polled.items():
             group, source = self._read[place]
@@ -223,11 +225,12 @@ class SiteLoop:
         elapsed_ms = min(round((now - before) * 1000), LONGEST_STEP_MS)
         for group in self._groups.values():
             group.tick(elapsed_ms)
-            self._await_written(group)
-        outputs = {name: group.end_step() for name, group in self._groups.items()}
-        entries = [self._writer.write([output]) for output in outputs.values() if output is not None]
-        for entry in entries:
-            self._writer.wait(entry, lambda: False)
+            if not self._await_written(group, self._stop.is_set):
+                return
+        outputs = [group.end_step() for group in self._groups.values()]
+        entries = [self._writer.write([output]) for output in outputs if output is not None]
+        if not all(self._writer.wait(entry, self._stop.is_set) for entry in entries):
+            return
         for name, group in self._groups.items():
             self._tell(name, group.notices)
             self._write_due(group)
@@ -239,9 +242,12 @@ class SiteLoop:
             group.passed(written)
             size += written.size
 
-    def _await_written(self, group: AgreeingGroup, deadline: float = float("inf")) -> None:
-        while group.oldest is not None and self._writer.wait(group.oldest, lambda: time.monotonic() > deadline):
+    def _await_written(self, group: AgreeingGroup, gives_up: Callable[[], bool]) -> bool:
+        while group.oldest is not None:
+            if not self._writer.wait(group.oldest, gives_up):
+                return False
             group.see_written()
+        return True
 
     def _tell(self, group: str, notices: tuple[Notice, ...]) -> None:
         for notice in notices:

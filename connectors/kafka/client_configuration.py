@@ -41,6 +41,8 @@ class ClientConfiguration:
         file = ConfigurationFile()
         self.settings: dict[str, Setting] = {_SERVERS: Setting(DEFAULT_BOOTSTRAP_SERVERS, "default")}
         self._take(_table(file), f"{file.path} [{TABLE}]")
+        if _SERVERS in file.values:
+            self.settings[_SERVERS] = self.settings[_SERVERS]._replace(source=str(file.path))
         properties = kafka_config or _named_file(file)
         if properties is not None:
             found = read_properties(properties)

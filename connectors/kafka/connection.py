@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kafka.admin import KafkaAdminClient
-from kafka.errors import KafkaError
+from kafka.errors import AuthorizationError, KafkaError, SaslAuthenticationFailedError
 
 from connectors.kafka.configuration import check_servers
 from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS
 from connectors.kafka.desk import Desk
 from connectors.kafka.dialects import for_spark
+from connectors.kafka.probe import probe, refusal
+from connectors.kafka.refusals import refused
 from connectors.kafka.security import Security
 from connectors.kafka.transport import Consumer, Producer, check_transport, transport
 from connectors.kafka.transport.kafka_python import client_settings
-from ordering.errors import BrokerUnreachable
+from ordering.errors import BrokerUnreachable, KafkaRefused
 from ordering.names import Role, Topic
+
+_known: set[Connection] = set()
+"""To which of them this process has got in before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +56,20 @@ class Connection:
         return {"kafka.bootstrap.servers": self.bootstrap_servers, **name, **for_spark(self.security)}
 
     @contextmanager
-    def reachable(self) -> Iterator[None]:
-        """Turn kafka-python's ways of saying 'no broker' into one BrokerUnreachable."""
+    def reachable(self, operation: str = "", resource: str = "") -> Iterator[None]:
+        """Turn what kafka-python says of 'no broker' into one BrokerUnreachable, and of 'not you' into KafkaRefused.
+
+        `operation`, `resource`: what is done, for the sentence that says that it was not allowed.
+        """
+        began = time.monotonic()
         try:
             yield
         except KafkaError as error:
             if error.retriable:
                 # What kafka-python says of it are four tracebacks, and no more than this sentence.
-                raise self.unreachable() from None
+                raise self.unreachable(time.monotonic() - began) from None
+            if isinstance(error, AuthorizationError | SaslAuthenticationFailedError):
+                raise self.refused(error, operation, resource) from None
             raise
 
     def topics_of(self, group: str, role: Role) -> list[Topic]:
@@ -71,30 +83,54 @@ class Connection:
         with self.admin() as admin:
             return str(admin.describe_cluster()["cluster_id"])
 
-    def unreachable(self) -> BrokerUnreachable:
-        """The error that says that no broker answers, and what to do."""
+    def refused(self, error: KafkaError, operation: str = "", resource: str = "") -> KafkaRefused:
+        """The error that says who may not do what."""
+        return refused(self.bootstrap_servers, self.security, error, operation, resource)
+
+    def unreachable(self, waited_s: float = 0.0) -> BrokerUnreachable | KafkaRefused:
+        """The error that says why no broker answers, for how long it was waited for, and what to do.
+
+        The reason is looked for, which takes some seconds at most. Raises UsageError.
+        """
+        why = refusal(probe(self.bootstrap_servers, self.security, self.timeout))
+        return KafkaRefused(why) if why else self._silent(waited_s)
+
+    def _silent(self, waited_s: float) -> BrokerUnreachable:
+        waited = f" (waited {waited_s:.0f} s)" if waited_s >= 1 else ""
         return BrokerUnreachable(
-            f"no Kafka broker answers at {self.bootstrap_servers} (waited {self.timeout:g} s). "
+            f"no Kafka broker answers at {self.bootstrap_servers}{waited}. "
             "Is it running? `abcast broker start` starts one here; ABCAST_BOOTSTRAP_SERVERS names another."
         )
 
+    def knock(self) -> None:
+        """See that the first login of this process is right. Raises KafkaRefused, UsageError."""
+        if self.security.protocol == "PLAINTEXT" or self in _known:
+            return
+        why = refusal(probe(self.bootstrap_servers, self.security, self.timeout))
+        if why:
+            raise KafkaRefused(why)
+        _known.add(self)
+
     def consumer(self, **settings: Any) -> Consumer:
-        """A consumer that commits nothing. Raises BrokerUnreachable."""
+        """A consumer that commits nothing. Raises BrokerUnreachable, KafkaRefused."""
+        self.knock()
         with self.reachable():
             return transport(self.transport).consumer(self, **settings)
 
     def producer(self, **settings: Any) -> Producer:
-        """An idempotent producer that waits for all in-sync replicas. Raises BrokerUnreachable."""
+        """An idempotent producer that waits for all in-sync replicas. Raises BrokerUnreachable, KafkaRefused."""
+        self.knock()
         with self.reachable():
             return transport(self.transport).producer(self, **settings)
 
     def desk(self) -> Desk:
         """Where topics and the offsets of consumer groups are asked for."""
-        return Desk(self, self.unreachable)
+        return Desk(self)
 
     @contextmanager
     def admin(self) -> Iterator[KafkaAdminClient]:
-        """An admin client, closed at the end. Raises BrokerUnreachable."""
+        """An admin client, closed at the end. Raises BrokerUnreachable, KafkaRefused."""
+        self.knock()
         with self.reachable():
             client = KafkaAdminClient(**client_settings(self))
         try:

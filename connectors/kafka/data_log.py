@@ -51,6 +51,11 @@ _FIRST_WINDOW = 2_048
 """Records that are read back first when looking for a snapshot."""
 
 
+FETCH_MAX_WAIT_MS = 10
+"""What is read is there already. A library that fetches ahead is at the end before us, and what we ask next waits for
+so long behind that."""
+
+
 class Stored(NamedTuple):
     """One DATA record with its Kafka offset and the broker's timestamp (ms since the epoch, UTC)."""
 
@@ -96,7 +101,7 @@ class DataLog:
         """How many records that are no DATA it has passed over."""
         self._known_below = 0
         """The offset in EPOCH below which all is known."""
-        self._consumer: Consumer = connection.consumer()
+        self._consumer: Consumer = connection.consumer(fetch_max_wait_ms=FETCH_MAX_WAIT_MS)
         try:
             self._check_partitions()
         except BaseException:
@@ -105,7 +110,7 @@ class DataLog:
 
     def _check_partitions(self) -> None:
         group, site = self.topic.group, self.topic.site
-        with self.connection.reachable():
+        with self.connection.reachable("READ", self.partition.topic):
             counts = {
                 partition: len(self._consumer.partitions_for_topic(partition.topic) or ())
                 for partition in (self.partition, self._claims)
@@ -128,12 +133,12 @@ class DataLog:
 
     def beginning(self) -> int:
         """The first offset that retention has left."""
-        with self.connection.reachable():
+        with self.connection.reachable("READ", self.partition.topic):
             return int(self._consumer.beginning_offsets([self.partition])[self.partition])
 
     def end(self) -> int:
         """The offset after the last record."""
-        with self.connection.reachable():
+        with self.connection.reachable("READ", self.partition.topic):
             return int(self._consumer.end_offsets([self.partition])[self.partition])
 
     def records(self, start: int, end: int) -> Iterator[Stored]:
@@ -170,7 +175,7 @@ class DataLog:
             self._known_claims, self._known_notes, self._known_below = [], [], 0
             self._known_move, self._known_base, self.known_exclusion = None, -1, None
         if not self._known_below and end:
-            with self.connection.reachable():
+            with self.connection.reachable("READ", self.partition.topic):
                 beginning = int(self._consumer.beginning_offsets([self._claims])[self._claims])
             if beginning > 0:
                 raise HistoryUnavailable(
@@ -200,7 +205,7 @@ class DataLog:
                 self._known_base = record.offset
 
     def _end_of_epochs(self) -> int:
-        with self.connection.reachable():
+        with self.connection.reachable("READ", self.partition.topic):
             return int(self._consumer.end_offsets([self._claims])[self._claims])
 
     def epoch_of_claim(self, offset: int) -> int:

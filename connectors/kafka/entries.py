@@ -11,8 +11,8 @@ from connectors.kafka.ranges import windows_back
 from ordering.canonical import inflated
 from ordering.errors import HistoryUnavailable, ProtocolViolation
 from ordering.isis_log import Entry
-from ordering.isis_site import LogRow, read_on
-from ordering.records import ENTRY, EPOCH, MAX_RECORD_BYTES, Data
+from ordering.isis_site import LogRow, SiteState, read_on, state_of
+from ordering.records import ENTRY, EPOCH, MAX_NUMBER, MAX_RECORD_BYTES, Data
 from ordering.sequencer import MAX_INFLATED_BYTES
 
 _FIRST_WINDOW = 512
@@ -45,16 +45,40 @@ def read_entry(record: Data) -> Entry:
 def last_entry(data: DataLog, end: int) -> Entry | None:
     """The last entry below offset `end` that counts; None if there is none.
 
+    Raises HistoryUnavailable if retention has dropped all entries.
+    """
+    last = None
+    for record in _counting(data, end, MAX_NUMBER):
+        last = record
+    return None if last is None else read_entry(last)
+
+
+def last_state(data: DataLog, end: int) -> SiteState | None:
+    """The state of the site that its log tells below offset `end`; None if there is no entry.
+
+    Raises HistoryUnavailable if retention has dropped what it takes.
+    """
+    last = last_entry(data, end)
+    if last is None:
+        return None
+    if last.snapshot or not last.base:
+        return state_of(last, last.snapshot)
+    bases = [read_entry(record) for record in _counting(data, end, last.base) if record.local_seqno == last.base]
+    return state_of(last, bases[0].snapshot if bases else None)
+
+
+def _counting(data: DataLog, end: int, number: int) -> list[Data]:
+    """Entries below offset `end` that count: from one whose number is at most `number`, or from the first, to the last.
+
     Reads back to an entry that is known to count, and from there on by the rule. Such a one stands below the floor of
     every claim of a higher epoch: none of their seals is before it, and a job writes its entries in their order.
-    Raises HistoryUnavailable if retention has dropped all entries.
     """
     claims, beginning = data.claims(), data.beginning()
     tail: list[Data] = []
     for start, below in windows_back(beginning, end, _FIRST_WINDOW):
         stored = [each for each in data.records(start, below) if each.data.kind in (ENTRY, EPOCH)]
         for index in range(len(stored) - 1, -1, -1):
-            if _counts_for_certain(stored[index], claims):
+            if stored[index].data.local_seqno <= number and _counts_for_certain(stored[index], claims):
                 return _read_on([each.data for each in stored[index:]] + tail)
         tail = [each.data for each in stored] + tail
     if beginning > 0:
@@ -71,15 +95,16 @@ def _counts_for_certain(stored: Stored, claims: Sequence[Claim]) -> bool:
     return all(claim.floor > stored.offset for claim in claims if claim.epoch > stored.data.epoch)
 
 
-def _read_on(records: list[Data]) -> Entry | None:
-    """The last of them that counts; if the first is an entry, that one does."""
-    row, last = LogRow("", 0, 0, 0), None
+def _read_on(records: list[Data]) -> list[Data]:
+    """Those that count; if the first is an entry, that one does."""
+    row, counting = LogRow("", 0, 0, 0), []
     if records and records[0].kind == ENTRY:
         row = row._replace(number=records[0].local_seqno - 1)
     for record in records:
         row, counts = judge(row, record)
-        last = record if counts else last
-    return None if last is None else read_entry(last)
+        if counts:
+            counting.append(record)
+    return counting
 
 
 def judge(row: LogRow, record: Data) -> tuple[LogRow, bool]:

@@ -48,8 +48,9 @@ class Liveness(NamedTuple):
         if self.state == ELSEWHERE:
             return "this site has a copy; the order is decided at the group's home"
         since = datetime.fromtimestamp(self.since_ms / 1000, timezone.utc)
-        who = f"process {self.pid} on host {self.host}" if self.host else "a process"
-        named = f"{self.engine or 'the sequencer'}, {who}, epoch {self.epoch}, since {since:%Y-%m-%d %H:%M:%S} UTC"
+        who = f"pid {self.pid} on host {self.host}" if self.host else "its host unknown"
+        engine = f"engine {self.engine}" if self.engine else "the sequencer"
+        named = f"{engine}, {who}, epoch {self.epoch}, since {since:%Y-%m-%d %H:%M:%S} UTC"
         if self.state == ALIVE:
             return named
         return f"the group's sequencer has been silent for {self.silent_s:,.0f} s ({named}): start `abcast run`"

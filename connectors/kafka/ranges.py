@@ -37,10 +37,11 @@ def read_range(
                 f"retention has dropped offset {position} of {partition.topic} before it was read: try again."
             ) from error
         for record in polled.get(partition, ()):
-            if record.offset >= end:
-                return
             position = record.offset + 1
+            if position > end:
+                break
             yield record
+    consumer.rest()
 
 
 def windows_back(beginning: int, end: int, first: int) -> Iterator[tuple[int, int]]:

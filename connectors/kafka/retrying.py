@@ -21,10 +21,6 @@ STILL_FAILING_S = 300.0
 _logger = logging.getLogger(__name__)
 
 
-class KafkaRefused(AbcastError):
-    """Kafka answers, and says no: the user lacks a right, or the login is wrong."""
-
-
 class Retries:
     """The failures of one job, one after the other. With `keeps_trying` any failure but a wrong configuration is tried
     again, however often.

@@ -43,6 +43,6 @@ def append(
         with producing(connection) as own:
             return append(connection, topic, record, partition=partition, producer=own)
     key, value, headers = record
-    with connection.reachable():
+    with connection.reachable("WRITE", topic):
         sent = producer.send(topic, key=key, value=value, headers=headers, partition=partition)
         return int(sent.get(timeout=WRITTEN_S).offset)

@@ -22,7 +22,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.epochs import this_host
-from ordering.errors import BrokerUnreachable
+from ordering.errors import BrokerUnreachable, KafkaRefused
 from ordering.names import Topic
 
 SIGN_EVERY_S = 2.0
@@ -85,11 +85,11 @@ class SignsOfLife:
         signs |= {partition: OffsetAndMetadata(offset, "", -1) for partition, offset in considered.items()}
         try:
             self._desk.commit(_group_id(self._site), signs, _ASK_S)
-        except (KafkaError, BrokerUnreachable) as error:
+        except (KafkaError, BrokerUnreachable, KafkaRefused) as error:
             if not self._is_told:
                 self._is_told = True
                 _logger.warning(
-                    "`abcast status` takes this sequencer for silent, which can't commit as consumer group %s (%r).",
+                    "`abcast status` takes this sequencer for silent, which can't commit as consumer group %s (%s).",
                     _group_id(self._site),
                     error,
                 )

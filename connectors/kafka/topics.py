@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
 
-from kafka.admin import ACLOperation, ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import too_many_partitions, topic_missing
+from connectors.kafka.desk import ALLOWED
+from connectors.kafka.refusals import may_not
 from connectors.kafka.transport import Consumer
 from ordering.errors import TopicMissing, UsageError
 from ordering.names import Role, Topic, check_group, check_site
@@ -68,7 +71,8 @@ def create_topics(
                 (Topic(group, "cast", site), partitions),
             ):
                 try:
-                    admin.create_topics([_new_topic(topic, count, replication_factor)])
+                    with connection.reachable("CREATE", str(topic)):
+                        admin.create_topics([_new_topic(topic, count, replication_factor)])
                 except TopicAlreadyExistsError:
                     continue
                 created.append(str(topic))
@@ -105,7 +109,9 @@ def check_layout(
 def delete_topics(connection: Connection, topics: Iterable[Topic]) -> None:
     """Delete topics with all that stands in them; Kafka forgets positions in them, too. Raises BrokerUnreachable."""
     with connection.admin() as admin:
-        admin.delete_topics([str(topic) for topic in topics])
+        names = [str(topic) for topic in topics]
+        with connection.reachable("DELETE", ", ".join(names)):
+            admin.delete_topics(names)
 
 
 def _check_copies(connection: Connection, admin: KafkaAdminClient, copies: int) -> None:
@@ -145,7 +151,7 @@ def ensure_topic(connection: Connection, topic: Topic, partitions: int) -> None:
         if name not in known:
             of_group = [found for found in map(Topic.parse, known) if found and found.group == topic.group]
             copies = max((len(known[str(found)][0]["replica_nodes"]) for found in of_group), default=1)
-            with contextlib.suppress(TopicAlreadyExistsError):  # by another relay, just now
+            with contextlib.suppress(TopicAlreadyExistsError), connection.reachable("CREATE", name):  # or another did
                 admin.create_topics([_new_topic(topic, partitions, copies)])
             admin.wait_for_topics([name])
         elif len(known[name]) < partitions:
@@ -172,11 +178,48 @@ def check_topics(connection: Connection, groups: Iterable[str], site: str) -> No
     for topic in sorted(of_site, key=str):
         if topic.role == "data" and (count := len(of_site[topic]["partitions"])) > 1:
             problems.append(too_many_partitions(topic, count))
-        problems += _missing_rights(connection, topic, of_site[topic].get("topic_authorized_operations"))
+        problems += _missing_rights(connection, topic, of_site[topic].get(ALLOWED))
         if (found := settings.get(str(topic))) is not None:
             problems += _wrong_settings(connection, topic, found)
     if problems:
         raise UsageError("\n".join(problems))
+
+
+class TopicsFound(NamedTuple):
+    """What a user sees of a group's topics at a site. `operations`: those that are allowed, None if unknown.
+
+    `wrong`: a sentence for each topic whose settings break promises. `unknown`: topics whose settings are hidden.
+    """
+
+    missing: list[str]
+    operations: dict[str, Collection[str] | None]
+    wrong: list[str]
+    unknown: list[str]
+
+    def allows(self, topic: str, operation: str) -> bool:
+        """Whether the user may do that there, as far as Kafka tells."""
+        allowed = self.operations[topic]
+        return allowed is None or operation in allowed
+
+
+def look_at_topics(connection: Connection, group: str, site: str) -> TopicsFound:
+    """What this user sees, without judging it. Raises BrokerUnreachable, KafkaRefused."""
+    with connection.admin() as admin:
+        described = {Topic.parse(each["name"]): each for each in admin.describe_topics()}
+        of_site = {
+            topic: each for topic, each in described.items() if topic and (topic.group, topic.site) == (group, site)
+        }
+        settings = _read_settings(admin, of_site)
+    seen = {str(topic): each.get(ALLOWED) for topic, each in of_site.items()}
+    needed = [str(Topic(group, role, site)) for role in ("forward", "data", "epoch")]
+    wrong = [
+        problem
+        for topic in sorted(of_site, key=str)
+        if (found := settings.get(str(topic))) is not None
+        for problem in _wrong_settings(connection, topic, found)
+    ]
+    unknown = [name for name in seen if name not in settings]
+    return TopicsFound([name for name in needed if name not in seen], seen, wrong, unknown)
 
 
 def _read_settings(admin: KafkaAdminClient, topics: Iterable[Topic]) -> dict[str, dict[str, str]]:
@@ -197,18 +240,13 @@ def _read_settings(admin: KafkaAdminClient, topics: Iterable[Topic]) -> dict[str
     return {name: {key: str(each["value"]) for key, each in found.items()} for name, found in answers.items() if found}
 
 
-def _missing_rights(connection: Connection, topic: Topic, operations: int | None) -> list[str]:
-    """What this Kafka user may not do with the topic, in one sentence. `operations`: a bit each, None if unknown."""
-    if operations is None or operations < 0:
+def _missing_rights(connection: Connection, topic: Topic, operations: Collection[str] | None) -> list[str]:
+    """What this Kafka user may not do with the topic, in one sentence. `operations`: what he may; None if unknown."""
+    if operations is None:
         return []
-    needed = [(ACLOperation.READ, _READ), (ACLOperation.WRITE, _WRITTEN)]
-    missing = [operation for operation, roles in needed if topic.role in roles and not operations >> operation & 1]
-    return [
-        f"this Kafka user may not {operation.name.lower()} {topic}: give it the right with `kafka-acls "
-        f"--bootstrap-server {connection.bootstrap_servers} --add --allow-principal User:NAME "
-        f"--operation {operation.name.capitalize()} --topic {topic}`."
-        for operation in missing
-    ]
+    needed = [("READ", _READ), ("WRITE", _WRITTEN)]
+    missing = [operation for operation, roles in needed if topic.role in roles and operation not in operations]
+    return [may_not(connection.security, operation, str(topic)) for operation in missing]
 
 
 def _wrong_settings(connection: Connection, topic: Topic, found: Mapping[str, str]) -> list[str]:

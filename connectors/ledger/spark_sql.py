@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,20 @@ def ask_spark(spark: SparkSession, data: Path, sql: str, limit: int | None = Non
         table = (found if limit is None else found.limit(limit)).toArrow()
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
     return Answer(table.column_names, iter(rows), lambda: table.to_reader())
+
+
+def percent_done(spark: SparkSession) -> float:
+    """How much of what Spark works on now is done, by its tasks; below zero where that is not known."""
+    done = total = 0
+    # What has ended meanwhile is unknown, and at its end Spark answers nothing more.
+    with suppress(Exception):
+        tracker = spark.sparkContext.statusTracker()
+        for job in tracker.getActiveJobsIds():
+            for stage_id in getattr(tracker.getJobInfo(job), "stageIds", ()):
+                stage = tracker.getStageInfo(stage_id)
+                if stage is not None:
+                    done, total = done + stage.numCompletedTasks, total + stage.numTasks
+    return 100 * done / total if total else -1.0
 
 
 def _is_query(spark: SparkSession, sql: str) -> bool:

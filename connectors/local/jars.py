@@ -5,7 +5,9 @@ configuration of `conf/ivy.xml`. A directory is either complete, for the present
 fetched into a temporary directory that is renamed at the end. A machine without network can be given a copy of the
 whole directory.
 
-`python -m connectors.local.jars` fetches both; `make setup` runs it.
+What is fetched is used only if each jar has the SHA-256 of conf/jars.lock (in the form that `sha256sum -c` reads, below
+the directory of the jars). `python -m connectors.local.jars` fetches both, and checks what is there; `make setup` runs
+it.
 
 Environment:
     ABCAST_JARS          another place for the jars
@@ -44,6 +46,7 @@ _STAMP = ".complete"
 """A file in a finished directory: the hash of the ivy.xml it was made from."""
 
 _DOWNLOAD_TIMEOUT_S = 900
+_LOCK = "jars.lock"
 
 
 def say(sentence: str) -> None:
@@ -129,6 +132,7 @@ def _fetch(configuration: str, progress: Progress) -> None:
             with tempfile.TemporaryDirectory(prefix=f".{configuration}-", dir=jars) as work:
                 fetched = Path(work) / "jars"
                 retrieve(_ivy_file(), configuration, fetched)
+                check_hashes(fetched, configuration)
                 (fetched / _STAMP).write_text(_wanted_stamp(), encoding="ascii")
                 target = jars / configuration
                 if target.exists():
@@ -141,6 +145,41 @@ def _fetch(configuration: str, progress: Progress) -> None:
             f"The jars for {configuration} can't be written to {jars} ({error.strerror or error}): "
             "free disk space, or name another directory in ABCAST_JARS."
         ) from error
+
+
+def check_hashes(directory: Path, configuration: str) -> None:
+    """See that the jars of a configuration are those of conf/jars.lock, all of them and no others.
+
+    Raises EnvironmentProblem.
+    """
+    known, found = locked_hashes(configuration), hashes(directory)
+    if found == known:
+        return
+    changed = sorted(name for name in found.keys() & known.keys() if found[name] != known[name])
+    what = [
+        f"{text} {', '.join(names)}"
+        for text, names in (
+            ("another content than expected has", changed),
+            ("not expected is", sorted(found.keys() - known.keys())),
+            ("missing is", sorted(known.keys() - found.keys())),
+        )
+        if names
+    ]
+    raise EnvironmentProblem(
+        f"The jars for {configuration} in {directory} are not those of conf/{_LOCK} ({'; '.join(what)}), and are not "
+        "used: find out where they come from (a mirror, ABCAST_IVY_SETTINGS?) before anything else."
+    )
+
+
+def locked_hashes(configuration: str) -> dict[str, str]:
+    """The SHA-256 of each jar of a configuration, by its name, as conf/jars.lock has it."""
+    lines = (line.split() for line in configuration_file(_LOCK).read_text(encoding="ascii").splitlines())
+    return {Path(name).name: digest for digest, name in lines if name.startswith(f"{configuration}/")}
+
+
+def hashes(directory: Path) -> dict[str, str]:
+    """The SHA-256 of each jar in a directory, by its name."""
+    return {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in sorted(directory.glob("*.jar"))}
 
 
 def _ivy_jar() -> Path:
@@ -223,5 +262,7 @@ def _only_one_process(lock: Path, configuration: str, progress: Progress) -> Ite
 if __name__ == "__main__":
     try:
         resolve()
+        for fetched in CONFIGURATIONS:
+            check_hashes(jars_directory() / fetched, fetched)
     except AbcastError as problem:
         sys.exit(str(problem))

@@ -8,6 +8,7 @@ started again. In a mesh the relay begins its own session once the site has orde
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -37,12 +38,21 @@ UNACKNOWLEDGED = 10_000
 ACKNOWLEDGED_S = 120.0
 """How long to wait for the acknowledgement of a record."""
 
-Written = Callable[[], None]
-"""Called for each record that was written."""
+Told = Callable[[int], None]
+"""Is told a number of records."""
 
 
-def bootstrap(sites: Sites, group: str, ledger: Path, direction: Direction, written: Written = lambda: None) -> int:
+def bootstrap(
+    sites: Sites,
+    group: str,
+    ledger: Path,
+    direction: Direction,
+    to_write: Told = lambda _: None,
+    written: Told = lambda _: None,
+) -> int:
     """Write what the ledger of `direction.source` has and `direction.target` lacks; return the ledger's last seqno.
+
+    `to_write` is told once how many records there are, `written` how many more were written.
 
     Raises UsageError (no ledger, or none of this group), BrokerUnreachable, TopicMissing.
     """
@@ -55,12 +65,14 @@ def bootstrap(sites: Sites, group: str, ledger: Path, direction: Direction, writ
         ensure_topic(target, relayed, 1)
         with DataLog(target, group, direction.target) as log:
             reached = log.state().origins
-        _write_session(sites, direction, ledger, group, reached, written)
+        last = state.seqno
+        _write_session(sites, direction, ledger, group, reached, lambda start: to_write(last - start), written)
         return state.seqno
     with DataLog(target, group, direction.target) as copy:
         if copy.claims():
             raise UsageError(f"{copy.topic} has a sequencer of its own, so it can't follow {direction.source}.")
         last_seqno = copy.state().seqno
+        to_write(max(0, state.seqno - last_seqno))
         _write(
             target,
             str(copy.topic),
@@ -89,15 +101,18 @@ def _hub_record(group: str, home: str, row: dict[str, Any]) -> Data:
 
 
 def _write_session(
-    sites: Sites, direction: Direction, ledger: Path, group: str, reached: Mapping[str, int], written: Written
+    sites: Sites,
+    direction: Direction,
+    ledger: Path,
+    group: str,
+    reached: Mapping[str, int],
+    begins_after: Told,
+    written: Told,
 ) -> None:
-    """A session that begins before the first message that the target lacks."""
-
-    def carries(origin: str) -> bool:
-        return sites.carries(direction, origin)
-
-    target = sites.connection(direction.target)
+    """A session that begins before the first message that the target lacks. `begins_after` is told a seqno."""
+    target, carries = sites.connection(direction.target), functools.partial(sites.carries, direction)
     start = _link_start(ledger, group, reached, carries)
+    begins_after(start.seqno)
     topic, relay = str(Topic(group, "relayed", direction.target, direction.source)), relay_of(direction.source)
     session = append(target, topic, (relay.encode("ascii"), start.to_json(), forward_headers(1, 1, kind=LINK_START)))
     rows = read_rows(ledger, group, start.seqno + 1)
@@ -124,7 +139,7 @@ def _session(
             yield sender.encode("ascii"), payload, forward_headers(incarnation, local_seqno, application, kind, link)
 
 
-def _write(connection: Connection, topic: str, records: Iterator[Record], written: Written) -> None:
+def _write(connection: Connection, topic: str, records: Iterator[Record], written: Told) -> None:
     """Append in order; the producer never gives up on a record, so nothing is left out in the middle."""
     waiting: deque[Future] = deque()
     with producing(connection, delivery_timeout_ms=2**31 - 1) as producer:
@@ -132,6 +147,6 @@ def _write(connection: Connection, topic: str, records: Iterator[Record], writte
             waiting.append(producer.send(topic, key=key, value=value, headers=headers, partition=0))
             if len(waiting) >= UNACKNOWLEDGED:
                 waiting.popleft().get(timeout=ACKNOWLEDGED_S)
-            written()
+            written(1)
         while waiting:
             waiting.popleft().get(timeout=ACKNOWLEDGED_S)

@@ -30,14 +30,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.backlog import find_backlog, records_that_fit
 from connectors.kafka.connection import Connection
-from connectors.kafka.retrying import KafkaRefused, Retries
+from connectors.kafka.retrying import Retries
 from connectors.kafka.topic_finder import LOOK_S, TopicFinder
 from connectors.spark.data_directory import CHECKPOINTS, HeldDirectory, held
+from connectors.spark.jvm import jvm
 from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain
 from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem
 from ordering.names import Topic
 
-__all__ = ["BatchTooLarge", "JobOptions", "KafkaRefused", "QueryFailed", "SparkJob", "StreamingJob"]
+__all__ = ["BatchTooLarge", "JobOptions", "QueryFailed", "SparkJob", "StreamingJob"]
 
 _logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ REPORT_S = 10.0
 STOP_S = 10.0
 """How long a stop waits for the batch in hand."""
 
+_ALLOWED_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
 _READY_POLL_S = 0.1
 _SLOW_START_S = 30.0
 """The first batch is said to be late this often."""
@@ -195,7 +197,7 @@ class StreamingJob(ABC):
         except KafkaError as error:
             if error.retriable:
                 raise self.options.connection.unreachable() from error
-            raise KafkaRefused(f"{self.name}: Kafka refuses: {error!r}.") from error
+            raise self.options.connection.refused(error) from error
 
     def _watch(self, query: StreamingQuery, topics: Mapping[str, list[str]], directory: HeldDirectory) -> None:
         """Return when stopped, or when there are other topics to read."""
@@ -283,6 +285,9 @@ class StreamingJob(ABC):
         starts: dict[str, dict[str, int]] = {}
         for partition, offsets in backlog.items():
             starts.setdefault(partition.topic, {})[str(partition.partition)] = offsets.start
+        if connection.security.token_url:
+            # Java's client asks for tokens at no other place.
+            jvm().java.lang.System.setProperty(_ALLOWED_URLS, connection.security.token_url)
         return {
             **connection.spark_options(),
             "subscribe": ",".join(sorted(topics)),

@@ -80,6 +80,9 @@ SETTINGS = {
     # The sequencer's job reads them each second.
     "spark.sql.streaming.numRecentProgressUpdates": "50",
     "spark.sql.session.timeZone": "UTC",
+    # Spark's own patterns do not know under which names Kafka's clients are given passwords and keys.
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore",
+    "spark.sql.redaction.options.regex": "(?i)url|secret|password|token|access[.]?key|jaas|keystore",
     # Each arrow batch has a price in Python, some 5 ms; what a whole batch holds is bounded (see
     # `connectors.kafka.backlog`).
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",

@@ -105,7 +105,7 @@ class MemoryConnection(Connection):
         self.topics.beginnings[place] = len(self.topics.partitions[place])
 
     @contextmanager
-    def reachable(self) -> Iterator[None]:
+    def reachable(self, operation: str = "", resource: str = "") -> Iterator[None]:  # noqa: ARG002 - as it has them
         """It always is."""
         yield
 
@@ -228,10 +228,10 @@ class MemoryDesk(Desk):
     """Answers at once."""
 
     def __init__(self, connection: MemoryConnection) -> None:
-        super().__init__(connection, connection.unreachable)
+        super().__init__(connection)
         self.kafka = connection.topics
 
-    def partitions_of(self, topic: str) -> set[int]:
+    def partitions_of(self, topic: str, operation: str = "") -> set[int]:  # noqa: ARG002 - everybody may do everything
         """The topic's partitions."""
         return self.kafka.numbers(topic)
 
@@ -269,6 +269,9 @@ class MemoryConsumer:
     def seek(self, place: TopicPartition, offset: int) -> None:
         """Read on there."""
         self.next[place] = offset
+
+    def rest(self) -> None:
+        """Nothing to do."""
 
     def beginning_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """What retention has left begins there."""

@@ -59,6 +59,8 @@ class Jobs:
         self._sequencer.__exit__(None, None, None)
         self._start()
 
+    def start_the_ledger(self) -> None: ...
+
     def check(self) -> None: ...
 
 

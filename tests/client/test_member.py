@@ -668,7 +668,7 @@ def _accepted(path: Path, group: str) -> int:
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", ["kafka-python", pytest.param("confluent", marks=pytest.mark.soak)])
 def test_a_broker_restart_is_only_a_pause(tmp_path: Path, transport: str) -> None:
     """Kill -9 of the broker in the middle: the same member, generator and sequencer go on when it is back."""
     with EmbeddedBroker(tmp_path, port=0) as broker:

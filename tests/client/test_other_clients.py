@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from connectors.client.letter_codec import letter_headers
@@ -27,3 +29,18 @@ def test_a_header_without_a_value(group: MemoryGroup) -> None:
         delivery = next(alice.deliveries(timeout=WAIT))
         assert delivery.headers == (("trace", b""), ("trace", b"\xff"))
         assert next(alice.inbox(timeout=WAIT)).headers == delivery.headers
+
+
+def test_casts_of_a_plain_producer(group: MemoryGroup) -> None:
+    """As docs/records.md has them, written by hand; what is none of them is passed over, and a repeat comes once."""
+    with group, group.member("alice", casts=True) as alice:
+        producer = group.connection.producer()
+        incarnation = time.time_ns() // 10
+        texts = [f"2 fifo {incarnation} {number} - - -" for number in (1, 2, 2, 1, 3)]
+        for text in ["2 lifo 1 1 - - -", "1 fifo 1 1", "2 causal 1 1 - - -", "2 fifo x 1", *texts]:
+            header = ("abcast", text.encode("ascii"))
+            producer.send("abcast.g.cast.nyc", key=b"nyc/ticker", value=text.encode(), headers=[header, ("n", b"v")])
+        seen = list(alice.deliveries(timeout=0.5))
+        assert [(each.local_seqno, each.order, each.sender, each.headers) for each in seen] == [
+            (number, "fifo", "nyc/ticker", (("n", b"v"),)) for number in (1, 2, 3)
+        ]

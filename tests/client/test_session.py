@@ -192,4 +192,4 @@ def test_a_rejoin_is_not_of_the_threads_that_beat_or_read(bench: Bench) -> None:
     eventually(lambda: bench.alice.view and bench.alice.view.joined == ("nyc/alice",))
     assert rejoining == ["abcast-nyc/alice-rejoin"]
     assert before._hearing._is_closed
-    eventually(lambda: before not in bench.alice._shared.heartbeats._beating)
+    eventually(lambda: before not in bench.alice._shared.heartbeats(bench.alice.group, "nyc")._beating)

@@ -5,28 +5,32 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from kafka.structs import TopicPartition
 
+from connectors import Member
 from connectors.diagnosis import status
 from connectors.engine.attendant import Taken
 from connectors.engine.exclusion import exclude
 from connectors.engine.inputs import Input, Neighbours
 from connectors.engine.site_job import SiteAttendant, SiteLoop
 from connectors.engine.writing import WriteFailed
-from connectors.kafka.codec import forward_headers
+from connectors.kafka import entries
+from connectors.kafka.codec import encode_data, forward_headers
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.entries import last_entry
+from connectors.kafka.entries import last_state, read_entry
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.errors import UsageError
-from ordering.isis_site import SiteState
+from ordering.errors import ProtocolViolation, UsageError
+from ordering.isis_site import SiteState, first_state
+from ordering.isis_site import last_state as told
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
-from ordering.records import ENTRY, JOIN, MESSAGE, Data
+from ordering.records import ENTRY, EPOCH, JOIN, MESSAGE, Data
 from tests.waiting import eventually
 
 SITES = ("nyc", "sfo", "lax")
@@ -103,8 +107,7 @@ def effective(kafka: MemoryConnection, site: str) -> list[Data]:
 def state_of(kafka: MemoryConnection, site: str) -> SiteState | None:
     """What the log tells."""
     with DataLog(kafka, "g", site) as data:
-        entry = last_entry(data, data.end())
-    return SiteState.from_bytes(entry.state) if entry is not None else None
+        return last_state(data, data.end())
 
 
 def send(kafka: MemoryConnection, site: str, numbers: range, kind: str = MESSAGE) -> None:
@@ -137,6 +140,23 @@ def test_all_sites_have_the_same_order(kafka: MemoryConnection) -> None:
         assert [loop.failure for loop in loops] == [None] * 3
     dead = {site: kafka.topics.partitions[TopicPartition(str(Topic("g", "dead-letter", site)), 0)] for site in SITES}
     assert {site: len(letters) for site, letters in dead.items()} == {"nyc": 0, "sfo": 1, "lax": 0}
+
+
+def test_members_of_all_sites_are_in_one_view(kafka: MemoryConnection) -> None:
+    """And deliver what the others broadcast, under the same seqnos."""
+    with running(kafka, *SITES), ExitStack() as stack:
+        members = [stack.enter_context(Member("g", f"{site}/bob", connection=kafka)) for site in SITES]
+        for member in members:
+            member.connect(timeout=20)
+        eventually(lambda: all(member.view and len(member.view.members) == 3 for member in members), 20)
+        receipts = [member.broadcast(site.encode()) for member, site in zip(members, SITES, strict=True)]
+        seqnos = sorted(receipt.result(20) for receipt in receipts)
+        for member in members:
+            taken = list(islice(member.deliveries(from_seqno=1, timeout=20), 3))
+            assert [delivery.seqno for delivery in taken] == seqnos
+            assert {(delivery.sender, delivery.payload) for delivery in taken} == {
+                (f"{site}/bob", site.encode()) for site in SITES
+            }
 
 
 def test_a_refused_write_ends_the_epoch(kafka: MemoryConnection) -> None:
@@ -234,6 +254,42 @@ def test_a_sequencer_does_not_go_on_with_it(kafka: MemoryConnection) -> None:
         take_over_groups(kafka, {"h": [str(Topic("h", "forward", "nyc"))]}, "nyc", agreement="isis")
 
 
+def test_two_jobs_of_a_site(kafka: MemoryConnection) -> None:
+    """The older one is not told, and writes on: nobody counts that, at its site or elsewhere."""
+    with running(kafka, *SITES) as (first, *_):
+        send(kafka, "nyc", range(1, 3))
+        all_have(kafka, 2)
+        with running(kafka, "nyc"):
+            for number in range(3, 12):
+                send(kafka, "nyc", range(number, number + 1))
+                send(kafka, "sfo", range(number - 2, number - 1))
+                all_have(kafka, 2 * number - 2)
+        epochs = {record.epoch for record in written(kafka, "nyc") if record.kind == MESSAGE}
+        assert len(epochs) == 2
+        assert first.failure is None or isinstance(first.failure, ProtocolViolation)
+
+
+def test_a_site_whose_log_is_lost(kafka: MemoryConnection) -> None:
+    """It would not know what it has promised. The others know that there was more."""
+    with running(kafka, "sfo", "lax"):
+        with running(kafka, "nyc"):
+            send(kafka, "nyc", range(1, 3))
+            all_have(kafka, 2)
+        for place, records in kafka.topics.partitions.items():
+            if place.topic in (str(Topic("g", role, "nyc")) for role in ("data", "epoch")):
+                records.clear()
+        with running(kafka, "nyc") as (nyc,):
+            eventually(lambda: nyc.failure, 20)
+            assert "it was lost" in str(nyc.failure)
+
+
+def test_sites_that_were_told_of_other_sites(kafka: MemoryConnection) -> None:
+    with running(kafka, "nyc") as (nyc,), running(kafka, "sfo", names=("nyc", "sfo")) as (sfo,):
+        send(kafka, "nyc", range(1, 3))
+        eventually(lambda: nyc.failure or sfo.failure, 20)
+        assert "have they the same sites' file?" in str(nyc.failure or sfo.failure)
+
+
 def test_what_nobody_of_the_agreement_wrote_is_dropped(kafka: MemoryConnection) -> None:
     with running(kafka, *SITES) as loops:
         data = TopicPartition(str(Topic("g", "data", "sfo")), 0)
@@ -244,20 +300,21 @@ def test_what_nobody_of_the_agreement_wrote_is_dropped(kafka: MemoryConnection) 
         assert all(loop.failure is None for loop in loops)
 
 
-def test_the_last_entry_is_that_of_the_log(kafka: MemoryConnection) -> None:
-    """Read back from the end, it is the same as read from the beginning."""
+@pytest.mark.parametrize("window", [1, 7, 512])
+def test_the_log_read_back_tells_what_it_tells_from_its_beginning(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    """Of several epochs, with entries that have no snapshot, and with one that a fenced job has left behind."""
+    monkeypatch.setattr(entries, "_FIRST_WINDOW", window)
     with running(kafka, "sfo", "lax"):
         for attempt in range(4):
             with running(kafka, "nyc"):
                 send(kafka, "nyc", range(attempt + 1, attempt + 2))
                 all_have(kafka, attempt + 1)
-    numbers: list[Data] = []
-    epoch = 0
-    for record in written(kafka, "nyc"):
-        if record.epoch >= epoch:
-            epoch = record.epoch
-            if record.kind == ENTRY and record.local_seqno == len(numbers) + 1:
-                numbers.append(record)
-    state = state_of(kafka, "nyc")
-    assert state is not None
-    assert state.number == len(numbers)
+    log = [record for record in written(kafka, "nyc") if record.kind in (ENTRY, EPOCH)]
+    left = next(record for record in log if record.kind == ENTRY and record.local_seqno > 2)
+    kafka.topics.append(TopicPartition(str(Topic("g", "data", "nyc")), 0), *encode_data(left))
+    records = [read_entry(record) if record.kind == ENTRY else record.epoch for record in (*log, left)]
+    expected = told(records, first_state("g", "nyc", SITES))
+    assert expected.base < expected.number
+    assert state_of(kafka, "nyc") == expected

@@ -256,6 +256,10 @@ class TestWhereItIsSaid:
         assert SECRET not in done.stdout + done.stderr + shown.stdout
         rows = {row["name"]: (row["value"], row["from"]) for row in map(json.loads, shown.stdout.splitlines())}
         assert rows["bootstrap_servers"] == ("127.0.0.1:9092", "default")
+        variables |= {"ABCAST_BOOTSTRAP_SERVERS": "e:1"}
+        assert '"e:1", "from": "ABCAST_BOOTSTRAP_SERVERS"' in (
+            abcast("config", "show", "--json", cwd=here, variables=variables).stdout
+        )
         assert rows["kafka.password"] == ("**********", "ABCAST_KAFKA_PASSWORD")
         assert rows["kafka.username"] == ("alice", "abcast.toml [kafka]")
         assert rows["kafka.mechanism"] == ("PLAIN", "default")

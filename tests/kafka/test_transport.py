@@ -105,6 +105,22 @@ class TestPromises:
         with contextlib.closing(connection.consumer()) as consumer:
             yield consumer
 
+    def test_a_consumer_that_has_rested_goes_on_where_it_was(
+        self, topic: str, producer: Producer, consumer: Consumer
+    ) -> None:
+        place, read = TopicPartition(topic, 0), list[bytes | None]()
+        consumer.assign([place])
+        consumer.seek(place, 0)
+        for number in range(3):
+            producer.send(topic, value=b"%d" % number, partition=0).get(WAIT)
+            deadline = time.monotonic() + WAIT
+            while len(read) <= number and time.monotonic() < deadline:
+                read += [record.value for record in consumer.poll(timeout_ms=100).get(place, ())]
+            consumer.rest()
+            consumer.rest()
+            assert consumer.end_offsets([place])[place] == number + 1
+        assert read == [b"0", b"1", b"2"]
+
     def test_records_stand_as_they_were_sent(self, topic: str, producer: Producer, consumer: Consumer) -> None:
         """In their order, with key, value and headers; null is not nothing. A key chooses as murmur2 does."""
         key = b"nyc/alice"

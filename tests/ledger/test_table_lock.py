@@ -40,7 +40,7 @@ def is_free(jvm: JVMView, path: Path) -> bool:
         file.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)  # under a minute, where the machine has nothing else to do
 def test_each_version_has_one_winner(tmp_path: Path) -> None:
     """Two JVMs commit 2,000 versions with Delta's own store. (Without the lock some have two:

@@ -173,7 +173,7 @@ def test_a_cluster_id_may_begin_with_a_hyphen(own_broker: EmbeddedBroker) -> Non
 
 
 @pytest.mark.broker
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_three_nodes_take_a_rolling_restart_and_lose_nothing(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, port=0, nodes=3) as cluster:

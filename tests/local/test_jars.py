@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,27 @@ from connectors.local import jars, java
 from ordering.errors import EnvironmentProblem, UsageError
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("configuration", jars.CONFIGURATIONS)
+def test_the_jars_are_those_of_the_lock(configuration: str) -> None:
+    assert jars.locked_hashes(configuration)
+    jars.check_hashes(jars.jars_directory() / configuration, configuration)
+
+
+def test_other_jars_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was changed, one too many, one too few."""
+    known = jars.locked_hashes("spark")
+    names = sorted(known)
+    for name in (*names[1:], "stranger.jar"):
+        (tmp_path / name).write_bytes(b"another one")
+    with pytest.raises(EnvironmentProblem, match=rf"not expected is stranger\.jar; missing is {re.escape(names[0])}\)"):
+        jars.check_hashes(tmp_path, "spark")
+    monkeypatch.setenv("ABCAST_JARS", str(tmp_path / "jars"))
+    monkeypatch.setattr(jars, "retrieve", lambda *given: (given[2].mkdir(), (given[2] / names[0]).write_bytes(b"bad")))
+    with pytest.raises(EnvironmentProblem, match="another content than expected has"):
+        jars.resolve(["spark"], progress=lambda _: None)
+    assert not (tmp_path / "jars" / "spark").exists(), "nothing of it is left"
 
 
 @pytest.mark.parametrize(
@@ -101,6 +124,7 @@ def test_a_changed_ivy_file_replaces_the_jars_as_a_whole(tmp_path: Path, monkeyp
         (target / "new.jar").touch()
 
     monkeypatch.setattr(jars, "retrieve", ivy)
+    monkeypatch.setattr(jars, "locked_hashes", lambda _: {"new.jar": hashlib.sha256(b"").hexdigest()})
     told: list[str] = []
 
     assert [jar.name for jar in jars.spark_jars(told.append)] == ["new.jar"]

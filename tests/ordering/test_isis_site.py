@@ -12,6 +12,7 @@ from ordering.isis_messages import Exclude, Stuck
 from ordering.isis_site import (
     MAX_MARKS,
     MAX_RUNS_IN_FLIGHT,
+    SNAPSHOT_EVERY_ENTRIES,
     SNAPSHOT_EVERY_RUNS,
     Arrived,
     Heard,
@@ -156,6 +157,25 @@ def test_a_job_goes_on_from_the_last_entry_and_makes_the_same_data() -> None:
         assert isinstance(data, Data)
         assert (data.id, data.source) == (known[data.seqno].id, known[data.seqno].source)
         assert data.epoch == 2
+
+
+def test_of_many_entries_one_has_the_snapshot() -> None:
+    """The others name it; without it the state is not known."""
+    cluster = Cluster()
+    for _ in range(SNAPSHOT_EVERY_ENTRIES):
+        cluster.forward("nyc", 1)
+        cluster.settle(3)
+    log = cluster.logs["sfo"]
+    with_snapshot = [entry.number for entry in log if entry.snapshot]
+    assert with_snapshot[0] == 1
+    assert 1 < len(with_snapshot) <= len(log) // SNAPSHOT_EVERY_RUNS + 2
+    for end in (1, 2, len(log) // 2, len(log)):
+        state = last_state([1, *log[:end]], first_state("g", "sfo", SITES))
+        assert state.base == max(number for number in with_snapshot if number <= end)
+        assert state.snapshot == log[state.base - 1].snapshot
+    lost = [entry._replace(snapshot=b"") for entry in log]
+    with pytest.raises(ProtocolViolation, match="needs the snapshot"):
+        last_state([1, *lost], first_state("g", "sfo", SITES))
 
 
 def test_a_sealed_job_is_not_heard() -> None:

@@ -95,7 +95,10 @@ class There:
     def bootstrap(self, ledger: Path) -> int:
         """What is written."""
         before = len(self.log)
-        _write_session(self.sites, WAY, ledger, "g", self.state.origins, lambda: None)
+        told: list[int] = []
+        _write_session(self.sites, WAY, ledger, "g", self.state.origins, told.append, told.append)
+        assert set(told[1:]) <= {1}
+        assert len(told) == len(self.log) - before, "the beginning, and each row"
         return len(self.log) - before
 
 

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyspark.sql import SparkSession
 
-from connectors.ledger.spark_sql import ask_spark
+from connectors.ledger.spark_sql import ask_spark, percent_done
 from connectors.ledger.sql import question
 from connectors.ledger.table import create_tables
 from ordering.errors import UsageError
@@ -143,3 +144,20 @@ def left_of(session: int) -> list[str]:
 def test_from_the_command_line(data: Path) -> None:
     done = abcast("query", "--engine", "spark", "--data", data, "SELECT count(*) AS n FROM ledger", "--json", cwd=data)
     assert (done.returncode, done.stdout) == (0, '{"n": 6}\n')
+
+
+@pytest.mark.parametrize(("stages", "percent"), [({1: (3, 4), 2: (0, 8)}, 25.0), ({1: None}, -1.0), ({}, -1.0)])
+def test_how_much_is_done(stages: dict[int, tuple[int, int] | None], percent: float) -> None:
+    """By the tasks of all that is under way. A stage that has ended is unknown, and so is all at Spark's end."""
+    told = {
+        number: None if tasks is None else SimpleNamespace(numCompletedTasks=tasks[0], numTasks=tasks[1])
+        for number, tasks in stages.items()
+    }
+    tracker = SimpleNamespace(
+        getActiveJobsIds=lambda: [7],
+        getJobInfo=lambda _: SimpleNamespace(stageIds=list(stages)) if stages else None,
+        getStageInfo=told.get,
+    )
+    running = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
+    assert percent_done(running) == percent  # type: ignore[arg-type]
+    assert percent_done(SimpleNamespace(sparkContext=None)) == -1.0  # type: ignore[arg-type]

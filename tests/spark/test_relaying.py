@@ -9,7 +9,7 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 
-from connectors.engine.inputs import Original, original
+from connectors.engine.inputs import Original, of_log, original
 from connectors.kafka import codec
 from connectors.kafka.sites import Direction
 from connectors.ledger.table import ledger_rows
@@ -223,13 +223,14 @@ def test_of_data_who_agrees_is_brought_the_log(spark: SparkSession) -> None:
     records = [*log(), *entries]
     rows = [data(record, offset, site="nyc") for offset, record in enumerate(records)]
     found = relay_entries(source_frame(spark, rows), AGREED_WAY).collect()
-    of_log = [
+    carried_ones = [
         (row, record) for row, record in zip(rows, records, strict=True) if record in (seal(4), seal(5), *entries)
     ]
-    for (row, record), written in zip(of_log, found, strict=True):
+    for (row, record), written in zip(carried_ones, found, strict=True):
         headers = [tuple(header) for header in written["headers"]]
         assert written["topic"] == "abcast.g.entries-nyc.sfo"
-        assert codec.decode_data(written["key"], written["value"], headers) == record
+        copy = Original(written["topic"], 0, 5, 6, written["key"], written["value"], headers)
+        assert of_log(copy, is_copy=True) == record
         assert headers[0][1].split(b" ")[codec.DATA_FIELDS.index("SOURCE")] == f"nyc/{row.source}".encode()
 
 

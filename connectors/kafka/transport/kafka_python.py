@@ -59,8 +59,13 @@ def producer(cluster: Cluster, **settings: Any) -> Producer:
 def consumer(cluster: Cluster, **settings: Any) -> Consumer:
     """See `Transport`."""
     read_all_names()
-    reading: Consumer = KafkaConsumer(**{**client_settings(cluster), **_CONSUMER_SETTINGS, **settings})
+    reading: Consumer = _Consumer(**{**client_settings(cluster), **_CONSUMER_SETTINGS, **settings})
     return reading
+
+
+class _Consumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python publishes no types
+    def rest(self) -> None:
+        """It is at rest whenever it is not polled."""
 
 
 class _Producer(KafkaProducer):  # type: ignore[misc]  # kafka-python publishes no types

@@ -332,6 +332,12 @@ class _Consumer:
         self._positions[partition] = offset
         self._is_moved = True
 
+    def rest(self) -> None:
+        if not self._is_moved:
+            with _translating():
+                self._client.unassign()
+            self._is_moved = True
+
     def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[_Record]]:
         if self._is_moved:
             self._move()

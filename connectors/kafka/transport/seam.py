@@ -144,6 +144,9 @@ class Consumer(Protocol):
     def poll(self, timeout_ms: int = 0) -> Mapping[TopicPartition, Sequence[Record]]:
         """What comes next; nothing after so long. Raises KafkaError."""
 
+    def rest(self) -> None:
+        """Fetch nothing ahead, until it is polled again, which goes on where it was."""
+
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
         """The first offsets that retention has left. Raises KafkaError."""
 

@@ -1,4 +1,4 @@
-"""Three clusters in a mesh, as companies run them, with members that have connected; everything is killed in turn."""
+"""Three clusters, as companies run them, with members that have connected; everything is killed in turn."""
 
 from __future__ import annotations
 
@@ -65,17 +65,23 @@ def brokers(tmp_path: Path) -> Iterator[dict[str, EmbeddedBroker]]:
         yield {site: running.enter_context(EmbeddedBroker(tmp_path / site / "broker", 0)) for site in SITES}
 
 
+@pytest.fixture(params=["mesh", "isis"])
+def mode(request: pytest.FixtureRequest) -> str:
+    """In both, every site has a link to every other."""
+    return str(request.param)
+
+
 @pytest.fixture
-def file(tmp_path: Path, brokers: dict[str, EmbeddedBroker]) -> Path:
-    """The sites' file; a mesh in which every site has a link to every other."""
+def file(tmp_path: Path, brokers: dict[str, EmbeddedBroker], mode: str) -> Path:
+    """The sites' file."""
     tables = [f'[sites.{site}]\nbootstrap_servers = "{broker.bootstrap_servers}"\n' for site, broker in brokers.items()]
     written = tmp_path / "sites.toml"
-    written.write_text('mode = "mesh"\n' + "".join(tables), encoding="utf-8")
+    written.write_text(f'mode = "{mode}"\n' + "".join(tables), encoding="utf-8")
     return written
 
 
 def test_everything_is_killed_and_nothing_is_lost(
-    brokers: dict[str, EmbeddedBroker], file: Path, tmp_path: Path
+    brokers: dict[str, EmbeddedBroker], file: Path, mode: str, tmp_path: Path
 ) -> None:
     """kill -9 of each site's sequencer, ledger and relays, then of a broker, under load: every site has every message
     of the others once, and in their order.
@@ -86,7 +92,8 @@ def test_everything_is_killed_and_nothing_is_lost(
     numbers = itertools.count(1)
 
     def start(site: str) -> Process:
-        command = (ABCAST, "run", "--site", site, "--sites", file, "--data", tmp_path / site / "data")
+        engine = ("--engine", "process") if mode == "isis" else ()
+        command = (ABCAST, "run", "--site", site, "--sites", file, "--data", tmp_path / site / "data", *engine)
         return Process(f"{site}-{next(numbers)}", command, tmp_path / "logs")
 
     running = {site: start(site) for site in SITES}
@@ -115,14 +122,17 @@ def test_everything_is_killed_and_nothing_is_lost(
         eventually(is_settled, PATIENCE_S, "every site has what the others have", 2.0)
         assert found["anomalies"] == []
         total = sum(talker.sent for talker in talkers)
+        orders: list[list[int]] = []
         for site, connection in connections.items():
             with Member(GROUP, f"{site}/reader", connection=connection) as reader:
                 taken = list(itertools.islice(reader.deliveries(from_seqno=1, timeout=5), total + 1))
+            orders.append([delivery.seqno for delivery in taken])
             of_sender: dict[str, list[bytes]] = {}
             for delivery in taken:
                 of_sender.setdefault(delivery.sender, []).append(delivery.payload)
             expected = {talker.member.address: talker.sent for talker in talkers}
             assert of_sender == {str(name): [b"%d" % n for n in range(sent)] for name, sent in expected.items()}, site
+        assert mode == "mesh" or orders[1:] == orders[:1] * 2
     finally:
         for process in running.values():
             process.kill()

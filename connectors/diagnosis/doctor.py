@@ -1,0 +1,118 @@
+"""Why nothing works: each thing that has to be in order, one after the other, and what to do where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from kafka.errors import KafkaError
+
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.liveness import judge, look_again
+from connectors.kafka.probe import Step, probe
+from connectors.kafka.refusals import may_not
+from connectors.kafka.rights import Who, rights_of
+from connectors.kafka.sign_of_life import read_signs
+from connectors.kafka.topics import TopicsFound, find_groups, look_at_topics
+from connectors.ledger.table_state import read_table_state
+from ordering.errors import AbcastError
+
+
+class Check(NamedTuple):
+    """One thing: whether it is in order, and what was found or is to be done. None: it is not needed, or not known."""
+
+    name: str
+    is_ok: bool | None
+    detail: str
+
+
+def examine(connection: Connection, site: str, group: str | None, who: Who, ledger: Path) -> Iterator[Check]:
+    """Each check, as it is made; what can't be looked at after a failure is left out. Raises UsageError.
+
+    `group`: this one, or all that are seen at the site. `who`: the role whose rights are looked for.
+    """
+    findings = probe(connection.bootstrap_servers, connection.security, connection.timeout)
+    lets_in = False
+    for found in findings:
+        passed = " → ".join(step.value for step in found.passed)
+        for step in Step:
+            if step in found.passed:
+                yield Check(f"{step.value} of {found.server}", True, _passed(connection, step))
+            elif step is found.failed:
+                yield Check(f"{step.value} of {found.server}", False, found.sentence or f"after {passed}")
+        lets_in = lets_in or found.failed is None
+    if lets_in:
+        try:
+            yield from _inside(connection, site, group, who)
+        except AbcastError as error:
+            yield Check("Kafka", False, str(error))
+        except KafkaError as error:
+            yield Check("Kafka", False, str(connection.refused(error)))
+    yield _ledger(ledger)
+
+
+def _passed(connection: Connection, step: Step) -> str:
+    security = connection.security
+    if step is Step.TLS:
+        return f"trusted by {security.ca_file or 'this system'}"
+    if step is Step.LOGIN:
+        return f"as {security.principal}" if security.logs_in else "none asked for"
+    return ""
+
+
+def _inside(connection: Connection, site: str, group: str | None, who: Who) -> Iterator[Check]:
+    groups = [group] if group else find_groups(connection, site)
+    if not groups:
+        yield Check("topics", False, f"no group is seen at site {site}: `abcast topics create --group G --site {site}`")
+    for name in groups:
+        found = look_at_topics(connection, name, site)
+        yield from _topics(connection, name, site, who, found)
+        if not found.missing:
+            yield _sequencer(connection, name, site)
+
+
+def _topics(connection: Connection, group: str, site: str, who: Who, found: TopicsFound) -> Iterator[Check]:
+    if found.missing:
+        missing = ", ".join(found.missing)
+        todo = f"`abcast topics create --group {group} --site {site}`, or DESCRIBE is not allowed"
+        yield Check(f"topics of {group}", False, f"not seen: {missing}: {todo}")
+    else:
+        yield Check(f"topics of {group}", True, f"{len(found.operations)} are there")
+    lacks = [
+        may_not(connection.security, right.operation, right.name)
+        for right in rights_of(who, group, site)
+        if right.kind == "topic" and right.name in found.operations and not found.allows(right.name, right.operation)
+    ]
+    todo = f"`abcast acl apply --group {group} --site {site} --role {who} --principal {connection.security.principal}`"
+    detail = f"{lacks[0]} {todo}" if lacks else f"those of a {who}"
+    yield Check(f"rights in {group}", not lacks, f"{detail}{f' ({len(lacks)} are missing)' if len(lacks) > 1 else ''}")
+    if found.wrong:
+        yield Check(f"settings of {group}", False, " ".join(found.wrong))
+    elif found.unknown:
+        yield Check(f"settings of {group}", None, "this user may not know them (DESCRIBE_CONFIGS)")
+    else:
+        yield Check(f"settings of {group}", True, "as the promises need them")
+
+
+def _sequencer(connection: Connection, group: str, site: str) -> Check:
+    try:
+        with DataLog(connection, group, site) as data:
+            sign = read_signs(connection, [group], site).of_groups.get(group)
+            found = judge(data, sign, lambda: look_again(connection, group, site))
+    except AbcastError as error:
+        return Check(f"sequencer of {group}", False, str(error))
+    return Check(f"sequencer of {group}", found.works, str(found))
+
+
+def _ledger(ledger: Path) -> Check:
+    if not ledger.exists():
+        return Check("ledger", None, f"there is none at {ledger} (--data names its place)")
+    try:
+        held = read_table_state(ledger)
+    except AbcastError as error:
+        return Check("ledger", False, str(error))
+    except ModuleNotFoundError:
+        return Check("ledger", None, "reading one needs `pip install 'abcast[jobs]'`")
+    return Check("ledger", True, f"{len(held.last_seqno)} groups at {ledger}")

@@ -1,0 +1,113 @@
+"""`abcast acl`: the rights that each role needs in a Kafka that gives none by itself."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, connection_to
+from jobs.sites import SitesFile, required_sites
+from ordering.errors import UsageError
+from ordering.names import DEFAULT_SITE
+
+if TYPE_CHECKING:
+    from connectors.kafka.rights import Right
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show or give the rights that each role needs.")
+
+
+class Role(str, Enum):
+    """Who needs them. A user may have several roles."""
+
+    member = "member"
+    observer = "observer"
+    sequencer = "sequencer"
+    ledger = "ledger"
+    relay = "relay"
+
+
+RoleOption = Annotated[
+    Role,
+    typer.Option(
+        help="member: sends and delivers. observer: delivers, and checks. sequencer: decides the order. ledger: writes "
+        "the tables. relay: carries from a site to another (with --from, --to and --sites)."
+    ),
+]
+Principal = Annotated[str, typer.Option(help="Who gets them, as Kafka has it: User:NAME.")]
+SiteOption = Annotated[list[str] | None, typer.Option("--site", help="A site of the group; repeat for more.")]
+Source = Annotated[str | None, typer.Option("--from", help="Relay: the site that it carries from.")]
+Target = Annotated[str | None, typer.Option("--to", help="Relay: the site that it carries to.")]
+
+
+@app.command("print")
+def print_(
+    group: Group,
+    role: RoleOption,
+    principal: Principal,
+    site: SiteOption = None,
+    source: Source = None,
+    target: Target = None,
+    sites: SitesFile = None,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the `kafka-acls` commands that give a role its rights, and no others; ask no broker."""
+    rights = _rights(group, role, principal, site, source, target, sites, kafka_config)
+    servers = connection_to(bootstrap_servers, kafka_config, "acl").bootstrap_servers
+    for right in rights:
+        row = {"principal": principal, **right._asdict()}
+        typer.echo(json.dumps(row) if as_json else right.command(principal, servers))
+
+
+@app.command()
+def apply(
+    group: Group,
+    role: RoleOption,
+    principal: Principal,
+    site: SiteOption = None,
+    source: Source = None,
+    target: Target = None,
+    sites: SitesFile = None,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
+) -> None:
+    """Give a role its rights, and no others, in the Kafka that is configured.
+
+    Log in as one who may give rights (ALTER of the cluster). What is there already stays. A relay has two ends: where
+    these are two Kafkas, do it in both.
+    """
+    from connectors.kafka.rights import give
+
+    rights = _rights(group, role, principal, site, source, target, sites, kafka_config)
+    connection = connection_to(bootstrap_servers, kafka_config, "acl")
+    give(connection, principal, rights)
+    where = connection.bootstrap_servers
+    typer.echo(f"{principal} has the {len(rights)} rights of a {role.value} of {group} at {where}")
+
+
+def _rights(
+    group: str,
+    role: Role,
+    principal: str,
+    site: list[str] | None,
+    source: str | None,
+    target: str | None,
+    sites: Path | None,
+    kafka_config: Path | None,
+) -> list[Right]:
+    from connectors.kafka.rights import check_principal, rights_of, rights_of_relay
+    from connectors.kafka.sites import Direction
+
+    check_principal(principal)
+    if role is not Role.relay:
+        if source or target:
+            raise UsageError("--from and --to are for --role relay.")
+        return [right for name in site or [DEFAULT_SITE] for right in rights_of(role.value, group, name)]
+    if not source or not target:
+        raise UsageError("a relay carries --from SITE --to SITE.")
+    return rights_of_relay(required_sites(sites, kafka_config, "acl"), group, Direction(source, target))

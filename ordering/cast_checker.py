@@ -1,0 +1,147 @@
+"""Casts in delivery logs: whether each member had them in their senders' order, and behind all that they depend on.
+
+Source: Group Communication (docs/sources.md): FIFO and causal order.
+
+It knows the casts of the log with their clocks, the views, and what total messages depend on; and then what each member
+has delivered, in its order. Going through that once, it notes how far everything delivered so far reaches back: of each
+life, up to which cast, and up to which seqno. What comes later and lies within that has come too late.
+
+Invariant. A pair of deliveries in the wrong order is found if the log has both. What a log does not have is no anomaly
+(who joins late begins late), unless it has casts of the same sender and view on both sides. A cast that no topic has
+any more has no clock, and only its sender's order is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ordering import clocks
+from ordering.casts import CAUSAL, NO_VIEW, Cast, Depends
+from ordering.checker import (
+    ANOMALIES,
+    CAUSAL_VIOLATION,
+    DUPLICATE,
+    FIFO_VIOLATION,
+    GAP,
+    LISTED_SEQNOS,
+    Anomaly,
+)
+from ordering.clocks import Clock, ClockMalformed
+from ordering.membership import Life
+
+
+class Numbering(NamedTuple):
+    """One count of casts: those of a life in views, or in none."""
+
+    life: Life
+    in_view: bool
+
+
+@dataclass(slots=True)
+class _Log:
+    """What a member has delivered: the last cast of each numbering, and how far it all reaches back."""
+
+    last: dict[Numbering, int] = field(default_factory=dict)
+    view: dict[Life, int] = field(default_factory=dict)
+    needed: dict[Life, int] = field(default_factory=dict)
+    needed_seqno: int = 0
+
+
+class CastChecker:
+    """Feed it with `view`, `cast` and `total`, then with deliveries, then ask `finish`."""
+
+    def __init__(self) -> None:
+        self._lives: dict[int, tuple[Life, ...]] = {}
+        self._casts: dict[tuple[Life, int, int], Cast] = {}
+        self._totals: dict[int, Depends] = {}
+        self._clocks: dict[tuple[Life, int, int], Clock | None] | None = None
+        self._logs: dict[str, _Log] = {}
+        self._found: dict[tuple[str, str], list[str]] = {}
+
+    def view(self, view_id: int, lives: tuple[Life, ...]) -> None:
+        """A view of DATA."""
+        self._lives[view_id] = lives
+
+    def total(self, seqno: int, depends: Depends | None) -> None:
+        """What an effective message of DATA depends on."""
+        if depends is not None:
+            self._totals[seqno] = depends
+
+    def cast(self, cast: Cast) -> None:
+        """A cast of the log, in the order of its partition; again, if it stands there again."""
+        self._casts.setdefault((cast.life, cast.view, cast.local_seqno), cast._replace(payload=b"", headers=()))
+
+    def delivered_total(self, member: str, seqno: int) -> None:
+        """The member's next delivery is a total message."""
+        log = self._logs.setdefault(member, _Log())
+        if seqno <= log.needed_seqno:
+            self._find(CAUSAL_VIOLATION, f"deliveries of {member} have it behind a cast that depends on it", str(seqno))
+        depends = self._totals.get(seqno)
+        if depends is not None:
+            self._need(log, depends.view, self._read(depends.clock, None, depends.view))
+
+    def delivered_cast(self, member: str, life: Life, local_seqno: int, view: int) -> None:
+        """The member's next delivery is a cast."""
+        log = self._logs.setdefault(member, _Log())
+        name = f"{life.address}#{life.incarnation}.{local_seqno}"
+        numbering = Numbering(life, view != NO_VIEW)
+        last = log.last.get(numbering, local_seqno - 1)
+        if local_seqno <= last:
+            if local_seqno == last:
+                self._find(DUPLICATE, f"deliveries of {member} have a cast twice", name)
+            else:
+                self._find(FIFO_VIOLATION, f"deliveries of {member} break the order of a sender's casts", name)
+        elif local_seqno > last + 1 and log.view.get(life) == view != NO_VIEW:
+            self._find(GAP, f"deliveries of {member} lack casts of the same view before it", name)
+        log.last[numbering], log.view[life] = max(last, local_seqno), view
+        if view == NO_VIEW:
+            return
+        if last < local_seqno <= log.needed.get(life, 0):
+            self._find(CAUSAL_VIOLATION, f"deliveries of {member} have it behind what depends on it", name)
+        cast = self._casts.get((life, view, local_seqno))
+        if cast is not None and cast.order == CAUSAL:
+            log.needed_seqno = max(log.needed_seqno, cast.after)
+            self._need(log, view, self._clock_of(cast))
+
+    def finish(self) -> list[Anomaly]:
+        """What was found, in the order of `ANOMALIES`."""
+        found = sorted(self._found.items(), key=lambda item: ANOMALIES.index(item[0][0]))
+        return [Anomaly(name, f"{detail}: {_listed(names)}.", ()) for (name, detail), names in found]
+
+    def _need(self, log: _Log, view: int, clock: Clock | None) -> None:
+        for life, number in zip(self._lives.get(view, ()), clock or (), strict=False):
+            if number > log.needed.get(life, 0):
+                log.needed[life] = number
+
+    def _clock_of(self, cast: Cast) -> Clock | None:
+        """Its clock, by those of its sender's causal casts before it in the view: all are read in their order, once."""
+        if self._clocks is None:
+            self._clocks = self._all_clocks(self._casts)
+        return self._clocks.get((cast.life, cast.view, cast.local_seqno))
+
+    def _all_clocks(self, casts: Mapping[tuple[Life, int, int], Cast]) -> dict[tuple[Life, int, int], Clock | None]:
+        found: dict[tuple[Life, int, int], Clock | None] = {}
+        last: dict[tuple[Life, int], Clock] = {}
+        for key in sorted(casts):
+            cast = casts[key]
+            if cast.order == CAUSAL:
+                clock = found[key] = self._read(cast.clock, last.get(key[:2]), cast.view)
+                if clock is not None:
+                    last[key[:2]] = clock
+        return found
+
+    def _read(self, text: str, base: Clock | None, view: int) -> Clock | None:
+        try:
+            return clocks.read(text, base, len(self._lives.get(view, ())))
+        except ClockMalformed:
+            return None
+
+    def _find(self, name: str, detail: str, what: str) -> None:
+        self._found.setdefault((name, detail), []).append(what)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - LISTED_SEQNOS} more" if len(names) > LISTED_SEQNOS else ""
+    return ", ".join(names[:LISTED_SEQNOS]) + more

@@ -1,0 +1,113 @@
+"""A member is killed with casts in flight, starts again and joins late: on a real broker, with real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from connectors import Delivery, Member
+from connectors.diagnosis.report import check_group
+from connectors.kafka.connection import Connection
+from connectors.kafka.settings import change_settings
+from connectors.testing.tiny_sequencer import TinySequencer
+from jobs.deliver import _line
+from ordering.events import ViewChange
+from tests.client.conftest import ON_A_BROKER
+from tests.waiting import WAIT, eventually
+
+ROOT = Path(__file__).parents[2]
+
+
+class Recorder:
+    """A member whose application writes down what it is given, answers some of it, and is told of views."""
+
+    def __init__(self, connection: Connection, group: str, name: str) -> None:
+        self.member = Member(group, f"nyc/{name}", connection=connection, casts=True)
+        self.member.connect(timeout=WAIT)
+        self.seen: list[Delivery | ViewChange] = []
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        for what in self.member.deliveries(events=True):
+            if isinstance(what, Delivery | ViewChange):
+                self.seen.append(what)
+            if isinstance(what, Delivery) and what.sender == "nyc/c" and int(what.payload) % 10 == 0:
+                order = ("causal", "total")[len(self.seen) % 2]
+                self.member.broadcast(b"seen " + what.payload, order=order, timeout=WAIT)  # type: ignore[call-overload]
+
+    def views(self) -> list[tuple[str, ...]]:
+        return [what.members for what in self.seen if isinstance(what, ViewChange)]
+
+    def in_views(self) -> dict[int, Counter[tuple[str, int, bytes]]]:
+        """What was delivered in each view, by its id."""
+        found: dict[int, Counter[tuple[str, int, bytes]]] = {}
+        view = 0
+        for what in self.seen:
+            if isinstance(what, ViewChange):
+                view = what.view_id
+            else:
+                found.setdefault(view, Counter())[what.sender, what.incarnation, what.payload] += 1
+        return found
+
+    def write(self, path: Path) -> Path:
+        path.write_text("".join(_line(what, as_json=True) + "\n" for what in self.seen if isinstance(what, Delivery)))
+        return path
+
+
+@contextlib.contextmanager
+def caster(connection: Connection, group: str):  # type: ignore[no-untyped-def]
+    """A process that casts; killed at the end."""
+    command = [sys.executable, "-m", "tests.client.caster", connection.bootstrap_servers, group, "nyc/c"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        lines = process.stdout
+        assert lines.readline() == "in\n"
+        yield process
+        lines.close()
+    finally:
+        process.kill()
+        process.wait(WAIT)
+
+
+@ON_A_BROKER
+@pytest.mark.timeout(150)
+def test_a_member_is_killed_with_casts_in_flight(connection: Connection, group: str, tmp_path: Path) -> None:
+    """Survivors have the same of it in each view, in orders that hold; so have they of its next life."""
+    change_settings(connection, group, "nyc", flush=True, suspect_after_ms=2_000)
+    with TinySequencer(connection, group), contextlib.ExitStack() as closing:
+        a, b = (Recorder(connection, group, name) for name in "ab")
+        closing.callback(b.member.close)
+        closing.callback(a.member.close)
+        for _ in range(2):  # and again, under the same name
+            with caster(connection, group) as process:
+                assert all(process.stdout.readline() for _ in range(300))
+            eventually(lambda: a.views()[-1:] == b.views()[-1:] == [("nyc/a", "nyc/b")])
+        late = Recorder(connection, group, "late")
+        closing.callback(late.member.close)
+        a.member.broadcast(b"the end", order="causal").result(WAIT)
+        for each in (a, b, late):
+            eventually(lambda each=each: any(isinstance(w, Delivery) and w.payload == b"the end" for w in each.seen))  # type: ignore[misc]
+        mine, others = a.in_views(), b.in_views()
+        whole = sorted(mine)[:-1]  # the last view goes on
+        assert len(whole) >= 2
+        assert all(len(mine[view]) >= 10 for view in whole)
+        assert {view: mine[view] for view in whole} == {view: others.get(view) for view in whole}
+        lives = {what.incarnation for what in a.seen if isinstance(what, Delivery) and what.sender == "nyc/c"}
+        assert len(lives) == 2
+        assert {what.order for what in a.seen if isinstance(what, Delivery)} == {"fifo", "causal", "total"}
+        logs = [each.write(tmp_path / f"{name}.jsonl") for name, each in (("a", a), ("b", b), ("late", late))]
+        assert check_group(group, connection, names=["nyc"], deliveries=logs).anomalies == []
+        rows = [json.loads(line) for line in logs[0].read_text().splitlines()]
+        answered = next(at for at, row in enumerate(rows) if row["payload"].startswith("seen"))
+        logs[0].write_text("".join(json.dumps(row) + "\n" for row in [rows[answered], *rows[:answered]]))
+        broken = check_group(group, connection, names=["nyc"], deliveries=logs[:1]).anomalies
+        assert "causal-violation" in {anomaly.name for anomaly in broken}

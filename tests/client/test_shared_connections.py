@@ -1,0 +1,163 @@
+"""What members of a process share, where one of them, or its application, fails. In memory."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors import Member
+from connectors.client import sharing
+from connectors.client.feed import _size
+from connectors.kafka.data_cursor import Effective
+from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer, MemoryFuture, MemoryProducer
+from connectors.testing.tiny_sequencer import TinySequencer
+from ordering.errors import Superseded
+from tests.client.members import forwarder_of
+from tests.waiting import WAIT, eventually
+
+
+@pytest.fixture
+def kafka() -> Iterator[MemoryConnection]:
+    """With a group and its sequencer."""
+    connection = MemoryConnection()
+    connection.create("g", "nyc")
+    with TinySequencer(connection, "g"):
+        yield connection
+
+
+def test_a_member_that_has_failed_keeps_nothing_of_what_comes(kafka: MemoryConnection) -> None:
+    with Member("g", "nyc/a", connection=kafka) as second:
+        first = Member("g", "nyc/a", connection=kafka)
+        first.broadcast(b"x").result(WAIT)
+        forwarder = forwarder_of(first)
+        second.broadcast(b"x").result(WAIT)
+        eventually(lambda: forwarder.has_ended)
+        for _ in range(10):
+            second.broadcast(b"x")
+        second.wait_ordered(WAIT)
+        assert not forwarder._hearing._kept
+        with pytest.raises(Superseded):
+            first.close()
+
+
+def test_who_falls_behind_while_no_broker_answers_waits_for_one(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("connectors.client.feed.WINDOW_RECORDS", 2)
+    open_consumer, refusals = MemoryConnection.consumer, [2]
+
+    def refusing(connection: MemoryConnection, **settings: Any) -> MemoryConsumer:
+        if refusals[0]:
+            refusals[0] -= 1
+            raise connection.unreachable()
+        return open_consumer(connection, **settings)
+
+    with Member("g", "nyc/a", connection=kafka) as a:
+        a.broadcast(b"0").result(WAIT)
+        stream = a.deliveries(timeout=WAIT)
+        next(stream)
+        coming = threading.Timer(0.3, a.broadcast, [b"1"])
+        coming.start()
+        assert next(stream).payload == b"1"  # it follows now
+        for number in range(2, 30):
+            a.broadcast(b"%d" % number).result(WAIT)
+        monkeypatch.setattr(MemoryConnection, "consumer", refusing)
+        assert [next(stream).payload for _ in range(2, 30)] == [b"%d" % number for number in range(2, 30)]
+        assert not refusals[0]
+
+
+def test_a_group_whose_topics_are_gone_silences_no_member_of_another_one(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kafka-python waits 10 s for a topic that it does not know, with each record."""
+    kafka.create("gone", "nyc")
+    send, deleted, let_go = MemoryProducer.send, threading.Event(), threading.Event()
+
+    def waiting(producer: MemoryProducer, topic: str, *values: Any, **named: Any) -> MemoryFuture:
+        if deleted.is_set() and topic == "abcast.gone.forward.nyc":
+            let_go.wait(15)
+        return send(producer, topic, *values, **named)
+
+    monkeypatch.setattr(MemoryProducer, "send", waiting)
+    monkeypatch.setattr("connectors.client.heartbeats.HEARTBEAT_S", 0.02)
+    forward = kafka.topics.partitions[TopicPartition("abcast.g.forward.nyc", 0)]
+
+    def heard() -> int:
+        return sum(record.key == b"nyc/a" for record in forward)
+
+    with TinySequencer(kafka, "gone"), Member("gone", "nyc/b", connection=kafka) as b:
+        b.connect()
+        with Member("g", "nyc/a", connection=kafka) as a:
+            a.connect()
+            deleted.set()
+            time.sleep(0.1)
+            before = heard()
+            eventually(lambda: heard() >= before + 3, timeout=10, what="heartbeats")
+        let_go.set()
+
+
+class Application:
+    """It keeps itself, as one does that keeps an exception."""
+
+    def __init__(self, member: Member) -> None:
+        self.itself = self
+        self.stream = member.deliveries(timeout=WAIT)
+        next(self.stream)
+        next(self.stream)
+
+
+@pytest.mark.parametrize("lock", ["window", "shared"])
+def test_an_iterator_that_the_garbage_collector_finds_under_a_lock_of_ours(kafka: MemoryConnection, lock: str) -> None:
+    with Member("g", "nyc/a", connection=kafka) as a:
+        for _ in range(3):
+            a.broadcast(b"x").result(WAIT)
+        held = a._shared.feed("g", "nyc")._changed if lock == "window" else sharing._lock
+
+        def collect() -> None:
+            with held:
+                gc.collect()
+
+        gc.disable()
+        try:
+            stream = weakref.ref(Application(a).stream)
+            thread = threading.Thread(target=collect, daemon=True)
+            thread.start()
+            thread.join(10)
+            assert not thread.is_alive(), "it waits for itself"
+        finally:
+            gc.enable()
+        assert stream() is None
+        eventually(lambda: next(a.deliveries(timeout=WAIT)).seqno == 2, what="the position is remembered")
+
+
+def test_headers_count_in_the_window() -> None:
+    headers = [("abcast", b"12345"), ("own", b"x" * 1000)]
+    record = Effective(1, 0, "message", b"nyc/a", (), headers, b"y" * 10, 0)
+    assert _size([record, record._replace(headers=headers[:1])]) == 1005 + 10 + 10
+
+
+def test_close_that_is_interrupted_closes_all_the_same(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = Member("g", "nyc/a", connection=kafka, get_state=lambda: b"")
+    a.connect()
+    shared = a._shared
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert a._transfer is not None
+    close = a._transfer.close
+    monkeypatch.setattr(a._transfer, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        a.close()
+    close()
+    assert forwarder_of(a)._stopping.is_set(), "it says no more that it is alive"
+    assert not shared.users

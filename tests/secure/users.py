@@ -1,0 +1,21 @@
+"""The users of the secure broker of the tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from connectors.kafka.client_configuration import ClientConfiguration
+from connectors.kafka.connection import Connection
+from connectors.local.broker import EmbeddedBroker
+
+
+def login_file(broker: EmbeddedBroker, user: str) -> Path:
+    """The properties file of a user, who is made if he is not there."""
+    assert broker.secure is not None
+    [file] = broker.secure.add_users(broker.bootstrap_servers, [user])
+    return file
+
+
+def login(broker: EmbeddedBroker, user: str = "admin", name: str = "") -> Connection:
+    """A connection of a user."""
+    return ClientConfiguration(kafka_config=login_file(broker, user)).connection(client_id=name)
