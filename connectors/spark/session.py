@@ -42,6 +42,8 @@ SETTINGS = {
     # What is smaller is merged, up to the second of them (`connectors.ledger.maintenance`).
     "spark.databricks.delta.optimize.minFileSize": str(SMALL_FILE_BYTES),
     "spark.databricks.delta.optimize.maxFileSize": str(2 * SMALL_FILE_BYTES),
+    # VACUUM lists a table's files in so many tasks, by Spark's default 10,000.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     # Adaptive planning is off for streaming anyway, and costs time on small batch queries.
     "spark.sql.adaptive.enabled": "false",
     # A batch without data would change nothing: time is data.
