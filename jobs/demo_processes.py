@@ -21,8 +21,8 @@ _POLL_S = 0.05
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 """Java's second compiler takes a third of a start's CPU time, for code that runs for seconds here."""
 
-# Kills the session $1 when standard input ends: when the demo is gone, in whatever way.
-_WATCHDOG = 'read -r _; kill -KILL -- "-$1" 2>/dev/null'
+# Kills the session $1 when standard input ends: when the demo is gone, in whatever way. (dash knows no `-KILL --`.)
+_WATCHDOG = 'read -r _; kill -s KILL -- "-$1" 2>/dev/null'
 
 
 class Started:

@@ -27,6 +27,7 @@ hypothesis.settings.load_profile("timeless")
 
 PIPELINE = "tests/cli/test_pipeline.py"
 TOGETHER = {
+    "tests/secure/": "tests/secure/",
     "tests/sites/": "tests/sites/",
     "tests/spark/": "tests/spark/",
     "tests/cli/test_bad_input.py": PIPELINE,
@@ -34,7 +35,15 @@ TOGETHER = {
 }
 """Tests that share what takes long to start: with several processes (`pytest -n 2`), one of them runs all of these."""
 
-FIRST = ("tests/sites/", "tests/spark/", PIPELINE, "tests/crash/", "tests/test_wheel.py", "tests/test_readme.py")
+FIRST = (
+    "tests/sites/",
+    "tests/secure/",
+    "tests/spark/",
+    PIPELINE,
+    "tests/crash/",
+    "tests/test_wheel.py",
+    "tests/test_readme.py",
+)
 """What takes longest begins first, so that no process works on alone for long when the others have ended."""
 
 

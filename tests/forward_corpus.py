@@ -143,6 +143,9 @@ def _of(incarnation: int) -> RawHeaders:
 CORPUS: tuple[Case, ...] = (
     Case("good", ALICE, b"buy 100", GOOD, None),
     Case("empty payload", ALICE, b"", GOOD, None),
+    Case("what it depends on", ALICE, b"x", [*GOOD, ("n", b"v"), ("abcast-depends", b"3 1,2")], None),
+    Case("an answer that depends", ALICE, b"1", [*_kind("flush-ok"), ("abcast-depends", b"3 1,2")], None),
+    Case("another name like that", ALICE, b"x", [*GOOD, ("abcast-depend", b"3 1,2")], codec.RESERVED_HEADER),
     *(
         Case(f"kind {kind}", ALICE, b"", _kind(kind), None)
         for kind in ("join", "leave", "heartbeat", "settings", "start-flush", "flush-ok", "stop-flush")

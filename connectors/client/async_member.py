@@ -73,6 +73,7 @@ class AsyncStream(Generic[T]):
         self._stream: Stream[T] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="abcast-stream")
         self._coming: Future[T] | None = None
+        self._is_closed = False
 
     def __aiter__(self) -> AsyncStream[T]:
         return self
@@ -97,6 +98,7 @@ class AsyncStream(Generic[T]):
 
     async def aclose(self) -> None:
         """Remember what was taken, disconnect. The item in hand is not taken, unless `taken` was called."""
+        self._is_closed = True  # if its thread is about to begin, it sees that
         if self._stream is not None:
             self._stream.stop()
             await asyncio.wrap_future(self._thread.submit(self._stream.close))
@@ -104,6 +106,8 @@ class AsyncStream(Generic[T]):
     def _next(self) -> T:
         if self._stream is None:
             self._stream = self._begin()
+        if self._is_closed:
+            self._stream.stop()
         return next(self._stream, cast(T, _END))
 
 

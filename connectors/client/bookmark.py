@@ -45,6 +45,7 @@ class Bookmark:
         self._committed = 0
         self._committed_at = time.monotonic()
         self._remember: Remember | None = None
+        self._is_told = False
 
     def begin(self, taken: Mark, committed: int, remember: Remember | None) -> None:
         """The run begins behind `taken`. Without `remember`, nothing is ever committed."""
@@ -84,6 +85,8 @@ class Bookmark:
         try:
             self._remember(*taken)
         except AbcastError as error:
-            _logger.warning("%s: the position %d could not be committed: %s", self._who, taken.number, error)
+            if not self._is_told:  # once for each time that the broker is away
+                self._is_told = True
+                _logger.warning("%s: the position %d could not be committed: %s", self._who, taken.number, error)
         else:
-            self._committed = taken.number
+            self._committed, self._is_told = taken.number, False

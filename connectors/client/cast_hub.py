@@ -40,6 +40,9 @@ from ordering.sequencer import SequencerState
 
 POLL_S = 0.1
 JOIN_S = 15.0
+CLOCKS_DIFFER_S = 60
+"""The clocks of members, and of brokers, may differ by so much."""
+
 NANOSECONDS_A_STEP = 10
 """Incarnations are times in units of so many nanoseconds."""
 
@@ -61,8 +64,12 @@ class Sender(Protocol):
 
 
 def since_now() -> int:
-    """The incarnation of a life that would begin now."""
-    return time.time_ns() // NANOSECONDS_A_STEP
+    """The highest incarnation that a life may have which has begun already, by whatever clock.
+
+    One that begins within CLOCKS_DIFFER_S from here on counts as begun; that costs nothing, unless its very first cast
+    has to be sent again.
+    """
+    return (time.time_ns() + CLOCKS_DIFFER_S * 10**9) // NANOSECONDS_A_STEP
 
 
 class CastHub:

@@ -71,7 +71,8 @@ class Caster:
         self._bytes = 0
         self._is_closed = False
         with hub.lock:
-            self._outgoing = Outgoing(life, hub.receiver)
+            # The forward table has its own bound, and this table has the other.
+            self._outgoing = Outgoing(life, hub.receiver, max_records=2 * limits.max_pending_records + 2)
         self._sending = GoBackN(
             *(producers, producers.lease(), f"{life.address}'s casts", changed, self._send_table),
             resend_after_s=limits.resend_after_s,

@@ -24,7 +24,7 @@ from typing import Any
 
 from kafka.structs import TopicPartition
 
-from connectors.client.cast_hub import CastHub, since_now
+from connectors.client.cast_hub import CLOCKS_DIFFER_S, CastHub, since_now
 from connectors.client.cast_reader import cast_partitions
 from connectors.client.deliveries import POLL_S, Deliveries
 from connectors.client.delivery import Delivery, Place
@@ -45,8 +45,7 @@ from ordering.names import Address
 from ordering.reader import Reader
 from ordering.records import MESSAGE
 
-MARGIN_MS = 60_000
-"""By so much the brokers' clocks may differ."""
+MARGIN_MS = CLOCKS_DIFFER_S * 1000
 
 BEGIN_TIMEOUT_S = 30.0
 
@@ -104,7 +103,11 @@ class MergedSource:
             if stored is None:
                 return Begin(start, newcomer(state, since_now()), ends)
             at_ms = stored.timestamp_ms - MARGIN_MS
-            return Begin(start, newcomer(state, stored.timestamp_ms * INCARNATIONS_A_MS), _since(consumer, ends, at_ms))
+            return Begin(
+                start,
+                newcomer(state, (stored.timestamp_ms + MARGIN_MS) * INCARNATIONS_A_MS),
+                _since(consumer, ends, at_ms),
+            )
 
     def close(self) -> None:
         """Disconnect."""

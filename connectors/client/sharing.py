@@ -43,6 +43,7 @@ class Shared:
         self.desk = connection.desk()
         self.producers = Producers(lambda: connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES))
         self._connection = connection
+        self._process = os.getpid()  # a fork may release what its parent has opened
         self._feeds: dict[tuple[str, str], Feed] = {}
         self._heartbeats: dict[tuple[str, str], Heartbeats] = {}
         self._hubs: dict[tuple[str, str], CastHub] = {}
@@ -83,7 +84,7 @@ class Shared:
             self.users -= 1
             if self.users:
                 return
-            del _open[os.getpid(), self._connection]
+            _open.pop((self._process, self._connection), None)
         for heartbeats in self._heartbeats.values():
             heartbeats.close()
         self.producers.close()

@@ -88,8 +88,16 @@ class Stream(Generic[T]):
         self._run.take()
 
     def close(self) -> None:
-        """Remember what was taken, disconnect. The item in hand is not taken, unless `taken` was called."""
-        self._items.close()  # type: ignore[attr-defined]
+        """Remember what was taken, disconnect. The item in hand is not taken, unless `taken` was called.
+
+        Raises UsageError if another thread is waiting for the next one: `stop` ends that.
+        """
+        try:
+            self._items.close()  # type: ignore[attr-defined]
+        except ValueError as error:
+            if str(error) != _TWO_THREADS:
+                raise
+            raise UsageError("another thread waits for this iterator's next item: stop() ends that.") from None
 
     def stop(self) -> None:
         """Let the application's loop end when it asks for the next item, from any thread."""
@@ -99,7 +107,7 @@ class Stream(Generic[T]):
         """Close it after `stop`, or where another thread is about to get the next item, wait until that has ended."""
         try:
             self.close()
-        except ValueError:
+        except UsageError:
             self._run.finished.wait(timeout)
 
 

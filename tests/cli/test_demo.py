@@ -91,7 +91,7 @@ def test_the_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def running(text: str) -> list[str]:
     """The processes whose command lines have that text."""
-    shown = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
+    shown = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
     return [line for line in shown if text in line]
 
 

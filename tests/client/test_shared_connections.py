@@ -18,7 +18,7 @@ from connectors.client.feed import _size
 from connectors.kafka.data_cursor import Effective
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer, MemoryFuture, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import Superseded
+from ordering.errors import Superseded, UsageError
 from tests.client.members import forwarder_of
 from tests.waiting import WAIT, eventually
 
@@ -135,6 +135,28 @@ def test_an_iterator_that_the_garbage_collector_finds_under_a_lock_of_ours(kafka
             gc.enable()
         assert stream() is None
         eventually(lambda: next(a.deliveries(timeout=WAIT)).seqno == 2, what="the position is remembered")
+
+
+def test_one_thread_closes_the_iterator_for_whose_next_item_another_one_waits(kafka: MemoryConnection) -> None:
+    with Member("g", "nyc/a", connection=kafka) as a:
+        stream = a.deliveries(timeout=WAIT)
+        waiting = threading.Thread(target=lambda: list(stream))
+        waiting.start()
+        eventually(lambda: stream._items.gi_running)  # type: ignore[attr-defined]
+        with pytest.raises(UsageError, match=r"stop\(\)"):
+            stream.close()
+        stream.stop()
+        waiting.join(WAIT)
+        assert not waiting.is_alive()
+        stream.close()
+
+
+def test_a_fork_closes_what_it_has_from_its_parent(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = Member("g", "nyc/a", connection=kafka)
+    assert a.broadcast(b"x").result(WAIT) == 1
+    monkeypatch.setattr("connectors.client.sharing.os.getpid", lambda: -1)
+    a.close()
+    assert not a._shared.users
 
 
 def test_headers_count_in_the_window() -> None:

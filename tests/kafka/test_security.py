@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from connectors import Member
 from connectors.kafka.client_configuration import ClientConfiguration
 from connectors.kafka.connection import Connection
 from connectors.kafka.dialects import for_kafka_python, for_librdkafka, for_spark
 from connectors.kafka.properties import parse_properties, read_properties
 from connectors.kafka.security import Security
 from connectors.kafka.sites import read_sites
+from connectors.kafka.transport import kafka_python, librdkafka
+from connectors.testing.memory_kafka import MemoryConnection
 from ordering.errors import UsageError
 from tests.cli.process import abcast
 
@@ -126,6 +129,15 @@ def test_what_can_not_be(table: object, says: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=says) as caught:
         Security.parse(table, tmp_path)
     assert SECRET not in str(caught.value)
+
+
+def test_brokers_see_who_is_there() -> None:
+    connection = MemoryConnection()
+    connection.create("g", "nyc")
+    with Member("g", "nyc/alice", connection=connection) as alice:
+        for settings, name in ((kafka_python, "client_id"), (librdkafka, "client.id")):
+            assert settings.client_settings(alice.connection)[name] == "abcast-nyc/alice"
+            assert settings.client_settings(alice.connection.named("other"))[name] == "abcast-nyc/alice"
 
 
 @pytest.mark.parametrize("name", ["ca_file", "key_file", "password_file"])

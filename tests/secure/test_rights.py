@@ -120,6 +120,9 @@ def test_the_whole_pipeline(secure_broker: EmbeddedBroker, tmp_path: Path) -> No
             time.sleep(0.2)
         checked = abcast("check", "-g", GROUP, "--kafka-config", bob, *data, cwd=tmp_path)
         assert (checked.returncode, "ledger" in checked.stdout) == (0, True), checked.stdout + checked.stderr
+        for command, user in ((("view", "-g", GROUP), bob), (("status", "-g", GROUP, *data), jobs)):
+            shown = abcast(*command, "--kafka-config", user, cwd=tmp_path)
+            assert (shown.returncode, shown.stderr) == (0, ""), shown.stderr
         lines = "".join(sequencer.lines + writer.lines)
         assert "password=" not in lines
         assert sequencer.terminate() == writer.terminate() == 0, lines

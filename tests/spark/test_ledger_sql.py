@@ -137,7 +137,9 @@ def test_ctrl_c_leaves_no_jvm(data: Path, seconds: float) -> None:
 
 def left_of(session: int) -> list[str]:
     """The processes of a session that are still there."""
-    found = subprocess.run(["ps", "-s", str(session), "-o", "stat=,args="], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["ps", "-ww", "-s", str(session), "-o", "stat=,args="], capture_output=True, text=True, check=False
+    )
     return [line for line in found.stdout.splitlines() if not line.startswith("Z")]
 
 

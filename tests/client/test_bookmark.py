@@ -1,0 +1,30 @@
+"""Remembering how far an application has come."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from connectors.client.bookmark import Bookmark, Mark
+from ordering.errors import BrokerUnreachable
+
+
+def test_a_broker_that_is_away_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """And again when it goes away again. What could not be committed is, with the next one that can."""
+    committed: list[int] = []
+
+    def remember(number: int, _: int) -> None:
+        if number != 3:
+            raise BrokerUnreachable("no broker")
+        committed.append(number)
+
+    bookmark = Bookmark("nyc/bob")
+    bookmark.begin(Mark(0, 0), 0, remember)
+    with caplog.at_level(logging.WARNING):
+        for number in (1, 2, 3, 4, 5):
+            bookmark.hand_out(number, number)
+            bookmark.take()
+            bookmark.commit()
+    assert committed == [3]
+    assert [record.args[1] for record in caplog.records if isinstance(record.args, tuple)] == [1, 4]

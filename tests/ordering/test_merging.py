@@ -1,0 +1,82 @@
+"""Which receiver judges a cast, and which views count for casts."""
+
+from __future__ import annotations
+
+import pytest
+
+from ordering.casts import CAUSAL, Cast, Ordered, Verdict
+from ordering.errors import ProtocolViolation
+from ordering.membership import Life
+from ordering.merging import MergedState, Merger
+from ordering.records import MESSAGE, SETTINGS, START_FLUSH, STOP_FLUSH, VIEW
+
+A, B = Life("s/a", 1), Life("s/b", 1)
+FLUSH_ON, FLUSH_OFF = (Ordered(0, SETTINGS, payload=payload) for payload in (b'{"flush":true}', b'{"flush":false}'))
+
+
+def view(number: int, *lives: Life, in_flush: bool) -> Ordered:
+    return Ordered(0, VIEW, view=number, lives=lives, is_in_flush=in_flush)
+
+
+def read(*records: Ordered) -> Merger:
+    """A merger that has read these."""
+    merger = Merger()
+    for seqno, record in enumerate(records, 1):
+        assert merger.step(record._replace(seqno=seqno)).verdict is Verdict.ACCEPT
+    return merger
+
+
+def test_without_flush_no_view_has_a_vector() -> None:
+    """Casts of its members are those of no view."""
+    merger = read(view(1, A, in_flush=False), view(2, A, B, in_flush=False))
+    assert (merger.causal.view, merger.causal.lives) == (2, ())
+    assert [merger.step(Cast(*A, number)).verdict for number in (1, 1, 3, 2)] == [
+        Verdict.ACCEPT,
+        Verdict.DISCARD,
+        Verdict.HOLD,
+        Verdict.ACCEPT,
+    ]
+
+
+def test_a_first_view_has_one_although_nobody_flushes() -> None:
+    merger = read(FLUSH_ON, view(1, A, in_flush=False))
+    assert merger.causal.lives == (A,)
+    assert merger.step(Cast(*A, 1, b"", CAUSAL, 1, 2, "0")).verdict is Verdict.ACCEPT
+
+
+def test_flush_may_be_given_up_and_taken_up() -> None:
+    """Views have a vector from the first flush on, and none behind a view outside of one."""
+    begun = FLUSH_ON, view(1, A, in_flush=False)
+    flush = Ordered(0, START_FLUSH), view(2, A, B, in_flush=True), Ordered(0, STOP_FLUSH)
+    assert read(*begun, *flush).causal.lives == (A, B)
+    given_up = (*begun, *flush, FLUSH_OFF, view(3, A, in_flush=False))
+    assert read(*given_up).causal.lives == ()
+    again = Ordered(0, START_FLUSH), view(4, A, B, in_flush=True), Ordered(0, STOP_FLUSH)
+    assert read(*given_up, FLUSH_ON, *again).causal.vector == (0, 0)
+
+
+def test_a_view_outside_of_a_flush_ends_nothing_with_an_error() -> None:
+    """The setting may have changed between two views."""
+    assert read(FLUSH_ON, view(1, A, in_flush=False), view(2, A, B, in_flush=False)).causal.lives == ()
+
+
+def test_what_is_covered() -> None:
+    merger = read(FLUSH_ON, view(1, A, in_flush=False))
+    cast = Cast(*A, 1, view=1)
+    assert not merger.covers(cast)
+    assert not merger.covers(Ordered(3, MESSAGE))
+    merger.step(cast)
+    assert merger.covers(cast)
+    assert merger.pass_message(3)
+    assert merger.covers(Ordered(3, MESSAGE))
+    assert merger.covers(Cast(*B, 9))  # of no view: nothing depends on it
+
+
+def test_a_state_as_bytes() -> None:
+    merger = read(FLUSH_ON, view(1, A, in_flush=False))
+    merger.step(Cast(*A, 1, view=1))
+    merger.step(Cast(*B, 1))
+    assert MergedState.from_bytes(merger.state.to_bytes()) == merger.state
+    assert Merger(merger.state).step(Cast(*A, 1, view=1)).verdict is Verdict.DISCARD
+    with pytest.raises(ProtocolViolation):
+        MergedState.from_bytes(b"{}")
