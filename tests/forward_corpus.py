@@ -179,6 +179,20 @@ CORPUS: tuple[Case, ...] = (
     Case("a header nobody knows", ALICE, b"x", [*GOOD, ("abcaster", b"red")], codec.RESERVED_HEADER),
     Case("largest headers", ALICE, b"x", [*GOOD, ("h", b"x" * (MAX_HEADERS_BYTES - 1))], None),
     Case("headers too large", ALICE, b"x", [*GOOD, ("h", b"x" * MAX_HEADERS_BYTES)], codec.HEADERS_TOO_LARGE),
+    Case(
+        "too many headers of nothing",
+        ALICE,
+        b"x",
+        [*GOOD, *[("", b"")] * (MAX_HEADERS_BYTES + 1)],
+        codec.HEADERS_TOO_LARGE,
+    ),
+    Case(
+        "what it depends on is too large",
+        ALICE,
+        b"x",
+        [*GOOD, (codec.DEPENDS_HEADER, b"x" * MAX_PAYLOAD_BYTES)],
+        codec.HEADERS_TOO_LARGE,
+    ),
     Case("no headers", ALICE, b"x", (), codec.WRONG_VERSION),
     Case("our header is null", ALICE, b"x", [("abcast", None)], codec.WRONG_VERSION),  # type: ignore[list-item]  # Kafka
     *(
@@ -211,6 +225,8 @@ CORPUS: tuple[Case, ...] = (
     Case("the sequencer's kind", ALICE, b"x", _kind("epoch"), codec.WRONG_KIND),
     Case("a kind in capitals", ALICE, b"x", _kind("Message"), codec.WRONG_KIND),
     Case("no key", None, b"x", GOOD, codec.NO_SENDER),
+    Case("neither a key nor a value", None, None, GOOD, codec.NO_SENDER),
+    Case("nothing at all", None, None, (), codec.WRONG_VERSION),
     Case("an empty key", b"", b"x", GOOD, codec.NO_SENDER),
     Case("a key in UTF-8", "nyc/zoë".encode(), b"x", GOOD, codec.NO_SENDER),
     Case("a key that is not UTF-8", b"nyc/\xff", b"x", GOOD, codec.NO_SENDER),

@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,8 +161,14 @@ class Attendant:
 
     def _find_changes(self) -> None:
         topics, known = self._topics(), self._keeper.forward
-        # A group that has lost a topic is taken over anew, as one that has come.
-        gone = frozenset(group for group, names in known.items() if not set(names) <= set(topics.get(group, ())))
+        claimed = {topic.group for topic in self._finder.find() if topic.role == "epoch" and topic.site == self._site}
+        # A group that has lost a topic is taken over anew, as one that has come. Without EPOCH it is left alone until
+        # then: the keeper asks for the claims of all groups at once.
+        gone = frozenset(
+            group
+            for group, names in known.items()
+            if group not in claimed or not set(names) <= set(topics.get(group, ()))
+        )
         for group in gone:
             self._release(group)
         if gone:
@@ -174,7 +181,8 @@ class Attendant:
 
     def _find_partitions(self, topics: Mapping[str, list[str]]) -> None:
         """Have the partitions read that have come to known groups: those have nothing to take over."""
-        counts = {str(topic): count for topic, count in self._finder.count_partitions().items()}
+        # What has no count was deleted just now.
+        counts = Counter({str(topic): count for topic, count in self._finder.count_partitions().items()})
         grown = {
             group: names
             for group, names in topics.items()
@@ -237,6 +245,8 @@ class Attendant:
                     for group, names in topics.items()
                     for partition, offsets in find_backlog(consumer, names, positions).items()
                 }
+        except KeyError as error:  # how kafka-python says that a topic is gone
+            raise self._connection.unreachable() from error
         finally:
             consumer.close()
 

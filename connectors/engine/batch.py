@@ -19,9 +19,9 @@ from kafka.structs import TopicPartition
 from connectors.kafka.codec import (
     FORWARD_FIELDS,
     HEADER,
-    dead_letter_headers,
     decode_forward,
     encode_data,
+    encode_dead_letter,
     highest_incarnation,
 )
 from connectors.kafka.sending import Record
@@ -76,7 +76,7 @@ class Topics(NamedTuple):
             return self.data, encode_data(output)
         assert raw is not None
         # The value is null, too, if that is what is wrong with it.
-        return self.dead_letters, (raw.key, raw.value, dead_letter_headers(output, raw.headers))  # type: ignore[return-value]
+        return self.dead_letters, encode_dead_letter(output, raw.key, raw.value, raw.headers)  # type: ignore[return-value]
 
 
 Rows = Sequence[tuple[TopicPartition, Sequence[Read]]]

@@ -154,7 +154,7 @@ class SiteLoop:
         while not self._stop.is_set():
             attendant.raise_failure()
             for change in attendant.changes():
-                self.take(change)
+                self._take_later(change)
             self.find_inputs(attendant.inputs)
             for name, exclusion in attendant.exclusions.items():
                 if name in self._groups:
@@ -173,6 +173,13 @@ class SiteLoop:
         for group in taken.gone:
             self._groups.pop(group, None)
             self._forget(group)
+
+    def _take_later(self, taken: Taken) -> None:
+        """The same, of one group that came later. If it can't go on here, it is left alone, and the others go on."""
+        try:
+            self.take(taken)
+        except UsageError as error:
+            _logger.error("sequence: %s It is left alone until the job starts again.", error)
 
     def _known_state(self, group: str, taken: SequencerState) -> SiteState:
         site, names = self._neighbours.site, self._neighbours.names

@@ -70,8 +70,10 @@ class Writer:
         while not written.is_there():
             if gives_up():
                 return False
+            # Of records to several topics the last one may be there before others are.
+            pending = next((one for one in reversed(written.sent) if not one.is_done), written.sent[-1])
             try:
-                written.sent[-1].get(_POLL_S)
+                pending.get(_POLL_S)
             except KafkaTimeoutError:
                 continue
             except KafkaError as error:

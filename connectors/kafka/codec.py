@@ -40,6 +40,7 @@ from ordering.records import (
     MAX_HEADERS_BYTES,
     MAX_NUMBER,
     MAX_PAYLOAD_BYTES,
+    MAX_RECORD_BYTES,
     MESSAGE,
     REMOTE_VIEW,
     SETTINGS,
@@ -104,6 +105,9 @@ RESERVED_NAME = f"names that begin with {RESERVED_PREFIX} are reserved, and no p
 NO_PAYLOAD = "the payload is null"
 PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
 
+
+_REASON_BYTES, _HEADER_FRAME_BYTES = 4096, 10
+"""Of a dead letter: its reason and what Kafka adds to a record, at most; and what Kafka adds to a header, at most."""
 
 INCARNATIONS_A_MS = 100_000
 """An incarnation is a time since 1970 in the unit of 10 ns, or less."""
@@ -189,7 +193,7 @@ def decode_forward(
     checks = (
         (names.count(HEADER) > 1, REPEATED_HEADER),
         (names.count(HEADER) < len(names), RESERVED_HEADER),
-        (size_of(application) > MAX_HEADERS_BYTES, HEADERS_TOO_LARGE),
+        (size_of(application) > MAX_HEADERS_BYTES or _bytes_of(application) > MAX_PAYLOAD_BYTES, HEADERS_TOO_LARGE),
         (version != _VERSION, WRONG_VERSION),
         (kind not in _FORWARD_KINDS, WRONG_KIND),
         (not sender or not sender.isascii(), NO_SENDER),
@@ -292,6 +296,20 @@ def dead_letter_headers(letter: DeadLetter, original: Sequence[tuple[str, bytes]
     return [*original, (DEAD_LETTER_HEADER, f"{VERSION} {letter.source} {letter.reason}".encode("ascii"))]
 
 
+def encode_dead_letter(
+    letter: DeadLetter, key: bytes | None, value: bytes | None, original: Sequence[tuple[str, bytes]]
+) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]:
+    """(key, value, headers) of a dead letter: the record as it came, and the reason.
+
+    Kafka refuses what is too large by its compressed size. So a record may come that no topic takes as it is read. Of
+    that one the reason is all that is written.
+    """
+    size = len(key or b"") + len(value or b"") + _bytes_of(original) + _HEADER_FRAME_BYTES * len(original)
+    if size > MAX_RECORD_BYTES - _REASON_BYTES:
+        return None, None, dead_letter_headers(letter, ())
+    return key, value, dead_letter_headers(letter, original)
+
+
 def decode_dead_letter(headers: Sequence[tuple[str, bytes]]) -> tuple[str, str, Headers]:
     """Source, reason and original headers of a dead letter; no source and no reason for what is none."""
     if not headers or headers[-1][0] != DEAD_LETTER_HEADER:
@@ -300,11 +318,14 @@ def decode_dead_letter(headers: Sequence[tuple[str, bytes]]) -> tuple[str, str, 
     return source, reason, tuple(headers[:-1])
 
 
-def size_of(headers: Headers) -> int:
-    """Bytes of the names and values; Kafka allows a null value."""
-    return sum(
-        len(name.encode("utf-8", "replace")) + len(value or b"") for name, value in headers if name != DEPENDS_HEADER
-    )
+def size_of(headers: Iterable[tuple[str, bytes]]) -> int:
+    """Bytes of the names and values, at least one a header; Kafka allows a null value, and a name without letters."""
+    return sum(max(1, _bytes_of([header])) for header in headers if header[0] != DEPENDS_HEADER)
+
+
+def _bytes_of(headers: Iterable[tuple[str, bytes]]) -> int:
+    """The same of all headers, whosever they are: what no limit counts could be larger than any topic takes."""
+    return sum(len(name.encode("utf-8", "replace")) + len(value or b"") for name, value in headers)
 
 
 def split_headers(headers: Sequence[tuple[str, bytes]]) -> tuple[Headers, Headers]:

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 from pyarrow import Table
 from pyarrow import dataset as ds
 
 from connectors.kafka.data_log import StateAt
 from connectors.ledger.delta_files import dataset_of
 from connectors.ledger.row import decode_row
+from connectors.ledger.table_state import open_table
 from ordering.membership import NO_MEMBERS, Membership, fold
 from ordering.reader import Seal
 from ordering.records import MESSAGE
@@ -33,11 +32,12 @@ def read_ledger_state(path: Path, group: str) -> StateAt | None:
 
     The state has no `positions`: FORWARD is read again from where retention has left it, and what was ordered is
     recognised. Nor has it link rows, so a link that runs must begin a session anew; the origin rows say where.
+    Raises LedgerDamaged.
     """
-    try:
-        dataset = dataset_of(DeltaTable(str(path)), path)
-    except TableNotFoundError:
+    table = open_table(path)
+    if table is None:
         return None
+    dataset = dataset_of(table, path)
     received: dict[str, Accepted] = {}
     first_seqno: dict[int, int] = {}
     origins: dict[str, int] = {}

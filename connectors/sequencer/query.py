@@ -337,7 +337,7 @@ def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[
             key = sender.encode("ascii")
             headers = codec.forward_headers(incarnation, local_seqno, _unpack(packed), codec.FORWARD_KINDS[kind], link)
         letter = DeadLetter(Source(topic, partition, offset), reason)
-        letters.append((key, value, codec.dead_letter_headers(letter, headers)))
+        letters.append(codec.encode_dead_letter(letter, key, value, headers))
     return _given(letters)
 
 

@@ -119,7 +119,7 @@ def is_plain_forward(site: str, *, relayed: bool) -> Column:
     size = F.octet_length(F.array_join(names, "")) + F.octet_length(F.array_join(values.cast("array<string>"), ""))
     others_are_the_applications = (F.size(headers) == 1) | (
         ~F.array_join(F.array_remove(names, codec.DEPENDS_HEADER), ",").contains(codec.HEADER)
-        & (size <= MAX_HEADERS_BYTES)
+        & (size + F.size(others) <= MAX_HEADERS_BYTES)
     )
     plain = (
         (F.get(F.col("fields"), F.lit(0)) == codec.VERSION)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
-from kafka import KafkaProducer
 from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.kafka import codec
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.transport import Producer
 from ordering.names import Topic
 from ordering.records import EPOCH, Data, Partition
 from ordering.sequencer import SequencerState
@@ -42,9 +42,9 @@ def read(pipeline: Pipeline, topic: str, count: int) -> list[Row]:
     return rows
 
 
-def send(producer: KafkaProducer, topic: str, case: Case) -> None:
-    headers = [(name, here(value) or b"") for name, value in case.headers]
-    producer.send(topic, key=here(case.key), value=case.value, headers=headers, partition=0).get(timeout=60)
+def send(producer: Producer, topic: str, case: Case) -> None:
+    headers = [(name, here(value)) for name, value in case.headers]
+    producer.send(topic, case.value, here(case.key), headers, 0).get(60)  # type: ignore[arg-type]  # Kafka's may be null
 
 
 def _has_its_time(case: Case) -> bool:

@@ -31,6 +31,7 @@ from ordering.isis_site import last_state as told
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
 from ordering.records import ENTRY, EPOCH, JOIN, MESSAGE, Data
+from ordering.sequencer import SequencerState
 from tests.waiting import eventually
 
 SITES = ("nyc", "sfo", "lax")
@@ -318,3 +319,17 @@ def test_the_log_read_back_tells_what_it_tells_from_its_beginning(
     expected = told(records, first_state("g", "nyc", SITES))
     assert expected.base < expected.number
     assert state_of(kafka, "nyc") == expected
+
+
+def test_a_group_that_comes_later_and_can_not_go_on_ends_no_other(
+    kafka: MemoryConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One, say, that has an order, and no entry of an agreement."""
+    kafka.create("h", "nyc")
+    changes = [Taken({"h": SequencerState("h", epoch=1, seqno=3)})]
+    with running(kafka, *SITES) as loops:
+        loops[0].attendant.changes = lambda: [changes.pop()] if changes else []
+        eventually(lambda: "left alone" in caplog.text, 10)
+        send(kafka, "nyc", range(1, 3))
+        all_have(kafka, 2)
+        assert loops[0].failure is None

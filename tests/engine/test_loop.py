@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -14,13 +15,13 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.engine.attendant import Attendant, Taken
 from connectors.engine.job import Loop, PositionLost
-from connectors.engine.writing import WriteFailed
+from connectors.engine.writing import WriteFailed, Writer, Written
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.data_log import DataLog
 from connectors.sequencer.groups import positions_of
 from connectors.sequencer.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.names import Topic
+from ordering.names import Role, Topic
 from ordering.pipeline import Pipeline
 from ordering.reader import Reader, Verdict
 from ordering.records import Data
@@ -135,3 +136,41 @@ def test_a_position_that_retention_has_passed(kafka: MemoryConnection) -> None:
     with running(kafka, start=0) as loop:
         eventually(lambda: loop.failure, 10)
         assert isinstance(loop.failure, PositionLost)
+
+
+class _Sent:
+    """A record of which Kafka says nothing until it was asked three times."""
+
+    exception = None
+
+    def __init__(self, *, is_done: bool) -> None:
+        self.is_done, self.asked = is_done, 0
+
+    def get(self, _timeout: float) -> None:
+        self.asked += 1
+        self.is_done = self.asked >= 3
+
+
+def test_waiting_is_for_a_record_that_is_not_there(kafka: MemoryConnection) -> None:
+    """To ask for one that is, takes no time: the wait would be a busy one."""
+    late, there = _Sent(is_done=False), _Sent(is_done=True)
+    assert Writer(kafka).wait(Written([late, there], 0), lambda: False)  # type: ignore[list-item]
+    assert (late.asked, there.asked) == (3, 0)
+
+
+def test_a_group_without_its_epoch_topic_keeps_nobody_from_the_others(kafka: MemoryConnection) -> None:
+    """The keeper asks for the claims of all groups at once: it must not ask for one that has none."""
+    kafka.create("h", "nyc")
+    roles: tuple[Role, ...] = ("forward", "data", "epoch")
+    topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
+    finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
+    attendant = Attendant(kafka, "nyc", None, finder, {}, {"g": time.monotonic()})
+    attendant._keeper.take({group: [str(Topic(group, "forward", "nyc"))] for group in "gh"})
+    attendant._places |= {TopicPartition(str(Topic(group, "forward", "nyc")), 0) for group in "gh"}
+    attendant._find_changes()
+    assert not list(attendant.changes())
+    del topics[Topic("g", "epoch", "nyc")]
+    attendant._find_changes()
+    assert [change.gone for change in attendant.changes()] == [{"g"}]
+    assert list(attendant._keeper.forward) == ["h"]
+    attendant.close()

@@ -15,6 +15,7 @@ from ordering.records import (
     EPOCH,
     MAX_HEADERS_BYTES,
     MAX_NUMBER,
+    MAX_RECORD_BYTES,
     STRAY,
     STRAY_EPOCH,
     Data,
@@ -173,6 +174,24 @@ def test_no_record_in_data_raises(key: bytes | None, headers: list[tuple[str, by
 def test_a_dead_letter_keeps_the_original_headers() -> None:
     headers = codec.dead_letter_headers(DeadLetter(SOURCE, "why so"), [("mine", b"1")])
     assert headers == [("mine", b"1"), ("abcast-dead-letter", f"2 {TOPIC}-3:17 why so".encode())]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "headers"),
+    [
+        (b"k" * MAX_RECORD_BYTES, b"", []),
+        (b"k", b"v" * MAX_RECORD_BYTES, []),
+        (None, None, [("", b"")] * (MAX_RECORD_BYTES // 2)),
+    ],
+)
+def test_of_a_record_that_no_topic_takes_the_reason_is_left(
+    key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes]]
+) -> None:
+    """Compression had hidden its size from Kafka. What a forward topic takes without is kept whole."""
+    letter = DeadLetter(SOURCE, "why so")
+    assert codec.encode_dead_letter(letter, key, value, headers) == (None, None, codec.dead_letter_headers(letter, ()))
+    largest = b"v" * (MAX_RECORD_BYTES // 2)
+    assert codec.encode_dead_letter(letter, b"k", largest, [("mine", b"1")])[:2] == (b"k", largest)
 
 
 @pytest.mark.parametrize("name", ["abcast", "abcast-mine", "abcasts"])

@@ -6,9 +6,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from deltalake import write_deltalake
 
 from connectors.ledger.state import state_from_ledger
+from connectors.ledger.table_state import LedgerDamaged, commit_file
 from connectors.relay.link_start import link_start
 from ordering.records import MESSAGE, REMOTE_VIEW
 from tests.ledger.ledger_of import LEDGER
@@ -44,3 +46,11 @@ def test_a_ledger_of_an_earlier_version_has_no_such_column(tmp_path: Path) -> No
     state = state_from_ledger(tmp_path / "ledger", "g")
     assert state is not None
     assert (state.own_seqno, state.origins) == (2, {})
+
+
+def test_a_ledger_that_is_damaged_is_told_in_a_sentence(tmp_path: Path) -> None:
+    assert state_from_ledger(tmp_path / "ledger", "g") is None
+    write_deltalake(tmp_path / "ledger", pa.Table.from_pylist([row(1, "a", None)], LEDGER))
+    commit_file(tmp_path / "ledger", 0).write_text("{ no commit", encoding="utf-8")
+    with pytest.raises(LedgerDamaged, match="both are written anew"):
+        state_from_ledger(tmp_path / "ledger", "g")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError
+from kafka.serializer import Serializer
 
 from connectors.kafka.configuration import check_servers
 from connectors.kafka.dialects import for_kafka_python
 from connectors.kafka.transport.header_names import read_all_names
-from connectors.kafka.transport.seam import Cluster, Consumer, Producer
+from connectors.kafka.transport.seam import Cluster, Consumer, Producer, Sent
 from ordering.records import MAX_RECORD_BYTES
 
 _logger = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ def client_settings(cluster: Cluster) -> dict[str, Any]:
 
 def producer(cluster: Cluster, **settings: Any) -> Producer:
     """See `Transport`."""
-    limits = {"max_block_ms": int(cluster.timeout * 1000)}
+    limits = {"max_block_ms": int(cluster.timeout * 1000), "key_serializer": _NO_KEY}
     sending: Producer = _Producer(**{**client_settings(cluster), **PRODUCER_SETTINGS, **limits, **settings})
     return sending
 
@@ -68,7 +70,35 @@ class _Consumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python publishes 
         """It is at rest whenever it is not polled."""
 
 
+class _NoKey(Serializer):  # type: ignore[misc]  # kafka-python publishes no types
+    """Lets a key be null, whatever the value is."""
+
+    def serialize(self, topic: str, headers: Any, data: Any) -> bytes | None:  # noqa: ARG002 - so it is called
+        return None if data is self else data
+
+
+_NO_KEY = _NoKey()
+
+
 class _Producer(KafkaProducer):  # type: ignore[misc]  # kafka-python publishes no types
+    def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+    ) -> Sent:
+        """Kafka allows null where kafka-python does not: for the key and the value at once, and in a header, where what
+        is written is empty.
+        """
+        try:
+            return super().send(topic, value, key, headers, partition)  # type: ignore[no-any-return]
+        except (TypeError, ValueError):
+            filled = [(name, text or b"") for name, text in headers or ()]
+            given = _NO_KEY if value is None and key is None else key
+            return super().send(topic, value, given, filled, partition)  # type: ignore[no-any-return]
+
     def abandon(self) -> None:
         # `close` does not stop the thread when records are left, and does not wait for it with timeout 0.
         self._sender.force_close()

@@ -9,6 +9,7 @@ What every transport promises:
 * *A producer* is idempotent and waits for all in-sync replicas. It has one request in flight to a broker, so what is
   sent to one partition stands there in the order of `send`, each record once, up to the first that fails. What was
   sent behind that one may stand there or not: its sender begins again (`connectors.client.go_back_n`).
+  Null is null, but that a header's may be written as an empty one.
   A key chooses the same partition as in every Kafka client that hashes with murmur2.
 * *A record is `is_done`* when it stands in the log for good, with its offset, or has failed for good.
 * *A consumer* reads the assigned partitions from where it was told to, in the order of offsets, what is committed by

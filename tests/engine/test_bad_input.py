@@ -1,0 +1,64 @@
+"""Bad input is data for the process engine, too: on a real broker, with each library."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from kafka import KafkaProducer
+from kafka.structs import TopicPartition
+
+from connectors import Member
+from connectors.engine.job import EngineJob, EngineOptions
+from connectors.kafka.codec import PAYLOAD_TOO_LARGE, decode_dead_letter, forward_headers
+from connectors.kafka.connection import Connection
+from connectors.kafka.topics import create_topics
+from connectors.kafka.transport import TRANSPORTS, Record
+from connectors.local.broker import EmbeddedBroker
+from ordering.names import Topic
+from ordering.records import MAX_RECORD_BYTES
+from tests.forward_corpus import CORPUS, TIMESTAMP_MS, TOPIC
+from tests.waiting import WAIT, eventually
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_bad_input(broker: EmbeddedBroker, name: str) -> None:
+    """Each bad record becomes a dead letter, and what comes behind is ordered. One is larger than any topic takes: its
+    compressed size is not.
+    """
+    connection, site, group = Connection(broker.bootstrap_servers, transport=name), "nyc", f"bad-{name}"
+    create_topics(connection, group, [site])
+    forward, dead = str(Topic(group, "forward", site)), TopicPartition(str(Topic(group, "dead-letter", site)), 0)
+    cases = [case for case in CORPUS if case.topic == TOPIC and case.timestamp_ms == TIMESTAMP_MS]
+    cases = [case for case in cases if case.name != "an incarnation of more than a day ahead"]
+    producer = connection.producer()
+    for case in cases:
+        producer.send(forward, case.value, case.key, list(case.headers), 0)
+    producer.close(timeout=WAIT)
+    zipping = KafkaProducer(
+        bootstrap_servers=broker.bootstrap_servers, compression_type="gzip", max_request_size=3 * MAX_RECORD_BYTES
+    )
+    zipping.send(forward, bytes(2 * MAX_RECORD_BYTES), f"{site}/x".encode(), forward_headers(1, 1)).get(WAIT)
+    zipping.close()
+    job = EngineJob(EngineOptions(connection, site))
+    thread = threading.Thread(target=job.run, daemon=True)
+    thread.start()
+    consumer = connection.consumer()
+    try:
+        with Member(group, f"{site}/bob", connection=connection) as bob:
+            bob.broadcast(b"behind").result(timeout=WAIT)
+        reasons = [case.reason for case in cases if case.reason] + [PAYLOAD_TOO_LARGE]
+        eventually(lambda: consumer.end_offsets([dead])[dead] >= len(reasons), 10)
+        consumer.assign([dead])
+        consumer.seek(dead, 0)
+        letters: list[Record] = []
+        while len(letters) < len(reasons):
+            letters += consumer.poll(timeout_ms=1000).get(dead, ())
+        assert [decode_dead_letter(letter.headers)[1] for letter in letters] == reasons
+        assert (letters[-1].key, letters[-1].value) == (None, None)
+    finally:
+        job.stop()
+        thread.join(WAIT)
+        consumer.close()
