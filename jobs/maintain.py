@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -61,13 +62,24 @@ def maintain(
     from connectors.ledger.maintenance_job import Wishes
     from connectors.ledger.maintenance_job import maintain as take_care
 
-    session = functools.cache(lambda: session_of_command("abcast maintain"))
+    session = functools.cache(_session)
     while True:
         done = take_care(session, options, Wishes(kept_s, dry_run))
         typer.echo(_as_json(done, dry_run=dry_run) if as_json else _as_text(done, dry_run=dry_run))
         if pause_s is None:
             return
         time.sleep(pause_s)
+
+
+def _session() -> SparkSession:
+    """Spark, whose JVM has our standard error as its output: Delta prints there what VACUUM has done."""
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        return session_of_command("abcast maintain")
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
 
 
 def every(pause_s: float) -> MakeJob:
