@@ -17,6 +17,7 @@ from jobs.demo import demo
 from jobs.doctor import doctor
 from jobs.isis import isis
 from jobs.ledger import ledger
+from jobs.maintain import maintain
 from jobs.options import run_command
 from jobs.publish import publish
 from jobs.query import query
@@ -85,6 +86,7 @@ app.command()(query)
 app.command()(status)
 app.command()(view)
 app.command()(isis)
+app.command()(maintain)
 
 
 def command() -> TyperGroup:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from jobs.engine import Engine, EngineOption, check_engine, engine_job
+from jobs.maintain import every, seconds
 from jobs.options import (
     DEFAULT_DATA,
     BootstrapServers,
@@ -27,12 +32,14 @@ def run(
     parallelism: Parallelism = 1,
     sites: SitesFile = None,
     engine: EngineOption = Engine.spark,
+    maintain_every: Annotated[str | None, typer.Option(help="Do what `abcast maintain` does, every 1h or so.")] = None,
 ) -> None:
     """Run the sequencer and the ledger in one Spark application. It is what most people start.
 
     Serves every group of the site; new groups are found while it runs. With --sites, the relay of the site runs too,
     which carries what stands here to the neighbouring sites; and a site that follows a home has no sequencer.
     """
+    maintenance = [every(seconds(maintain_every, "--maintain-every"))] if maintain_every is not None else []
     known = optional_sites(sites, kafka_config, "run")
     check_engine(known, engine)
     connection = kafka_of_site(known, site, bootstrap_servers, kafka_config, "run")
@@ -43,7 +50,7 @@ def run(
     relays = (
         Relays(known, [direction for direction in known.directions() if direction.source == site]) if known else None
     )
-    run_jobs(names, options, relays, beside)
+    run_jobs(names, options, relays, beside, maintenance)
 
 
 if __name__ == "__main__":

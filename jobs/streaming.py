@@ -73,9 +73,13 @@ def reachable(connection: Connection) -> Connection:
 
 
 def run_jobs(
-    names: Sequence[str], options: JobOptions, relays: Relays | None = None, beside: Sequence[SparkJob] = ()
+    names: Sequence[str],
+    options: JobOptions,
+    relays: Relays | None = None,
+    beside: Sequence[SparkJob] = (),
+    more: Sequence[MakeJob] = (),
 ) -> None:
-    """Run the named jobs (`sequence`, `ledger`) and relays in one Spark application until SIGTERM or Ctrl-C.
+    """Run the named jobs (`sequence`, `ledger`), relays and `more` in one Spark application until SIGTERM or Ctrl-C.
 
     Jobs that need no Spark run `beside`, and have begun before it starts.
     """
@@ -88,7 +92,7 @@ def run_jobs(
         if session.spark is None:
             return
         spark = session.spark
-        with running([*job_classes(names), *relay_makers(relays)], spark, options) as others:
+        with running([*job_classes(names), *relay_makers(relays), *more], spark, options) as others:
             jobs = [*first, *others]
             stop_on_signals(jobs)
             if session.asked_to_stop.is_set():

@@ -54,7 +54,7 @@ def records_that_fit(connection: Connection, backlog: Mapping[TopicPartition, Ba
     if sum(waiting.values()) * MAX_PAYLOAD_BYTES <= BATCH_BYTES:
         return None
     with connection.admin() as admin:
-        sizes = _partition_bytes(admin, waiting)
+        sizes = partition_bytes(admin, waiting)
     # Spark takes from each partition in proportion to what waits there.
     waiting_bytes = sum(
         sizes.get(partition, 0) * records / (backlog[partition].end - backlog[partition].beginning)
@@ -63,7 +63,7 @@ def records_that_fit(connection: Connection, backlog: Mapping[TopicPartition, Ba
     return max(1, int(BATCH_BYTES * sum(waiting.values()) / waiting_bytes)) if waiting_bytes else None
 
 
-def _partition_bytes(admin: KafkaAdminClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+def partition_bytes(admin: KafkaAdminClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """The size of each partition's log; empty for a user without the right DESCRIBE on the cluster."""
     numbers: dict[str, list[int]] = {}
     for partition in partitions:

@@ -86,6 +86,14 @@ _ADDED_LATER = frozenset(("origin_seqno", "data_offset"))
 
 _logger = logging.getLogger(__name__)
 _APPEND_ONLY = "delta.appendOnly"
+_KEPT = {
+    # A commit a second makes 86,400 files a day, of which Delta would keep those of 30 days.
+    "delta.logRetentionDuration": "interval 2 days",
+    "delta.deletedFileRetentionDuration": "interval 2 days",
+    # A checkpoint names all files: after every tenth commit that is more work than the commits are.
+    "delta.checkpointInterval": "100",
+}
+"""So much of the past stays, for readers that have opened an older version. Who has set another, keeps it."""
 _MAX_ATTEMPTS = 20
 
 
@@ -109,13 +117,14 @@ _LEDGER = _Layout(
     ["group"],
     {
         _APPEND_ONLY: "true",
+        **_KEPT,
         # Statistics for what is looked up by, none for payloads.
         "delta.dataSkippingStatsColumns": "seqno,epoch,sender,local_seqno",
         # A commit a batch makes small files: compact on the way.
         "delta.autoOptimize.autoCompact": "true",
     },
 )
-_VIEWS = _Layout("views", VIEWS_SCHEMA, [], {_APPEND_ONLY: "true"})
+_VIEWS = _Layout("views", VIEWS_SCHEMA, [], {_APPEND_ONLY: "true", **_KEPT})
 
 
 def create_tables(spark: SparkSession, data: Path, is_ending: Callable[[], bool] = lambda: False) -> None:
@@ -127,12 +136,13 @@ def create_tables(spark: SparkSession, data: Path, is_ending: Callable[[], bool]
         data.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentProblem(f"the directory {data} can't be made ({error.strerror or error}).") from error
-    with _lock(spark, data).held(is_ending):
+    with lock_of_tables(spark, data).held(is_ending):
         for layout in (_LEDGER, _VIEWS):
             _create_or_mend(spark, data / layout.name, layout)
 
 
-def _lock(spark: SparkSession, data: Path) -> TableLock:
+def lock_of_tables(spark: SparkSession, data: Path) -> TableLock:
+    """What all that commit to the tables below `data` take."""
     jvm = spark._jvm  # noqa: SLF001 - there is no public way
     assert isinstance(jvm, JVMView)
     return TableLock(jvm, data / "ledger.lock")
@@ -159,8 +169,13 @@ def _create_or_mend(spark: SparkSession, path: Path, layout: _Layout) -> None:
         raise damaged(path, f"it is not partitioned by {layout.partitioned_by or 'nothing'}")
     if lacking:
         spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({_ddl(lacking)})")
-    if table.metadata().configuration.get(_APPEND_ONLY) != "true":
-        spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{_APPEND_ONLY}' = 'true')")
+    set_already = table.metadata().configuration
+    lacking_properties = {key: value for key, value in _KEPT.items() if key not in set_already}
+    if set_already.get(_APPEND_ONLY) != "true":
+        lacking_properties[_APPEND_ONLY] = "true"
+    if lacking_properties:
+        properties = ", ".join(f"'{key}' = '{value}'" for key, value in lacking_properties.items())
+        spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({properties})")
 
 
 def _ddl(columns: Mapping[str, str]) -> str:
@@ -257,7 +272,7 @@ class LedgerWriter:
     def _write(self, batch: DataFrame) -> None:
         rows = ledger_rows(batch)
         self.check_tables()  # the directory of the lock may be gone with them
-        with _lock(batch.sparkSession, self._data).held(self._is_ending):
+        with lock_of_tables(batch.sparkSession, self._data).held(self._is_ending):
             if not self._append_in_line(rows):
                 self._append_effective(rows)
 
@@ -391,12 +406,16 @@ class _Table:
         self._state = read_state(path)
         if self._state.newest is None:
             raise self._replaced()
+        self._seen = self._state.newest
+        """The last commit that is known to stand in the log. It goes ahead of those that are counted: while nothing is
+        written here, others' commits may shorten the log."""
 
     def check(self) -> None:
         """Raise LedgerReplaced unless the last known commit stands in the log."""
-        assert self._state.newest is not None
-        if not self._state.newest.stands(self._path):
+        if not self._seen.stands(self._path):
             raise self._replaced()
+        if not self._seen.is_newest(self._path):
+            self._seen = newest_commit(self._path, self._seen.version)
 
     def holds_just(self, last_seqno: Mapping[str, int]) -> bool:
         """Whether the table ends, in each group, with this seqno. The caller holds the lock."""
@@ -437,15 +456,16 @@ class _Table:
     def _has_appended(self, reached: Mapping[str, int]) -> None:
         newest = newest_commit(self._path, self._newest_version)
         self._state = TableState({**self._state.last_seqno, **reached}, self._state.version + 1, newest)
+        self._seen = newest
 
     def _look_again(self) -> None:
         """Read the state anew if others have committed since."""
         self.check()
-        assert self._state.newest is not None
-        if not self._state.newest.is_newest(self._path):
+        if self._seen != self._state.newest:
             self._state = self._read_state(self._path)
             if self._state.newest is None:
                 raise self._replaced()
+            self._seen = self._state.newest
 
     @property
     def _newest_version(self) -> int:

@@ -28,6 +28,9 @@ from connectors.spark.jvm import SUBMITTED, join_jvm, jvm, start_jvm
 from connectors.spark.query_failure import full_text, true_reason
 from ordering.errors import EnvironmentProblem
 
+SMALL_FILE_BYTES = 64 * 1024 * 1024
+"""A file of a Delta table that is worth merging with others."""
+
 SETTINGS = {
     # Delta
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -36,6 +39,11 @@ SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "2",
     # So many groups' files are open at once. At 0, Spark sorts each batch by group before it writes.
     "spark.sql.maxConcurrentOutputFileWriters": "16",
+    # What is smaller is merged, up to the second of them (`connectors.ledger.maintenance`).
+    "spark.databricks.delta.optimize.minFileSize": str(SMALL_FILE_BYTES),
+    "spark.databricks.delta.optimize.maxFileSize": str(2 * SMALL_FILE_BYTES),
+    # VACUUM lists a table's files in so many tasks, by Spark's default 10,000.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     # Adaptive planning is off for streaming anyway, and costs time on small batch queries.
     "spark.sql.adaptive.enabled": "false",
     # A batch without data would change nothing: time is data.

@@ -176,7 +176,7 @@ def test_a_flush_that_takes_too_long_says_so(bench: Bench) -> None:
 
 def test_a_rejoin_is_not_of_the_threads_that_beat_or_read(bench: Bench) -> None:
     """They end with their life; what leads to the next one is a thread of its own."""
-    bench.settle(suspect_after_ms=600)
+    bench.settle(suspect_after_ms=2_500)
     bench.alice.connect()
     before = bench.forwarder
     rejoining: list[str] = []

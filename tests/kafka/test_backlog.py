@@ -138,4 +138,4 @@ def test_the_largest_replica_counts() -> None:
         return {"log_dirs": [{"topics": [{"name": place.topic, "partitions": partitions}]}]}
 
     admin = SimpleNamespace(describe_log_dirs=lambda _: [answer(9_000), answer(10_000), answer(200)])
-    assert backlog._partition_bytes(admin, [place]) == {place: 10_000}
+    assert backlog.partition_bytes(admin, [place]) == {place: 10_000}

@@ -14,7 +14,7 @@ from connectors.kafka.epochs import Claim, Note
 from ordering.errors import HistoryUnavailable
 from ordering.names import Topic
 from ordering.reader import Reader, Seal, Verdict
-from ordering.records import Data, Forward, Malformed, Source
+from ordering.records import Data, Forward, Malformed, Partition, Source
 from ordering.sequencer import Accepted, SequencerState
 
 GROUP = "g"
@@ -52,6 +52,8 @@ class Broker:
         self.notes: list[Note] = []
         self.known: list[Known] = [Known(0, 0, {}, ())]
         """By the end of the prefix."""
+        self.purged: dict[Partition, int] = {}
+        """The offset in each partition of FORWARD below which nothing is there any more (`connectors.kafka.purge`)."""
         self.wrong_states: list[str] = []
         """States that `DataLog.state` made of a prefix and that are not `known`."""
 

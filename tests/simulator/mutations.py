@@ -185,6 +185,12 @@ MUTATIONS = (
     ),
     Mutation("no-dedupe", "readers take repeats", DUPLICATE, Rules(reader=RepeatingReader, columns=False)),
     Mutation("ahead", "readers take records ahead of their turn", GAP, Rules(reader=GreedyReader, columns=False)),
+    Mutation(
+        "purged-as-decided",
+        "FORWARD is purged below what was decided, though a successor reads from the snapshot's positions",
+        WRONG_STATE,
+        Rules(purged_below=lambda state: state.decided),
+    ),
     Mutation("stray-counted", "what is no DATA takes a seqno", GAP, Rules(reader=StrayReader, columns=False)),
     Mutation("epoch-0", "a reader resumes in mid-log with epoch 0", DIVERGENT, Rules(resume_epoch=epoch_0)),
     Mutation(

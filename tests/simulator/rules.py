@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from connectors.client.lives import is_same
 from ordering.forward_table import Pending
 from ordering.pipeline import Begun, Pipeline
 from ordering.reader import Reader
-from ordering.records import Headers
+from ordering.records import Headers, Partition
+from ordering.sequencer import SequencerState
 
 
 @dataclass(frozen=True)
@@ -52,5 +54,7 @@ class Rules:
     """Batches are decided by `step` or by `step_columns`, at random; else by `step` only (mutations patch it)."""
     is_same: Callable[[Pending, str, bytes, Headers], bool] = is_same
     """Whether what was ordered under an id is what a member has sent under it."""
+    purged_below: Callable[[SequencerState], Mapping[Partition, int]] = attrgetter("positions")
+    """Below which offset FORWARD is purged, by the state that DATA tells (`connectors.kafka.purge`)."""
     keep_forward_table: bool = True
     """A member keeps a message until its own DATA comes back."""

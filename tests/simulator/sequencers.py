@@ -167,7 +167,8 @@ class Sequencer:
         assert self.state is not None
         rows: list[Forward | Malformed] = []
         for partition, records in enumerate(self.broker.forward):
-            start = self.state.positions.get(self.broker.next_source(partition).topic_partition, 0)
+            place = self.broker.next_source(partition).topic_partition
+            start = max(self.state.positions.get(place, 0), self.broker.purged.get(place, 0))
             rows.extend(records[start : start + self.batch_rows])
         return rows
 
@@ -201,5 +202,8 @@ class Sequencer:
         state = replace(before, epoch=epoch, seals=(*before.seals, Seal(epoch, before.seqno + 1)), unsnapped=0)
         opened_at = self.broker.append_data(snapshot(state))
         self.broker.notes.append(Note(reach(self.log, state, sealed_at, opened_at), epoch, state.seqno))
+        lacks = [place for place, offset in self.broker.purged.items() if state.positions.get(place, 0) < offset]
+        if lacks and self.log.newest_epoch() == epoch and not self.broker.beginning:
+            self.broker.wrong_states.append(f"epoch {epoch} has to read what was purged of {lacks}.")
         yield "opened"
         return state

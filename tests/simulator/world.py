@@ -10,7 +10,7 @@ from ordering.errors import AbcastError, Fenced
 from ordering.reader import Reader, Verdict
 from ordering.records import STRAY, STRAY_EPOCH, Data
 from ordering.sequencer import SequencerState, absorb
-from tests.simulator.broker import GROUP, SITE, Broker
+from tests.simulator.broker import GROUP, SITE, Broker, SimulatedLog
 from tests.simulator.dice import Dice
 from tests.simulator.members import Member
 from tests.simulator.readers import Deliverer, LedgerWriter, Table
@@ -120,11 +120,18 @@ class World:
         """Somebody else writes: into a forward topic what is not ours, or from no proper address; and into DATA."""
         if dice.number % 3 == 0:
             self.broker.append_data(Data(STRAY, STRAY_EPOCH))
+        if dice.number % 2 == 0:
+            self._purge()
         partition = dice.below(len(self.broker.forward))
         if dice.chance(50):
             self.broker.append_malformed(partition, WRONG_VERSION)
         else:
             self.broker.append_message(partition, "nobody", 1, 1, b"poison")
+
+    def _purge(self) -> None:
+        """An operator deletes FORWARD below what DATA says was considered."""
+        for partition, offset in self.rules.purged_below(SimulatedLog(self.broker).state()).items():
+            self.broker.purged[partition] = max(offset, self.broker.purged.get(partition, 0))
 
     def _do_add_partition(self, who: int, dice: Dice) -> None:
         if len(self.broker.forward) < 4:

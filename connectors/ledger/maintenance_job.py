@@ -1,0 +1,102 @@
+"""The care of the tables and topics of a site, once and again: beside the other jobs, or alone.
+
+Nothing rests on it, so what fails is told, and tried again at the next time. Its own thread takes the tables' lock; a
+stop waits for the merge of one group at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyspark.sql import SparkSession
+
+from connectors.kafka.purge import Purged, purge_group
+from connectors.kafka.topics import find_groups
+from connectors.ledger.maintenance import Care, maintain_tables, plan_care
+from connectors.ledger.table_lock import StoppedWaiting
+from connectors.spark.job import JobOptions
+from ordering.errors import AbcastError
+
+_logger = logging.getLogger(__name__)
+
+
+class Maintained(NamedTuple):
+    """What was done, or is to be done."""
+
+    tables: Sequence[Care]
+    topics: Sequence[Purged]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How long dead letters are kept, in seconds; whether nothing is to be done but said."""
+
+    dead_letters_s: float = 30 * 86_400.0
+    dry_run: bool = False
+
+
+def maintain(
+    spark: Callable[[], SparkSession],
+    options: JobOptions,
+    wishes: Wishes,
+    is_ending: Callable[[], bool] = lambda: False,
+) -> Maintained:
+    """Take care of the tables below --data and of the topics of the site's groups; Spark is asked for if it is needed.
+
+    Raises BrokerUnreachable, EnvironmentProblem, LedgerDamaged, AbcastError; StoppedWaiting if `is_ending`.
+    """
+    tables = plan_care(options.data)
+    if tables and not wishes.dry_run:
+        tables = maintain_tables(spark(), options.data, is_ending)
+    topics: list[Purged] = []
+    for group in find_groups(options.connection, options.site):
+        what = options.connection, group, options.site
+        topics += purge_group(*what, dead_letters_s=wishes.dead_letters_s, dry_run=wishes.dry_run)
+    return Maintained(tables, topics)
+
+
+class MaintenanceJob:
+    """Does so every `every_s` seconds, first after as long. `run` blocks until `stop`."""
+
+    name = "maintain"
+    keeps_trying = True
+    ends_alone_with: tuple[type[AbcastError], ...] = (AbcastError,)
+
+    def __init__(self, spark: SparkSession, options: JobOptions, every_s: float, wishes: Wishes | None = None) -> None:
+        self._spark = spark
+        self._options = options
+        self._every_s = every_s
+        self._wishes = wishes or Wishes()
+        self._stop = threading.Event()
+        self.ready = threading.Event()
+        self.ready.set()
+
+    def stop(self) -> None:
+        """Ask `run` to return after what is in hand."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Work until stopped."""
+        while not self._stop.wait(self._every_s):
+            began = time.monotonic()
+            with contextlib.suppress(StoppedWaiting):
+                try:
+                    done = maintain(lambda: self._spark, self._options, self._wishes, self._stop.is_set)
+                except StoppedWaiting:
+                    raise
+                except AbcastError as error:
+                    _logger.warning("maintain: %s Trying again in %.0f s.", error, self._every_s)
+                    continue
+                _logger.info(
+                    "maintain: %d files merged, %d deleted, %d records purged in %.1f s",
+                    sum(each.merged for each in done.tables),
+                    sum(each.deleted for each in done.tables),
+                    sum(each.records for each in done.topics),
+                    time.monotonic() - began,
+                )

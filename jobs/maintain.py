@@ -1,0 +1,135 @@
+"""`abcast maintain`: keeps the Delta tables and the topics of a site from growing without need."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jobs.options import (
+    DEFAULT_DATA,
+    AsJson,
+    BootstrapServers,
+    Data,
+    KafkaConfig,
+    Site,
+    run_script,
+)
+from jobs.sites import SitesFile, kafka_of_site, optional_sites
+from jobs.streaming import job_options, session_of_command
+from ordering.errors import UsageError
+from ordering.names import DEFAULT_SITE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from connectors.kafka.purge import Purged
+    from connectors.ledger.maintenance import Care
+    from connectors.ledger.maintenance_job import Maintained
+    from connectors.spark.job import JobOptions, SparkJob
+    from jobs.streaming import MakeJob
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+SHORTEST_S = 10
+
+
+def maintain(
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
+    site: Site = DEFAULT_SITE,
+    data: Data = DEFAULT_DATA,
+    every: Annotated[str | None, typer.Option(help="Again and again, such as every 30m or 1h.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    dead_letters: Annotated[str, typer.Option(help="So long dead letters are kept, such as 30d.")] = "30d",
+    sites: SitesFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Merge small files of the ledger, delete old ones, and purge FORWARD and dead letters that nobody reads.
+
+    It may run beside the jobs; `abcast run --maintain-every 1h` does the same. FORWARD is purged below what DATA says
+    was considered, of groups of one site and of a mesh. Prints files and bytes before and after.
+    """
+    pause_s = seconds(every, "--every") if every is not None else None
+    kept_s = seconds(dead_letters, "--dead-letters")
+    known = optional_sites(sites, kafka_config, "maintain")
+    connection = kafka_of_site(known, site, bootstrap_servers, kafka_config, "maintain")
+    options = job_options(connection, site, data, 1)
+    from connectors.ledger.maintenance_job import Wishes
+    from connectors.ledger.maintenance_job import maintain as take_care
+
+    session = functools.cache(_session)
+    while True:
+        done = take_care(session, options, Wishes(kept_s, dry_run))
+        typer.echo(_as_json(done, dry_run=dry_run) if as_json else _as_text(done, dry_run=dry_run))
+        if pause_s is None:
+            return
+        time.sleep(pause_s)
+
+
+def _session() -> SparkSession:
+    """Spark, whose JVM has our standard error as its output: Delta prints there what VACUUM has done."""
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        return session_of_command("abcast maintain")
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
+
+
+def every(pause_s: float) -> MakeJob:
+    """What makes the job that does so every so many seconds, beside others."""
+
+    def make(spark: SparkSession, options: JobOptions) -> SparkJob:
+        from connectors.ledger.maintenance_job import MaintenanceJob
+
+        return MaintenanceJob(spark, options, pause_s)
+
+    return make
+
+
+def seconds(text: str, name: str) -> float:
+    """A duration such as 90s, 30m, 1h or 7d. Raises UsageError."""
+    match = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text)
+    if match is None or int(match[1]) * _UNITS[match[2]] < SHORTEST_S:
+        raise UsageError(f"{name} is {text!r}: give a number and s, m, h or d, such as 1h, and {SHORTEST_S}s or more.")
+    return float(int(match[1]) * _UNITS[match[2]])
+
+
+def _as_json(done: Maintained, *, dry_run: bool) -> str:
+    tables = [
+        {**each._asdict(), "before": each.before._asdict(), "after": each.after._asdict()} for each in done.tables
+    ]
+    return json.dumps({"dry_run": dry_run, "tables": tables, "topics": [each._asdict() for each in done.topics]})
+
+
+def _as_text(done: Maintained, *, dry_run: bool) -> str:
+    lines = [_of_table(each, dry_run=dry_run) for each in done.tables]
+    lines += [_of_topic(each, dry_run=dry_run) for each in done.topics if each.records]
+    return "\n".join(lines) or "nothing to do"
+
+
+def _of_table(care: Care, *, dry_run: bool) -> str:
+    before, after = care.before, care.after
+    would = "would be " if dry_run else ""
+    done = f"{care.table}: {care.merged:,} small files {would}merged, {care.deleted:,} old files {would}deleted"
+    now = (
+        f"{after.files:,} files with {after.bytes:,} bytes, and {after.log_files:,} of its log with {after.log_bytes:,}"
+    )
+    was = "" if dry_run else f" (before: {before.files:,} files, {before.bytes:,} bytes)"
+    return f"{done}; {now}{was}"
+
+
+def _of_topic(purged: Purged, *, dry_run: bool) -> str:
+    would = "would be " if dry_run else ""
+    sizes = "" if purged.bytes_before is None or dry_run else f"; {purged.bytes_before:,} bytes before"
+    return f"{purged.topic}: {purged.records:,} records {would}deleted{sizes}"
+
+
+if __name__ == "__main__":
+    run_script(maintain)
