@@ -60,6 +60,8 @@ def relay_entries(rows: DataFrame, direction: Direction) -> DataFrame:
     at, kind = codec.DATA_FIELDS.index("SOURCE"), spark_codec.data_field("KIND")
     is_seal = (kind == EPOCH) & (F.coalesce(F.octet_length("value"), F.lit(0)) == 0)
     of_log = spark_codec.with_fields(rows).filter(F.coalesce((kind == ENTRY) | is_seal, F.lit(False)))
+    # In the copy nobody sees any more what made a record a stray: its key, or its SOURCE.
+    of_log = of_log.filter(spark_codec.is_data())
     topic = _renamed(f".data.{direction.source}", f".entries-{direction.source}.{direction.target}")
     headers = _marked(_mark(direction), at, at + 1).alias("headers")
     return of_log.select(topic, "partition", F.lit(None).cast("binary").alias("key"), "value", headers)
