@@ -100,8 +100,8 @@ class MergedSource:
                 data = shared.feed(self.group, self.address.site).partition
                 found = consumer.offsets_for_times({data: dropped_at + MARGIN_MS})[data]
                 last = log.state(log.end() if found is None else found.offset).view
-                state = MergedState(CausalState(new_before=last + 1), FifoState(since=since_now()))
-                return Begin(log.after(0), state, beginnings)
+                nothing = MergedState(CausalState(new_before=last + 1), FifoState(since=since_now()))
+                return Begin(log.after(0), nothing, beginnings)
             ends = {place: int(at) for place, at in consumer.end_offsets(places).items()}
             start = log.after(first - 1, or_end=True)
             state = log.state(start.offset)
