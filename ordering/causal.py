@@ -53,11 +53,12 @@ further back adds nothing. (So a clock in DATA is written as it is, never as a d
 of casts only what retention has left, is a newcomer until the view `new_before`.
 
 Bounded. `max_held` casts (or `max_held_bytes` of them) and `max_waiting` DATA records wait. A cast that would be one
-more is FULL, and nothing changes. The driver reads on, and reads the cast's partition *again from there* when there is room, or when nothing else
-is left to read and `progress` has grown. (It must not stop reading the partition: what others wait for may stand behind
-the cast. It must not wait for room only: all that are held may wait for one that was FULL, because that had to wait
-then, too. By invariant 2 there is one that need not wait, and such a one is never FULL.) If DATA is full, the driver
-reads on when DATA does not wait any more; casts do not come by it. A crash loses nothing, as above.
+more is FULL, and nothing changes. The driver reads on, and reads the cast's partition *again from there* when there is
+room, or when nothing else is left to read and `progress` has grown. (It must not stop reading the partition: what
+others wait for may stand behind the cast. It must not wait for room only: all that are held may wait for one that was
+FULL, because that had to wait then, too. By invariant 2 there is one that need not wait, and such a one is never
+FULL.) If DATA is full, the driver reads on when DATA does not wait any more; casts do not come by it. A crash loses
+nothing, as above.
 
 `CausalReceiver` is a mutable cursor, as `ordering.fifo` has it. A cast costs O(members) for its clock; what is held is
 looked at again only when the entry grows for which it waits.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,13 +12,14 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.client import merged_deliveries
+from connectors.client import merged_deliveries, sharing
+from connectors.client.member_memory import MemberMemory
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.settings import change_settings
 from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import Blocked, Superseded
+from ordering.errors import Blocked, ProtocolViolation, Superseded
 from ordering.names import Topic
 from ordering.records import MESSAGE, Forward
 from tests.waiting import WAIT, eventually
@@ -162,6 +165,19 @@ def test_retention_has_dropped_the_first_casts(
             a.broadcast(b"3").result(WAIT)
             with member(connection, flushing, "reader") as reader:
                 assert [each.payload for each in reader.deliveries(timeout=0.5)] == [b"1", b"2", b"given", b"3"]
+
+
+@pytest.mark.parametrize("casts", [True, False])
+def test_a_position_that_data_does_not_reach(connection: Connection, group: str, casts: bool) -> None:
+    """The topics were made anew, say: what is missed then is not passed over in silence."""
+    with Member(group, "nyc/a", connection=connection, casts=casts) as a:
+        a.broadcast(b"1").result(WAIT)
+        with contextlib.closing(MemberMemory(connection, group, a.address)) as memory:
+            memory.remember_taken(500, 0)
+        with pytest.raises(ProtocolViolation, match="after seqno 500"):
+            next(a.deliveries(timeout=0.1))
+        assert next(a.deliveries(1, timeout=WAIT)).payload == b"1"
+    assert (os.getpid(), connection) not in sharing._open
 
 
 def test_nothing_waits_for_a_hub_that_was_closed(connection: Connection, flushing: str) -> None:
