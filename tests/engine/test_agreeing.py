@@ -301,6 +301,22 @@ def test_a_job_that_was_replaced_does_not_say_that_its_log_was_lost(
         assert isinstance(first.failure, Fenced)
 
 
+def test_a_group_that_goes_and_comes_back_is_read_again(kafka: MemoryConnection) -> None:
+    """From where its state says, also if the loop is told of both at once."""
+    with running(kafka, *SITES) as loops:
+        send(kafka, "nyc", range(1, 6))
+        send(kafka, "sfo", range(1, 6))
+        all_have(kafka, 10)
+        states = take_over_groups(kafka, {"g": [forward("nyc").topic]}, "nyc", agreement="isis")
+        changes = [Taken(gone=frozenset("g")), Taken(states)]
+        loops[0].attendant.changes = lambda: [changes.pop(0) for _ in range(len(changes))]
+        eventually(lambda: not changes, 10)
+        send(kafka, "nyc", range(6, 8))
+        send(kafka, "sfo", range(6, 8))
+        all_have(kafka, 14)
+        assert [loop.failure for loop in loops] == [None] * 3
+
+
 def test_a_site_whose_log_is_lost(kafka: MemoryConnection) -> None:
     """It would not know what it has promised. The others know that there was more."""
     with running(kafka, "sfo", "lax"):
