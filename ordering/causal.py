@@ -49,14 +49,16 @@ members that go on have equal states when they deliver a view.
 Newcomers. Who takes no state (`is_new`) reads DATA from a START_FLUSH on, or from before one, and delivers no casts of
 the view that it finds. The next view gives it the vector: that of all who go on is then equal to what their FLUSH_OKs
 said together, and what DATA depends on besides. Each of them has said it after its START_FLUSH, so a clock that stands
-further back adds nothing. (So a clock in DATA is written as it is, never as a difference.)
+further back adds nothing. (So a clock in DATA is written as it is, never as a difference.) Who reads all of DATA, but
+of casts only what retention has left, is a newcomer until the view `new_before`.
 
-Bounded. `max_held` casts and `max_waiting` DATA records wait. A cast that would be one more is FULL, and nothing
-changes. The driver reads on, and reads the cast's partition *again from there* when there is room, or when nothing else
-is left to read and `progress` has grown. (It must not stop reading the partition: what others wait for may stand behind
-the cast. It must not wait for room only: all that are held may wait for one that was FULL, because that had to wait
-then, too. By invariant 2 there is one that need not wait, and such a one is never FULL.) If DATA is full, the driver
-reads on when DATA does not wait any more; casts do not come by it. A crash loses nothing, as above.
+Bounded. `max_held` casts (or `max_held_bytes` of them) and `max_waiting` DATA records wait. A cast that would be one
+more is FULL, and nothing changes. The driver reads on, and reads the cast's partition *again from there* when there is
+room, or when nothing else is left to read and `progress` has grown. (It must not stop reading the partition: what
+others wait for may stand behind the cast. It must not wait for room only: all that are held may wait for one that was
+FULL, because that had to wait then, too. By invariant 2 there is one that need not wait, and such a one is never
+FULL.) If DATA is full, the driver reads on when DATA does not wait any more; casts do not come by it. A crash loses
+nothing, as above.
 
 `CausalReceiver` is a mutable cursor, as `ordering.fifo` has it. A cast costs O(members) for its clock; what is held is
 looked at again only when the entry grows for which it waits.
@@ -74,10 +76,10 @@ from typing import NamedTuple
 
 from ordering import clocks
 from ordering.canonical import canonical_json, inflated
-from ordering.casts import FIFO, NO_VIEW, Cast, Ordered, Settled, Step, Verdict
+from ordering.casts import FIFO, NO_VIEW, Cast, Ordered, Settled, Step, Verdict, size_of
 from ordering.clocks import Clock, ClockMalformed
 from ordering.errors import ProtocolViolation
-from ordering.fifo import MAX_HELD
+from ordering.fifo import MAX_HELD, MAX_HELD_BYTES
 from ordering.membership import Life
 from ordering.records import START_FLUSH, STOP_FLUSH, VIEW
 
@@ -110,7 +112,8 @@ class CausalState:
 
     `seqno` is the last DATA record's. `flush` is the seqno of the START_FLUSH in hand, and 0 outside of a flush; in it,
     casts up to `limit` are delivered. `clocks` has the last clock of a member's causal casts in this view, by its
-    place: none when a view begins. `is_new`: the vector is not known before the next view.
+    place: none when a view begins. `is_new`: the vector is not known before the next view, or the
+    view `new_before`, if that is a later one.
     """
 
     view: int = NO_VIEW
@@ -123,6 +126,7 @@ class CausalState:
     clocks: Mapping[int, Clock] = field(default_factory=dict)
     settled: tuple[Settled, ...] = ()
     is_new: bool = False
+    new_before: int = 0
 
     def to_bytes(self) -> bytes:
         """The state as gzip'd JSON, equal states as equal bytes."""
@@ -138,6 +142,7 @@ class CausalState:
             "clocks": sorted(self.clocks.items()),
             "settled": [(*life, local_seqno) for life, local_seqno in self.settled],
             "is_new": self.is_new,
+            "new_before": self.new_before,
         }
         return gzip.compress(canonical_json(body), compresslevel=1, mtime=0)
 
@@ -173,6 +178,7 @@ class CausalReceiver:
         self.seqno = state.seqno
         self.flush = state.flush
         self.is_new = state.is_new
+        self.new_before = state.new_before
         self.progress = 0
         """Grows with all that may let a cast go that had to wait."""
         self._index = {life: index for index, life in enumerate(state.lives)}
@@ -183,7 +189,8 @@ class CausalReceiver:
         self._settled = state.settled
         self._held: list[dict[int, Cast]] = [{} for _ in state.lives]
         self._later: dict[tuple[int, Life, int], Cast] = {}
-        self._count = 0
+        self.max_held_bytes = MAX_HELD_BYTES
+        self._count = self._bytes = 0
         self._waiting: deque[Ordered] = deque()
         self._suspended: dict[int, list[tuple[int, int]]] = {}
         self._head_clocks: dict[int, Clock] = {}
@@ -200,7 +207,12 @@ class CausalReceiver:
     @property
     def has_room(self) -> bool:
         """Whether one more cast may be held."""
-        return self._count < self.max_held
+        return self._count < self.max_held and self._bytes < self.max_held_bytes
+
+    @property
+    def is_half_empty(self) -> bool:
+        """Whether more than a few may be held."""
+        return 2 * self._count <= self.max_held and 2 * self._bytes <= self.max_held_bytes
 
     @property
     def waiting(self) -> int:
@@ -232,6 +244,7 @@ class CausalReceiver:
             dict(self._clocks),
             self._settled,
             self.is_new,
+            self.new_before,
         )
 
     def index_of(self, life: Life) -> int | None:
@@ -291,7 +304,7 @@ class CausalReceiver:
         if not self.has_room:
             return Verdict.FULL
         self._held[index][cast.local_seqno] = cast
-        self._count += 1
+        self._note_held(cast)
         if need is not None:
             self._suspend(index, need)
         return Verdict.HOLD
@@ -303,8 +316,12 @@ class CausalReceiver:
         if not self.has_room:
             return Verdict.FULL
         self._later[key] = cast
-        self._count += 1
+        self._note_held(cast)
         return Verdict.HOLD
+
+    def _note_held(self, cast: Cast) -> None:
+        self._count += 1
+        self._bytes += size_of(cast)
 
     def _missing(self, index: int, cast: Cast) -> Need | None:
         """What the next cast of a member waits for: rules (2) and (4). Raises ClockMalformed."""
@@ -366,6 +383,7 @@ class CausalReceiver:
             return
         del self._held[index][cast.local_seqno]
         self._count -= 1
+        self._bytes -= size_of(cast)
         self._go_past(index, cast, verdict)
 
     # The total order.
@@ -435,6 +453,11 @@ class CausalReceiver:
             self.flush, self._limit = 0, None
             self._wake(_FLUSH, 0)
 
+    def _is_to_come(self, cast: Cast, place: int | None) -> bool:
+        """Whether a cast that was held for a later view is delivered in this one."""
+        is_here = cast.view == self.view and not self.is_new
+        return is_here and place is not None and cast.local_seqno > self._vector[place]
+
     def _install(self, record: Ordered) -> tuple[Settled, ...]:
         stay = [life for life in record.lives if life in self._index]
         if stay and not self.is_blocked:
@@ -443,7 +466,7 @@ class CausalReceiver:
         gone = set(index).difference(record.lives)
         settled = tuple(Settled(life, self._agreed[index[life]]) for life in self.lives if life in gone)
         self._dropped += [cast for casts in self._held for cast in casts.values()]
-        self.view, self.lives, self.is_new = record.view, record.lives, False
+        self.view, self.lives, self.is_new = record.view, record.lives, record.view < self.new_before
         self._index = {life: place for place, life in enumerate(record.lives)}
         self._vector = [before[index[life]] if life in index else 0 for life in record.lives]
         self._agreed = list(self._vector)
@@ -457,10 +480,12 @@ class CausalReceiver:
             place = self._index.get(cast.life)
             if cast.view > self.view:
                 self._later[key] = cast
-            elif cast.view == self.view and place is not None and cast.local_seqno > self._vector[place]:
-                self._held[place][cast.local_seqno] = cast
+            elif self._is_to_come(cast, place):
+                self._held[self._index[cast.life]][cast.local_seqno] = cast
             else:
                 self._dropped.append(cast)
-        self._count = len(self._later) + sum(map(len, self._held))
+        self._count = self._bytes = 0
+        for cast in self.held():
+            self._note_held(cast)
         self._settled = (*self._settled, *settled)[-MAX_SETTLED:]
         return settled

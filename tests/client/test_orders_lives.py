@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kafka.structs import TopicPartition
 
 from connectors import Member
+from connectors.client import merged_deliveries, sharing
+from connectors.client.member_memory import MemberMemory
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.settings import change_settings
+from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import Blocked, Superseded
+from ordering.errors import Blocked, ProtocolViolation, Superseded
+from ordering.names import Topic
 from ordering.records import MESSAGE, Forward
 from tests.waiting import WAIT, eventually
 
@@ -133,6 +141,43 @@ def test_a_life_that_goes_on_in_no_view_has_casts_of_its_own(
         casts = [each for each in b.deliveries(timeout=0.5) if each.order == "fifo"]
         assert [each.payload for each in casts] == [b"0", b"1", b"2"]
         assert len({each.incarnation for each in casts}) == 3
+
+
+def test_retention_has_dropped_the_first_casts(
+    connection: Connection, flushing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Total messages that depend on them do not wait; casts are given from the first view on that has them all."""
+    monkeypatch.setattr(merged_deliveries, "MARGIN_MS", 0)
+    assert isinstance(connection, MemoryConnection)
+    with member(connection, flushing, "a") as a:
+        a.connect(timeout=WAIT)
+        a.broadcast(b"lost", order="causal")
+        a.broadcast(b"1").result(WAIT)
+        for number in range(2):
+            place = TopicPartition(str(Topic(flushing, "cast", "nyc")), number)
+            connection.topics.beginnings[place] = len(connection.topics.partitions[place])
+        a.broadcast(b"not given", order="causal").result(WAIT)
+        a.broadcast(b"2").result(WAIT)
+        time.sleep(0.01)  # a later time
+        with member(connection, flushing, "late") as late:
+            late.connect(timeout=WAIT)
+            a.broadcast(b"given", order="causal").result(WAIT)
+            a.broadcast(b"3").result(WAIT)
+            with member(connection, flushing, "reader") as reader:
+                assert [each.payload for each in reader.deliveries(timeout=0.5)] == [b"1", b"2", b"given", b"3"]
+
+
+@pytest.mark.parametrize("casts", [True, False])
+def test_a_position_that_data_does_not_reach(connection: Connection, group: str, casts: bool) -> None:
+    """The topics were made anew, say: what is missed then is not passed over in silence."""
+    with Member(group, "nyc/a", connection=connection, casts=casts) as a:
+        a.broadcast(b"1").result(WAIT)
+        with contextlib.closing(MemberMemory(connection, group, a.address)) as memory:
+            memory.remember_taken(500, 0)
+        with pytest.raises(ProtocolViolation, match="after seqno 500"):
+            next(a.deliveries(timeout=0.1))
+        assert next(a.deliveries(1, timeout=WAIT)).payload == b"1"
+    assert (os.getpid(), connection) not in sharing._open
 
 
 def test_nothing_waits_for_a_hub_that_was_closed(connection: Connection, flushing: str) -> None:
