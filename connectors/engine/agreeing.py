@@ -140,7 +140,12 @@ class AgreeingGroup:
             return self.site.is_behind
         place = self._places.get(source.place)
         limit = OWN_BYTES if source.site == self.site.me.name else OTHERS_BYTES
-        return place is not None and place.size >= limit
+        return place is not None and place.size >= limit and not self._lacks(source.place, place.end)
+
+    def _lacks(self, place: str, end: int) -> bool:
+        """Whether the next run has records of the partition from that offset on: it may be larger than the limit."""
+        run = self.site.sequenced.next()
+        return run is not None and any(part.place == place and part.end > end for part in ranges_of(run.run))
 
     def take(self, source: Input, records: Sequence[Record]) -> None:
         """Take what was read, in its order. Raises ProtocolViolation."""

@@ -399,7 +399,10 @@ def test_what_is_in_the_snapshot_is_read_over_and_not_kept(monkeypatch: pytest.M
     assert group.start_of(source, 0) == 0
     group.take(source, [Original("abcast.g.forward.nyc", 0, offset, 9, b"", b"", []) for offset in range(80)])
     assert not group.is_full(source)
-    group.take(source, [Original("abcast.g.forward.nyc", 0, offset, 9, b"", b"", []) for offset in range(80, 90)])
+    group.take(source, [Original("abcast.g.forward.nyc", 0, offset, 9, b"", b"", []) for offset in range(80, 89)])
+    monkeypatch.setattr(agreeing, "OWN_BYTES", 1_000)
+    assert not group.is_full(source), "the next run is larger, and has one more"
+    group.take(source, [Original("abcast.g.forward.nyc", 0, 89, 9, b"", b"", [])])
     assert group.is_full(source)
     assert group.site.due() is not None
     assert group.due()
