@@ -211,6 +211,7 @@ class SiteLoop:
     def _forget(self, group: str) -> None:
         for place in [place for place in self._read if (topic := Topic.parse(place.topic)) and topic.group == group]:
             del self._read[place], self._positions[place]
+        self._assigned = frozenset()  # the same places may come again, to be read from elsewhere
 
     def find_inputs(self, inputs: Mapping[str, Mapping[TopicPartition, Input]]) -> None:
         """Read what is new among these, too. Raises BrokerUnreachable."""
