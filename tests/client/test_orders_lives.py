@@ -21,7 +21,7 @@ from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import Blocked, ProtocolViolation, Superseded
 from ordering.names import Topic
-from ordering.records import MESSAGE, Forward
+from ordering.records import JOIN, MESSAGE, Forward
 from tests.waiting import WAIT, eventually
 
 pytestmark = pytest.mark.parametrize("connection", ["memory"], indirect=True)
@@ -178,6 +178,19 @@ def test_a_position_that_data_does_not_reach(connection: Connection, group: str,
             next(a.deliveries(timeout=0.1))
         assert next(a.deliveries(1, timeout=WAIT)).payload == b"1"
     assert (os.getpid(), connection) not in sharing._open
+
+
+def test_a_causal_cast_waits_for_the_view_that_was_asked_for(
+    connection: Connection, flushing: str, sequencer: TinySequencer
+) -> None:
+    """As a member is that was taken for dead: it joins again by itself, and its application has made no mistake."""
+    sequencer.drop = lambda record: record.kind == JOIN
+    with member(connection, flushing, "a", resend_after_s=0.2) as a:
+        a._sending.start().join()
+        with pytest.raises(Blocked, match="has asked to join"):
+            a.broadcast(b"1", order="causal", timeout=0.1)
+        sequencer.drop = lambda _: False
+        assert a.broadcast(b"2", order="causal", timeout=WAIT).result(WAIT) == 1
 
 
 def test_nothing_waits_for_a_hub_that_was_closed(connection: Connection, flushing: str) -> None:
