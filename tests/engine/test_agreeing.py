@@ -372,11 +372,14 @@ def test_the_log_read_back_tells_what_it_tells_from_its_beginning(
     assert state_of(kafka, "nyc") == expected
 
 
+@pytest.mark.parametrize("log", [(), (Data(ENTRY, 1, local_seqno=1, payload=b"no entry"),)])
 def test_a_group_that_comes_later_and_can_not_go_on_ends_no_other(
-    kafka: MemoryConnection, caplog: pytest.LogCaptureFixture
+    kafka: MemoryConnection, caplog: pytest.LogCaptureFixture, log: tuple[Data, ...]
 ) -> None:
-    """One, say, that has an order, and no entry of an agreement."""
+    """One, say, that has an order, and no entry of an agreement, or none that can be read."""
     kafka.create("h", "nyc")
+    for record in log:
+        kafka.topics.append(TopicPartition(str(Topic("h", "data", "nyc")), 0), *encode_data(record))
     changes = [Taken({"h": SequencerState("h", epoch=1, seqno=3)})]
     with running(kafka, *SITES) as loops:
         loops[0].attendant.changes = lambda: [changes.pop()] if changes else []
