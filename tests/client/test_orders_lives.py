@@ -193,6 +193,21 @@ def test_a_causal_cast_waits_for_the_view_that_was_asked_for(
         assert a.broadcast(b"2", order="causal", timeout=WAIT).result(WAIT) == 1
 
 
+def test_casts_of_a_newer_process_end_the_older_one(connection: Connection, group: str) -> None:
+    """Nobody joins, and nothing is ordered: only the casts tell."""
+    older = member(connection, group, "a")
+    older.broadcast(b"1", order="fifo").result(WAIT)
+    with member(connection, group, "a") as newer, member(connection, group, "b") as b:
+        for text in (b"2", b"3"):
+            newer.broadcast(text, order="fifo").result(WAIT)
+        eventually(lambda: older._sending.forwarder is None or older._sending.forwarder.has_ended)
+        with pytest.raises(Superseded, match="nobody takes our casts"):
+            older.broadcast(b"lost", order="fifo")
+        older.close()
+        assert newer.broadcast(b"4", order="fifo").result(WAIT) == 3
+        assert [each.payload for each in b.deliveries(timeout=0.5)] == [b"1", b"2", b"3", b"4"]
+
+
 def test_nothing_waits_for_a_hub_that_was_closed(connection: Connection, flushing: str) -> None:
     with member(connection, flushing, "a") as a:
         a.connect(timeout=WAIT)
