@@ -114,6 +114,11 @@ class Outgoing:
         self._inherited = local_seqno
 
     @property
+    def _was_put_out(self) -> bool:
+        """Its casts are dropped; the application hears of that when the member does."""
+        return self._was_in and bool(self._receiver.lives) and self._receiver.index_of(self.life) is None
+
+    @property
     def _all_written(self) -> bool:
         return self._written == self.sent and self._written_in_no_view == self.sent_in_no_view
 
@@ -124,7 +129,7 @@ class Outgoing:
         """
         if order not in ORDERS:
             raise UsageError(f"there is no order {order!r}: take one of {', '.join(ORDERS)}.")
-        if order == CAUSAL and self._receiver.index_of(self.life) is None:
+        if order == CAUSAL and not self._was_put_out and self._receiver.index_of(self.life) is None:
             raise UsageError(CAUSAL_NEEDS_A_VIEW)
         assert self.has_room or kind != MESSAGE
         self._queue.append((order, kind, payload, headers))
@@ -184,7 +189,7 @@ class Outgoing:
         if is_in and not self._was_in:
             self.is_quiet = self._receiver.is_blocked
             self.sent = self._written = 0
-        if self._was_in and not is_in and self._receiver.lives:
+        if self._was_put_out:
             self._keep(lambda order, _: order == TOTAL)
             self.sent, self.sent_in_no_view = self._written, self._written_in_no_view
             return False

@@ -156,3 +156,12 @@ def test_it_is_bounded() -> None:
     assert member.outgoing.has_room
     member.send(TOTAL)
     assert not member.outgoing.has_room
+
+
+def test_what_a_member_sends_that_was_put_out_is_dropped() -> None:
+    """It is not refused as if the application had not joined: that nobody has told it yet is no mistake of its own."""
+    member = Member()
+    member.order(START_FLUSH)
+    member.order(VIEW, view=2, lives=(B,))
+    assert member.send(CAUSAL, FIFO) == []
+    assert len(member.outgoing) == 0
