@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import re
 import time
@@ -22,7 +23,7 @@ from jobs.options import (
 )
 from jobs.sites import SitesFile, kafka_of_site, optional_sites
 from jobs.streaming import job_options, session_of_command
-from ordering.errors import UsageError
+from ordering.errors import AbcastError, UsageError
 from ordering.names import DEFAULT_SITE
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 SHORTEST_S = 10
+
+_logger = logging.getLogger(__name__)
 
 
 def maintain(
@@ -64,8 +67,13 @@ def maintain(
 
     session = functools.cache(_session)
     while True:
-        done = take_care(session, options, Wishes(kept_s, dry_run))
-        typer.echo(_as_json(done, dry_run=dry_run) if as_json else _as_text(done, dry_run=dry_run))
+        try:
+            done = take_care(session, options, Wishes(kept_s, dry_run))
+            typer.echo(_as_json(done, dry_run=dry_run) if as_json else _as_text(done, dry_run=dry_run))
+        except AbcastError as error:
+            if pause_s is None or not error.retriable:
+                raise
+            _logger.warning("maintain: %s Trying again in %.0f s.", error, pause_s)
         if pause_s is None:
             return
         time.sleep(pause_s)

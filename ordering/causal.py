@@ -49,7 +49,8 @@ members that go on have equal states when they deliver a view.
 Newcomers. Who takes no state (`is_new`) reads DATA from a START_FLUSH on, or from before one, and delivers no casts of
 the view that it finds. The next view gives it the vector: that of all who go on is then equal to what their FLUSH_OKs
 said together, and what DATA depends on besides. Each of them has said it after its START_FLUSH, so a clock that stands
-further back adds nothing. (So a clock in DATA is written as it is, never as a difference.)
+further back adds nothing. (So a clock in DATA is written as it is, never as a difference.) Who reads all of DATA, but
+of casts only what retention has left, is a newcomer until the view `new_before`.
 
 Bounded. `max_held` casts and `max_waiting` DATA records wait. A cast that would be one more is FULL, and nothing
 changes. The driver reads on, and reads the cast's partition *again from there* when there is room, or when nothing else
@@ -110,7 +111,8 @@ class CausalState:
 
     `seqno` is the last DATA record's. `flush` is the seqno of the START_FLUSH in hand, and 0 outside of a flush; in it,
     casts up to `limit` are delivered. `clocks` has the last clock of a member's causal casts in this view, by its
-    place: none when a view begins. `is_new`: the vector is not known before the next view.
+    place: none when a view begins. `is_new`: the vector is not known before the next view, or the
+    view `new_before`, if that is a later one.
     """
 
     view: int = NO_VIEW
@@ -123,6 +125,7 @@ class CausalState:
     clocks: Mapping[int, Clock] = field(default_factory=dict)
     settled: tuple[Settled, ...] = ()
     is_new: bool = False
+    new_before: int = 0
 
     def to_bytes(self) -> bytes:
         """The state as gzip'd JSON, equal states as equal bytes."""
@@ -138,6 +141,7 @@ class CausalState:
             "clocks": sorted(self.clocks.items()),
             "settled": [(*life, local_seqno) for life, local_seqno in self.settled],
             "is_new": self.is_new,
+            "new_before": self.new_before,
         }
         return gzip.compress(canonical_json(body), compresslevel=1, mtime=0)
 
@@ -173,6 +177,7 @@ class CausalReceiver:
         self.seqno = state.seqno
         self.flush = state.flush
         self.is_new = state.is_new
+        self.new_before = state.new_before
         self.progress = 0
         """Grows with all that may let a cast go that had to wait."""
         self._index = {life: index for index, life in enumerate(state.lives)}
@@ -232,6 +237,7 @@ class CausalReceiver:
             dict(self._clocks),
             self._settled,
             self.is_new,
+            self.new_before,
         )
 
     def index_of(self, life: Life) -> int | None:
@@ -435,6 +441,11 @@ class CausalReceiver:
             self.flush, self._limit = 0, None
             self._wake(_FLUSH, 0)
 
+    def _is_to_come(self, cast: Cast, place: int | None) -> bool:
+        """Whether a cast that was held for a later view is delivered in this one."""
+        is_here = cast.view == self.view and not self.is_new
+        return is_here and place is not None and cast.local_seqno > self._vector[place]
+
     def _install(self, record: Ordered) -> tuple[Settled, ...]:
         stay = [life for life in record.lives if life in self._index]
         if stay and not self.is_blocked:
@@ -443,7 +454,7 @@ class CausalReceiver:
         gone = set(index).difference(record.lives)
         settled = tuple(Settled(life, self._agreed[index[life]]) for life in self.lives if life in gone)
         self._dropped += [cast for casts in self._held for cast in casts.values()]
-        self.view, self.lives, self.is_new = record.view, record.lives, False
+        self.view, self.lives, self.is_new = record.view, record.lives, record.view < self.new_before
         self._index = {life: place for place, life in enumerate(record.lives)}
         self._vector = [before[index[life]] if life in index else 0 for life in record.lives]
         self._agreed = list(self._vector)
@@ -457,8 +468,8 @@ class CausalReceiver:
             place = self._index.get(cast.life)
             if cast.view > self.view:
                 self._later[key] = cast
-            elif cast.view == self.view and place is not None and cast.local_seqno > self._vector[place]:
-                self._held[place][cast.local_seqno] = cast
+            elif self._is_to_come(cast, place):
+                self._held[self._index[cast.life]][cast.local_seqno] = cast
             else:
                 self._dropped.append(cast)
         self._count = len(self._later) + sum(map(len, self._held))

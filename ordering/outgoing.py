@@ -20,8 +20,11 @@ with the clock when it leaves: that is when it is *sent*. FLUSH_OK is one of the
 and after it nothing leaves until the flush is over. (Other control records of a member leave in their place, also in a
 flush, and carry no clock.) A life that has left the view, or was put out of it, sends no more casts.
 
-A crash loses what was not acknowledged, as it does for total messages; an outbox gives it to the next life, whose casts
-begin at 1 in a higher incarnation.
+* a *causal* cast waits for what an earlier start, or life, has left to this one, too (`inherit`).
+
+A crash loses what was not acknowledged, as it does for total messages. A life that goes on in another process (an
+outbox keeps it) does not know how far it had counted: it casts under another life (`in_no_view`), and in a view from
+the next one on, which tells all members its count.
 """
 
 from __future__ import annotations
@@ -59,8 +62,16 @@ class Broadcast(NamedTuple):
 class Outgoing:
     """The messages of one life, on their way out. `receiver` is its own: what it has delivered. Not thread-safe."""
 
-    def __init__(self, life: Life, receiver: CausalReceiver, max_records: int = MAX_OUTGOING) -> None:
+    def __init__(
+        self,
+        life: Life,
+        receiver: CausalReceiver,
+        max_records: int = MAX_OUTGOING,
+        in_no_view: Life | None = None,
+    ) -> None:
+        """`in_no_view`: under which life it casts outside of views, if an earlier process has begun `life`."""
         self.life = life
+        self.in_no_view = in_no_view or life
         self.max_records = max_records
         self.sent = self.sent_in_no_view = 0
         """Casts, in the view's numbering and in that of a life that is in none."""
@@ -73,6 +84,8 @@ class Outgoing:
         self._queue: deque[tuple[str, str, bytes, Headers]] = deque()
         self._written = self._written_in_no_view = 0
         self._in_flight = 0
+        self._inherited = self._ordered = 0
+        self._uncounted_in = receiver.view if in_no_view is not None and self._was_in else None
         self._view = NO_VIEW
         self._last_clock: Clock | None = None
         self._last_broadcast_clock: Clock | None = None
@@ -89,6 +102,16 @@ class Outgoing:
     def is_settled(self) -> bool:
         """Whether all that it was given is sent, and its casts are written: it may say FLUSH_OK."""
         return not self._queue and self._all_written
+
+    @property
+    def knows_its_count(self) -> bool:
+        """Whether it may cast: not in a view in which an earlier process has cast under its life."""
+        self._look_who_is_in()
+        return self._uncounted_in is None
+
+    def inherit(self, local_seqno: int) -> None:
+        """Up to that local seqno, the forward table's messages are not given to `send`."""
+        self._inherited = local_seqno
 
     @property
     def _all_written(self) -> bool:
@@ -126,20 +149,21 @@ class Outgoing:
 
     def written(self, local_seqno: int) -> None:
         """Kafka has acknowledged the casts up to `local_seqno` of the view's numbering."""
-        self._written = max(self._written, local_seqno)
+        self._written = max(self._written, min(local_seqno, self.sent))  # an earlier process may have cast more
 
     def written_in_no_view(self, local_seqno: int) -> None:
         """The same in the other numbering."""
-        self._written_in_no_view = max(self._written_in_no_view, local_seqno)
+        self._written_in_no_view = max(self._written_in_no_view, min(local_seqno, self.sent_in_no_view))
 
     def delivered(self, record: Cast | Ordered) -> None:
         """Take notice of what the receiver has delivered, in order."""
         if isinstance(record, Cast):
-            if record.life == self.life:
+            if record.life == (self.in_no_view if record.view == NO_VIEW else self.life):
                 (self.written_in_no_view if record.view == NO_VIEW else self.written)(record.local_seqno)
             return
-        if record.life == self.life and record.kind == MESSAGE:
-            self._in_flight -= 1
+        if record.life == self.life:
+            self._ordered = max(self._ordered, record.local_seqno)
+            self._in_flight -= record.kind == MESSAGE and not 0 < record.local_seqno <= self._inherited
         if record.kind == VIEW:
             self._look_who_is_in()
         if record.kind == STOP_FLUSH:
@@ -151,7 +175,12 @@ class Outgoing:
 
         A view without lives is one of a group that has given up flush: then it is in none, and was not put out.
         """
-        is_in = self._receiver.index_of(self.life) is not None
+        index = self._receiver.index_of(self.life)
+        is_in = index is not None
+        if self._uncounted_in not in (None, self._receiver.view):
+            self._uncounted_in = None
+            if index is not None:
+                self.sent = self._written = self._receiver.vector[index]
         if is_in and not self._was_in:
             self.is_quiet = self._receiver.is_blocked
             self.sent = self._written = 0
@@ -182,7 +211,7 @@ class Outgoing:
             return self._all_written
         if self._was_in and self._written_in_no_view < self.sent_in_no_view:
             return False
-        return order == FIFO or self._in_flight == 0
+        return order == FIFO or (self._in_flight == 0 and self._ordered >= self._inherited)
 
     def _look_at_the_view(self) -> int | None:
         """The sender's place in the view; in a new one its first clocks are written as they are."""
@@ -196,7 +225,7 @@ class Outgoing:
         index = self._look_at_the_view()
         if index is None:
             self.sent_in_no_view += 1
-            return Cast(*self.life, self.sent_in_no_view, payload, headers=headers)
+            return Cast(*self.in_no_view, self.sent_in_no_view, payload, headers=headers)
         self.sent += 1
         if order == FIFO:
             return Cast(*self.life, self.sent, payload, FIFO, self._view, headers=headers)

@@ -56,6 +56,10 @@ class Sender(Protocol):
     def life(self) -> Life:
         """Who it is."""
 
+    @property
+    def lives(self) -> frozenset[Life]:
+        """Under which lives it casts."""
+
     def heard(self, read: Sequence[Cast], delivered: Sequence[Cast | Ordered]) -> None:
         """Its own casts stand in the log; this was delivered, in its order."""
 
@@ -120,12 +124,16 @@ class CastHub:
                 return
             thread, self._thread = self._thread, None
             self._stopping.set()
+        with self.lock:
+            self.lock.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOIN_S)
 
     def add(self, sender: Sender) -> None:
-        """It sends casts from here on."""
+        """It sends casts from here on. Raises AbcastError if nothing is delivered any more."""
         with self.lock:
+            if self._failure is not None:
+                raise AbcastError(f"the orders of {self.group} can't be kept: {self._failure}") from self._failure
             self._senders[sender.life] = sender
 
     def remove(self, sender: Sender) -> None:
@@ -146,9 +154,12 @@ class CastHub:
             return is_there
 
     def wait_for_seqno(self, seqno: int, timeout: float | None) -> None:
-        """Until that is delivered here. Raises NotOrderedInTime."""
+        """Until that is delivered here, or nothing more is. Raises NotOrderedInTime."""
         with self.lock:
-            self.lock.wait_for(lambda: self._failure is not None or self.receiver.seqno >= seqno, timeout)
+            stopping = self._stopping
+            self.lock.wait_for(
+                lambda: self._failure is not None or stopping.is_set() or self.receiver.seqno >= seqno, timeout
+            )
             if self.receiver.seqno < seqno:
                 raise NotOrderedInTime(f"seqno {seqno} is ordered, but waits for what it depends on.")
 
@@ -205,12 +216,18 @@ class CastHub:
                 self.lock.notify_all()
         if not read and not delivered:
             return
+        by_life = {life: sender for sender in senders for life in sender.lives}
         own: dict[Life, list[Cast]] = {}
         for found in read:
-            if found.cast.life in self._senders:
-                own.setdefault(found.cast.life, []).append(found.cast)
+            sender = by_life.get(found.cast.life)
+            if sender is not None:
+                own.setdefault(sender.life, []).append(found.cast)
         for sender in senders:
-            sender.heard(own.get(sender.life, ()), delivered)
+            try:
+                sender.heard(own.get(sender.life, ()), delivered)
+            except Exception as error:  # noqa: BLE001 - one member's failure is told to that member
+                self.remove(sender)
+                sender.failed(error)
 
     def _note_begins(self, log: MergedLog, delivered: Sequence[Cast | Ordered]) -> None:
         """The first view of each life that sends."""

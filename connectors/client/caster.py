@@ -47,6 +47,7 @@ class Caster:
     def __init__(
         self,
         life: Life,
+        in_no_view: Life | None,
         topic: str,
         hub: CastHub,
         producers: Producers,
@@ -69,10 +70,11 @@ class Caster:
         self._waiting: deque[tuple[CastReceipt, int]] = deque()
         self._table: deque[_Entry] = deque()
         self._bytes = 0
-        self._is_closed = False
+        self._is_closed = self._has_failed = False
         with hub.lock:
             # The forward table has its own bound, and this table has the other.
-            self._outgoing = Outgoing(life, hub.receiver, max_records=2 * limits.max_pending_records + 2)
+            self._outgoing = Outgoing(life, hub.receiver, 2 * limits.max_pending_records + 2, in_no_view)
+        self.lives = frozenset((life, self._outgoing.in_no_view))
         self._sending = GoBackN(
             *(producers, producers.lease(), f"{life.address}'s casts", changed, self._send_table),
             resend_after_s=limits.resend_after_s,
@@ -122,6 +124,8 @@ class Caster:
 
     def release(self) -> Iterator[Headers]:
         """Send what casts may leave; for each record of the forward table that may, what stands beside its headers."""
+        if self._has_failed:
+            return
         with self._hub.lock:
             released = list(self._outgoing.release())
         for message in released:
@@ -139,6 +143,15 @@ class Caster:
         """Whether the START_FLUSH is delivered here."""
         with self._hub.lock:
             return self._hub.receiver.seqno >= flush_id
+
+    def may_cast_behind(self, view_seqno: int) -> bool:
+        """Whether the first view is delivered here, and this life knows its count."""
+        with self._hub.lock:
+            return self._hub.receiver.seqno >= view_seqno and self._outgoing.knows_its_count
+
+    def inherit(self, local_seqno: int) -> None:
+        """Up to there, the forward table has what an earlier start, or life, has left."""
+        self._outgoing.inherit(local_seqno)
 
     def _leave(self, cast: Cast) -> None:
         receipt, size = self._waiting.popleft()
@@ -158,7 +171,8 @@ class Caster:
         return Excluded(f"{self.life.address} was taken for dead by the group before its message was sent.")
 
     def fail(self, error: AbcastError) -> None:
-        """The receipts of what is not in the log fail."""
+        """The receipts of what is not in the log fail. Nothing more leaves."""
+        self._has_failed = True
         for receipt in (*(receipt for receipt, _ in self._waiting), *(entry.receipt for entry in self._table)):
             receipt.fail(error)
         self._waiting.clear()
@@ -184,7 +198,7 @@ class Caster:
     def heard(self, read: Sequence[Cast], delivered: Sequence[Cast | Ordered]) -> None:
         """Its own casts stand in the log; this was delivered, in its order. Called by the hub's thread."""
         with self._changed:
-            if self._is_closed:
+            if self._is_closed or self._has_failed:
                 return
             for cast in read:
                 self._take_out(cast)

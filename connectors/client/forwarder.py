@@ -112,6 +112,8 @@ class Opened(NamedTuple):
     hearing: Hearing
     beginning: Beginning
     hub: CastHub | None
+    casts_as: int | None
+    """The incarnation under which a life casts that an earlier process has begun, while it is in no view."""
 
 
 class Forwarder:
@@ -150,11 +152,13 @@ class Forwarder:
         self._depends: dict[int, Headers] = {}
         """What records of the table depend on, by local seqno: a header that stands behind their own."""
         self._caster: Caster | None = None
+        self._inherited = 0
+        """The last record of the table that was there when this life began; casts know nothing of it."""
         self._sending = GoBackN(
             *(opened.shared.producers, opened.producer, str(address), self.changed, self._send_table),
             resend_after_s=self.limits.resend_after_s,
         )
-        self._take_life(opened.beginning)
+        self._take_life(opened.beginning, opened.casts_as)
         self._become(Participant(Life(self._name, self.incarnation)))
         self._stopping = threading.Event()
         self._failure: AbcastError | None = None
@@ -197,10 +201,13 @@ class Forwarder:
             start, state = hearing.end()
             history = functools.partial(_ordered_since, connection, group, lives.address, end=start.offset)
             beginning = lives.begin(memory, state, left, history)
+            casts_as: int | None = None
+            if hub is not None and beginning.is_continued:
+                # The outbox does not know how far the casts of its incarnation had been numbered.
+                casts_as = memory.claim_incarnation(beginning.incarnation, lives.claimed)
             memory.close()
-            forwarder = cls(
-                connection, group, lives, callbacks, successor, Opened(shared, producer, hearing, beginning, hub)
-            )
+            opened = Opened(shared, producer, hearing, beginning, hub, casts_as)
+            forwarder = cls(connection, group, lives, callbacks, successor, opened)
             to_close.callback(forwarder._stop_casting)
             to_close.callback(forwarder._stopping.set)
             forwarder._start(state)
@@ -217,16 +224,20 @@ class Forwarder:
             self._step(Began(life, state, joins, newest_answer(pending), returns=begins_returning(pending)))
             self._send_table()
 
-    def _take_life(self, begun: Beginning) -> None:
+    def _take_life(self, begun: Beginning, casts_as: int | None = None) -> None:
         self.incarnation, self._table, self._receipts, self._join, self.is_continued = begun
         self._is_unheard = not self._receipts  # nothing of it was sent by this process
         self._begun_at = time.monotonic()
         if self._hub is not None:
             self._stop_casting()
             life, topic = Life(self._name, self.incarnation), str(Topic(self.group, "cast", self.address.site))
+            in_no_view = None if casts_as is None else Life(self._name, casts_as)
             self._caster = Caster(
-                life, topic, self._hub, self._shared.producers, self.limits, self.changed, self._release_all, self.end
+                *(life, in_no_view, topic, self._hub, self._shared.producers, self.limits, self.changed),
+                *(self._release_all, self.end),
             )
+            self._inherited = begun.table.last if len(begun.table) else 0
+            self._caster.inherit(self._inherited)
 
     # --- what applications call ---
 
@@ -271,15 +282,16 @@ class Forwarder:
         """
         with self.changed:
             self._raise_failure()
-            caster = self._caster
-            if caster is None:
-                raise UsageError(CASTS_ARE_OFF.format(address=self.address))
-            size = message_bytes(payload, headers)
-            if not self._takes_messages or not caster.has_room(size):
-                self._wait_until_cast_is_taken(caster, size, timeout)
-            joined_at = self._participant.joined_at
-            if joined_at is not None and not caster.knows(joined_at.seqno):
-                self._wait_until_the_view_is_known(caster, joined_at.seqno, timeout)
+            caster, size = None, message_bytes(payload, headers)
+            while caster is None or caster is not self._caster:  # another life may begin while it waits
+                caster = self._caster
+                if caster is None:
+                    raise UsageError(CASTS_ARE_OFF.format(address=self.address))
+                if not self._takes_messages or not caster.has_room(size):
+                    self._wait_until_cast_is_taken(caster, size, timeout)
+                joined_at = self._participant.joined_at
+                if joined_at is not None and not caster.may_cast_behind(joined_at.seqno):
+                    self._wait_until_the_view_is_known(caster, joined_at.seqno, timeout)
             receipt = caster.cast(order, payload, headers)
             self._release_all()
             return receipt
@@ -587,8 +599,13 @@ class Forwarder:
 
     def _wait_until_the_view_is_known(self, caster: Caster, seqno: int, timeout: float | None) -> None:
         """What is cast behind the first view belongs to it: so it waits until that is delivered in all orders."""
-        is_known = self.changed.wait_for(lambda: caster.knows(seqno) or self.has_ended, timeout)
+        is_known = self.changed.wait_for(lambda: caster.may_cast_behind(seqno) or self.has_ended, timeout)
         self._raise_failure()
+        if not is_known and caster.knows(seqno):
+            raise Blocked(
+                f"an earlier process of {self.address} is in the view, and has cast in it: from the next view on, this "
+                "one may cast. Broadcast again, or close it and start it again."
+            )
         if not is_known:
             raise Blocked(f"the first view of {self.address} was not delivered within {timeout:g} s. Broadcast again.")
 
@@ -751,6 +768,9 @@ class Forwarder:
         if not forgotten:
             return
         self._taken_out += forgotten
+        if self._caster is not None:
+            self._inherited -= forgotten
+            self._caster.inherit(self._inherited)
         if self._receipts:  # they have not failed
             self._receipts = deque(stay)
         for entry, receipt in self._entries():

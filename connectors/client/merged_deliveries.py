@@ -3,7 +3,8 @@
 Where a run begins:
 
 * with the member's first view: there the hub knows the vector, and hands over (`connectors.client.cast_hub`);
-* at the group's first record: nothing was delivered before, so all of it is given;
+* at the group's first record: nothing was delivered before, so all of it is given; if retention has dropped some casts,
+  those of views from the first one on that was decided later, as to a newcomer;
 * anywhere else, as a newcomer: casts of views are given from the next view on, those of no view from about there on.
   (By the brokers' clocks, and from a minute before: what is read too early is passed over, and what a view needs stands
   behind it.)
@@ -18,6 +19,7 @@ A crash loses the place among the casts: the next start joins anew, or begins as
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,10 @@ from connectors.kafka.codec import INCARNATIONS_A_MS
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import DataLog, Start
+from connectors.kafka.ranges import read_range
 from connectors.kafka.transport import Consumer
 from ordering.casts import Cast, Ordered
+from ordering.causal import CausalState
 from ordering.errors import AbcastError
 from ordering.fifo import FifoState
 from ordering.membership import Life
@@ -90,8 +94,14 @@ class MergedSource:
             places = cast_partitions(self.connection, shared.desk, self.group, self.address.site)
             if first <= 1:
                 beginnings = {place: int(at) for place, at in consumer.beginning_offsets(places).items()}
-                since = since_now() if any(beginnings.values()) else 0
-                return Begin(log.after(0), MergedState(fifo=FifoState(since=since)), beginnings)
+                if not any(beginnings.values()):
+                    return Begin(log.after(0), MergedState(), beginnings)
+                dropped_at = self._dropped_at(consumer, beginnings)
+                data = shared.feed(self.group, self.address.site).partition
+                found = consumer.offsets_for_times({data: dropped_at + MARGIN_MS})[data]
+                last = log.state(log.end() if found is None else found.offset).view
+                nothing = MergedState(CausalState(new_before=last + 1), FifoState(since=since_now()))
+                return Begin(log.after(0), nothing, beginnings)
             ends = {place: int(at) for place, at in consumer.end_offsets(places).items()}
             start = log.after(first - 1, or_end=True)
             state = log.state(start.offset)
@@ -108,6 +118,17 @@ class MergedSource:
                 newcomer(state, (stored.timestamp_ms + MARGIN_MS) * INCARNATIONS_A_MS),
                 _since(consumer, ends, at_ms),
             )
+
+    def _dropped_at(self, consumer: Consumer, beginnings: Mapping[TopicPartition, int]) -> int:
+        """Until when, in ms, at most, what retention has dropped was written. Raises BrokerUnreachable."""
+        ends = consumer.end_offsets(list(beginnings))
+        newest = 0
+        for place, beginning in beginnings.items():
+            if beginning:
+                read = read_range(self.connection, consumer, place, beginning, min(beginning + 1, int(ends[place])))
+                first = next(read, None)
+                newest = max(newest, time.time_ns() // 10**6 if first is None else first.timestamp)
+        return newest
 
     def close(self) -> None:
         """Disconnect."""

@@ -3,13 +3,15 @@
 Invariant. Everything that was delivered is in `ready` until the caller takes it from there, or was taken. `behind`
 tells where another reader goes on behind the last delivery; who begins there delivers what follows, and no more.
 
-Bounded, as `ordering.causal` says: a cast that finds the queue full is read again when there is room, or when nothing
-else comes and something has moved. While DATA is full, none of it is read.
+Bounded, as `ordering.causal` says: a cast that finds the queue full is read again when there is room, or when something
+has moved and nothing else comes. Something may always come: so it does not wait for that longer than AGAIN_AFTER_S, and
+each time in vain twice as long, since what is needed may stand far behind. While DATA is full, none of it is read.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -27,6 +29,9 @@ from ordering.membership import Life
 from ordering.merging import MergedState, Merger
 from ordering.reader import Reader
 from ordering.records import MESSAGE, VIEW
+
+AGAIN_AFTER_S = 1.0
+MAX_AGAIN_AFTER_S = 60.0
 
 
 class Begin(NamedTuple):
@@ -51,6 +56,8 @@ class MergedLog:
         self._unread: deque[Ordered] = deque()
         self._held: dict[tuple[Life, int, int], tuple[TopicPartition, int]] = {}
         self._full_at: dict[TopicPartition, int] = {}
+        self._full_since = 0.0
+        self._again_after_s = AGAIN_AFTER_S
         self._progress = 0
         self._is_closed = False
 
@@ -76,6 +83,8 @@ class MergedLog:
             if step.verdict is Verdict.HOLD:
                 self._held[_key(cast)] = place, offset
             elif step.verdict is Verdict.FULL:
+                if not self._full_at:
+                    self._full_since = time.monotonic()
                 self._full_at.setdefault(place, offset)
         if found:
             self._read_data()
@@ -112,7 +121,9 @@ class MergedLog:
         if not self._full_at:
             return
         has_moved = self.merger.progress != self._progress
-        if self.merger.is_half_empty or (is_idle and has_moved):
+        has_room, has_waited = self.merger.is_half_empty, time.monotonic() - self._full_since >= self._again_after_s
+        if has_room or (has_moved and (is_idle or has_waited)):
+            self._again_after_s = AGAIN_AFTER_S if has_room else min(2 * self._again_after_s, MAX_AGAIN_AFTER_S)
             self._progress = self.merger.progress
             self._reader.again(self._full_at)
             self._full_at = {}

@@ -80,7 +80,7 @@ class AgreeingGroup:
         )
         """Other sites of which it is not known whether they have read more of this site's log than there is."""
         self._now_ms = state.process.now_ms
-        self._excluded: Exclusion | None = None
+        self._excluded: set[Exclusion] = set()
 
     @property
     def notices(self) -> tuple[Notice, ...]:
@@ -190,11 +190,12 @@ class AgreeingGroup:
         self._now_ms += elapsed_ms
         self.site.take(Tick(self._now_ms))
 
-    def exclude(self, exclusion: Exclusion) -> None:
-        """An operator has decided this, maybe long ago."""
-        if exclusion != self._excluded and exclusion.view == self.site.process.view.id:
-            self._excluded = exclusion
-            self.site.take(Exclude(exclusion.sites))
+    def exclude(self, exclusions: Iterable[Exclusion]) -> None:
+        """Operators have decided these, maybe long ago."""
+        for exclusion in exclusions:
+            if exclusion not in self._excluded and exclusion.view == self.site.process.view.id:
+                self._excluded.add(exclusion)
+                self.site.take(Exclude(exclusion.sites))
 
     # What comes out
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -38,7 +38,8 @@ from connectors.kafka.entries import last_state
 from connectors.kafka.epochs import Exclusion
 from connectors.kafka.sites import SUSPECT_AFTER_MS
 from connectors.kafka.topic_finder import TopicFinder
-from ordering.errors import UsageError
+from connectors.sequencer.takeover import check_not_fenced
+from ordering.errors import ProtocolViolation, UsageError
 from ordering.isis_formation import Life, first_view
 from ordering.isis_messages import Installed, NotExcluded, Outside
 from ordering.isis_site import Notice, SiteState, first_state
@@ -70,8 +71,8 @@ class SiteAttendant(Attendant):
         super().__init__(connection, neighbours.site, None, finder, epochs, failed)
         self._neighbours = neighbours
         self.inputs: Mapping[str, Mapping[TopicPartition, Input]] = {}
-        self.exclusions: Mapping[str, Exclusion] = {}
-        """The newest decision of an operator, by group."""
+        self.exclusions: Mapping[str, Sequence[Exclusion]] = {}
+        """The decisions of operators, by group."""
 
     def take_all(self) -> Taken:
         """As every attendant does."""
@@ -83,8 +84,7 @@ class SiteAttendant(Attendant):
         super()._look()
         self._find_inputs()
         # EPOCH was read on for the claims, if there was anything new.
-        known = {group: self._keeper.log(group).known_exclusion for group in self._keeper.forward}
-        self.exclusions = {group: exclusion for group, exclusion in known.items() if exclusion is not None}
+        self.exclusions = {group: self._keeper.log(group).known_exclusions for group in self._keeper.forward}
 
     def _topics(self, *, fresh: bool = False) -> dict[str, list[str]]:
         # Ticks are for the site's own members; relays' topics are read, and not ticked.
@@ -156,14 +156,24 @@ class SiteLoop:
             for change in attendant.changes():
                 self._take_later(change)
             self.find_inputs(attendant.inputs)
-            for name, exclusion in attendant.exclusions.items():
+            for name, exclusions in attendant.exclusions.items():
                 if name in self._groups:
-                    self._groups[name].exclude(exclusion)
+                    self._groups[name].exclude(exclusions)
             attendant.pipelines = {name: group.pipeline for name, group in self._groups.items()}
-            self.step()
+            try:
+                self.step()
+            except ProtocolViolation:
+                self._check_not_fenced()
+                raise
         deadline = time.monotonic() + STOP_S
         for group in self._groups.values():
             self._await_written(group, lambda: time.monotonic() > deadline)
+
+    def _check_not_fenced(self) -> None:
+        """Who was replaced, and was not told yet, may find that the others know better. Raises Fenced."""
+        for name, group in self._groups.items():
+            with DataLog(self._connection, name, self._neighbours.site) as data:
+                check_not_fenced(data, group.site.epoch)
 
     def take(self, taken: Taken) -> None:
         """Go on with groups that were taken over, from what their logs tell. Raises what is wrong with one."""

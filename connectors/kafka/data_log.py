@@ -94,8 +94,8 @@ class DataLog:
         self._known_claims: list[Claim] = []
         self._known_notes: list[Note] = []
         self._known_move: Move | None = None
-        self.known_exclusion: Exclusion | None = None
-        """The newest one, as far as EPOCH was read."""
+        self.known_exclusions: tuple[Exclusion, ...] = ()
+        """As far as EPOCH was read. One says nothing of another: of the same view there may be several."""
         self._known_base = -1
         self.strays = 0
         """How many records that are no DATA it has passed over."""
@@ -173,7 +173,7 @@ class DataLog:
         end = self._end_of_epochs()
         if end < self._known_below:  # made anew
             self._known_claims, self._known_notes, self._known_below = [], [], 0
-            self._known_move, self._known_base, self.known_exclusion = None, -1, None
+            self._known_move, self._known_base, self.known_exclusions = None, -1, ()
         if not self._known_below and end:
             with self.connection.reachable("READ", self.partition.topic):
                 beginning = int(self._consumer.beginning_offsets([self._claims])[self._claims])
@@ -200,7 +200,7 @@ class DataLog:
             elif isinstance(entry, Move):
                 self._known_move = entry
             elif isinstance(entry, Exclusion):
-                self.known_exclusion = entry
+                self.known_exclusions = (*self.known_exclusions, entry)
             else:
                 self._known_base = record.offset
 
@@ -235,8 +235,11 @@ class DataLog:
         return move is not None and move.home == self.topic.site
 
     def is_copy(self) -> bool:
-        """Whether a relay fills the topic: then it has no claim, and it was not made the home."""
-        return self.end() > 0 and not self.claims() and not self.is_promoted()
+        """Whether a relay fills the topic: then it has DATA without a claim, and it was not made the home."""
+        if self.claims() or self.is_promoted():
+            return False
+        # Relays bring no strays: one of them in a topic that is new makes it no copy.
+        return self.beginning() > 0 or any(each.data.kind != STRAY for each in self.records(0, self.end()))
 
     def state(self, end: int | None = None) -> SequencerState:
         """The sequencer's state after all records below `end` (default: now), as DATA tells it.

@@ -65,6 +65,8 @@ def purge_group(
         below = considered(connection, group, site, find_topics(connection))
         with connection.reachable():
             below |= _older(consumer, dead, dead_letters_s)
+            # Of one that is gone, DATA still tells a position.
+            below = {each: below[each] for each in below if each.partition in _numbers(consumer, each.topic)}
             beginnings, ends = (
                 (consumer.beginning_offsets([*below]), consumer.end_offsets([*below])) if below else ({}, {})
             )
@@ -111,10 +113,15 @@ def _kafkas(partition: Partition) -> TopicPartition:
 
 def _older(consumer: Consumer, partition: TopicPartition, seconds: float) -> dict[TopicPartition, int]:
     """Below which offset all is older; nothing if the topic is not there."""
-    if not consumer.partitions_for_topic(partition.topic):
+    if not _numbers(consumer, partition.topic):
         return {}
+    end = int(consumer.end_offsets([partition])[partition])  # what comes later is no older than that
     first = consumer.offsets_for_times({partition: int((time.time() - seconds) * 1000)}).get(partition)
-    return {partition: int(consumer.end_offsets([partition])[partition]) if first is None else int(first.offset)}
+    return {partition: end if first is None else min(end, int(first.offset))}
+
+
+def _numbers(consumer: Consumer, topic: str) -> set[int]:
+    return set(consumer.partitions_for_topic(topic) or ())
 
 
 def _delete(admin: KafkaAdminClient, below: Mapping[TopicPartition, int]) -> None:

@@ -5,6 +5,7 @@ READ and WRITE bring DESCRIBE with them. To commit an offset of a topic's takes 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
@@ -59,7 +60,7 @@ class Right(NamedTuple):
         pattern = " --resource-pattern-type prefixed" if self.is_prefix else ""
         operation = "".join(word.capitalize() for word in self.operation.split("_"))
         return (
-            f"kafka-acls --bootstrap-server {servers} --add --allow-principal {principal} "
+            f"kafka-acls --bootstrap-server {servers} --add --allow-principal {shlex.quote(principal)} "
             f"--operation {operation} --{self.kind} {self.name}{pattern}"
         )
 
@@ -86,6 +87,7 @@ def rights_of(who: Who, group: str, site: str) -> list[Right]:
     elif who == "sequencer":
         # What relays bring: their topics have the names of the sites that they come from.
         rights += [Right(each, "topic", f"abcast.{group}.relayed-", is_prefix=True) for each in _OF_RELAYED]
+        rights.append(Right(_READ, "topic", f"abcast.{group}.entries-", is_prefix=True))
         rights.append(Right(_READ, "group", _signs(site)))  # its signs of life
     return rights
 
@@ -116,10 +118,11 @@ def _of_relay(sites: Sites, group: str, direction: Direction) -> Iterator[Right]
         yield from of("data", target, _WRITE)
         yield from of("epoch", target, _WRITE)
     else:
-        if sites.home == target:
+        if sites.one_order:  # in a mesh, messages are carried out of DATA
             yield from of("forward", source, _READ)
         yield from of("relayed", target, _READ, _WRITE, "CREATE", "ALTER", neighbour=source)
-        yield from of("entries", target, _READ, _WRITE, "CREATE", "ALTER", neighbour=source)
+        if sites.mode == "isis":
+            yield from of("entries", target, _READ, _WRITE, "CREATE", "ALTER", neighbour=source)
 
 
 def _signs(site: str) -> str:

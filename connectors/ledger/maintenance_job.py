@@ -21,7 +21,7 @@ from connectors.kafka.topics import find_groups
 from connectors.ledger.maintenance import Care, maintain_tables, plan_care
 from connectors.ledger.table_lock import StoppedWaiting
 from connectors.spark.job import JobOptions
-from ordering.errors import AbcastError
+from ordering.errors import AbcastError, BrokerUnreachable
 
 _logger = logging.getLogger(__name__)
 
@@ -49,15 +49,24 @@ def maintain(
 ) -> Maintained:
     """Take care of the tables below --data and of the topics of the site's groups; Spark is asked for if it is needed.
 
-    Raises BrokerUnreachable, EnvironmentProblem, LedgerDamaged, AbcastError; StoppedWaiting if `is_ending`.
+    A group that fails ends no other: the first error is raised at the end. Raises BrokerUnreachable,
+    EnvironmentProblem, LedgerDamaged, AbcastError; StoppedWaiting if `is_ending`.
     """
     tables = plan_care(options.data)
     if tables and not wishes.dry_run:
         tables = maintain_tables(spark(), options.data, is_ending)
     topics: list[Purged] = []
+    failures: list[AbcastError] = []
     for group in find_groups(options.connection, options.site):
         what = options.connection, group, options.site
-        topics += purge_group(*what, dead_letters_s=wishes.dead_letters_s, dry_run=wishes.dry_run)
+        try:
+            topics += purge_group(*what, dead_letters_s=wishes.dead_letters_s, dry_run=wishes.dry_run)
+        except BrokerUnreachable:
+            raise
+        except AbcastError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
     return Maintained(tables, topics)
 
 

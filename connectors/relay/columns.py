@@ -28,7 +28,7 @@ from connectors.kafka import codec
 from connectors.kafka.sites import Direction
 from connectors.spark import codec as spark_codec
 from ordering.names import relay_of
-from ordering.records import ENTRY, EPOCH, MESSAGE, REMOTE_VIEW, SKIP, VIEW
+from ordering.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW, SKIP, VIEW
 
 
 def relay_home_data(rows: DataFrame, direction: Direction) -> DataFrame:
@@ -44,7 +44,7 @@ def relay_forward(rows: DataFrame, direction: Direction) -> DataFrame:
     behind = len(codec.FORWARD_FIELDS)
     header = F.concat(_mark(direction), F.lit(f" {codec.NOTHING}"))
     topic = _renamed(f".forward.{direction.source}", _relayed(direction))
-    return rows.select(topic, "partition", "key", "value", _marked(header, behind, behind).alias("headers"))
+    return rows.select(topic, "partition", "key", _payload(), _marked(header, behind, behind).alias("headers"))
 
 
 def relay_agreed_forward(rows: DataFrame, direction: Direction) -> DataFrame:
@@ -52,7 +52,7 @@ def relay_agreed_forward(rows: DataFrame, direction: Direction) -> DataFrame:
     behind = len(codec.FORWARD_FIELDS)
     header = F.concat(_mark(direction), F.lit(f" {codec.NOTHING} "), F.unix_millis("timestamp").cast("string"))
     topic = _renamed(f".forward.{direction.source}", _relayed(direction))
-    return rows.select(topic, "partition", "key", "value", _marked(header, behind, behind).alias("headers"))
+    return rows.select(topic, "partition", "key", _payload(), _marked(header, behind, behind).alias("headers"))
 
 
 def relay_entries(rows: DataFrame, direction: Direction) -> DataFrame:
@@ -60,6 +60,8 @@ def relay_entries(rows: DataFrame, direction: Direction) -> DataFrame:
     at, kind = codec.DATA_FIELDS.index("SOURCE"), spark_codec.data_field("KIND")
     is_seal = (kind == EPOCH) & (F.coalesce(F.octet_length("value"), F.lit(0)) == 0)
     of_log = spark_codec.with_fields(rows).filter(F.coalesce((kind == ENTRY) | is_seal, F.lit(False)))
+    # In the copy nobody sees any more what made a record a stray: its key, or its SOURCE.
+    of_log = of_log.filter(spark_codec.is_data())
     topic = _renamed(f".data.{direction.source}", f".entries-{direction.source}.{direction.target}")
     headers = _marked(_mark(direction), at, at + 1).alias("headers")
     return of_log.select(topic, "partition", F.lit(None).cast("binary").alias("key"), "value", headers)
@@ -118,8 +120,19 @@ def relay_letters(rows: DataFrame, direction: Direction) -> DataFrame:
     """Letters → the same letters, in the topic and the partition of the same name."""
     count = len(codec.LETTER_FIELDS)
     return rows.select(
-        "topic", "partition", "key", "value", _marked(_mark(direction), count - 1, count).alias("headers")
+        "topic", "partition", "key", _payload(), _marked(_mark(direction), count - 1, count).alias("headers")
     )
+
+
+def _payload() -> Column:
+    """The value; of one that is larger than a payload may be, only so much that this is seen.
+
+    Kafka refuses a record by its compressed size. So one may come that no topic takes as it is read, and it would stop
+    the relay for good.
+    """
+    is_too_large = F.octet_length("value") > MAX_PAYLOAD_BYTES
+    cut = F.substring("value", 1, MAX_PAYLOAD_BYTES + 1)
+    return F.when(is_too_large, cut).otherwise(F.col("value")).alias("value")
 
 
 def _marked(said: Column, begin: int, end: int) -> Column:

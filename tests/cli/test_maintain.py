@@ -9,11 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.purge import Purged
 from connectors.kafka.topics import create_topics
+from connectors.ledger import maintenance_job
 from connectors.local.broker import EmbeddedBroker
+from connectors.spark.job import JobOptions
 from jobs.cli import app
 from jobs.maintain import seconds
-from ordering.errors import UsageError
+from ordering.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, UsageError
 
 SITE = "care"
 
@@ -28,6 +31,42 @@ def test_a_dry_run(broker: EmbeddedBroker, tmp_path: Path) -> None:
     assert told["tables"] == []
     assert [(each["topic"], each["records"]) for each in told["topics"]] == [("abcast.maintained.dead-letter.care", 0)]
     assert CliRunner().invoke(app, options).stdout == "nothing to do\n"
+
+
+def test_again_and_again_though_the_broker_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What will not pass ends it."""
+    errors: list[AbcastError] = [BrokerUnreachable("no broker."), BrokerUnreachable("no broker."), UsageError("wrong.")]
+
+    def fail(*_: object) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr("connectors.ledger.maintenance_job.maintain", fail)
+    monkeypatch.setattr("jobs.maintain.job_options", lambda *_: None)
+    monkeypatch.setattr("jobs.maintain.time.sleep", lambda _: None)
+    options = ["maintain", "--bootstrap-servers", "localhost:1", "--site", SITE, "--data", str(tmp_path)]
+    with pytest.raises(UsageError, match="wrong"):
+        CliRunner().invoke(app, [*options, "--every", "1h"], catch_exceptions=False, standalone_mode=False)
+    assert errors == []
+    errors.append(BrokerUnreachable("no broker."))
+    with pytest.raises(BrokerUnreachable):
+        CliRunner().invoke(app, options, catch_exceptions=False, standalone_mode=False)
+
+
+def test_a_group_that_fails_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    purged: list[str] = []
+
+    def purge(_: Connection, group: str, *__: object, **___: object) -> list[Purged]:
+        purged.append(group)
+        if group == "a":
+            raise HistoryUnavailable("retention has dropped it.")
+        return []
+
+    monkeypatch.setattr(maintenance_job, "find_groups", lambda *_: ["a", "b"])
+    monkeypatch.setattr(maintenance_job, "purge_group", purge)
+    options = JobOptions(Connection("localhost:1"), SITE, tmp_path)
+    with pytest.raises(HistoryUnavailable, match="retention"):
+        maintenance_job.maintain(pytest.fail, options, maintenance_job.Wishes())
+    assert purged == ["a", "b"]
 
 
 @pytest.mark.parametrize(("text", "number"), [("90s", 90), ("30m", 1800), ("1h", 3600), ("7d", 604_800)])

@@ -25,7 +25,7 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_state, read_entry
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.errors import ProtocolViolation, UsageError
+from ordering.errors import Fenced, ProtocolViolation, UsageError
 from ordering.isis_site import SiteState, first_state
 from ordering.isis_site import last_state as told
 from ordering.names import Topic
@@ -232,12 +232,28 @@ def test_an_operator_excludes_a_site(kafka: MemoryConnection) -> None:
         assert not told.is_done
         with DataLog(kafka, "g", "nyc") as data:
             data.claims()
-            nyc.attendant.exclusions = {"g": data.known_exclusion}
+            nyc.attendant.exclusions = {"g": data.known_exclusions}
         assert exclude(kafka, "g", "nyc", "sfo", 20).sites == ("nyc",)
         all_have(kafka, 4, ("nyc",))
         with running(kafka, "sfo", names=both):
             order = all_have(kafka, 5, both)
     assert order[-1].sender == "sfo/alice"
+
+
+def test_two_of_four_are_excluded_while_the_others_are_down(kafka: MemoryConnection) -> None:
+    """One after the other, in one view: the job that starts later carries out both."""
+    four = (*SITES, "fra")
+    kafka.create("g", "fra")
+    with running(kafka, *four, names=four):
+        send(kafka, "nyc", range(1, 3))
+        all_have(kafka, 2, four)
+    assert not any(exclude(kafka, "g", "nyc", gone, 0).is_done for gone in ("lax", "fra"))
+    with running(kafka, "nyc", "sfo", names=four) as (nyc, _):
+        with DataLog(kafka, "g", "nyc") as data:
+            data.claims()
+            nyc.attendant.exclusions = {"g": data.known_exclusions}
+        send(kafka, "nyc", range(3, 4))
+        all_have(kafka, 3, ("nyc", "sfo"))
 
 
 def test_a_sequencer_does_not_go_on_with_it(kafka: MemoryConnection) -> None:
@@ -267,7 +283,22 @@ def test_two_jobs_of_a_site(kafka: MemoryConnection) -> None:
                 all_have(kafka, 2 * number - 2)
         epochs = {record.epoch for record in written(kafka, "nyc") if record.kind == MESSAGE}
         assert len(epochs) == 2
-        assert first.failure is None or isinstance(first.failure, ProtocolViolation)
+        assert first.failure is None or isinstance(first.failure, Fenced)
+
+
+def test_a_job_that_was_replaced_does_not_say_that_its_log_was_lost(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is told, it may read of entries that are its successor's."""
+
+    def read() -> None:
+        raise ProtocolViolation("site sfo has read entry 4 of the log of nyc, which ends at 2 now")
+
+    with running(kafka, "nyc") as (first,):
+        take_over_groups(kafka, {"g": [forward("nyc").topic]}, "nyc", agreement="isis")
+        monkeypatch.setattr(first.loop, "step", read)
+        eventually(lambda: first.failure, 10)
+        assert isinstance(first.failure, Fenced)
 
 
 def test_a_site_whose_log_is_lost(kafka: MemoryConnection) -> None:

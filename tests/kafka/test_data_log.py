@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from kafka.structs import TopicPartition
 
-from connectors.kafka.data_log import StateAt
-from connectors.sequencer.takeover import find_state
+from connectors.kafka.codec import encode_data
+from connectors.kafka.data_log import DataLog, StateAt
+from connectors.sequencer.takeover import find_state, take_over
+from connectors.testing.memory_kafka import MemoryConnection
 from ordering.errors import HistoryUnavailable, ProtocolViolation
+from ordering.names import Topic
 from ordering.reader import Reader, Seal
 from ordering.records import Data
 from ordering.sequencer import Accepted, SequencerState, seal, snapshot
@@ -50,6 +54,20 @@ def test_reading_on_in_the_middle_at_the_end_and_beyond() -> None:
     with pytest.raises(ProtocolViolation, match="asked to read on after seqno 4"):
         log.after(4)
     assert log.after(4, or_end=True) == (7, Reader(2, 3))
+
+
+def test_a_stray_in_a_new_topic_makes_it_no_copy() -> None:
+    """Of another site's DATA. Its first sequencer may still come."""
+    kafka = MemoryConnection()
+    kafka.create("g", "nyc")
+    topic = TopicPartition(str(Topic("g", "data", "nyc")), 0)
+    kafka.topics.append(topic, None, b"x", [])
+    with DataLog(kafka, "g", "nyc") as log:
+        assert not log.is_copy()
+        kafka.topics.append(topic, *encode_data(seal(7)))
+        assert log.is_copy()
+        kafka.topics.partitions[topic].pop()
+    assert take_over(kafka, "g", "nyc").epoch == 1
 
 
 def test_a_snapshot_behind_a_higher_seal_is_no_base() -> None:

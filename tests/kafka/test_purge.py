@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
+from types import SimpleNamespace
 
 import pytest
 from kafka.structs import TopicPartition
@@ -114,6 +115,21 @@ class TestWhatIsLeftAlone:
         """It was not the home once, or may not be it tomorrow: what stands in its FORWARD goes to the next one."""
         kafka.topics.partitions[TopicPartition(str(Topic("g", "relayed", SITE, "sfo")), 0)] = []
         assert self.considered(kafka) == {}
+
+    def test_a_topic_that_is_gone(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+        """DATA tells its position still. The dead letters go all the same."""
+        dead, deleted = TopicPartition(str(Topic("g", "dead-letter", SITE)), 0), dict[TopicPartition, int]()
+        append(kafka, dead.topic, (None, b"x", []))
+        del kafka.topics.partitions[TopicPartition(str(Topic("g", "forward", SITE)), 0)]
+        admin = SimpleNamespace(
+            list_topics=lambda: [place.topic for place in kafka.topics.partitions],
+            describe_log_dirs=lambda _: [],
+            delete_records=deleted.update,
+        )
+        monkeypatch.setattr(MemoryConnection, "admin", lambda _: nullcontext(admin))
+        time.sleep(0.01)
+        [purged] = purge_group(kafka, "g", SITE, dead_letters_s=0.001)
+        assert (purged.records, deleted) == (1, {dead: 1})
 
     def test_a_home_that_has_moved(self, kafka: MemoryConnection) -> None:
         append(kafka, str(Topic("g", "epoch", SITE)), (None, *encode_move(Move("sfo", 7))))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kafka.errors import KafkaError, MessageSizeTooLargeError, OffsetOutOfRangeError
+from kafka.errors import KafkaError, LogTruncationError, MessageSizeTooLargeError, OffsetOutOfRangeError
 from kafka.partitioner.default import murmur2
 from kafka.structs import TopicPartition
 
@@ -79,6 +79,17 @@ class TestChoice:
             "ssl.key.location": str(tmp_path / "key.pem"),
         }
         assert expected.items() <= settings.items()
+
+
+def test_a_topic_that_was_made_anew_has_no_such_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What kafka-python takes for an election that has lost records is nothing that ends a job."""
+
+    def truncated(*_: object, **__: object) -> None:
+        raise LogTruncationError({})
+
+    monkeypatch.setattr("kafka.KafkaConsumer.poll", truncated)
+    with pytest.raises(OffsetOutOfRangeError):
+        kafka_python._Consumer.poll(object.__new__(kafka_python._Consumer))
 
 
 class _Wild(str):

@@ -76,6 +76,23 @@ class TestPrint:
         with pytest.raises(UsageError, match="share no link"):
             rights_of_relay(sites, "g", Direction("a", "a"))
 
+    def test_a_relay_between_sites_that_agree(self, tmp_path: Path) -> None:
+        """It carries FORWARD, and the log out of DATA; the job of the site reads both."""
+        (tmp_path / "sites.toml").write_text(SITES.replace('home = "a"', 'mode = "isis"'))
+        rights = rights_of_relay(read_sites(tmp_path / "sites.toml"), "g", Direction("a", "b"))
+        for read in ("forward.a", "data.a", "relayed-a.b", "entries-a.b"):
+            assert Right("READ", "topic", f"abcast.g.{read}") in rights
+        assert {right.name for right in rights if right.operation == "WRITE" and "inbox" not in right.name} == {
+            "abcast.g.relayed-a.b",
+            "abcast.g.entries-a.b",
+        }
+        assert Right("READ", "topic", "abcast.g.entries-", is_prefix=True) in rights_of("sequencer", "g", "b")
+
+    def test_a_name_with_blanks(self) -> None:
+        """As a certificate has it. A shell takes the command as it is printed."""
+        command = Right("READ", "topic", "t").command("User:CN=al,O=My Company", "k:1")
+        assert "--allow-principal 'User:CN=al,O=My Company' --operation" in command
+
     def test_nobody_but_the_sequencer_writes_the_order(self) -> None:
         for who in ("member", "observer", "ledger"):
             written = {right.name for right in rights_of(who, "g", "s") if right.operation == "WRITE"}

@@ -28,6 +28,8 @@ from ordering.records import (
     FLUSH_OK,
     JOIN,
     LEAVE,
+    MAX_PAYLOAD_BYTES,
+    MAX_RECORD_BYTES,
     MESSAGE,
     REFUSED,
     REMOTE_VIEW,
@@ -215,6 +217,20 @@ def test_who_agrees_reads_what_stands_at_home(spark: SparkSession) -> None:
             for said in (row.headers, read.headers)
         ]
         assert both[0] == both[1]
+
+
+def test_what_no_topic_takes_is_cut_and_still_too_large(spark: SparkSession) -> None:
+    """Its compressed size was not. The relay goes on, and the record is the same dead letter."""
+    row = Row("abcast.g.forward.sfo", 0, 0, b"sfo/bob", bytes(MAX_RECORD_BYTES + 1), codec.forward_headers(7, 1))
+    frame = source_frame(spark, [row])
+    for relay in (relay_forward, relay_agreed_forward):
+        [written] = relay(frame, WAY).collect()
+        headers = [tuple(header) for header in written["headers"]]
+        source = row.source._replace(topic=written["topic"])
+        assert len(written["value"]) == MAX_PAYLOAD_BYTES + 1
+        assert codec.decode_forward(source, row.key, bytes(written["value"]), headers) == Malformed(
+            source, codec.PAYLOAD_TOO_LARGE
+        )
 
 
 def test_of_data_who_agrees_is_brought_the_log(spark: SparkSession) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
+from connectors.kafka import codec
 from connectors.kafka.sites import Direction
 from connectors.ledger.table import ledger_rows
-from connectors.relay.columns import relay_home_data, relay_mesh_data
+from connectors.relay.columns import relay_entries, relay_home_data, relay_mesh_data
 from connectors.spark import codec as spark_codec
 from ordering.names import Topic
-from ordering.records import STRAY_EPOCH
+from ordering.records import ENTRY, EPOCH, STRAY_EPOCH
 from tests.data_corpus import CASES
 from tests.spark.kafka_rows import Row, source_frame
 
@@ -36,3 +37,6 @@ def test_relays_carry_no_strays(spark: SparkSession) -> None:
     wanted = sum(case.is_data for case in CASES)
     assert relay_home_data(frame, direction).count() == wanted
     assert relay_mesh_data(frame, direction, {TOPIC: 1}, ()).count() == wanted
+    of_log = [row for row in ROWS if codec.decode_data(row.key, b"", row.headers).kind in (ENTRY, EPOCH)]
+    frame = source_frame(spark, [row._replace(value=b"") for row in ROWS])
+    assert 0 < len(of_log) == relay_entries(frame, direction).count()

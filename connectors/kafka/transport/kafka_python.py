@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError
 from kafka.serializer import Serializer
+from kafka.structs import TopicPartition
 
 from connectors.kafka.configuration import check_servers
 from connectors.kafka.dialects import for_kafka_python
 from connectors.kafka.transport.header_names import read_all_names
-from connectors.kafka.transport.seam import Cluster, Consumer, Producer, Sent
+from connectors.kafka.transport.seam import Cluster, Consumer, Producer, Record, Sent
 from ordering.records import MAX_RECORD_BYTES
 
 _logger = logging.getLogger(__name__)
@@ -66,6 +67,13 @@ def consumer(cluster: Cluster, **settings: Any) -> Consumer:
 
 
 class _Consumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python publishes no types
+    def poll(self, timeout_ms: int = 0) -> Mapping[TopicPartition, Sequence[Record]]:
+        """Of a topic that was made anew it says "truncated" where it does not say that the offset is not there."""
+        try:
+            return super().poll(timeout_ms=timeout_ms)  # type: ignore[no-any-return]
+        except LogTruncationError as error:
+            raise OffsetOutOfRangeError(str(error)) from error
+
     def rest(self) -> None:
         """It is at rest whenever it is not polled."""
 

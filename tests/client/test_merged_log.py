@@ -1,0 +1,77 @@
+"""What finds the hold-back queue full comes again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.client import merged_log
+from connectors.client.cast_reader import Found
+from connectors.client.merged_log import Begin, MergedLog
+from connectors.kafka.data_log import Start
+from ordering.casts import CAUSAL, FIFO, Cast, Ordered
+from ordering.causal import CausalState
+from ordering.membership import Life
+from ordering.merging import MergedState
+from ordering.reader import Reader
+
+A, B = Life("s/a", 1), Life("s/b", 1)
+OF_A, OF_B = TopicPartition("casts", 0), TopicPartition("casts", 1)
+
+
+class Reading:
+    """In the place of a `CastReader`: partitions that are read by one record each time, from where it was told."""
+
+    def __init__(self, logs: Mapping[TopicPartition, Sequence[Cast]]) -> None:
+        self.logs = logs
+        self.next = dict.fromkeys(logs, 0)
+        self.has_news = True
+
+    def take(self) -> list[Found]:
+        ready = [(place, at) for place, at in self.next.items() if at < len(self.logs[place])]
+        self.again({place: at + 1 for place, at in ready})
+        return [Found(place, at, self.logs[place][at]) for place, at in ready]
+
+    def again(self, offsets: Mapping[TopicPartition, int]) -> None:
+        self.next.update(offsets)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.001])
+def test_a_cast_that_all_wait_for_is_read_again_although_others_never_cease(
+    monkeypatch: pytest.MonkeyPatch, after_s: float
+) -> None:
+    """a's casts wait for b's, and fill the queue; b's had to wait for DATA when it was read, and found no room."""
+    of_a = [Cast(*A, 1, order=CAUSAL, view=1, clock="0,1"), *(Cast(*A, n, order=FIFO, view=1) for n in range(2, 5_000))]
+    of_b = [Cast(*B, 1, order=CAUSAL, view=1, after=1, clock="0")]
+    reading = Reading({OF_A: of_a, OF_B: of_b})
+    reading.next[OF_B] = 1  # b's comes when the queue is full
+    monkeypatch.setattr(merged_log, "CastReader", lambda *_: reading)
+    monkeypatch.setattr(merged_log, "AGAIN_AFTER_S", after_s)
+    data: list[Ordered] = []
+
+    def poll(_: float, __: Callable[[], bool]) -> list[Any]:
+        read = list(data)
+        data.clear()
+        return read
+
+    monkeypatch.setattr(merged_log, "_ordered", lambda record: record)
+    connection = SimpleNamespace(consumer=lambda: None)
+    feed: Any = SimpleNamespace(follow=lambda _: SimpleNamespace(poll=poll), connection=connection, wake=None)
+    state = MergedState(CausalState(1, (A, B), (0, 0), agreed=(0, 0)), flush=True)
+    log = MergedLog(feed, Begin(Start(0, Reader()), state, {}))
+    log.merger.causal.max_held = 4
+    for _ in range(4):
+        log.step(log.read(0))
+    reading.next[OF_B] = 0
+    log.step(log.read(0))
+    assert (log.merger.causal.holding, log.merger.causal.vector) == (4, (0, 0))
+    data.append(Ordered(1))
+    for _ in range(4_000):
+        log.step(log.read(0))
+        if log.merger.causal.vector[1]:
+            return
+    pytest.fail("b's cast was not read again")
