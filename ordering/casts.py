@@ -33,6 +33,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from ordering.forward_table import message_bytes
 from ordering.membership import Life
 from ordering.records import MESSAGE, Headers
 
@@ -69,6 +70,11 @@ class Cast(NamedTuple):
     def life(self) -> Life:
         """Who sent it."""
         return Life(self.sender, self.incarnation)
+
+
+def size_of(cast: Cast) -> int:
+    """Bytes of its payload and headers."""
+    return message_bytes(cast.payload, cast.headers)
 
 
 class Depends(NamedTuple):

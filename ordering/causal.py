@@ -52,12 +52,13 @@ said together, and what DATA depends on besides. Each of them has said it after 
 further back adds nothing. (So a clock in DATA is written as it is, never as a difference.) Who reads all of DATA, but
 of casts only what retention has left, is a newcomer until the view `new_before`.
 
-Bounded. `max_held` casts and `max_waiting` DATA records wait. A cast that would be one more is FULL, and nothing
-changes. The driver reads on, and reads the cast's partition *again from there* when there is room, or when nothing else
-is left to read and `progress` has grown. (It must not stop reading the partition: what others wait for may stand behind
-the cast. It must not wait for room only: all that are held may wait for one that was FULL, because that had to wait
-then, too. By invariant 2 there is one that need not wait, and such a one is never FULL.) If DATA is full, the driver
-reads on when DATA does not wait any more; casts do not come by it. A crash loses nothing, as above.
+Bounded. `max_held` casts (or `max_held_bytes` of them) and `max_waiting` DATA records wait. A cast that would be one
+more is FULL, and nothing changes. The driver reads on, and reads the cast's partition *again from there* when there is
+room, or when nothing else is left to read and `progress` has grown. (It must not stop reading the partition: what
+others wait for may stand behind the cast. It must not wait for room only: all that are held may wait for one that was
+FULL, because that had to wait then, too. By invariant 2 there is one that need not wait, and such a one is never
+FULL.) If DATA is full, the driver reads on when DATA does not wait any more; casts do not come by it. A crash loses
+nothing, as above.
 
 `CausalReceiver` is a mutable cursor, as `ordering.fifo` has it. A cast costs O(members) for its clock; what is held is
 looked at again only when the entry grows for which it waits.
@@ -75,10 +76,10 @@ from typing import NamedTuple
 
 from ordering import clocks
 from ordering.canonical import canonical_json, inflated
-from ordering.casts import FIFO, NO_VIEW, Cast, Ordered, Settled, Step, Verdict
+from ordering.casts import FIFO, NO_VIEW, Cast, Ordered, Settled, Step, Verdict, size_of
 from ordering.clocks import Clock, ClockMalformed
 from ordering.errors import ProtocolViolation
-from ordering.fifo import MAX_HELD
+from ordering.fifo import MAX_HELD, MAX_HELD_BYTES
 from ordering.membership import Life
 from ordering.records import START_FLUSH, STOP_FLUSH, VIEW
 
@@ -188,7 +189,8 @@ class CausalReceiver:
         self._settled = state.settled
         self._held: list[dict[int, Cast]] = [{} for _ in state.lives]
         self._later: dict[tuple[int, Life, int], Cast] = {}
-        self._count = 0
+        self.max_held_bytes = MAX_HELD_BYTES
+        self._count = self._bytes = 0
         self._waiting: deque[Ordered] = deque()
         self._suspended: dict[int, list[tuple[int, int]]] = {}
         self._head_clocks: dict[int, Clock] = {}
@@ -205,7 +207,12 @@ class CausalReceiver:
     @property
     def has_room(self) -> bool:
         """Whether one more cast may be held."""
-        return self._count < self.max_held
+        return self._count < self.max_held and self._bytes < self.max_held_bytes
+
+    @property
+    def is_half_empty(self) -> bool:
+        """Whether more than a few may be held."""
+        return 2 * self._count <= self.max_held and 2 * self._bytes <= self.max_held_bytes
 
     @property
     def waiting(self) -> int:
@@ -297,7 +304,7 @@ class CausalReceiver:
         if not self.has_room:
             return Verdict.FULL
         self._held[index][cast.local_seqno] = cast
-        self._count += 1
+        self._note_held(cast)
         if need is not None:
             self._suspend(index, need)
         return Verdict.HOLD
@@ -309,8 +316,12 @@ class CausalReceiver:
         if not self.has_room:
             return Verdict.FULL
         self._later[key] = cast
-        self._count += 1
+        self._note_held(cast)
         return Verdict.HOLD
+
+    def _note_held(self, cast: Cast) -> None:
+        self._count += 1
+        self._bytes += size_of(cast)
 
     def _missing(self, index: int, cast: Cast) -> Need | None:
         """What the next cast of a member waits for: rules (2) and (4). Raises ClockMalformed."""
@@ -372,6 +383,7 @@ class CausalReceiver:
             return
         del self._held[index][cast.local_seqno]
         self._count -= 1
+        self._bytes -= size_of(cast)
         self._go_past(index, cast, verdict)
 
     # The total order.
@@ -472,6 +484,8 @@ class CausalReceiver:
                 self._held[self._index[cast.life]][cast.local_seqno] = cast
             else:
                 self._dropped.append(cast)
-        self._count = len(self._later) + sum(map(len, self._held))
+        self._count = self._bytes = 0
+        for cast in self.held():
+            self._note_held(cast)
         self._settled = (*self._settled, *settled)[-MAX_SETTLED:]
         return settled

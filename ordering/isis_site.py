@@ -340,7 +340,7 @@ class Site:
             return
         marks = (*(place.marks or (Mark(0, 0),)), Mark(event.end, event.at))
         if len(marks) > MAX_MARKS:
-            marks = (*marks[:-1:2], marks[-1])
+            marks = _without_nearest(marks)
         self._places[event.place] = place._replace(end=event.end, marks=marks)
         waiting, self._waiting = self._waiting, []
         for run in waiting:
@@ -469,6 +469,13 @@ class Site:
         place = self.place(part.place)
         passed = [mark for mark in place.marks if mark.end <= part.end]
         self._places[part.place] = place._replace(marks=place.marks[max(0, len(passed) - 1) :])
+
+
+def _without_nearest(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
+    """All but the one without which the gap is the smallest: so they stay about as far from each other everywhere."""
+    gaps = [after.end - before.end for before, after in zip(marks, marks[2:], strict=False)]
+    nearest = 1 + gaps.index(min(gaps))
+    return (*marks[:nearest], *marks[nearest + 1 :])
 
 
 class Sequenced:

@@ -56,12 +56,8 @@ class Sender(Protocol):
     def life(self) -> Life:
         """Who it is."""
 
-    @property
-    def lives(self) -> frozenset[Life]:
-        """Under which lives it casts."""
-
     def heard(self, read: Sequence[Cast], delivered: Sequence[Cast | Ordered]) -> None:
-        """Its own casts stand in the log; this was delivered, in its order."""
+        """Casts of its address stand in the log; this was delivered, in its order."""
 
     def failed(self, error: Exception) -> None:
         """Nothing more is delivered."""
@@ -216,15 +212,13 @@ class CastHub:
                 self.lock.notify_all()
         if not read and not delivered:
             return
-        by_life = {life: sender for sender in senders for life in sender.lives}
-        own: dict[Life, list[Cast]] = {}
+        own: dict[str, list[Cast]] = {sender.life.address: [] for sender in senders}
         for found in read:
-            sender = by_life.get(found.cast.life)
-            if sender is not None:
-                own.setdefault(sender.life, []).append(found.cast)
+            if found.cast.sender in own:
+                own[found.cast.sender].append(found.cast)
         for sender in senders:
             try:
-                sender.heard(own.get(sender.life, ()), delivered)
+                sender.heard(own[sender.life.address], delivered)
             except Exception as error:  # noqa: BLE001 - one member's failure is told to that member
                 self.remove(sender)
                 sender.failed(error)

@@ -4,7 +4,7 @@ Invariant. Of each partition, `take` gives the records in the order of their off
 `again`, it gives all of them again from there. Nothing is left out: a record that is no cast is passed over, with a
 warning, by all readers alike.
 
-Bounded: it reads no further while BUFFERED records wait to be taken.
+Bounded: it reads no further while BUFFERED records, or BUFFERED_BYTES, wait to be taken.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
@@ -24,7 +24,7 @@ from connectors.kafka.cast_codec import decode_cast
 from connectors.kafka.connection import Connection
 from connectors.kafka.desk import Desk
 from connectors.kafka.transport import Consumer
-from ordering.casts import Cast
+from ordering.casts import Cast, size_of
 from ordering.errors import HistoryUnavailable, TopicMissing
 from ordering.names import Topic
 
@@ -32,6 +32,7 @@ POLL_S = 0.1
 BUFFERED = 10_000
 """Records that wait to be taken, at most, and those of one request more."""
 
+BUFFERED_BYTES = 64 * 1024 * 1024
 FETCH_WAIT_MS = 100
 JOIN_S = 15.0
 _logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class CastReader:
         self._wake = wake
         self._lock = threading.Lock()
         self._found: deque[Found] = deque()
+        self._bytes = 0
         self._again: dict[TopicPartition, int] = {}
         self._failure: Exception | None = None
         self._stopping = threading.Event()
@@ -89,7 +91,7 @@ class CastReader:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            taken, self._found = list(self._found), deque()
+            taken, self._found, self._bytes = list(self._found), deque(), 0
         for place, offset, _ in taken:
             self.next[place] = offset + 1
         return taken
@@ -97,7 +99,8 @@ class CastReader:
     def again(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Give everything again from there."""
         with self._lock:
-            self._found = deque(found for found in self._found if found.place not in offsets)
+            kept = [found for found in self._found if found.place not in offsets]
+            self._found, self._bytes = deque(kept), _size(kept)
             self._again.update(offsets)
         self.next.update(offsets)
 
@@ -110,7 +113,7 @@ class CastReader:
         try:
             with contextlib.closing(self._consumer):
                 while not self._stopping.is_set():
-                    if len(self._found) > BUFFERED:
+                    if len(self._found) > BUFFERED or self._bytes > BUFFERED_BYTES:
                         self._stopping.wait(POLL_S)
                     else:
                         self._read()
@@ -147,5 +150,11 @@ class CastReader:
         if not read:
             return
         with self._lock:
-            self._found.extend(found for found in read if found.place not in self._again)
+            fresh = [found for found in read if found.place not in self._again]
+            self._found.extend(fresh)
+            self._bytes += _size(fresh)
         self._wake()
+
+
+def _size(read: Iterable[Found]) -> int:
+    return sum(size_of(found.cast) for found in read)

@@ -26,7 +26,7 @@ from connectors.client.producers import Producers
 from connectors.kafka.cast_codec import cast_headers
 from connectors.kafka.codec import depends_header
 from ordering.casts import NO_VIEW, TOTAL, Cast, Ordered
-from ordering.errors import AbcastError, Excluded
+from ordering.errors import AbcastError, Excluded, Superseded
 from ordering.forward_table import message_bytes
 from ordering.membership import Life
 from ordering.outgoing import Broadcast, Outgoing
@@ -74,7 +74,7 @@ class Caster:
         with hub.lock:
             # The forward table has its own bound, and this table has the other.
             self._outgoing = Outgoing(life, hub.receiver, 2 * limits.max_pending_records + 2, in_no_view)
-        self.lives = frozenset((life, self._outgoing.in_no_view))
+        self._newest = max(life.incarnation, self._outgoing.in_no_view.incarnation)
         self._sending = GoBackN(
             *(producers, producers.lease(), f"{life.address}'s casts", changed, self._send_table),
             resend_after_s=limits.resend_after_s,
@@ -196,11 +196,19 @@ class Caster:
             self._sending.send_again_if_due()
 
     def heard(self, read: Sequence[Cast], delivered: Sequence[Cast | Ordered]) -> None:
-        """Its own casts stand in the log; this was delivered, in its order. Called by the hub's thread."""
+        """Casts of its address stand in the log; this was delivered, in its order. Called by the hub's thread.
+
+        Raises Superseded: outside of views, nothing but a newer life's casts tells that nobody takes ours any more.
+        """
         with self._changed:
             if self._is_closed or self._has_failed:
                 return
             for cast in read:
+                if cast.view == NO_VIEW and cast.incarnation > self._newest:
+                    raise Superseded(
+                        f"another process has started as {self.life.address}, with incarnation {cast.incarnation} "
+                        f"(ours is {self._newest}): nobody takes our casts any more. Run one process per member."
+                    )
                 self._take_out(cast)
             with self._hub.lock:
                 for record in delivered:

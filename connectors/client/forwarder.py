@@ -45,6 +45,7 @@ from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.liveness import say_why
 from connectors.kafka.transport import Producer
+from ordering.casts import CAUSAL
 from ordering.errors import (
     AbcastError,
     Blocked,
@@ -289,6 +290,8 @@ class Forwarder:
                     raise UsageError(CASTS_ARE_OFF.format(address=self.address))
                 if not self._takes_messages or not caster.has_room(size):
                     self._wait_until_cast_is_taken(caster, size, timeout)
+                if order == CAUSAL:
+                    self._wait_until_it_has_joined(timeout)
                 joined_at = self._participant.joined_at
                 if joined_at is not None and not caster.may_cast_behind(joined_at.seqno):
                     self._wait_until_the_view_is_known(caster, joined_at.seqno, timeout)
@@ -595,6 +598,18 @@ class Forwarder:
                     f"{caster.pending} messages of {self.address} in fifo or causal order wait for Kafka, and no room "
                     f"came within {timeout:g} s. Broadcast again later, or raise max_pending_records."
                 )
+        self._raise_refusal()
+
+    def _wait_until_it_has_joined(self, timeout: float | None) -> None:
+        """If it has asked to, as it does by itself when it was taken for dead. In its view it may send."""
+        if not self._participant.settings.flush:
+            return
+        has_joined = self.changed.wait_for(
+            lambda: self._participant.phase not in (Phase.JOINING, Phase.AWAITING) or self.has_ended, timeout
+        )
+        self._raise_failure()
+        if not has_joined:
+            raise Blocked(f"{self.address} has asked to join, and no view came within {timeout:g} s. Broadcast again.")
         self._raise_refusal()
 
     def _wait_until_the_view_is_known(self, caster: Caster, seqno: int, timeout: float | None) -> None:

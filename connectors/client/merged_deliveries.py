@@ -69,11 +69,14 @@ class MergedSource:
         self._shared: Shared | None = None
         self._log: MergedLog | None = None
 
-    def open(self, first: int) -> MergedLog:
-        """The log, from that seqno on if it was not open. Raises BrokerUnreachable, TopicMissing."""
+    def open(self, first: int, *, or_end: bool = True) -> MergedLog:
+        """The log, from that seqno on if it was not open. `or_end`: DATA need not reach that far.
+
+        Raises BrokerUnreachable, HistoryUnavailable, TopicMissing; ProtocolViolation, as `DataLog.after` does.
+        """
         if self._log is None:
-            self._shared = share(self.connection)
-            begin = self._begin_of_life() if self._life is not None else self._begin_at(self._shared, first)
+            self._shared = self._shared or share(self.connection)
+            begin = self._begin_of_life() if self._life is not None else self._begin_at(self._shared, first, or_end)
             self._log = MergedLog(self._shared.feed(self.group, self.address.site), begin)
         return self._log
 
@@ -85,7 +88,7 @@ class MergedSource:
             raise AbcastError(f"the first view of {self.address} was not delivered within {BEGIN_TIMEOUT_S:g} s.")
         return begin
 
-    def _begin_at(self, shared: Shared, first: int) -> Begin:
+    def _begin_at(self, shared: Shared, first: int, or_end: bool) -> Begin:
         with (
             contextlib.closing(self.connection.consumer()) as consumer,
             DataLog(self.connection, self.group, self.address.site) as log,
@@ -103,7 +106,7 @@ class MergedSource:
                 nothing = MergedState(CausalState(new_before=last + 1), FifoState(since=since_now()))
                 return Begin(log.after(0), nothing, beginnings)
             ends = {place: int(at) for place, at in consumer.end_offsets(places).items()}
-            start = log.after(first - 1, or_end=True)
+            start = log.after(first - 1, or_end=or_end)
             state = log.state(start.offset)
             if state.membership.flush.id:
                 start = log.after(state.membership.flush.id - 1)
@@ -184,7 +187,7 @@ class MergedDeliveries(Deliveries):
         first = self._next_seqno
         with DataLog(self.connection, self.group, self.address.site) as data:
             self._silence.expect(data.end())
-        log = self._log = self._source.open(first)
+        log = self._log = self._source.open(first, or_end=self.from_seqno is not None)
         seqno = first - 1
         while True:
             if not log.ready:

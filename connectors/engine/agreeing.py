@@ -38,17 +38,22 @@ _RECORD_BYTES = 200
 
 @dataclass(slots=True)
 class _Place:
-    """The records of a FORWARD partition that are read and not sequenced. All from `begin` to below `end` were read."""
+    """The records of a FORWARD partition that are read and not sequenced. All from `begin` to below `end` were read.
+
+    Those below `needed` are in the snapshot, and not kept: a mark may be far before them.
+    """
 
     begin: int
     end: int
+    needed: int
     records: deque[Record | Original] = field(default_factory=deque)
     size: int = 0
 
     def add(self, record: Record | Original) -> None:
-        self.records.append(record)
         self.end = record.offset + 1
-        self.size += len(record.value or b"") + _RECORD_BYTES
+        if record.offset >= self.needed:
+            self.records.append(record)
+            self.size += len(record.value or b"") + _RECORD_BYTES
 
     def take(self, part: Range) -> list[Record | Original]:
         """The records of a run, which are not needed any more after that."""
@@ -74,6 +79,10 @@ class AgreeingGroup:
         """Records of relays' topics that no relay can have written."""
         self._topics = Topics.of(state.group, self.site.me.name)
         self._places: dict[str, _Place] = {}
+        self._needed = {place.name: place.ordered for place in state.places}
+        """From where the records of a partition are still to be sequenced."""
+        for part in (part for ordered in state.since for part in ranges_of(ordered.run)):
+            self._needed[part.place] = min(self._needed.get(part.place, part.first), part.first)
         self._in_flight: deque[tuple[Written, int]] = deque()
         self._unsure = (
             set() if state.number else {life.name for life in state.process.view.members} - {self.site.me.name}
@@ -121,7 +130,8 @@ class AgreeingGroup:
         at, end = (mark.at, mark.end) if mark is not None else (0, 0)
         if source.place not in self._places:
             # What retention has dropped is not there, and must not be taken for offsets without a record.
-            self._places[source.place] = _Place(end if at >= beginning else -1, end)
+            needed = self._needed.get(source.place, 0)
+            self._places[source.place] = _Place(end if at >= beginning else -1, end, needed)
         return max(at, beginning)
 
     def is_full(self, source: Input) -> bool:
@@ -130,7 +140,12 @@ class AgreeingGroup:
             return self.site.is_behind
         place = self._places.get(source.place)
         limit = OWN_BYTES if source.site == self.site.me.name else OTHERS_BYTES
-        return place is not None and place.size >= limit
+        return place is not None and place.size >= limit and not self._lacks(source.place, place.end)
+
+    def _lacks(self, place: str, end: int) -> bool:
+        """Whether the next run has records of the partition from that offset on: it may be larger than the limit."""
+        run = self.site.sequenced.next()
+        return run is not None and any(part.place == place and part.end > end for part in ranges_of(run.run))
 
     def take(self, source: Input, records: Sequence[Record]) -> None:
         """Take what was read, in its order. Raises ProtocolViolation."""

@@ -39,7 +39,7 @@ from connectors.kafka.epochs import Exclusion
 from connectors.kafka.sites import SUSPECT_AFTER_MS
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.sequencer.takeover import check_not_fenced
-from ordering.errors import ProtocolViolation, UsageError
+from ordering.errors import AbcastError, ProtocolViolation, UsageError
 from ordering.isis_formation import Life, first_view
 from ordering.isis_messages import Installed, NotExcluded, Outside
 from ordering.isis_site import Notice, SiteState, first_state
@@ -188,7 +188,9 @@ class SiteLoop:
         """The same, of one group that came later. If it can't go on here, it is left alone, and the others go on."""
         try:
             self.take(taken)
-        except UsageError as error:
+        except AbcastError as error:
+            if error.retriable:
+                raise
             _logger.error("sequence: %s It is left alone until the job starts again.", error)
 
     def _known_state(self, group: str, taken: SequencerState) -> SiteState:
@@ -211,6 +213,7 @@ class SiteLoop:
     def _forget(self, group: str) -> None:
         for place in [place for place in self._read if (topic := Topic.parse(place.topic)) and topic.group == group]:
             del self._read[place], self._positions[place]
+        self._assigned = frozenset()  # the same places may come again, to be read from elsewhere
 
     def find_inputs(self, inputs: Mapping[str, Mapping[TopicPartition, Input]]) -> None:
         """Read what is new among these, too. Raises BrokerUnreachable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,22 @@ _LOGIN_MODULES = {
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _KEY = re.compile(r"-----BEGIN (?P<kind>[A-Z ]*)PRIVATE KEY-----.+?-----END [A-Z ]*PRIVATE KEY-----", re.DOTALL)
 
+_LOGGERS = ("kafka.net.connection", "kafka.protocol.parser", "kafka.admin.client")
+"""Those of kafka-python's that are given what is sent, or all settings."""
+_WITH_SECRETS = ("%s Send: %r", "Starting KafkaAdminClient with configuration: %s")
+
+
+class _NoLogins(logging.Filter):
+    """At the level DEBUG kafka-python logs its settings, and each request with its bytes: a login has the password."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        is_login = any(type(each).__name__.startswith("Sasl") for each in arguments)
+        return not is_login and record.msg not in _WITH_SECRETS
+
+
+_NO_LOGINS = _NoLogins()
+
 
 def for_kafka_python(security: Security) -> dict[str, Any]:
     """kafka-python's settings. Raises UsageError."""
@@ -38,6 +55,8 @@ def for_kafka_python(security: Security) -> dict[str, Any]:
             "ssl_password": security.secret("key_password"),
         }
     if security.logs_in:
+        for name in _LOGGERS:
+            logging.getLogger(name).addFilter(_NO_LOGINS)
         settings["sasl_mechanism"] = security.mechanism
         if security.mechanism == "OAUTHBEARER":
             from connectors.kafka.oauth_token import TokenProvider

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +12,16 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.client import merged_deliveries
+from connectors.client import merged_deliveries, sharing
+from connectors.client.member_memory import MemberMemory
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.settings import change_settings
 from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import Blocked, Superseded
+from ordering.errors import Blocked, ProtocolViolation, Superseded
 from ordering.names import Topic
-from ordering.records import MESSAGE, Forward
+from ordering.records import JOIN, MESSAGE, Forward
 from tests.waiting import WAIT, eventually
 
 pytestmark = pytest.mark.parametrize("connection", ["memory"], indirect=True)
@@ -162,6 +165,47 @@ def test_retention_has_dropped_the_first_casts(
             a.broadcast(b"3").result(WAIT)
             with member(connection, flushing, "reader") as reader:
                 assert [each.payload for each in reader.deliveries(timeout=0.5)] == [b"1", b"2", b"given", b"3"]
+
+
+@pytest.mark.parametrize("casts", [True, False])
+def test_a_position_that_data_does_not_reach(connection: Connection, group: str, casts: bool) -> None:
+    """The topics were made anew, say: what is missed then is not passed over in silence."""
+    with Member(group, "nyc/a", connection=connection, casts=casts) as a:
+        a.broadcast(b"1").result(WAIT)
+        with contextlib.closing(MemberMemory(connection, group, a.address)) as memory:
+            memory.remember_taken(500, 0)
+        with pytest.raises(ProtocolViolation, match="after seqno 500"):
+            next(a.deliveries(timeout=0.1))
+        assert next(a.deliveries(1, timeout=WAIT)).payload == b"1"
+    assert (os.getpid(), connection) not in sharing._open
+
+
+def test_a_causal_cast_waits_for_the_view_that_was_asked_for(
+    connection: Connection, flushing: str, sequencer: TinySequencer
+) -> None:
+    """As a member is that was taken for dead: it joins again by itself, and its application has made no mistake."""
+    sequencer.drop = lambda record: record.kind == JOIN
+    with member(connection, flushing, "a", resend_after_s=0.2) as a:
+        a._sending.start().join()
+        with pytest.raises(Blocked, match="has asked to join"):
+            a.broadcast(b"1", order="causal", timeout=0.1)
+        sequencer.drop = lambda _: False
+        assert a.broadcast(b"2", order="causal", timeout=WAIT).result(WAIT) == 1
+
+
+def test_casts_of_a_newer_process_end_the_older_one(connection: Connection, group: str) -> None:
+    """Nobody joins, and nothing is ordered: only the casts tell."""
+    older = member(connection, group, "a")
+    older.broadcast(b"1", order="fifo").result(WAIT)
+    with member(connection, group, "a") as newer, member(connection, group, "b") as b:
+        for text in (b"2", b"3"):
+            newer.broadcast(text, order="fifo").result(WAIT)
+        eventually(lambda: older._sending.forwarder is None or older._sending.forwarder.has_ended)
+        with pytest.raises(Superseded, match="nobody takes our casts"):
+            older.broadcast(b"lost", order="fifo")
+        older.close()
+        assert newer.broadcast(b"4", order="fifo").result(WAIT) == 3
+        assert [each.payload for each in b.deliveries(timeout=0.5)] == [b"1", b"2", b"3", b"4"]
 
 
 def test_nothing_waits_for_a_hub_that_was_closed(connection: Connection, flushing: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,9 +15,11 @@ from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.diagnosis import status
+from connectors.engine import agreeing
+from connectors.engine.agreeing import AgreeingGroup
 from connectors.engine.attendant import Taken
 from connectors.engine.exclusion import exclude
-from connectors.engine.inputs import Input, Neighbours
+from connectors.engine.inputs import Input, Neighbours, Original
 from connectors.engine.site_job import SiteAttendant, SiteLoop
 from connectors.engine.writing import WriteFailed
 from connectors.kafka import entries
@@ -26,7 +29,8 @@ from connectors.kafka.entries import last_state, read_entry
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.errors import Fenced, ProtocolViolation, UsageError
-from ordering.isis_site import SiteState, first_state
+from ordering.isis_log import Ordered, Range, run_of
+from ordering.isis_site import Mark, Place, SiteState, first_state
 from ordering.isis_site import last_state as told
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
@@ -301,6 +305,22 @@ def test_a_job_that_was_replaced_does_not_say_that_its_log_was_lost(
         assert isinstance(first.failure, Fenced)
 
 
+def test_a_group_that_goes_and_comes_back_is_read_again(kafka: MemoryConnection) -> None:
+    """From where its state says, also if the loop is told of both at once."""
+    with running(kafka, *SITES) as loops:
+        send(kafka, "nyc", range(1, 6))
+        send(kafka, "sfo", range(1, 6))
+        all_have(kafka, 10)
+        states = take_over_groups(kafka, {"g": [forward("nyc").topic]}, "nyc", agreement="isis")
+        changes = [Taken(gone=frozenset("g")), Taken(states)]
+        loops[0].attendant.changes = lambda: [changes.pop(0) for _ in range(len(changes))]
+        eventually(lambda: not changes, 10)
+        send(kafka, "nyc", range(6, 8))
+        send(kafka, "sfo", range(6, 8))
+        all_have(kafka, 14)
+        assert [loop.failure for loop in loops] == [None] * 3
+
+
 def test_a_site_whose_log_is_lost(kafka: MemoryConnection) -> None:
     """It would not know what it has promised. The others know that there was more."""
     with running(kafka, "sfo", "lax"):
@@ -352,11 +372,14 @@ def test_the_log_read_back_tells_what_it_tells_from_its_beginning(
     assert state_of(kafka, "nyc") == expected
 
 
+@pytest.mark.parametrize("log", [(), (Data(ENTRY, 1, local_seqno=1, payload=b"no entry"),)])
 def test_a_group_that_comes_later_and_can_not_go_on_ends_no_other(
-    kafka: MemoryConnection, caplog: pytest.LogCaptureFixture
+    kafka: MemoryConnection, caplog: pytest.LogCaptureFixture, log: tuple[Data, ...]
 ) -> None:
-    """One, say, that has an order, and no entry of an agreement."""
+    """One, say, that has an order, and no entry of an agreement, or none that can be read."""
     kafka.create("h", "nyc")
+    for record in log:
+        kafka.topics.append(TopicPartition(str(Topic("h", "data", "nyc")), 0), *encode_data(record))
     changes = [Taken({"h": SequencerState("h", epoch=1, seqno=3)})]
     with running(kafka, *SITES) as loops:
         loops[0].attendant.changes = lambda: [changes.pop()] if changes else []
@@ -364,3 +387,26 @@ def test_a_group_that_comes_later_and_can_not_go_on_ends_no_other(
         send(kafka, "nyc", range(1, 3))
         all_have(kafka, 2)
         assert loops[0].failure is None
+
+
+def test_what_is_in_the_snapshot_is_read_over_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mark may be so far before what is needed that all between would be more than a site keeps."""
+    monkeypatch.setattr(agreeing, "OWN_BYTES", 2_000)
+    begun, name, run = first_state("g", "nyc", SITES), "abcast.g.forward.nyc-0", run_of((Range("x-0", 0, 1),))
+    places = (Place(name, 90, 90, 90, (Mark(0, 0),)), Place("x-0", 1, 0, 1))
+    since = (Ordered(90, begun.process.me, run_of((Range(name, 80, 90),))), Ordered(100, begun.process.me, run))
+    group = AgreeingGroup(
+        replace(begun, position=100, sequenced=89, since=since, places=places), SequencerState("g", 1)
+    )
+    source = Input("nyc", name)
+    assert group.start_of(source, 0) == 0
+    group.take(source, [Original("abcast.g.forward.nyc", 0, offset, 9, b"", b"", []) for offset in range(80)])
+    assert not group.is_full(source)
+    group.take(source, [Original("abcast.g.forward.nyc", 0, offset, 9, b"", b"", []) for offset in range(80, 89)])
+    monkeypatch.setattr(agreeing, "OWN_BYTES", 1_000)
+    assert not group.is_full(source), "the next run is larger, and has one more"
+    group.take(source, [Original("abcast.g.forward.nyc", 0, 89, 9, b"", b"", [])])
+    assert group.is_full(source)
+    assert group.site.due() is not None
+    assert group.due()
+    assert not group.is_full(source)

@@ -8,6 +8,11 @@ import pickle
 from pathlib import Path
 
 import pytest
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
+from kafka.protocol.metadata import ApiVersionsRequest
+from kafka.protocol.parser import KafkaProtocol
+from kafka.protocol.sasl import SaslAuthenticateRequest
 
 from connectors import Member
 from connectors.kafka.client_configuration import ClientConfiguration
@@ -165,6 +170,21 @@ def test_secrets_are_not_shown() -> None:
     assert pickle.loads(pickle.dumps(connection)) == connection, "it goes to Spark's workers"
     assert hash(connection) == hash(Connection("h:1", security=Security(**SCRAM, password=SECRET, key_password=SECRET)))
     assert connection.named("abcast-x") == connection, "members of one process share what they use"
+
+
+def test_kafka_pythons_log_has_no_password(caplog: pytest.LogCaptureFixture) -> None:
+    """Also where an application logs everything. What is no login is logged as ever."""
+    caplog.set_level(logging.DEBUG)
+    settings = for_kafka_python(Security(protocol="SASL_PLAINTEXT", username="alice", password="hunter2"))
+    with pytest.raises(KafkaError):
+        KafkaAdminClient(bootstrap_servers="127.0.0.1:1", bootstrap_timeout_ms=1, **settings)
+    protocol = KafkaProtocol(client_id="c")
+    for request in (SaslAuthenticateRequest(auth_bytes=b"\0alice\0hunter2", version=1), ApiVersionsRequest(version=0)):
+        protocol.send_request(request)
+        protocol.send_bytes()
+        logging.getLogger("kafka.net.connection").debug("%s Request %d: %s", "here", 1, request)
+    assert "hunter2" not in caplog.text
+    assert "ApiVersionsRequest" in caplog.text
 
 
 def test_a_file_that_all_can_read_is_warned_of(here: Path, caplog: pytest.LogCaptureFixture) -> None:

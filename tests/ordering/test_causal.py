@@ -180,6 +180,21 @@ class TestAFullQueue:
         assert receiver.state == before
         assert [*receiver.held()] == [fifo(A, 2)]
 
+    def test_bytes_fill_it_too(self) -> None:
+        receiver = member()
+        receiver.max_held_bytes = 10
+        large = fifo(A, 2)._replace(payload=b"x" * 8, headers=(("h", b"v"),))
+        assert receiver.step(large).verdict is Verdict.HOLD
+        assert receiver.step(fifo(B, 2)) == Step(Verdict.FULL)
+        half_empty = [receiver.is_half_empty]
+        receiver.step(fifo(A, 1))
+        half_empty.append(receiver.is_half_empty)
+        assert receiver.step(large._replace(view=2)).verdict is Verdict.HOLD
+        assert receiver.step(fifo(B, 2)) == Step(Verdict.FULL)
+        receiver.step(Ordered(2, START_FLUSH))
+        receiver.step(Ordered(3, VIEW, view=2, lives=(A, B)))
+        assert [*half_empty, receiver.is_half_empty] == [False, True, True]
+
     def test_what_need_not_wait_is_taken(self) -> None:
         receiver = member(max_held=1)
         receiver.step(fifo(A, 2))

@@ -56,6 +56,20 @@ def test_a_full_queue_takes_what_need_not_wait() -> None:
     assert receiver.step(cast(2)).deliveries == (cast(2), cast(3))
 
 
+def test_bytes_fill_it_too() -> None:
+    receiver = FifoReceiver()
+    receiver.max_held_bytes = 10
+    for incarnation in (1, 2):  # what is held is delivered, and then dropped
+        assert receiver.step(cast(3, incarnation)._replace(payload=b"x" * 10)).verdict is Verdict.HOLD
+        assert receiver.step(cast(4, incarnation)) == Step(Verdict.FULL)
+        if incarnation == 1:
+            for local_seqno in (1, 2):
+                receiver.step(cast(local_seqno))
+        else:
+            receiver.step(cast(1, 3))
+        assert receiver.is_half_empty
+
+
 lives = st.tuples(st.sampled_from("ab"), st.integers(1, 3))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from ordering.errors import ProtocolViolation
@@ -291,6 +293,7 @@ def test_marks_are_few_and_reach_back_to_what_is_not_in_the_snapshot() -> None:
     assert len(marks) <= MAX_MARKS
     assert marks[0] == (0, 0)
     assert marks[-1] == (199, 206)
+    assert max(after.end - before.end for before, after in pairwise(marks)) <= 4 * 199 / MAX_MARKS
 
 
 def test_values_are_stored_and_found_again() -> None:
