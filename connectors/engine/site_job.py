@@ -80,6 +80,10 @@ class SiteAttendant(Attendant):
         self._find_inputs()
         return taken
 
+    def leave(self, group: str) -> None:
+        """The loop can't go on with the group: the next attempt is not to fail for it."""
+        self._failed[group] = time.monotonic()
+
     def _look(self) -> None:
         super()._look()
         self._find_inputs()
@@ -154,7 +158,7 @@ class SiteLoop:
         while not self._stop.is_set():
             attendant.raise_failure()
             for change in attendant.changes():
-                self._take_later(change)
+                self._take_later(change, attendant.leave)
             self.find_inputs(attendant.inputs)
             for name, exclusions in attendant.exclusions.items():
                 if name in self._groups:
@@ -184,13 +188,15 @@ class SiteLoop:
             self._groups.pop(group, None)
             self._forget(group)
 
-    def _take_later(self, taken: Taken) -> None:
+    def _take_later(self, taken: Taken, leave: Callable[[str], None]) -> None:
         """The same, of one group that came later. If it can't go on here, it is left alone, and the others go on."""
         try:
             self.take(taken)
         except AbcastError as error:
             if error.retriable:
                 raise
+            for group in taken.states:
+                leave(group)
             _logger.error("sequence: %s It is left alone until the job starts again.", error)
 
     def _known_state(self, group: str, taken: SequencerState) -> SiteState:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from connectors.kafka.codec import (
+    FUTURE_INCARNATION,
     HEADER,
     HEADERS_TOO_LARGE,
     NO_PAYLOAD,
@@ -23,6 +24,7 @@ from connectors.kafka.codec import (
     WRONG_VERSION,
     first_fields,
     given_headers,
+    highest_incarnation,
     parse_number,
     size_of,
     split_headers,
@@ -69,6 +71,7 @@ def decode_cast(
         (not is_address(sender), NO_SENDER),
         (incarnation is None, WRONG_INCARNATION),
         (local_seqno is None, WRONG_LOCAL_SEQNO),
+        ((incarnation or 0) > highest_incarnation(timestamp_ms), FUTURE_INCARNATION),
         (view is None and (is_causal or raw_view not in (NOTHING.encode(), b"")), WRONG_VIEW),
         (is_causal and (after is None or not clock.isascii()), WRONG_CLOCK),
         (value is None, NO_PAYLOAD),

@@ -70,6 +70,8 @@ class Running:
         self.attendant: Any = SimpleNamespace(
             raise_failure=lambda: None, changes=lambda: (), pipelines={}, inputs={"g": inputs}, exclusions={}
         )
+        self.left: list[str] = []
+        self.attendant.leave = self.left.append
         self.loop = SiteLoop(kafka, neighbours, self._stop, SUSPECT_AFTER_MS)
         states = take_over_groups(kafka, {"g": [forward(site).topic]}, site, agreement="isis")
         self.loop.take(Taken(states))
@@ -384,6 +386,7 @@ def test_a_group_that_comes_later_and_can_not_go_on_ends_no_other(
     with running(kafka, *SITES) as loops:
         loops[0].attendant.changes = lambda: [changes.pop()] if changes else []
         eventually(lambda: "left alone" in caplog.text, 10)
+        assert loops[0].left == ["h"], "the next attempt does not fail for it"
         send(kafka, "nyc", range(1, 3))
         all_have(kafka, 2)
         assert loops[0].failure is None

@@ -1,0 +1,60 @@
+"""What a cast topic may have: casts, and what all readers pass over with a reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from connectors.kafka import cast_codec, codec
+from connectors.kafka.cast_codec import cast_headers, decode_cast
+from ordering.casts import CAUSAL, Cast
+
+KEY = b"s/a"
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [
+        Cast("s/a", 7, 1, b"m", headers=(("h", b"v"),)),
+        Cast("s/a", 7, 2, b"", view=3),
+        Cast("s/a", 7, 3, b"m", CAUSAL, 3, 12, "+1,4=2"),
+        Cast("s/a", 7, 3, b"m", CAUSAL, 3, 0, "0"),
+    ],
+)
+def test_a_cast_comes_back_as_it_was(cast: Cast) -> None:
+    assert decode_cast(KEY, cast.payload, cast_headers(cast)) == cast
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, codec.WRONG_VERSION),
+        (b"", codec.WRONG_VERSION),
+        (b"1 fifo 7 1", codec.WRONG_VERSION),
+        (b"2 total 7 1", cast_codec.WRONG_ORDER),
+        (b"2 fifo 0 1", codec.WRONG_INCARNATION),
+        (b"2 fifo 7 -1", codec.WRONG_LOCAL_SEQNO),
+        (b"2 fifo 7 99999999999999999999", codec.WRONG_LOCAL_SEQNO),
+        (b"2 fifo 7 \xc2\xb2", codec.WRONG_LOCAL_SEQNO),
+        (b"2 fifo 900000000000000000 1", codec.FUTURE_INCARNATION),
+        (b"2 causal 7 1 - 1 0", cast_codec.WRONG_VIEW),
+        (b"2 fifo 7 1 x", cast_codec.WRONG_VIEW),
+        (b"2 causal 7 1 3 x 0", cast_codec.WRONG_CLOCK),
+        (b"2 causal 7 1 3 1 \xff", cast_codec.WRONG_CLOCK),
+    ],
+)
+def test_what_is_no_cast_has_a_reason(text: bytes | None, reason: str) -> None:
+    assert decode_cast(KEY, b"m", [("abcast", text)], 1_700_000_000_000) == reason  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("key", [None, b"", b"a", b"\xff/a", b"s/a/b"])
+def test_a_key_that_is_no_address(key: bytes | None) -> None:
+    assert decode_cast(key, b"m", [("abcast", b"2 fifo 7 1")]) == codec.NO_SENDER
+
+
+def test_null_values_are_allowed_where_kafka_allows_them() -> None:
+    """Of an application's header; a payload has to be there."""
+    headers: list[tuple[str, bytes]] = [("abcast", b"2 fifo 7 1"), ("h", None)]  # type: ignore[list-item]
+    found = decode_cast(KEY, b"m", headers)
+    assert isinstance(found, Cast)
+    assert found.headers == (("h", b""),)
+    assert decode_cast(KEY, None, headers) == codec.NO_PAYLOAD
