@@ -54,7 +54,8 @@ def maintain(
 ) -> None:
     """Merge and delete old files of the ledger; purge Kafka.
 
-    Small files are merged, old ones deleted; so are records of FORWARD and dead letters that are not read again. It may run beside the jobs; `abcast run --maintain-every 1h` does the same. FORWARD is purged below what DATA says
+    Small files are merged, old ones deleted; so are records of FORWARD and dead letters that are not read again. It
+    may run beside the jobs; `abcast run --maintain-every 1h` does the same. FORWARD is purged below what DATA says
     was considered, of groups of one site and of a mesh. Prints files and bytes before and after.
     """
     pause_s = seconds(every, "--every") if every is not None else None
