@@ -35,10 +35,11 @@ def doctor(
     kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at everything that has to be in order, and say what to do where it is not. Exit code 1 if something is not.
+    """Look at all that has to be in order, and say what to do.
 
-    One after the other: the brokers' names, TCP, TLS, the login; topics, rights and settings of the groups; whether a
-    sequencer is alive; the ledger. A `-` is what is not needed, or can't be known.
+    Exit code 1 if something is not in order. One after the other: the brokers' names, TCP, TLS, the login; topics,
+    rights and settings of the groups; whether a sequencer is alive; the ledger. A `-` is what is not needed, or
+    can't be known.
     """
     from connectors.diagnosis.doctor import examine
     from ordering.errors import UsageError

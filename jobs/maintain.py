@@ -52,9 +52,10 @@ def maintain(
     sites: SitesFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Merge small files of the ledger, delete old ones, and purge FORWARD and dead letters that nobody reads.
+    """Merge and delete old files of the ledger; purge Kafka.
 
-    It may run beside the jobs; `abcast run --maintain-every 1h` does the same. FORWARD is purged below what DATA says
+    Small files are merged, old ones deleted; so are records of FORWARD and dead letters that are not read again. It
+    may run beside the jobs; `abcast run --maintain-every 1h` does the same. FORWARD is purged below what DATA says
     was considered, of groups of one site and of a mesh. Prints files and bytes before and after.
     """
     pause_s = seconds(every, "--every") if every is not None else None

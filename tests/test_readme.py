@@ -69,10 +69,14 @@ def test_quickstart_and_examples(tmp_path: Path) -> None:
                 run(command, shown)
             examples = [*fences(README, "python"), *fences(doc("records"), "python")]
             said = [run_example(code, port, tmp_path) for code in examples]
-            assert said == ["1001 local/alice b'buy 100'\n", ""]
+            assert said == ["1001 local/alice b'buy 100'\n", "", ""]
             run(
                 "abcast deliver --group orders --member dave --from-seqno 1003 --count 1",
                 ["1003\tlocal/carol\tsell 60"],
+            )
+            run(
+                "abcast deliver --group orders --member erin --from-seqno 1003 --casts --count 3",
+                ["1003\tlocal/carol\tsell 60", "0\tlocal/ticker\tprice 42", "0\tlocal/ticker\tprice 43"],
             )
             running.process.send_signal(signal.SIGINT)
             assert running.process.wait(timeout=60) == 0

@@ -75,7 +75,7 @@ def test_dead_letters_and_the_end_of_a_group(pipeline: Pipeline) -> None:
 
     asked = pipeline.abcast("topics", "delete", *of_group)
     assert (asked.returncode, asked.stdout) == (2, "")
-    assert len(pipeline.abcast("topics", "delete", *of_group, "--yes").stdout.splitlines()) == 6
+    assert len(pipeline.abcast("topics", "delete", *of_group, "--yes").stdout.splitlines()) == 7
     assert group not in pipeline.abcast("topics", "list").stdout
 
 
@@ -132,7 +132,7 @@ def test_from_publish_to_query(pipeline: Pipeline, tmp_path: Path) -> None:
     assert state["epoch"] >= 1
     assert (state["lag"], state["sequencer"]["state"], state["sequencer"]["engine"]) == (0, "alive", "spark")
     shown = pipeline.abcast("status", *of_group)
-    assert f"{group}: spark, process " in shown.stdout
+    assert f"{group}: engine spark, pid " in shown.stdout
     assert state["ledger_lag"] == 0
     where = f"""WHERE "group" = '{group}' AND seqno > 4 ORDER BY seqno"""
     sql = f"SELECT seqno, text(payload) AS text FROM ledger {where}"

@@ -379,7 +379,7 @@ def test_a_rejoin_that_fails_leaves_the_outbox_as_it_is(
         receipts = [b.broadcast(b"%d" % number) for number in range(10)]
         tried = threading.Event()
 
-        def unreachable(*_: object) -> None:
+        def unreachable(*_: object, **__: object) -> None:
             tried.set()
             raise BrokerUnreachable("gone")
 

@@ -237,10 +237,12 @@ def test_memory_is_the_documented_index() -> None:
         checker.data("nyc", record)
         checker.ledger(seqno, record.id)
         checker.delivery("s/b", seqno, record.id)
-    used, _peak = tracemalloc.get_traced_memory()
+    # Other threads of the process may take memory, too.
+    kept = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/ordering/*")]).statistics("filename")
     tracemalloc.stop()
+    used = sum(each.size for each in kept)
     assert checker.finish() == []
-    assert used / count < 9.5
+    assert 8 < used / count < 9.5
 
 
 def test_any_order_of_ledger_rows() -> None:
