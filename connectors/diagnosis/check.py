@@ -208,6 +208,8 @@ def check_deliveries(checker: Checker, member: str, lines: Iterable[str]) -> int
             message = MessageId(row["sender"], row["incarnation"], row["local_seqno"])
             payload = base64.b64decode(row["payload_base64"]) if "payload_base64" in row else row["payload"].encode()
             if is_cast(row):  # `check_casts` looks at those
+                if not all(isinstance(row.get(name, 0), int) for name in ("incarnation", "local_seqno", "view_id")):
+                    raise TypeError("a cast has numbers")
                 continue
             checker.delivery(member, row["seqno"], message, payload, row.get("view_id"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:

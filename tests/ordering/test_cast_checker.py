@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from connectors.diagnosis.check import check_deliveries
 from ordering.cast_checker import CastChecker
 from ordering.casts import CAUSAL, Cast, Depends
+from ordering.checker import Checker
+from ordering.errors import UsageError
 from ordering.membership import Life
 
 A, B = Life("s/a", 1), Life("s/b", 1)
@@ -69,3 +74,10 @@ def test_a_hole_in_a_view_is_a_gap() -> None:
     checker.delivered_cast("m", A, 7, 4)
     [anomaly] = checker.finish()
     assert (anomaly.name, "s/a#1.3" in anomaly.detail) == ("gap", True)
+
+
+def test_a_line_without_numbers_is_no_delivery() -> None:
+    line = {"order": "fifo", "sender": "s/a", "incarnation": 1, "local_seqno": "1", "payload": ""}
+    with pytest.raises(UsageError, match="line 1 of log is not what"):
+        check_deliveries(Checker(), "log", [json.dumps(line)])
+    assert check_deliveries(Checker(), "log", [json.dumps(line | {"local_seqno": 1})]) == 0
