@@ -2,8 +2,8 @@
 
 PYTHON ?= python3
 SEEDS ?= 1000
-# How many tests run at a time. A test waits half of its time; with three, two cores are so busy that some waits end too early.
-PROCESSES ?= 2
+# How many tests run at a time. A test waits more than half of its time, so this is more than the number of cores.
+PROCESSES ?= 3
 ARGS ?=
 
 VENV := .venv
@@ -22,10 +22,10 @@ help: ## show this list
 
 setup: $(VENV)/.classes ## install everything into .venv (two or three minutes the first time)
 
-test-fast: setup ## run the tests that need no broker, kill nothing and are quick, with fewer random examples
-	@$(PYTEST) --hypothesis-profile fast -m "not broker and not crash and not slow" $(ARGS)
+test-fast: setup ## run the tests that need no broker and no Spark, kill nothing and are quick, with fewer random examples
+	@$(PYTEST) --hypothesis-profile fast -m "not broker and not spark and not crash and not slow" $(ARGS)
 
-test: setup ## run every test but the soak, PROCESSES=2 at a time
+test: setup ## run every test but the soak, PROCESSES=3 at a time
 	@$(PYTEST) $(ARGS)
 
 soak: setup ## run what takes long: thousands of seeds and examples, clusters in which everything is killed

@@ -23,6 +23,7 @@ MOMENTS = [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0, 2.0]
 """Seconds after Python has come to our first line, some 40 ms after the start of the process."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ctrl_c_at_any_moment(tmp_path: Path, name: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
