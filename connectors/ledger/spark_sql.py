@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import is_instance_of
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from connectors.ledger.answer import ONLY_QUERIES, TABLES, Answer
 from ordering.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyarrow import Table
+
+CANCEL_AGAIN_S = 0.2
+"""A job may begin after the others were cancelled."""
 
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
 _DOES_SOMETHING = (f"{_LOGICAL}.Command", f"{_LOGICAL}.ParsedStatement")
@@ -30,7 +37,7 @@ def ask_spark(spark: SparkSession, data: Path, sql: str, limit: int | None = Non
         if not _is_query(spark, sql):
             raise UsageError(ONLY_QUERIES)
         found = spark.sql(sql)
-        table = (found if limit is None else found.limit(limit)).toArrow()
+        table = _collect(spark, found if limit is None else found.limit(limit))
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
     return Answer(table.column_names, iter(rows), lambda: table.to_reader())
 
@@ -47,6 +54,19 @@ def percent_done(spark: SparkSession) -> float:
                 if stage is not None:
                     done, total = done + stage.numCompletedTasks, total + stage.numTasks
     return 100 * done / total if total else -1.0
+
+
+def _collect(spark: SparkSession, frame: DataFrame) -> Table:
+    """The rows. Ctrl-C cancels Spark's jobs: in this thread, pyspark would wait until they have ended by themselves."""
+    with ThreadPoolExecutor(1) as executor:
+        asked = executor.submit(frame.toArrow)
+        try:
+            return asked.result()
+        except KeyboardInterrupt:
+            while not asked.done():
+                spark.sparkContext.cancelAllJobs()
+                wait([asked], CANCEL_AGAIN_S)
+            raise
 
 
 def _is_query(spark: SparkSession, sql: str) -> bool:
