@@ -29,12 +29,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from kafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from connectors.engine.attendant import Attendant, Taken
 from connectors.engine.batch import Polled
 from connectors.engine.group import GroupSequencer
+from connectors.engine.intake import Intake
 from connectors.engine.writing import Writer
 from connectors.kafka.connection import Connection
 from connectors.kafka.retrying import Retries
@@ -45,9 +46,6 @@ from ordering.errors import AbcastError
 
 STOP_S = 10.0
 """How long a stop waits for what is in flight."""
-POLL_S = 0.1
-POLL_RECORDS = 5_000
-"""Of all groups, at most so many at once."""
 IN_FLIGHT_BYTES = 16 * 1024 * 1024
 """With more payload in flight, a group waits for its oldest batch."""
 
@@ -135,12 +133,6 @@ class EngineJob:
             raise options.connection.refused(error) from error
 
 
-class PositionLost(AbcastError):
-    """Retention was faster, or a forward topic was made anew: a takeover finds where to read on."""
-
-    retriable = True
-
-
 class Loop:
     """Reads, decides and writes, in one thread."""
 
@@ -150,15 +142,12 @@ class Loop:
         self._stop = stop
         self._groups: dict[str, GroupSequencer] = {}
         self._group_of: dict[TopicPartition, str] = {}
-        self._positions: dict[TopicPartition, int] = {}
         self._writer = Writer(connection)
         try:
-            # What a producer takes back was not broadcast.
-            self._consumer = connection.consumer(max_poll_records=POLL_RECORDS, isolation_level="read_committed")
+            self._intake = Intake(connection, stop)
         except BaseException:
             self._writer.abandon()
             raise
-        self._is_away = False
 
     def run(self, attendant: Attendant) -> None:
         """Work until stopped; then wait for what is in flight. Raises what ends the attempt."""
@@ -169,7 +158,7 @@ class Loop:
             for group in self._groups.values():
                 group.see_written()
             attendant.pipelines = {name: group.pipeline for name, group in self._groups.items()}
-            polled = self._poll()
+            polled = self._intake.poll()
             for name, of_group in self._by_group(polled).items():
                 self._decide(self._groups[name], of_group)
         deadline = time.monotonic() + STOP_S
@@ -184,33 +173,10 @@ class Loop:
         for group in taken.gone:
             self._groups.pop(group, None)
         for partition, (group, offset) in taken.partitions.items():
-            self._group_of[partition], self._positions[partition] = group, offset
+            self._group_of[partition], self._intake.positions[partition] = group, offset
         for partition in [place for place, group in self._group_of.items() if group not in self._groups]:
-            del self._group_of[partition], self._positions[partition]
-        self._consumer.assign(list(self._positions))
-        for partition, offset in self._positions.items():
-            self._consumer.seek(partition, offset)
-
-    def _poll(self) -> Polled:
-        if not self._positions:
-            self._stop.wait(POLL_S)
-            return {}
-        try:
-            polled = self._consumer.poll(timeout_ms=int(POLL_S * 1000))
-        except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
-            raise PositionLost("what was to be read of FORWARD is gone: taking over anew.") from error
-        except KafkaError as error:
-            if not error.retriable:
-                raise
-            if not self._is_away:
-                _logger.warning("the broker does not answer (%r); trying again", error)
-            self._is_away = True
-            self._stop.wait(POLL_S)
-            return {}
-        self._is_away = False
-        for partition, records in polled.items():
-            self._positions[partition] = records[-1].offset + 1
-        return polled
+            del self._group_of[partition], self._intake.positions[partition]
+        self._intake.read(self._group_of)
 
     def _by_group(self, polled: Polled) -> Mapping[str, Polled]:
         groups: dict[str, dict[TopicPartition, Sequence[Record]]] = {}
@@ -230,4 +196,4 @@ class Loop:
     def close(self) -> None:
         """Close the connections. What is still in flight is left to chance."""
         self._writer.abandon()
-        self._consumer.close()
+        self._intake.close()

@@ -23,14 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from kafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
 from connectors.engine.agreeing import AgreeingGroup
 from connectors.engine.attendant import Attendant, Taken
 from connectors.engine.batch import Polled
 from connectors.engine.inputs import Input, Neighbours
-from connectors.engine.job import IN_FLIGHT_BYTES, POLL_RECORDS, POLL_S, STOP_S, EngineJob, EngineOptions, PositionLost
+from connectors.engine.intake import Intake
+from connectors.engine.job import IN_FLIGHT_BYTES, STOP_S, EngineJob, EngineOptions
 from connectors.engine.writing import Writer
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
@@ -142,15 +142,13 @@ class SiteLoop:
         self._suspect_after_ms = suspect_after_ms
         self._groups: dict[str, AgreeingGroup] = {}
         self._read: dict[TopicPartition, tuple[AgreeingGroup, Input]] = {}
-        self._positions: dict[TopicPartition, int] = {}
         self._assigned: frozenset[TopicPartition] = frozenset()
         self._writer = Writer(connection)
         try:
-            self._consumer = connection.consumer(max_poll_records=POLL_RECORDS, isolation_level="read_committed")
+            self._intake = Intake(connection, stop)
         except BaseException:
             self._writer.abandon()
             raise
-        self._is_away = False
         self._ticked_at = time.monotonic()
 
     def run(self, attendant: SiteAttendant) -> None:
@@ -218,7 +216,7 @@ class SiteLoop:
 
     def _forget(self, group: str) -> None:
         for place in [place for place in self._read if (topic := Topic.parse(place.topic)) and topic.group == group]:
-            del self._read[place], self._positions[place]
+            del self._read[place], self._intake.positions[place]
         self._assigned = frozenset()  # the same places may come again, to be read from elsewhere
 
     def find_inputs(self, inputs: Mapping[str, Mapping[TopicPartition, Input]]) -> None:
@@ -232,10 +230,10 @@ class SiteLoop:
         if not new:
             return
         with self._connection.reachable():
-            beginnings = self._consumer.beginning_offsets(list(new))
+            beginnings = self._intake.beginnings(new)
         for place, (group, source) in new.items():
             self._read[place] = group, source
-            self._positions[place] = group.start_of(source, beginnings[place])
+            self._intake.positions[place] = group.start_of(source, beginnings[place])
 
     def step(self) -> None:
         """Read what there is; write the entries, and when they stand in Kafka, DATA. Raises WriteFailed.
@@ -292,30 +290,10 @@ class SiteLoop:
         wanted = frozenset(place for place, (group, source) in self._read.items() if not group.is_full(source))
         if wanted != self._assigned:
             self._assigned = wanted
-            self._consumer.assign(sorted(wanted))
-            for place in wanted:
-                self._consumer.seek(place, self._positions[place])
-        if not wanted:
-            self._stop.wait(POLL_S)
-            return {}
-        try:
-            polled = self._consumer.poll(timeout_ms=int(POLL_S * 1000))
-        except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
-            raise PositionLost("what was to be read is gone: taking over anew.") from error
-        except KafkaError as error:
-            if not error.retriable:
-                raise
-            if not self._is_away:
-                _logger.warning("the broker does not answer (%r); trying again", error)
-            self._is_away = True
-            self._stop.wait(POLL_S)
-            return {}
-        self._is_away = False
-        for place, records in polled.items():
-            self._positions[place] = records[-1].offset + 1
-        return polled
+            self._intake.read(sorted(wanted))
+        return self._intake.poll()
 
     def close(self) -> None:
         """Close the connections. What is still in flight is left to chance."""
         self._writer.abandon()
-        self._consumer.close()
+        self._intake.close()

@@ -14,7 +14,8 @@ from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.engine.attendant import Attendant, Taken
-from connectors.engine.job import Loop, PositionLost
+from connectors.engine.intake import InputLost
+from connectors.engine.job import Loop
 from connectors.engine.writing import WriteFailed, Writer, Written
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.data_log import DataLog
@@ -135,7 +136,7 @@ def test_a_position_that_retention_has_passed(kafka: MemoryConnection) -> None:
     kafka.topics.drop(FORWARD.topic, 1)
     with running(kafka, start=0) as loop:
         eventually(lambda: loop.failure, 10)
-        assert isinstance(loop.failure, PositionLost)
+        assert isinstance(loop.failure, InputLost)
 
 
 class _Sent:

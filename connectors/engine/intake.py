@@ -1,0 +1,78 @@
+"""What the engine's loops read, and from where on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+
+from kafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from kafka.structs import TopicPartition
+
+from connectors.engine.batch import Polled
+from connectors.kafka.connection import Connection
+from ordering.errors import AbcastError
+
+POLL_S = 0.1
+POLL_RECORDS = 5_000
+"""Of all groups, at most so many at once."""
+
+_logger = logging.getLogger(__name__)
+
+
+class InputLost(AbcastError):
+    """Retention was faster, or a topic was made anew: a takeover finds where to read on."""
+
+    retriable = True
+
+
+class Intake:
+    """Reads partitions, each from its own position. One thread at a time; close it."""
+
+    def __init__(self, connection: Connection, stop: threading.Event) -> None:
+        """`stop` ends a wait. Raises BrokerUnreachable."""
+        self.positions: dict[TopicPartition, int] = {}
+        """The next offset of each partition. Who changes one lets them be read again."""
+        self._stop = stop
+        # What a producer takes back was not broadcast.
+        self._consumer = connection.consumer(max_poll_records=POLL_RECORDS, isolation_level="read_committed")
+        self._is_idle = True
+        self._is_away = False
+
+    def read(self, partitions: Iterable[TopicPartition]) -> None:
+        """From here on read these, from their positions, and no others."""
+        assigned = list(partitions)
+        self._consumer.assign(assigned)
+        for partition in assigned:
+            self._consumer.seek(partition, self.positions[partition])
+        self._is_idle = not assigned
+
+    def beginnings(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """The first offset that each still has. Raises KafkaError."""
+        return self._consumer.beginning_offsets(list(partitions))
+
+    def poll(self) -> Polled:
+        """What has come within POLL_S. Nothing while the broker is away. Raises InputLost, KafkaError."""
+        if self._is_idle:
+            self._stop.wait(POLL_S)
+            return {}
+        try:
+            polled = self._consumer.poll(timeout_ms=int(POLL_S * 1000))
+        except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
+            raise InputLost("what was to be read is gone: taking over anew.") from error
+        except KafkaError as error:
+            if not error.retriable:
+                raise
+            if not self._is_away:
+                _logger.warning("the broker does not answer (%r); trying again", error)
+            self._is_away = True
+            self._stop.wait(POLL_S)
+            return {}
+        self._is_away = False
+        for partition, records in polled.items():
+            self.positions[partition] = records[-1].offset + 1
+        return polled
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._consumer.close()
