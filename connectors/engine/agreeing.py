@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from kafka.structs import TopicPartition
 
 from connectors.engine.batch import COLUMNS_FROM, Output, Topics, by_columns, by_rows
-from connectors.engine.inputs import Input, Original, of_log, original
+from connectors.engine.inputs import Input, of_log, original
 from connectors.engine.writing import Written
 from connectors.kafka.codec import VERSION, encode_data
 from connectors.kafka.entries import judge, read_entry, write_entry
@@ -46,16 +46,16 @@ class _Place:
     begin: int
     end: int
     needed: int
-    records: deque[Record | Original] = field(default_factory=deque)
+    records: deque[Record] = field(default_factory=deque)
     size: int = 0
 
-    def add(self, record: Record | Original) -> None:
+    def add(self, record: Record) -> None:
         self.end = record.offset + 1
         if record.offset >= self.needed:
             self.records.append(record)
             self.size += len(record.value or b"") + _RECORD_BYTES
 
-    def take(self, part: Range) -> list[Record | Original]:
+    def take(self, part: Range) -> list[Record]:
         """The records of a run, which are not needed any more after that."""
         taken = []
         while self.records and self.records[0].offset < part.end:

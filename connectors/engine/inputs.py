@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from connectors.kafka.codec import AGREED_FIELDS, DATA_FIELDS, FORWARD_FIELDS, HEADER, NOTHING, decode_data
 from connectors.kafka.sites import Sites
-from connectors.kafka.transport import Record
+from connectors.kafka.transport import PlainRecord, Record
 from ordering.names import Topic
 from ordering.records import Data, Partition, Source
 
@@ -56,19 +56,7 @@ def neighbours_of(sites: Sites, site: str) -> Neighbours:
     return Neighbours(site, tuple(sorted(sites.connections)), frozenset(shared))
 
 
-class Original(NamedTuple):
-    """A FORWARD record as it stands at the site where it was written."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes]]
-
-
-def original(copy: Record, site: str, place: str) -> Original | None:
+def original(copy: Record, site: str, place: str) -> PlainRecord | None:
     """The record that a relay has copied from that partition of the site; None if it is no such copy."""
     headers = list(copy.headers)
     if not headers or headers[0][0] != HEADER:
@@ -82,7 +70,7 @@ def original(copy: Record, site: str, place: str) -> Original | None:
     if name != site or str(source.topic_partition) != place:
         return None
     headers[0] = (HEADER, b" ".join(fields[: len(FORWARD_FIELDS)]))
-    return Original(*source, at_ms, copy.key, copy.value, headers)
+    return PlainRecord(*source, at_ms, copy.key, copy.value, headers)
 
 
 def of_log(raw: Record, *, is_copy: bool) -> Data:

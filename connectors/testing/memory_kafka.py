@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from kafka.errors import KafkaError, NotEnoughReplicasError, OffsetOutOfRangeError
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.desk import Desk
+from connectors.kafka.transport import PlainRecord
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
 from ordering.names import ROLES, Role, Topic
 
@@ -26,23 +27,11 @@ RETRY_S = 0.05
 """After so long a producer asks again with a batch that was refused."""
 
 
-class Record(NamedTuple):
-    """A record as a consumer gets it."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes]]
-
-
 class Topics:
     """What is stored, and what goes wrong."""
 
     def __init__(self) -> None:
-        self.partitions: dict[TopicPartition, list[Record]] = {}
+        self.partitions: dict[TopicPartition, list[PlainRecord]] = {}
         self.beginnings: dict[TopicPartition, int] = {}
         """What retention has dropped stands below."""
         self.committed: dict[tuple[str, TopicPartition], OffsetAndMetadata] = {}
@@ -75,7 +64,7 @@ class Topics:
         with self.changed:
             log = self.partitions[place]
             log.append(
-                Record(place.topic, place.partition, len(log), int(time.time() * 1000), key, value, list(headers))
+                PlainRecord(place.topic, place.partition, len(log), int(time.time() * 1000), key, value, list(headers))
             )
             self.changed.notify_all()
             return len(log) - 1
@@ -294,9 +283,9 @@ class MemoryConsumer:
             found[place] = None if first is None else OffsetAndTimestamp(first.offset, first.timestamp, -1)
         return found
 
-    def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[Record]]:
+    def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[PlainRecord]]:
         """What comes next, 500 records a partition at most; waits for something."""
-        found: dict[TopicPartition, list[Record]] = {}
+        found: dict[TopicPartition, list[PlainRecord]] = {}
         for place, offset in self.next.items():
             if offset < self.kafka.beginnings.get(place, 0):
                 raise OffsetOutOfRangeError({place: offset})

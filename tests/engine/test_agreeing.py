@@ -19,13 +19,14 @@ from connectors.engine import agreeing
 from connectors.engine.agreeing import AgreeingGroup
 from connectors.engine.attendant import Taken
 from connectors.engine.exclusion import exclude
-from connectors.engine.inputs import Input, Neighbours, Original
+from connectors.engine.inputs import Input, Neighbours
 from connectors.engine.site_job import SiteAttendant, SiteLoop
 from connectors.engine.writing import WriteFailed
 from connectors.kafka import entries
 from connectors.kafka.codec import encode_data, forward_headers
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_state, read_entry
+from connectors.kafka.transport import PlainRecord
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.errors import Fenced, ProtocolViolation, UsageError
@@ -403,12 +404,12 @@ def test_what_is_in_the_snapshot_is_read_over_and_not_kept(monkeypatch: pytest.M
     )
     source = Input("nyc", name)
     assert group.start_of(source, 0) == 0
-    group.take(source, [Original("abcast.g.forward.nyc", 0, offset, 9, b"", b"", []) for offset in range(80)])
+    group.take(source, [PlainRecord("abcast.g.forward.nyc", 0, offset, 9, b"", b"", []) for offset in range(80)])
     assert not group.is_full(source)
-    group.take(source, [Original("abcast.g.forward.nyc", 0, offset, 9, b"", b"", []) for offset in range(80, 89)])
+    group.take(source, [PlainRecord("abcast.g.forward.nyc", 0, offset, 9, b"", b"", []) for offset in range(80, 89)])
     monkeypatch.setattr(agreeing, "OWN_BYTES", 1_000)
     assert not group.is_full(source), "the next run is larger, and has one more"
-    group.take(source, [Original("abcast.g.forward.nyc", 0, 89, 9, b"", b"", [])])
+    group.take(source, [PlainRecord("abcast.g.forward.nyc", 0, 89, 9, b"", b"", [])])
     assert group.is_full(source)
     assert group.site.due() is not None
     assert group.due()

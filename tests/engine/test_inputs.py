@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.engine.inputs import Input, Neighbours, Original, of_log, original
+from connectors.engine.inputs import Input, Neighbours, of_log, original
 from connectors.kafka.codec import encode_data
+from connectors.kafka.transport import PlainRecord
 from ordering.names import Topic
 from ordering.records import ENTRY, EPOCH, STRAY, Data
 
 FORWARD = "abcast.g.forward.sfo"
 
 
-def copy(header: str, *more: tuple[str, bytes]) -> Original:
+def copy(header: str, *more: tuple[str, bytes]) -> PlainRecord:
     """A record of a relay's topic."""
-    return Original("abcast.g.relayed-sfo.nyc", 1, 7, 99, b"sfo/bob", b"x", [("abcast", header.encode()), *more])
+    return PlainRecord("abcast.g.relayed-sfo.nyc", 1, 7, 99, b"sfo/bob", b"x", [("abcast", header.encode()), *more])
 
 
 def test_which_partitions_are_read() -> None:
@@ -46,7 +47,7 @@ def test_which_partitions_are_read() -> None:
 
 def test_a_copy_is_read_as_the_record_at_home() -> None:
     read = original(copy(f"2 message 5 8 sfo/{FORWARD}-1:40 - 1700 more", ("k", b"v")), "sfo", f"{FORWARD}-1")
-    assert read == Original(FORWARD, 1, 40, 1700, b"sfo/bob", b"x", [("abcast", b"2 message 5 8"), ("k", b"v")])
+    assert read == PlainRecord(FORWARD, 1, 40, 1700, b"sfo/bob", b"x", [("abcast", b"2 message 5 8"), ("k", b"v")])
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_a_copy_of_a_log_is_read_as_what_stands_there(record: Data) -> None:
     key, value, [(name, header), *_] = encode_data(record)
     fields = header.split(b" ")
     fields[7] = b"sfo/abcast.g.data.sfo-0:9"
-    raw = Original("abcast.g.entries-sfo.nyc", 0, 7, 99, key, value, [(name, b" ".join(fields))])
+    raw = PlainRecord("abcast.g.entries-sfo.nyc", 0, 7, 99, key, value, [(name, b" ".join(fields))])
     assert of_log(raw, is_copy=True) == record
     assert of_log(raw, is_copy=False).kind == STRAY
     assert of_log(raw._replace(headers=[]), is_copy=True).kind == STRAY

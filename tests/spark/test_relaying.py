@@ -9,9 +9,10 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 
-from connectors.engine.inputs import Original, of_log, original
+from connectors.engine.inputs import of_log, original
 from connectors.kafka import codec
 from connectors.kafka.sites import Direction
+from connectors.kafka.transport import PlainRecord
 from connectors.ledger.table import ledger_rows
 from connectors.relay.columns import (
     relay_agreed_forward,
@@ -208,7 +209,7 @@ def test_who_agrees_reads_what_stands_at_home(spark: SparkSession) -> None:
         headers = [tuple(header) for header in written["headers"]]
         assert (written["topic"], written["partition"]) == (TOPIC.replace(".forward.nyc", ".relayed-nyc.sfo"), 1)
         assert codec.first_fields(headers, 5)[4:] == [f"nyc/{row.source}".encode()]  # where a relay that starts looks
-        copy = Original(written["topic"], 1, 5, 6, written["key"], written["value"], headers)
+        copy = PlainRecord(written["topic"], 1, 5, 6, written["key"], written["value"], headers)
         read = original(copy, "nyc", str(row.source.topic_partition))
         assert read is not None
         assert (*read[:6],) == (*row.source, row.timestamp_ms, row.key, row.value)
@@ -245,7 +246,7 @@ def test_of_data_who_agrees_is_brought_the_log(spark: SparkSession) -> None:
     for (row, record), written in zip(carried_ones, found, strict=True):
         headers = [tuple(header) for header in written["headers"]]
         assert written["topic"] == "abcast.g.entries-nyc.sfo"
-        copy = Original(written["topic"], 0, 5, 6, written["key"], written["value"], headers)
+        copy = PlainRecord(written["topic"], 0, 5, 6, written["key"], written["value"], headers)
         assert of_log(copy, is_copy=True) == record
         assert headers[0][1].split(b" ")[codec.DATA_FIELDS.index("SOURCE")] == f"nyc/{row.source}".encode()
 

@@ -11,10 +11,10 @@ import importlib.util
 import os
 from typing import cast
 
-from connectors.kafka.transport.seam import Consumer, Producer, Record, Sent, Transport
+from connectors.kafka.transport.seam import Consumer, PlainRecord, Producer, Record, Sent, Transport
 from ordering.errors import UsageError
 
-__all__ = ["Consumer", "Producer", "Record", "Sent", "Transport", "check_transport", "transport"]
+__all__ = ["Consumer", "PlainRecord", "Producer", "Record", "Sent", "Transport", "check_transport", "transport"]
 VARIABLE = "ABCAST_TRANSPORT"
 
 TRANSPORTS = {"confluent": ("confluent_kafka", "librdkafka"), "kafka-python": ("kafka", "kafka_python")}

@@ -25,7 +25,7 @@ from kafka import errors
 from kafka.structs import TopicPartition
 
 from connectors.kafka.dialects import for_librdkafka
-from connectors.kafka.transport.seam import Cluster, Consumer, Producer
+from connectors.kafka.transport.seam import Cluster, Consumer, PlainRecord, Producer
 from ordering.records import MAX_RECORD_BYTES
 
 POLL_S = 0.1
@@ -269,16 +269,6 @@ class _Offset(NamedTuple):
     offset: int
 
 
-class _Record(NamedTuple):
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes]]
-
-
 _headers_of = operator.methodcaller("headers")
 """`message.headers()` returns a list and sets an error where a name is not UTF-8. CPython looks for that in a call of
 this kind only: in its own fast call of a method the error comes up later, in code that has nothing to do with it."""
@@ -338,7 +328,7 @@ class _Consumer:
                 self._client.unassign()
             self._is_moved = True
 
-    def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[_Record]]:
+    def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[PlainRecord]]:
         if self._is_moved:
             self._move()
         with _translating():
@@ -346,7 +336,7 @@ class _Consumer:
             if first is None:
                 return {}
             messages = [first, *self._client.consume(self._max_poll_records - 1, 0)]
-        found: dict[TopicPartition, list[_Record]] = {}
+        found: dict[TopicPartition, list[PlainRecord]] = {}
         for message in messages:
             if (error := message.error()) is not None:
                 self._take_error(error, message, bool(found))
@@ -355,7 +345,7 @@ class _Consumer:
             if (records := found.get((topic, number))) is None:  # equal to a TopicPartition
                 records = found[TopicPartition(topic, number)] = []
             records.append(
-                _Record(
+                PlainRecord(
                     topic,
                     number,
                     message.offset(),

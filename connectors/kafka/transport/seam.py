@@ -24,7 +24,7 @@ wait for anything that the producer does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kafka.structs import TopicPartition
 
@@ -68,6 +68,18 @@ class Record(Protocol):
     def value(self) -> bytes | None: ...  # noqa: D102
     @property
     def headers(self) -> Sequence[tuple[str, bytes]]: ...  # noqa: D102
+
+
+class PlainRecord(NamedTuple):
+    """A `Record` of our own making."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
 
 
 class Written(Protocol):
