@@ -92,6 +92,11 @@ class AgreeingGroup:
         self._excluded: set[Exclusion] = set()
 
     @property
+    def name(self) -> str:
+        """The group's."""
+        return self.site.group
+
+    @property
     def notices(self) -> tuple[Notice, ...]:
         """What an operator may want to know of the last step."""
         return self.site.notices
