@@ -49,6 +49,13 @@ Each message is ordered once: a run's records follow those of the run before it 
 run one number for ever, `isis_views` orders each number once, and what a member has sent twice is dropped by the
 received table.
 
+Members of a site that is gone leave the group's view as any dead member does. A run says which sites are *absent*: not
+in the view of sites in which it was ordered. Behind its records their members count as silent
+(`ordering.log_time.without_sites`), so the group's next view is without them. All sites put that view in the same
+place: a process delivers a run in the view whose end or whose agreement has it, so by the invariants of `isis_views`
+the view of a position is the same for all that deliver there, and who takes a run over takes that over, too. When a
+site knows of a view of sites, or how long it has heard nothing, decides nothing.
+
 What waits. With a majority of the last view everything goes on, at the sites that are in the view. A site outside it
 orders nothing of its own, and says so (`is_waiting`); its members' messages stand in its FORWARD, and are ordered when
 it is back. Two sites need each other, or an operator's `Exclude`. A site whose log is lost is not the same site any
@@ -73,9 +80,20 @@ from ordering.errors import ProtocolViolation
 from ordering.isis import RESEND_AFTER_MS, Send, Tick
 from ordering.isis_codec import decode, encode
 from ordering.isis_formation import Life, first_view
-from ordering.isis_log import Entry, Letter, Ordered, Range, ranges_of, read_letter, run_of, write_letter
+from ordering.isis_log import (
+    Entry,
+    Letter,
+    Ordered,
+    Range,
+    absent_from,
+    ranges_of,
+    read_letter,
+    run_of,
+    write_letter,
+)
 from ordering.isis_messages import Deliver, Exclude, Installed, Message, NotExcluded, Output, Outside, Stuck, To
 from ordering.isis_views import SUSPECT_AFTER_MS, Process, ProcessState, awake, member
+from ordering.log_time import without_sites
 from ordering.reader import Reader, Verdict
 from ordering.records import ENTRY, EPOCH, MESSAGE, Data, DeadLetter, Forward, Malformed
 from ordering.sequencer import SequencerState, end_batch, step
@@ -259,6 +277,7 @@ class Site:
         self.group, self.epoch = state.group, epoch
         self.process = Process(awake(state.process, now_ms) if sequenced is None else state.process)
         self.me = self.process.me
+        self._absent = absent_from(self.process.view)
         self.position, self.number, self.rejected = state.position, state.number, state.rejected
         self._places = {place.name: place for place in state.places}
         self._logs = {row.site: row for row in state.logs}
@@ -427,13 +446,15 @@ class Site:
         notices: list[Notice] = []
         for output in outputs:
             if isinstance(output, Deliver):
-                self._order(Ordered(output.seqno, output.sender, output.run))
+                self._order(Ordered(output.seqno, output.sender, output.run, self._absent))
             elif isinstance(output, To):
                 if said and said[-1][0] is output.message:
                     said[-1][1].append(output.receiver.name)
                 else:
                     said.append((output.message, [output.receiver.name]))
             elif isinstance(output, Notice):
+                if isinstance(output, Installed):
+                    self._absent = absent_from(output.view)
                 notices.append(output)  # not `Missing`: that stands in others' logs; nor `Refused`: so few are sent
         self.notices = tuple(notices)
         return tuple(write_letter(tuple(receivers), message) for message, receivers in said)
@@ -516,6 +537,8 @@ class Sequenced:
 
     def end_run(self, state: SequencerState) -> tuple[Data, ...]:
         """The records of the next run are decided, with that state behind them: what follows from them."""
-        self.state, closing = end_batch(state)
-        self.position = self._runs.popleft().last
+        run = self._runs.popleft()
+        membership = without_sites(state.membership, run.absent)
+        self.state, closing = end_batch(replace(state, membership=membership))
+        self.position = run.last
         return closing

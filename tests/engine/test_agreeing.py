@@ -205,6 +205,38 @@ def test_the_others_go_on_and_the_site_comes_back(kafka: MemoryConnection) -> No
     assert [record.local_seqno for record in order if record.sender == "lax/alice"] == [1, 2, 3, 4, 5]
 
 
+def test_members_leave_with_their_site_and_are_back_with_it(kafka: MemoryConnection) -> None:
+    """The others' view goes on without them, though they live. What they broadcast meanwhile is ordered, once."""
+    addresses = [f"{site}/bob" for site in SITES]
+
+    def is_seen_by(members: list[Member], *expected: str) -> bool:
+        views = [member.view for member in members]
+        return all(view is not None and sorted(view.members) == sorted(expected) for view in views)
+
+    with ExitStack() as stack:
+        stack.enter_context(running(kafka, "nyc", "sfo"))
+        with running(kafka, "lax"):
+            members = [stack.enter_context(Member("g", address, connection=kafka)) for address in addresses]
+            for member in members:
+                member.connect(timeout=20)
+            eventually(lambda: is_seen_by(members, *addresses), 20)
+        pending = [members[2].broadcast(b"%d" % number) for number in range(3)]
+        eventually(lambda: is_seen_by(members[:2], *addresses[:2]), 20)
+        assert members[0].broadcast(b"without lax").result(20)
+        assert not any(receipt.done() for receipt in pending)
+        stack.enter_context(running(kafka, "lax"))
+        seqnos = [receipt.result(20) for receipt in pending]
+        eventually(lambda: is_seen_by(members, *addresses), 20)
+        members[0].wait_ordered(20)
+        taken = list(islice(members[0].deliveries(from_seqno=1, timeout=20), 4))
+        assert [delivery.payload for delivery in taken] == [b"without lax", b"0", b"1", b"2"]
+        assert [delivery.seqno for delivery in taken[1:]] == seqnos
+        for member in members:
+            member.close(timeout=20)
+    first, *others = (effective(kafka, site) for site in SITES)
+    assert all(other == first for other in others)
+
+
 def test_a_minority_waits(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """And says so, until it is none any more."""
     topics = [topic for topic in map(Topic.parse, {place.topic for place in kafka.topics.partitions}) if topic]
