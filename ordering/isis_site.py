@@ -95,7 +95,7 @@ from ordering.isis_messages import Deliver, Exclude, Installed, Message, NotExcl
 from ordering.isis_views import SUSPECT_AFTER_MS, Process, ProcessState, awake, member
 from ordering.log_time import without_sites
 from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH, MESSAGE, Data, DeadLetter, Forward, Malformed
+from ordering.records import ENTRY, EPOCH, MESSAGE, Data, DeadLetter, Forward, Malformed
 from ordering.sequencer import SequencerState, end_batch, step
 
 MAX_RUNS_IN_FLIGHT = 8
@@ -260,15 +260,22 @@ def read_on(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]
     return LogRow(row.site, reader.epoch, reader.last_seqno, row.at), verdict is Verdict.TAKE
 
 
+def judge(row: LogRow, record: Data) -> tuple[LogRow, bool]:
+    """`read_on` for a record of a log whose entry need not be read."""
+    bare = Entry(0, record.epoch, record.local_seqno) if record.kind == ENTRY else None
+    return read_on(row, record.epoch, bare)
+
+
 class Site:
     """A site, as the job of one epoch has it: take events, `end_step`, write the entry, then the DATA of what is `due`.
 
     Mutable, as a cursor is; not thread-safe.
     """
 
-    def __init__(self, state: SiteState, epoch: int, *, now_ms: int = 0) -> None:
+    def __init__(self, state: SiteState, epoch: int, *, now_ms: int = 0, sequenced: Sequenced | None = None) -> None:
+        """`sequenced`: of a job that goes on. One that begins has been away until `now_ms`."""
         self.group, self.epoch = state.group, epoch
-        self.process = Process(awake(state.process, now_ms))
+        self.process = Process(awake(state.process, now_ms) if sequenced is None else state.process)
         self.me = self.process.me
         self._absent = absent_from(self.process.view)
         self.position, self.number, self.rejected = state.position, state.number, state.rejected
@@ -281,7 +288,7 @@ class Site:
         self._news: list[Ordered] = []
         self.notices: tuple[Notice, ...] = ()
         """Of the last step."""
-        self.sequenced = Sequenced(state, epoch)
+        self.sequenced = Sequenced(state, epoch) if sequenced is None else sequenced
 
     def state(self) -> SiteState:
         """The value of it, at the end of a step."""
@@ -502,11 +509,13 @@ def _without_nearest(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
 class Sequenced:
     """The sequencer of a site, which goes from run to run: the same at all sites, but for the epoch it writes."""
 
-    def __init__(self, state: SiteState, epoch: int) -> None:
-        known = SequencerState.from_bytes(state.snapshot)
+    def __init__(self, state: SiteState, epoch: int, known: SequencerState | None = None, position: int = 0) -> None:
+        """From the snapshot; or from a state that is `known`, after the run that ends at `position`."""
+        if known is None:
+            known, position = SequencerState.from_bytes(state.snapshot), state.sequenced
         self.state = replace(known, epoch=epoch)
-        self.position = state.sequenced
-        self._runs = deque(state.since)
+        self.position = position
+        self._runs = deque(run for run in state.since if run.first > position)
 
     def expect(self, runs: Iterable[Ordered]) -> None:
         """These runs follow."""

@@ -19,13 +19,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from connectors.engine.inputs import Neighbours
 from connectors.engine.site_job import SiteJob
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Stored
+from connectors.kafka.inputs import Neighbours
 from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
+from connectors.sequencer.agreement import Agreement
 from jobs.engine import tune
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
@@ -39,7 +40,7 @@ GROUP = "bench"
 def work(servers: str, site: str, names: tuple[str, ...]) -> None:
     """The process of a site."""
     tune()
-    SiteJob(Connection(servers), Neighbours(site, names, frozenset(names) - {site})).run()
+    SiteJob(Connection(servers), Agreement(Neighbours(site, names, frozenset(names) - {site}))).run()
 
 
 @contextmanager

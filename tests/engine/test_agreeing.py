@@ -19,14 +19,15 @@ from connectors.engine import agreeing
 from connectors.engine.agreeing import AgreeingGroup
 from connectors.engine.attendant import Taken
 from connectors.engine.exclusion import exclude
-from connectors.engine.inputs import Input, Neighbours
 from connectors.engine.site_job import SiteAttendant, SiteLoop
 from connectors.engine.writing import WriteFailed
 from connectors.kafka import entries
 from connectors.kafka.codec import encode_data, forward_headers
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_state, read_entry
+from connectors.kafka.inputs import Input, Neighbours
 from connectors.kafka.transport import PlainRecord
+from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation, UsageError
@@ -75,7 +76,7 @@ class Running:
         )
         self.left: list[str] = []
         self.attendant.leave = self.left.append
-        self.loop = SiteLoop(kafka, neighbours, self._stop, SUSPECT_AFTER_MS)
+        self.loop = SiteLoop(kafka, Agreement(neighbours, SUSPECT_AFTER_MS), self._stop)
         topics = {group: [forward(site, group).topic] for group in groups}
         states = take_over_groups(kafka, topics, site, agreement="isis")
         self.loop.take(Taken(states))
@@ -190,7 +191,7 @@ def test_a_refused_write_ends_the_epoch(kafka: MemoryConnection) -> None:
             for other in failed:
                 assert isinstance(other.failure, WriteFailed)
                 other.end()
-                others[others.index(other)] = Running(kafka, other.loop._neighbours.site)
+                others[others.index(other)] = Running(kafka, other.loop._agreement.neighbours.site)
         with running(kafka, "nyc"):
             all_have(kafka, 30)
         for other in others:
