@@ -89,7 +89,7 @@ class IsisProcess:
         faults: Faults = NO_FAULTS,
         suspect_after_ms: int = SUSPECT_AFTER_MS,
     ) -> None:
-        """Raises UsageError if there is no such line or two are one place, EnvironmentProblem if the port can't be had."""
+        """Raises UsageError if the hostfile does not do, EnvironmentProblem if the port can't be had."""
         if not 0 <= me < len(hosts):
             raise UsageError(f"there is no process {me}: the hostfile has 0 to {len(hosts) - 1}.")
         self.me, self.faults = me, faults
