@@ -151,7 +151,7 @@ class TestCtrlC:
     def test_while_spark_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is answered at once, in one line, although what starts can only be stopped when it is there."""
         handed: list[Callable[[], object]] = []
-        monkeypatch.setattr(interruption, "_told", [])
+        monkeypatch.setattr(interruption, "_said", [])
         monkeypatch.setattr(interruption, "_signals", [])
         monkeypatch.setattr(interruption, "hand_to", handed.append)
         monkeypatch.setattr(interruption, "raise_in_order", lambda: None)
