@@ -88,7 +88,7 @@ class Merger:
     @property
     def is_half_empty(self) -> bool:
         """Whether there is room for more than a few casts."""
-        return self.causal.is_half_empty and self.fifo.is_half_empty
+        return self.causal.room.is_half_empty and self.fifo.room.is_half_empty
 
     def held(self) -> list[Cast]:
         """The casts that wait: a reader that starts from `state` reads these again."""

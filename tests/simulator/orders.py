@@ -358,7 +358,7 @@ class Orders:
         assert process.receiver is not None
         if not process.full_at or not self.rules.read_full_again:
             return False
-        if not process.receiver.has_room and process.receiver.progress == process.progress:
+        if not process.receiver.room.is_left and process.receiver.progress == process.progress:
             return False
         process.progress = process.receiver.progress
         for where, offset in process.full_at.items():
@@ -500,7 +500,7 @@ class Orders:
             self._do_transfer()
             self._do_coordinate()
             receivers = [each.receiver for each in self.processes if each.receiver is not None]
-            now = len(self.data), self.flush, len(self.past), [(each.progress, each.holding) for each in receivers]
+            now = len(self.data), self.flush, len(self.past), [(each.progress, each.room.holding) for each in receivers]
             if now == before and not any(each.full_at for each in self.members):
                 return
             before = now

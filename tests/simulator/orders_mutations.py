@@ -68,10 +68,10 @@ class DropsInsteadOfHolding(CausalReceiver):
     """What can't be delivered at once is gone."""
 
     def _take_cast(self, cast: Cast) -> Verdict:
-        before = self.max_held
-        self.max_held = 0
+        before = self.room.max_held
+        self.room.max_held = 0
         verdict = super()._take_cast(cast)
-        self.max_held = before
+        self.room.max_held = before
         return Verdict.HOLD if verdict is Verdict.FULL else verdict
 
 
