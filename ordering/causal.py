@@ -52,9 +52,9 @@ said together, and what DATA depends on besides. Each of them has said it after 
 further back adds nothing. (So a clock in DATA is written as it is, never as a difference.) Who reads all of DATA, but
 of casts only what retention has left, is a newcomer until the view `new_before`.
 
-Bounded. `room.max_held` casts (or `room.max_held_bytes` of them) and `max_waiting` DATA records wait. A cast that would be one
-more is FULL, and nothing changes. The driver reads on, and reads the cast's partition *again from there* when there is
-room, or when nothing else is left to read and `progress` has grown. (It must not stop reading the partition: what
+Bounded. `room.max_held` casts (or `max_held_bytes` of them) and `max_waiting` DATA records wait. A cast that would be
+one more is FULL, and nothing changes. The driver reads on, and reads the cast's partition *again from there* when there
+is room, or when nothing else is left to read and `progress` has grown. (It must not stop reading the partition: what
 others wait for may stand behind the cast. It must not wait for room only: all that are held may wait for one that was
 FULL, because that had to wait then, too. By invariant 2 there is one that need not wait, and such a one is never
 FULL.) If DATA is full, the driver reads on when DATA does not wait any more; casts do not come by it. A crash loses
@@ -90,7 +90,7 @@ MAX_WAITING = 10_000
 """DATA records that wait for casts at one receiver, at most."""
 
 MAX_SETTLED = 1_000
-"""Lives that are over of which a state says how many of their casts were delivered, at most: the newest ones."""
+"""Lives that are over of which it is known how many of their casts were delivered, at most: the newest ones."""
 
 FORMAT = 1
 """Of states."""
@@ -187,6 +187,7 @@ class CausalReceiver:
         self._limit = list(state.limit) if state.limit is not None else None
         self._clocks = dict(state.clocks)
         self._settled = state.settled
+        self._gone: dict[Life, int] = {}
         self._held: list[dict[int, Cast]] = [{} for _ in state.lives]
         self._later: dict[tuple[int, Life, int], Cast] = {}
         self._waiting: deque[Ordered] = deque()
@@ -233,6 +234,15 @@ class CausalReceiver:
     def index_of(self, life: Life) -> int | None:
         """Its place in the view; None if it is not in it."""
         return self._index.get(life)
+
+    def delivered_of(self, life: Life) -> int | None:
+        """How many casts of a member of the view were delivered here; None for a newcomer, which does not know that."""
+        index = self._index.get(life)
+        return None if index is None or self.is_new else self._vector[index]
+
+    def delivered_of_gone(self, life: Life) -> int | None:
+        """The same of one that is gone with a view; None if that was long ago, or before this receiver began."""
+        return self._gone.get(life)
 
     def settled(self, life: Life) -> int | None:
         """How many casts of a life that is over were delivered; None if it is not, or if that was long ago."""
@@ -441,6 +451,12 @@ class CausalReceiver:
         self.room.take(held)
         self._dropped += held
 
+    def _note_gone(self, lives: list[Life]) -> None:
+        if not self.is_new:
+            self._gone |= {life: self._vector[self._index[life]] for life in lives}
+        for life in list(self._gone)[:-MAX_SETTLED]:
+            del self._gone[life]
+
     def _install(self, record: Ordered) -> tuple[Settled, ...]:
         stay = [life for life in record.lives if life in self._index]
         if stay and not self.is_blocked:
@@ -448,6 +464,7 @@ class CausalReceiver:
         before, index = self._agreed if self.is_new else self._vector, self._index
         gone = set(index).difference(record.lives)
         settled = tuple(Settled(life, self._agreed[index[life]]) for life in self.lives if life in gone)
+        self._note_gone([life for life in self.lives if life in gone])
         self._drop([cast for casts in self._held for cast in casts.values()])
         self.view, self.lives, self.is_new = record.view, record.lives, record.view < self.new_before
         self._index = {life: place for place, life in enumerate(record.lives)}

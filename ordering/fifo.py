@@ -11,10 +11,10 @@ of them is dropped: the life that could have filled the gap is over, and all tha
 Who begins in the midst of the logs says `since` when: a life of that incarnation, or a lower one, may have sent casts
 before. Of such a life, the first cast that is read is taken for the next one. Every later life begins at 1.
 
-Bounded: `room.max_held` casts wait, of all senders together, or `room.max_held_bytes`. When so many wait, a cast that would have
-to wait is FULL, and nothing changes. A cast that need not wait is always taken. A gap stands in a sender's partition
-only until the sender has written the missing cast again, and then it writes all behind it again, too: what was FULL
-comes back by itself (go-back-N).
+Bounded: `room.max_held` casts wait, of all senders together, or `max_held_bytes`. When so many wait, a cast that would
+have to wait is FULL, and nothing changes. A cast that need not wait is always taken. A gap stands in a sender's
+partition only until the sender has written the missing cast again, and then it writes all behind it again, too: what
+was FULL comes back by itself (go-back-N).
 
 A crash keeps the invariant: the state is O(senders) numbers, and reading anything again finds it discarded. What was
 held is not in it: a receiver that starts from a state reads on from where the oldest held cast stood.

@@ -234,7 +234,7 @@ class Forwarder:
             life, topic = Life(self._name, self.incarnation), str(Topic(self.group, "cast", self.address.site))
             in_no_view = None if casts_as is None else Life(self._name, casts_as)
             self._caster = Caster(
-                *(life, in_no_view, topic, self._hub, self._shared.producers, self.limits, self.changed),
+                *(life, in_no_view, topic, self._hub, self._shared.cast_producers, self.limits, self.changed),
                 *(self._release_all, self.end),
             )
             self._inherited = begun.table.last if len(begun.table) else 0

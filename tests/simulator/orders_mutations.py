@@ -10,6 +10,7 @@ from ordering.causal import CausalReceiver, CausalState, Need
 from ordering.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.clocks import Clock
 from ordering.outgoing import Outgoing
+from ordering.standing import Standing, standing_of_record, standing_of_state
 from tests.simulator.orders import Rules
 
 
@@ -128,6 +129,23 @@ class TalksAfterFlushOk(Outgoing):
         return super()._may_go(order, kind)
 
 
+def lagging_hub(hub: CausalReceiver, record: Cast | Ordered) -> Standing:
+    """What the hub passes over with the view counts as delivered."""
+    standing = standing_of_record(hub, record)
+    return Standing.DELIVERED if standing is Standing.NEVER else standing
+
+
+def state_of_the_dead(hub: CausalReceiver, state: CausalState) -> Standing:
+    """A state is taken although the group goes on without some of what it counts."""
+    standing = standing_of_state(hub, state)
+    return Standing.DELIVERED if standing is Standing.NEVER else standing
+
+
+def state_at_once(hub: CausalReceiver, state: CausalState) -> Standing:
+    """A state is taken before the joiner's hub has delivered what it counts."""
+    return Standing.DELIVERED
+
+
 class Mutation(NamedTuple):
     """A broken rule: what is wrong about it, the anomaly it must show, and how it is broken."""
 
@@ -150,5 +168,9 @@ MUTATIONS = (
     Mutation("total-before-casts-are-written", LOST, Rules(outgoing=Hasty)),
     Mutation("causal-before-own-total", CAUSAL_VIOLATION, Rules(outgoing=CausalBeforeOwnTotal)),
     Mutation("talks-after-flush-ok", LOST, Rules(outgoing=TalksAfterFlushOk)),
+    Mutation("application-is-given-what-the-hub-is-not", VIEW_VIOLATION, Rules(standing_of_record=lagging_hub)),
+    Mutation("state-of-the-dead", LOST, Rules(standing_of_state=state_of_the_dead)),
+    Mutation("state-before-the-hub", LOST, Rules(standing_of_state=state_at_once)),
+    Mutation("state-in-midst-of-a-delivery", LOST, Rules(supply_in_midst=True)),
     Mutation("full-is-not-read-again", LOST, Rules(read_full_again=False)),
 )
