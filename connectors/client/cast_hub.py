@@ -4,8 +4,8 @@ Source: Group Communication (docs/sources.md): each node maintains a vector of w
 
 One thread reads DATA and casts for all members of the process at one site. Applications read by themselves.
 
-Invariant. No application of the process is given anything that the hub has not delivered (`standing`,
-`standing_of_state`). So the hub's vector covers all that the application knows when it sends: a stamp may say more than
+Invariant. No application of the process is given anything that the hub has not delivered (`fate`,
+`fate_of_state`). So the hub's vector covers all that the application knows when it sends: a stamp may say more than
 the application has seen, and then others wait for what stands in the logs already, but never less.
 
 It begins before its members ask to join, at a place where no flush is in hand, as a newcomer: so it knows the vector of
@@ -32,12 +32,12 @@ from connectors.kafka.desk import Desk
 from ordering.casts import Cast, Ordered
 from ordering.causal import CausalReceiver, CausalState
 from ordering.errors import AbcastError, HistoryUnavailable, NotOrderedInTime
+from ordering.fate import Fate, fate_of_record, fate_of_state
 from ordering.membership import Life
 from ordering.merging import newcomer
 from ordering.reader import Reader
 from ordering.records import VIEW
 from ordering.sequencer import SequencerState
-from ordering.standing import Standing, standing_of_record, standing_of_state
 
 POLL_S = 0.1
 JOIN_S = 15.0
@@ -139,20 +139,20 @@ class CastHub:
         with self.lock:
             self._senders.pop(sender.life, None)
 
-    def standing(self, record: Cast | Ordered, timeout: float) -> Standing:
+    def fate(self, record: Cast | Ordered, timeout: float) -> Fate:
         """How it stands here, once that is known, or after so many seconds. Raises what the hub has failed with."""
         if isinstance(record, Ordered) and self.receiver.seqno >= record.seqno:
-            return Standing.DELIVERED
-        return self._standing(standing_of_record, record, timeout)
+            return Fate.DELIVERED
+        return self._fate(fate_of_record, record, timeout)
 
-    def standing_of_state(self, state: CausalState, timeout: float) -> Standing:
+    def fate_of_state(self, state: CausalState, timeout: float) -> Fate:
         """The same of another member's state."""
-        return self._standing(standing_of_state, state, timeout)
+        return self._fate(fate_of_state, state, timeout)
 
-    def _standing(self, judge: Callable[[CausalReceiver, T], Standing], what: T, timeout: float) -> Standing:
+    def _fate(self, judge: Callable[[CausalReceiver, T], Fate], what: T, timeout: float) -> Fate:
         with self.lock:
             self.lock.wait_for(
-                lambda: self._failure is not None or judge(self.receiver, what) is not Standing.NOT_YET, timeout
+                lambda: self._failure is not None or judge(self.receiver, what) is not Fate.NOT_YET, timeout
             )
             if self._failure is not None:
                 raise AbcastError(f"the orders of {self.group} can't be kept: {self._failure}") from self._failure

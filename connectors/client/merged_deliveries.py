@@ -45,13 +45,13 @@ from connectors.kafka.transport import Consumer
 from ordering.casts import Cast, Ordered
 from ordering.causal import CausalState
 from ordering.errors import AbcastError
+from ordering.fate import Fate
 from ordering.fifo import FifoState
 from ordering.membership import Life
 from ordering.merging import MergedState, newcomer
 from ordering.names import Address
 from ordering.reader import Reader
 from ordering.records import MESSAGE
-from ordering.standing import Standing
 
 MARGIN_MS = CLOCKS_DIFFER_S * 1000
 
@@ -226,9 +226,9 @@ class MergedDeliveries(Deliveries):
                 yield []
             while log.ready:
                 record = log.ready[0]
-                standing = self._standing(record)
-                if standing is not Standing.DELIVERED:
-                    if standing is Standing.NEVER:
+                fate = self._fate(record)
+                if fate is not Fate.DELIVERED:
+                    if fate is Fate.NEVER:
                         log.ready.popleft()
                     yield []
                     continue
@@ -259,9 +259,9 @@ class MergedDeliveries(Deliveries):
         behind = log.behind
         return Cut(behind.state, behind.offsets)
 
-    def _standing(self, record: Cast | Ordered) -> Standing:
+    def _fate(self, record: Cast | Ordered) -> Fate:
         hub = self._source.hub
-        return Standing.DELIVERED if hub is None else hub.standing(record, POLL_S)
+        return Fate.DELIVERED if hub is None else hub.fate(record, POLL_S)
 
     def _merged_place(self, record: Cast | Ordered, seqno: int, first: int) -> Place:
         if isinstance(record, Cast):

@@ -10,7 +10,7 @@ state. p is not below the joiner's first view. Joiners of a group without member
 that view if no message was ordered before it, and are told if there was one.
 
 *Casts.* Between two members with casts, p is a *cut* (`connectors.client.cut`): what the supplier's application had
-been given in all orders. The joiner takes it when its own hub has delivered all that it counts (`ordering.standing`):
+been given in all orders. The joiner takes it when its own hub has delivered all that it counts (`ordering.fate`):
 then the joiner's FLUSH_OK says it, and all who go on deliver it, also if the supplier is killed in the midst. If its
 hub never will, since the supplier and others have died, and the view has come without some of what they had delivered,
 the state is void, and the joiner asks again. A joiner with casts gets no state of a member without. (A member that was
@@ -64,10 +64,10 @@ from connectors.kafka.data_cursor import RETRY_PAUSE_S
 from connectors.kafka.transport import Consumer
 from ordering.errors import AbcastError, NotOrderedInTime, ProtocolViolation, UsageError
 from ordering.events import ViewChange
+from ordering.fate import Fate
 from ordering.membership import Life
 from ordering.names import Address
 from ordering.records import MAX_NUMBER, Headers
-from ordering.standing import Standing
 
 CHUNK_BYTES = 512 * 1024
 """The most that one letter carries of a state."""
@@ -379,9 +379,9 @@ class StateTransfer:
             except ProtocolViolation as error:
                 _logger.warning("%s: the state of %s is void: %s", self.address, assembly.supplier, error)
                 return None
-            standing = hub.standing_of_state(cut.state.causal, patience)
-            if standing is not Standing.DELIVERED:
-                why = f"some of what it counts is {standing.value} delivered in the group"
+            fate = hub.fate_of_state(cut.state.causal, patience)
+            if fate is not Fate.DELIVERED:
+                why = f"some of what it counts is {fate.value} delivered in the group"
                 _logger.warning("%s: the state of %s is void: %s", self.address, assembly.supplier, why)
                 return None
         self.set_state(state)

@@ -115,6 +115,7 @@ def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path) ->
     """Measure section after section; one that fails is noted and the next is tried."""
     # Spark takes a second to import, and a wrong option should be said before that.
     from tests.bench import (
+        agreeing,
         casts,
         engine,
         growth,
@@ -142,6 +143,7 @@ def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path) ->
         "members": members.measure,
         "views": views.measure,
         "relay": relay.measure,
+        "agreeing": agreeing.measure,
         "recovery": recovery.measure,
     }
     code = 0

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 from ordering.casts import CAUSAL, FIFO, TOTAL, Cast, Ordered, Settled, Verdict
 from ordering.causal import CausalReceiver, CausalState
 from ordering.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
+from ordering.fate import Fate, fate_of_record, fate_of_state
 from ordering.membership import Life
 from ordering.outgoing import Broadcast, Outgoing
 from ordering.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
-from ordering.standing import Standing, standing_of_record, standing_of_state
 from tests.simulator.orders_applications import Application, Applications
 
 ACTIONS = 400
@@ -41,8 +41,8 @@ class Rules:
     """A state is supplied while something is delivered that its application was not given yet."""
     read_full_again: bool = True
     """What was FULL is read again when there is room."""
-    standing_of_record: Callable[[CausalReceiver, Cast | Ordered], Standing] = standing_of_record
-    standing_of_state: Callable[[CausalReceiver, CausalState], Standing] = standing_of_state
+    fate_of_record: Callable[[CausalReceiver, Cast | Ordered], Fate] = fate_of_record
+    fate_of_state: Callable[[CausalReceiver, CausalState], Fate] = fate_of_state
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """What the members' applications are given: by a reader of their own, beside the hub's, and from the cut of a state.
 
-The rules are the real core's (`ordering.standing`). The rest is a model of `connectors.client.merged_deliveries` and of
+The rules are the real core's (`ordering.fate`). The rest is a model of `connectors.client.merged_deliveries` and of
 `connectors.client.state_transfer`: a reader at its own pace, an application that is given what the hub has delivered, a
 joiner that asks a member for a state, which is on its way for some time, while members die.
 """
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from ordering.casts import Cast, Ordered
 from ordering.causal import CausalReceiver, CausalState
 from ordering.checker import LOST, VIEW_VIOLATION
+from ordering.fate import Fate
 from ordering.membership import Life
 from ordering.records import MESSAGE, VIEW
-from ordering.standing import Standing
 
 if TYPE_CHECKING:
     from tests.simulator.orders import Orders, Process
@@ -110,11 +110,11 @@ class Applications:
         answer = self.answers[joiner.life]
         state = CausalState.from_bytes(answer.state)
         assert joiner.receiver is not None
-        standing = self.world.rules.standing_of_state(joiner.receiver, state)
-        if standing is Standing.NOT_YET:
+        fate = self.world.rules.fate_of_state(joiner.receiver, state)
+        if fate is Fate.NOT_YET:
             return
         del self.answers[joiner.life]
-        if standing is Standing.NEVER:
+        if fate is Fate.NEVER:
             self.world.seen["a state is void"] += 1
             return
         if answer.delivered & ~joiner.delivered:
@@ -141,11 +141,11 @@ class Applications:
         assert hub is not None
         for _ in range(min(count, len(one.ready))):
             record = one.ready[0]
-            standing = self.world.rules.standing_of_record(hub, record)
-            if standing is Standing.NOT_YET:
+            fate = self.world.rules.fate_of_record(hub, record)
+            if fate is Fate.NOT_YET:
                 return
             one.ready.popleft()
-            if standing is Standing.NEVER:
+            if fate is Fate.NEVER:
                 self.world.seen["passed over by an application"] += 1
             elif isinstance(record, Cast) or record.kind == MESSAGE:
                 one.delivered |= self.world.judge(one.process.life, one.delivered, record)

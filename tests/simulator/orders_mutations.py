@@ -9,8 +9,8 @@ from ordering.casts import CAUSAL, FIFO, Cast, Ordered, Settled, Verdict
 from ordering.causal import CausalReceiver, CausalState, Need
 from ordering.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.clocks import Clock
+from ordering.fate import Fate, fate_of_record, fate_of_state
 from ordering.outgoing import Outgoing
-from ordering.standing import Standing, standing_of_record, standing_of_state
 from tests.simulator.orders import Rules
 
 
@@ -129,21 +129,21 @@ class TalksAfterFlushOk(Outgoing):
         return super()._may_go(order, kind)
 
 
-def lagging_hub(hub: CausalReceiver, record: Cast | Ordered) -> Standing:
+def lagging_hub(hub: CausalReceiver, record: Cast | Ordered) -> Fate:
     """What the hub passes over with the view counts as delivered."""
-    standing = standing_of_record(hub, record)
-    return Standing.DELIVERED if standing is Standing.NEVER else standing
+    fate = fate_of_record(hub, record)
+    return Fate.DELIVERED if fate is Fate.NEVER else fate
 
 
-def state_of_the_dead(hub: CausalReceiver, state: CausalState) -> Standing:
+def state_of_the_dead(hub: CausalReceiver, state: CausalState) -> Fate:
     """A state is taken although the group goes on without some of what it counts."""
-    standing = standing_of_state(hub, state)
-    return Standing.DELIVERED if standing is Standing.NEVER else standing
+    fate = fate_of_state(hub, state)
+    return Fate.DELIVERED if fate is Fate.NEVER else fate
 
 
-def state_at_once(hub: CausalReceiver, state: CausalState) -> Standing:
+def state_at_once(hub: CausalReceiver, state: CausalState) -> Fate:
     """A state is taken before the joiner's hub has delivered what it counts."""
-    return Standing.DELIVERED
+    return Fate.DELIVERED
 
 
 class Mutation(NamedTuple):
@@ -168,9 +168,9 @@ MUTATIONS = (
     Mutation("total-before-casts-are-written", LOST, Rules(outgoing=Hasty)),
     Mutation("causal-before-own-total", CAUSAL_VIOLATION, Rules(outgoing=CausalBeforeOwnTotal)),
     Mutation("talks-after-flush-ok", LOST, Rules(outgoing=TalksAfterFlushOk)),
-    Mutation("application-is-given-what-the-hub-is-not", VIEW_VIOLATION, Rules(standing_of_record=lagging_hub)),
-    Mutation("state-of-the-dead", LOST, Rules(standing_of_state=state_of_the_dead)),
-    Mutation("state-before-the-hub", LOST, Rules(standing_of_state=state_at_once)),
+    Mutation("application-is-given-what-the-hub-is-not", VIEW_VIOLATION, Rules(fate_of_record=lagging_hub)),
+    Mutation("state-of-the-dead", LOST, Rules(fate_of_state=state_of_the_dead)),
+    Mutation("state-before-the-hub", LOST, Rules(fate_of_state=state_at_once)),
     Mutation("state-in-midst-of-a-delivery", LOST, Rules(supply_in_midst=True)),
     Mutation("full-is-not-read-again", LOST, Rules(read_full_again=False)),
 )

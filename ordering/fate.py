@@ -33,7 +33,7 @@ from ordering.casts import NO_VIEW, Cast, Ordered
 from ordering.causal import CausalReceiver, CausalState
 
 
-class Standing(Enum):
+class Fate(Enum):
     """How a record, or a state, stands with a hub."""
 
     NOT_YET = "not yet"
@@ -41,30 +41,30 @@ class Standing(Enum):
     NEVER = "never"
 
 
-def standing_of_record(hub: CausalReceiver, record: Cast | Ordered) -> Standing:
+def fate_of_record(hub: CausalReceiver, record: Cast | Ordered) -> Fate:
     """Of what another reader has delivered. Nothing depends on casts of no view, so they count as delivered."""
     if isinstance(record, Ordered):
-        return Standing.DELIVERED if hub.seqno >= record.seqno else Standing.NOT_YET
+        return Fate.DELIVERED if hub.seqno >= record.seqno else Fate.NOT_YET
     if record.view == NO_VIEW:
-        return Standing.DELIVERED
+        return Fate.DELIVERED
     if record.view > hub.view:
-        return Standing.NOT_YET
+        return Fate.NOT_YET
     is_over = record.view < hub.view
     delivered = (hub.delivered_of_gone if is_over else hub.delivered_of)(record.life)
     if delivered is None or delivered >= record.local_seqno:
-        return Standing.DELIVERED
-    return Standing.NEVER if is_over else Standing.NOT_YET
+        return Fate.DELIVERED
+    return Fate.NEVER if is_over else Fate.NOT_YET
 
 
-def standing_of_state(hub: CausalReceiver, state: CausalState) -> Standing:
+def fate_of_state(hub: CausalReceiver, state: CausalState) -> Fate:
     """Of a member's state, in a view in which the hub is, too, or was."""
     if hub.seqno < state.seqno or hub.view < state.view:
-        return Standing.NOT_YET
+        return Fate.NOT_YET
     if hub.view == state.view:
         is_there = not hub.is_new and all(map(le, state.vector, hub.vector))
-        return Standing.DELIVERED if is_there else Standing.NOT_YET
+        return Fate.DELIVERED if is_there else Fate.NOT_YET
     for life, count in zip(state.lives, state.vector, strict=True):
         delivered = hub.delivered_of_gone(life)
         if delivered is not None and count > delivered:
-            return Standing.NEVER
-    return Standing.DELIVERED
+            return Fate.NEVER
+    return Fate.DELIVERED
