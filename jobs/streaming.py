@@ -149,7 +149,7 @@ def relay_makers(relays: Relays | None) -> list[MakeJob]:
     """What makes each relay's job."""
     if relays is None:
         return []
-    from connectors.relay.job import relays_of
+    from connectors.relay.kinds import relays_of
 
     return [
         functools.partial(relay, sites=relays.sites, direction=direction)
