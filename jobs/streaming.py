@@ -167,11 +167,12 @@ def task_slots(relays: Relays | None) -> int | None:
 
 def job_classes(names: Sequence[str]) -> list[MakeJob]:
     """The named jobs."""
+    from connectors.ledger.cast_job import CastLedgerJob
     from connectors.ledger.job import LedgerJob
     from connectors.sequencer.job import SequencerJob
 
-    known: dict[str, MakeJob] = {job.name: job for job in (SequencerJob, LedgerJob)}
-    return [known[name] for name in names]
+    known: dict[str, list[MakeJob]] = {SequencerJob.name: [SequencerJob], LedgerJob.name: [LedgerJob, CastLedgerJob]}
+    return [job for name in names for job in known[name]]
 
 
 class JobThread:

@@ -129,7 +129,8 @@ def relay_letters(rows: DataFrame, direction: Direction) -> DataFrame:
 def relay_casts(rows: DataFrame, direction: Direction, *, of_views: bool) -> DataFrame:
     """Casts → the same casts, in the topic and the partition of the same name. `of_views`: also those of a view."""
     if not of_views:
-        view = F.get(F.split(_said(_headers()).cast("string"), " "), F.lit(CAST_FIELDS.index("VIEW")))
+        text = spark_codec.own_header(spark_codec.all_headers()).cast("string")
+        view = F.get(F.split(text, " "), F.lit(CAST_FIELDS.index("VIEW")))
         rows = rows.filter(F.coalesce(view.isin(codec.NOTHING, ""), F.lit(True)))
     at = CAST_FIELDS.index("RELAYED_FROM")
     return rows.select("topic", "partition", "key", _payload(), _marked(_mark(direction), at, at + 1).alias("headers"))
@@ -152,8 +153,8 @@ def _marked(said: Column, begin: int, end: int) -> Column:
     All else stays as it is, so that what is wrong with a record has the same name at the other site; what lacks fields
     gets `-` for them. The header is the first one then, where the sequencer at the home finds it without a search.
     """
-    headers = _headers()
-    at, value = _place(headers), _said(headers)
+    headers = spark_codec.all_headers()
+    at, value = spark_codec.own_place(headers), spark_codec.own_header(headers)
     text = value.cast("string")
     head, replaced = F.substring_index(text, " ", begin), F.substring_index(text, " ", end)
     lacking = F.greatest(begin - F.size(F.split(text, " ")), F.lit(0))
@@ -163,21 +164,6 @@ def _marked(said: Column, begin: int, end: int) -> Column:
     before, after = F.slice(headers, 1, F.greatest(at - 1, F.lit(0))), F.slice(headers, at + 1, F.size(headers))
     header = F.struct(F.lit(codec.HEADER).alias("key"), F.concat(whole.cast("binary"), tail).alias("value"))
     return F.concat(F.array(header), before, after)
-
-
-def _headers() -> Column:
-    """The headers, none if there are none."""
-    return F.coalesce("headers", F.array().cast(spark_codec.HEADERS_TYPE))
-
-
-def _place(headers: Column) -> Column:
-    """Where among them the header `abcast` is, counted from 1; 0 if it is not there."""
-    return F.array_position(headers["key"], codec.HEADER).cast("int")
-
-
-def _said(headers: Column) -> Column:
-    """What the header `abcast` says, nothing if it is not there."""
-    return F.coalesce(F.get(headers, _place(headers) - 1)["value"], F.lit(b""))
 
 
 def _relayed(direction: Direction) -> str:
