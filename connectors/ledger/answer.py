@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -20,16 +20,22 @@ OF_MESSAGES = (
 """The columns of the view `messages`: the messages in all orders. A cast has no seqno, a total message no clock."""
 
 
-def select_messages(quote: Callable[[str], str], *, has_casts: bool) -> str:
-    """The query of the view `messages`. `quote` makes a name what it is in the engine's SQL."""
+def select_messages(columns: Mapping[str, Collection[str]], quote: Callable[[str], str]) -> str:
+    """The query of the view `messages`, from the tables of which these are the columns (an old one may lack some).
+
+    `quote` makes a name what it is in the engine's SQL.
+    """
 
     def part(table: str, instead: Mapping[str, str]) -> str:
-        columns = (f"{instead.get(name, quote(name))} AS {quote(name)}" for name in OF_MESSAGES)
-        return " ".join(("SELECT", ", ".join(columns), "FROM", table))
+        there = {**{name: quote(name) for name in columns[table]}, **instead}
+        chosen = (f"{there.get(name, 'NULL')} AS {quote(name)}" for name in OF_MESSAGES)
+        return " ".join(("SELECT", ", ".join(chosen), "FROM", table))
 
-    total = part("ledger", {"order": "'total'", "clock": "CAST(NULL AS STRING)", "written_at": "sequenced_at"})
-    casts = f" UNION ALL {part('casts', {'seqno': 'CAST(NULL AS BIGINT)'})}" if has_casts else ""
-    return f"{total} WHERE kind = 'message'{casts}"
+    at = "sequenced_at" if "sequenced_at" in columns["ledger"] else "NULL"
+    total = part("ledger", {"order": "'total'", "clock": "CAST(NULL AS STRING)", "written_at": at})
+    if "kind" in columns["ledger"]:
+        total += " WHERE kind = 'message'"
+    return f"{total} UNION ALL {part(CASTS, {})}" if CASTS in columns else total
 
 
 ONLY_QUERIES = "the tables are only read: give one query (SELECT, WITH, VALUES …) and nothing else."

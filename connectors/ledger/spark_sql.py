@@ -34,7 +34,8 @@ def ask_spark(spark: SparkSession, data: Path, sql: str, limit: int | None = Non
     names = [name for name in TABLES if name != CASTS or (data / name).exists()]
     for name in names:
         spark.read.format("delta").load(str((data / name).absolute())).createOrReplaceTempView(name)
-    spark.sql(select_messages("`{}`".format, has_casts=CASTS in names)).createOrReplaceTempView(MESSAGES)
+    columns = {name: spark.table(name).columns for name in names}
+    spark.sql(select_messages(columns, "`{}`".format)).createOrReplaceTempView(MESSAGES)
     with _in_a_sentence():
         if not _is_query(spark, sql):
             raise UsageError(ONLY_QUERIES)

@@ -128,7 +128,8 @@ def question(data: Path) -> Iterator[Question]:
         session.execute("SET enable_external_access = false")
         for name, table, of_table in views:
             session.execute(f"CREATE VIEW {name} AS {_relation(session, table, of_table)}")
-        session.execute(f"CREATE VIEW {MESSAGES} AS {select_messages(_name, has_casts=CASTS in names)}")
+        columns = {name: [field.name for field in table.schema().fields] for name, table, _ in views}
+        session.execute(f"CREATE VIEW {MESSAGES} AS {select_messages(columns, _name)}")
         session.execute("CREATE MACRO text(payload) AS TRY(decode(payload))")
         session.execute("SET lock_configuration = true")
         yield Question(session, thread)
