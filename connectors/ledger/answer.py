@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -11,13 +12,18 @@ if TYPE_CHECKING:
 CASTS = "casts"
 TABLES = ("ledger", "views", CASTS)
 """The Delta tables. `casts` is there if there ever was one."""
-
 MESSAGES = "messages"
 OF_MESSAGES = (
     *("group", "order", "seqno", "view_id", "clock", "site", "sender", "incarnation", "local_seqno"),
     *("payload", "headers", "written_at"),
 )
 """The columns of the view `messages`: the messages in all orders. A cast has no seqno, a total message no clock."""
+
+
+def tables_in(data: Path) -> list[str]:
+    """Those that are there to be asked."""
+    has_casts = any((data / CASTS / "_delta_log").glob("*.json"))
+    return [name for name in TABLES if has_casts or name != CASTS]
 
 
 def select_messages(columns: Mapping[str, Collection[str]], quote: Callable[[str], str]) -> str:

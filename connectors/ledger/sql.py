@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
-from connectors.ledger.answer import CASTS, MESSAGES, ONLY_QUERIES, TABLES, Answer, select_messages
+from connectors.ledger.answer import CASTS, MESSAGES, ONLY_QUERIES, TABLES, Answer, select_messages, tables_in
 from connectors.local.scratch import make_scratch
 from ordering.errors import UsageError
 
@@ -46,6 +46,7 @@ _TYPES = {
     "timestamp": "TIMESTAMPTZ",
     "timestamp_ntz": "TIMESTAMP",
 }
+_MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
 _RESERVED_COLUMN = re.compile(r'(?<!")\b(group|order)\b(?!"|\s+by\b)', re.IGNORECASE)
 
 
@@ -108,8 +109,7 @@ class Question:
 def question(data: Path) -> Iterator[Question]:
     """The tables below `data` as they are now, until the end of the block. Raises UsageError, LedgerDamaged."""
     files, views = [], []
-    names = [name for name in TABLES if name != CASTS or (data / name).exists()]
-    for name in names:
+    for name in tables_in(data):
         table = _open(data / name)
         of_table = [unquote(file) for file in table.file_uris()]
         views.append((name, table, of_table))
@@ -192,6 +192,10 @@ def _in_a_sentence(sql: str) -> Iterator[None]:
         told = re.sub(r"^[\w ]*Error: ", "", told)
         if isinstance(error, duckdb.IOException):
             raise UsageError(f"a file of the tables can't be read ({told}): ask again.") from None
+        if missing := _MISSING_TABLE.match(told):
+            there = ", ".join((*TABLES, MESSAGES))
+            never = " Nobody has cast anything yet." if missing[1] == CASTS else ""
+            raise UsageError(f"there is no table {missing[1]}: there are {there}.{never}") from None
         reserved = _RESERVED_COLUMN.search(sql)
         hint = f' (the column is written "{reserved[1].lower()}", in double quotes)' if reserved else ""
         raise UsageError(f"DuckDB can't run this: {told.rstrip('.')}{hint}.") from None
