@@ -84,7 +84,7 @@ def rights_of(who: Who, group: str, site: str) -> list[Right]:
     if who in ("member", "observer"):
         rights.append(Right(_READ, "group", f"abcast.member.{group}.{site}.", is_prefix=True))
         rights.append(Right("DESCRIBE", "group", _signs(site)))  # to say why nothing is ordered
-    if who == "member":
+    if who != "sequencer":  # the copies of other sites' casts, too
         rights.append(Right(_READ, "topic", f"abcast.{group}.cast.", is_prefix=True))
     elif who == "sequencer":
         # What relays bring: their topics have the names of the sites that they come from.
