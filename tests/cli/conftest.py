@@ -16,7 +16,8 @@ import pytest
 from connectors.kafka.connection import Connection
 from connectors.ledger.table import read_table_state
 from connectors.local.broker import EmbeddedBroker
-from tests.cli.process import ABCAST, abcast, background
+from tests.cli.here import abcast_here
+from tests.cli.process import ABCAST, background
 
 SITE = "cli"
 
@@ -40,7 +41,7 @@ class Pipeline:
             "ABCAST_DATA": str(self.data),
             "ABCAST_SITE": SITE,
         }
-        return abcast(*arguments, cwd=self.directory, text=text, variables=variables)
+        return abcast_here(*arguments, cwd=self.directory, text=text, variables=variables)
 
     def json_lines(self, *arguments: str | Path) -> list[Any]:
         """What a command that must succeed prints with `--json`."""

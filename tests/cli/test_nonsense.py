@@ -22,6 +22,7 @@ from jobs.options import run_command
 from ordering.errors import BrokerUnreachable, EnvironmentProblem
 from tests.cli.process import abcast, commands
 from tests.ledger.test_sql import write_tables
+from tests.random_examples import examples
 
 NONSENSE = st.sampled_from(
     [
@@ -122,14 +123,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[l
         signal.signal(number, handler)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(command_lines())
 def test_any_command_line(run: Callable[[list[str]], str], line: list[str]) -> None:
     if line[0] not in ENDLESS:
         run(line)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_configuration_file(run: Callable[[list[str]], str], data: st.DataObject) -> None:
     """Keys that there are, with values of any type."""
@@ -149,7 +150,7 @@ def toml(value: object) -> str:
     return json.dumps(value).replace("\\u007f", "")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=40))
 def test_any_bytes_as_a_file(run: Callable[[list[str]], str], raw: bytes) -> None:
     """As a configuration, a sites' file, a delivery log."""

@@ -34,7 +34,7 @@ from ordering.errors import (
 from ordering.names import RELAY_NAME, Address
 from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, Data, Forward, Source
 from ordering.sequencer import snapshot
-from tests.cli.process import abcast
+from tests.cli.here import abcast_here
 from tests.waiting import WAIT, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -429,7 +429,7 @@ class TestDeliveries:
         runs += [("1", "--from-seqno", "8", "--remember"), ("1",)]
         seqnos = []
         for count, *options in runs:
-            done = abcast(
+            done = abcast_here(
                 *("deliver", "--group", filled, "--member", "nyc/bob", "--timeout", "5", "--count", count, *options),
                 *("--bootstrap-servers", connection.bootstrap_servers),
                 cwd=ROOT,

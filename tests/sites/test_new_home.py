@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from connectors.kafka.topics import find_topics
-from tests.cli.process import abcast
+from tests.cli.here import abcast_here
 from tests.crash.processes import ABCAST, Process
 from tests.sites.conftest import MakeWorld
 from tests.sites.test_relay import messages
@@ -46,7 +46,7 @@ def test_a_home_that_runs_is_replaced(make_world: MakeWorld, processes: list[Pro
     world.broadcast(sfo, "bob", messages("b", 200))
     world.sites = replace(world.sites, home=sfo)
     copy.stop()
-    done = abcast(
+    done = abcast_here(
         "site", "promote", sfo, "--group", world.group, "--sites", world.file(), "--json", cwd=world.directory
     )
     assert done.returncode == 0, done.stderr
@@ -61,7 +61,7 @@ def test_a_home_that_runs_is_replaced(make_world: MakeWorld, processes: list[Pro
             [str(topic) for topic in find_topics(world.sites.connection(nyc)) if topic.group == world.group]
         )
     add = ("site", "add", nyc, "--group", world.group, "--sites", world.file())
-    eventually(lambda: abcast(*add, cwd=world.directory).returncode == 0, 60, "the old home is a copy", 1.0)
+    eventually(lambda: abcast_here(*add, cwd=world.directory).returncode == 0, 60, "the old home is a copy", 1.0)
     run(sfo).wait_ready()
     run(nyc).wait_ready()
     world.broadcast(nyc, "carol", messages("c", 50))
@@ -70,5 +70,5 @@ def test_a_home_that_runs_is_replaced(make_world: MakeWorld, processes: list[Pro
     assert [delivery.seqno for delivery in order] == list(range(1, 501))
     assert world.deliveries(nyc, 500) == order
     command = ("check", "--group", world.group, "--sites", world.file(), "--settled", "--json")
-    verdict = abcast(*command, "--data", world.directory / "none", cwd=world.directory)
+    verdict = abcast_here(*command, "--data", world.directory / "none", cwd=world.directory)
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
