@@ -9,4 +9,4 @@ _OF_HYPOTHESIS = 100
 
 def examples(count: int) -> int:
     """`count`; in `make test-fast`, whose profile has fewer than Hypothesis's 100, as many fewer in proportion."""
-    return max(1, count * settings.default.max_examples // _OF_HYPOTHESIS)
+    return max(1, count * settings().max_examples // _OF_HYPOTHESIS)

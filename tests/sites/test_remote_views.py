@@ -23,7 +23,7 @@ def test_remote_views_come_and_go_with_the_relay(make_world: MakeWorld) -> None:
     there, back = (f"{sfo}/bob",), world.relay(sfo, nyc)
     world.change_settings(nyc, suspect_after_ms=60_000)
     with (
-        world.running([world.sequencer(nyc), *world.relay(nyc, sfo)]),
+        world.running([world.sequencer_on_spark(nyc), *world.relay(nyc, sfo)]),
         world.member(nyc, "alice") as alice,
         world.member(sfo, "bob") as bob,
     ):

@@ -60,7 +60,7 @@ def epoch(options: JobOptions, group: str) -> int:
 
 
 class _Trickle:
-    """A message every 50 ms; the longest that one took to be ordered, and the longest between two."""
+    """A message every 200 ms; the longest that one took to be ordered, and the longest between two."""
 
     def __init__(self, member: Member) -> None:
         self.longest = 0.0
@@ -70,7 +70,7 @@ class _Trickle:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._ends.wait(0.05):
+        while not self._ends.wait(0.2):
             started = time.monotonic()
             self._member.broadcast(b"x").result(30)
             self.longest = max(self.longest, time.monotonic() - started)
