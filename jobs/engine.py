@@ -61,10 +61,11 @@ def engine_job(connection: Connection, site: str, data: Path, sites: Sites | Non
 
     check_site(site)
     if sites is not None and sites.mode == "isis":
-        from connectors.engine.inputs import neighbours_of
         from connectors.engine.site_job import SiteJob
+        from connectors.kafka.inputs import neighbours_of
+        from connectors.sequencer.agreement import Agreement
 
-        return SiteJob(reachable(connection), neighbours_of(sites, site), sites.suspect_after_ms)
+        return SiteJob(reachable(connection), Agreement(neighbours_of(sites, site), sites.suspect_after_ms))
     return EngineJob(EngineOptions(reachable(connection), site, data.absolute() / "ledger"))
 
 

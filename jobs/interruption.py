@@ -29,7 +29,7 @@ _LOADS = "<frozen importlib._bootstrap>"
 _FINALIZERS = ("__del__", "_garbage_collect_object")  # the second is py4j's
 
 _signals: list[int] = []
-_told: list[str] = []
+_said: list[str] = []
 
 
 def end_at_once() -> None:
@@ -52,8 +52,8 @@ def hand_to(call: Callable[[], object]) -> None:
 
 def tell(said: str = SAID) -> None:
     """Say that the command was ended, in one line; the first time only."""
-    if not _told:
-        _told.append(said)
+    if not _said:
+        _said.append(said)
         sys.stderr.write(f"{said}\n")
 
 

@@ -170,8 +170,8 @@ def job_classes(names: Sequence[str]) -> list[MakeJob]:
     from connectors.ledger.job import LedgerJob
     from connectors.sequencer.job import SequencerJob
 
-    known: dict[str, MakeJob] = {job.name: job for job in (SequencerJob, LedgerJob)}
-    return [known[name] for name in names]
+    by_name: dict[str, MakeJob] = {job.name: job for job in (SequencerJob, LedgerJob)}
+    return [by_name[name] for name in names]
 
 
 class JobThread:

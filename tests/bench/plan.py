@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 SECTIONS = (
     *("throughput", "peers", "state", "growth", "latency", "memory"),
-    *("engine", "rates", "members", "views", "relay", "recovery"),
+    *("engine", "rates", "members", "views", "relay", "agreeing", "recovery"),
 )
 DEFAULT_RECORDS = 2_000_000
 QUICK_RECORDS = 200_000
@@ -42,6 +42,13 @@ class Plan:
     latency_s: float = 30.0
     rates: tuple[int, ...] = (100, 300, 1000, 3000, 10_000, 20_000, 30_000, 40_000, 60_000)
     member_rounds: int = 3
+    agreeing_records: int = 20_000
+    """At each of three sites."""
+    agreeing_rate: int = 300
+    """At all of them together."""
+    agreeing_s: float = 30.0
+    plain_messages: int = 20_000
+    """Of each plain process."""
     kills: int = 3
     session_starts: int = 3
     cases: tuple[Case, ...] = tuple(
@@ -65,6 +72,9 @@ class Plan:
             latency_s=10.0,
             rates=(100, 1000, 10_000, 30_000),
             member_rounds=1,
+            agreeing_records=2_000,
+            agreeing_s=10.0,
+            plain_messages=5_000,
             kills=1,
             session_starts=1,
             cases=(Case(100, 1, 1), Case(1000, 16, 4)),

@@ -23,6 +23,9 @@ MAX_ENGINE_KILL_S = 3
 MIN_MEMBER_TO_BARE = 0.75
 MIN_RELAY_TO_COPY = 0.8
 MAX_RELAY_MS = {"micro-batch": 150, "real-time": 20}
+MIN_AGREED_TO_HUB = 0.5
+MAX_AGREED_P50_TO_HUB = 3.0
+MIN_PLAIN_PER_S = 10_000
 MAX_KILL_S = 15
 MAX_LOST_CHECKPOINT_S = 30
 
@@ -241,6 +244,56 @@ def _relay(result: Results) -> list[Table]:
     return [rates, times]
 
 
+def ratios_to_hub(row: Results, rows: Sequence[Results]) -> tuple[float, float]:
+    """Throughput and p50 of a way to order, to those of a hub with the same engine and the same relays."""
+    hub = next(
+        each for each in rows if each["mode"] == "hub" and all(each[key] == row[key] for key in ("engine", "trigger"))
+    )
+    return row["ordered_per_s"] / hub["ordered_per_s"], row["p50_ms"] / hub["p50_ms"]
+
+
+def _agreeing(result: Results) -> list[Table]:
+    ways = _table(
+        f"Three sites: {result['records']:,} messages of 100 B at each; then {result['rate']}/s, FORWARD to DATA of "
+        "the sender's site, ms (of a hub: not of the home)",
+        *("", "engine", "relays", "ordered/s", f"to hub, isis ≥ {MIN_AGREED_TO_HUB}", "CPU µs/message"),
+        *("p50", f"to hub, isis ≤ {MAX_AGREED_P50_TO_HUB:g}", "p99"),
+    )
+    costs = _table("What agreeing costs, by message, at that rate", "engine", *("relays", "entries", "bytes of one"))
+    for name in ("messages a run", "send", "propose", "finals", "known", "hops until ordered at its own site"):
+        costs.add_column(name, justify="right")
+    for row in result["sites"]:
+        rate, p50 = ratios_to_hub(row, result["sites"])
+        is_judged = row["mode"] == "isis"
+        ways.add_row(
+            *(row["mode"], row["engine"], row["trigger"], f"{row['ordered_per_s']:,.0f}"),
+            _judged(rate, rate >= MIN_AGREED_TO_HUB) if is_judged else f"{rate:.2f}",
+            *(f"{row['cpu_us_per_message']:.0f}", f"{row['p50_ms']:.0f}"),
+            _judged(p50, p50 <= MAX_AGREED_P50_TO_HUB) if is_judged else f"{p50:.2f}",
+            f"{row['p99_ms']:.0f}",
+        )
+        if is_judged:
+            of_row = row["costs"]
+            costs.add_row(
+                *(row["engine"], row["trigger"], f"{of_row['entries']:.3f}", f"{of_row['entry_bytes']:,.0f}"),
+                f"{of_row['messages_a_run']:.1f}",
+                *(f"{of_row['letters'].get(kind, 0.0):.3f}" for kind in ("send", "propose", "finals", "known")),
+                f"{of_row['hops']:.2f}",
+            )
+    plain = _table(
+        "Three plain processes that agree over UDP, 100 B",
+        *("messages of each in flight", f"ordered/s, one ≥ {MIN_PLAIN_PER_S:,}", "p50", "p99", "CPU µs/message"),
+    )
+    for row in result["processes"]:
+        plain.add_row(
+            str(row["in_flight"]),
+            f"{row['ordered_per_s']:,.0f}",
+            *(f"{row[name]:.1f}" for name in ("p50_ms", "p99_ms")),
+            f"{row['cpu_us_per_message']:.0f}",
+        )
+    return [ways, costs, plain]
+
+
 def _recovery(result: Results) -> list[Table]:
     table = _table(
         f"Recovery at {result['load_records_per_s']:,} records/s: seconds since the kill or the start "
@@ -292,5 +345,6 @@ _TABLES: dict[str, Callable[[Any], list[Table]]] = {
     "members": _members,
     "views": _views,
     "relay": _relay,
+    "agreeing": _agreeing,
     "recovery": _recovery,
 }

@@ -78,12 +78,12 @@ def test_a_member_that_ends_leaves_the_others_of_its_process_alone(
         waits = a.broadcast(b"causal", order="causal")
         forwarder = a._sending.forwarder
         assert forwarder is not None
-        forwarder.end(Superseded("another process has started"))
+        forwarder._end(Superseded("another process has started"))
         with pytest.raises(Superseded):
             waits.result(WAIT)
         sequencer.drop = lambda _: False  # the total message comes late, and would let the cast go
         headers = forward_headers(forwarder.incarnation, lost.message_id.local_seqno)
-        forwarder._sending.send(forwarder._topic, b"nyc/a", b"total", headers)
+        forwarder._dispatch.sending.send(forwarder._dispatch._topic, b"nyc/a", b"total", headers)
         seqno = b.broadcast_sync(b"behind it", timeout=WAIT)
         assert b.broadcast(b"goes on", order="causal").result(WAIT) == 1
         assert seqno > 0
