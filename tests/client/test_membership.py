@@ -38,13 +38,8 @@ from ordering.errors import (
 from ordering.events import Block, Event, Unblock, ViewChange
 from ordering.membership import Life
 from ordering.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, START_FLUSH, VIEW
-<<<<<<< HEAD
 from tests.client.conftest import ALSO_ON_A_BROKER, ON_A_BROKER
-from tests.client.members import kill, silence
-=======
-from tests.client.conftest import ON_A_BROKER
 from tests.client.members import forwarder_of, kill, silence
->>>>>>> main
 from tests.waiting import WAIT, eventually
 
 ROOT = Path(__file__).parents[2]

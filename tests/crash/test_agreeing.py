@@ -102,13 +102,8 @@ def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp
             load.halt()
             member.close(timeout=0)
     eventually(lambda: len(sites.ends()) == 1, 30)
-<<<<<<< HEAD
-    assert sites.ends() == {len(sent) + 1}
-    verdict = abcast_here("check", "--group", group, "--sites", sites.file, "--settled", "--json", cwd=tmp_path)
-=======
     assert sites.ends() == {len(sent) + 3}
-    verdict = abcast("check", "--group", group, "--sites", sites.file, "--settled", "--json", cwd=tmp_path)
->>>>>>> main
+    verdict = abcast_here("check", "--group", group, "--sites", sites.file, "--settled", "--json", cwd=tmp_path)
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
     assert json.loads(verdict.stdout)["read"] == {f"DATA of {name}": len(sent) + 3 for name in sites.names}
     for name in sites.names:

@@ -29,7 +29,10 @@ def processes(tmp_path: Path) -> Iterator[list[Process]]:
 
 
 def test_a_home_that_runs_is_replaced(make_world: MakeWorld, processes: list[Process]) -> None:
-    """Its job ends and says why; as it says, the site becomes a copy; both sites go on in the new home's order."""
+    """Its job ends and says why; as it says, the site becomes a copy; both sites go on in the new home's order.
+
+    The homes are processes. What serves the other site, a relay and no more, runs here.
+    """
     world = make_world("hub", "nyc", "sfo")
     nyc, sfo = world.sites.connections
 
@@ -39,13 +42,12 @@ def test_a_home_that_runs_is_replaced(make_world: MakeWorld, processes: list[Pro
         processes.append(process)
         return process
 
-    old_home, copy = run(nyc), run(sfo)
+    old_home = run(nyc)
     old_home.wait_ready()
-    copy.wait_ready()
-    world.broadcast(nyc, "alice", messages("a", 200))
-    world.broadcast(sfo, "bob", messages("b", 200))
+    with world.running(world.relay(sfo, nyc)):
+        world.broadcast(nyc, "alice", messages("a", 200))
+        world.broadcast(sfo, "bob", messages("b", 200))
     world.sites = replace(world.sites, home=sfo)
-    copy.stop()
     done = abcast_here(
         "site", "promote", sfo, "--group", world.group, "--sites", world.file(), "--json", cwd=world.directory
     )
@@ -63,12 +65,12 @@ def test_a_home_that_runs_is_replaced(make_world: MakeWorld, processes: list[Pro
     add = ("site", "add", nyc, "--group", world.group, "--sites", world.file())
     eventually(lambda: abcast_here(*add, cwd=world.directory).returncode == 0, 60, "the old home is a copy", 1.0)
     run(sfo).wait_ready()
-    run(nyc).wait_ready()
-    world.broadcast(nyc, "carol", messages("c", 50))
-    world.broadcast(sfo, "dave", messages("d", 50))
-    order = world.deliveries(sfo, 500)
-    assert [delivery.seqno for delivery in order] == list(range(1, 501))
-    assert world.deliveries(nyc, 500) == order
+    with world.running(world.relay(nyc, sfo)):
+        world.broadcast(nyc, "carol", messages("c", 50))
+        world.broadcast(sfo, "dave", messages("d", 50))
+        order = world.deliveries(sfo, 500)
+        assert [delivery.seqno for delivery in order] == list(range(1, 501))
+        assert world.deliveries(nyc, 500) == order
     command = ("check", "--group", world.group, "--sites", world.file(), "--settled", "--json")
     verdict = abcast_here(*command, "--data", world.directory / "none", cwd=world.directory)
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr

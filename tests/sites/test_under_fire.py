@@ -21,13 +21,9 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
-<<<<<<< HEAD
-from tests.cli.here import abcast_here
-=======
 from ordering.errors import Excluded
 from ordering.reader import Reader, Verdict
-from tests.cli.process import abcast
->>>>>>> main
+from tests.cli.here import abcast_here
 from tests.crash.processes import ABCAST, Process
 from tests.waiting import eventually
 

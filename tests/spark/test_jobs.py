@@ -217,10 +217,10 @@ def test_groups_that_go_leave_the_others_in_peace(spark: SparkSession, options: 
         names = [str(topic) for topic in find_topics(options.connection) if topic.group == "goes"]
         with options.connection.admin() as admin:
             admin.delete_topics(names)
-        for _ in range(40):
+        for _ in range(20):
             member.broadcast(b"after").result(60)
-            time.sleep(0.1)
-        assert member.broadcast(b"last").result(60) == 42
+            time.sleep(0.3)
+        assert member.broadcast(b"last").result(60) == 22
 
 
 def refused(*arguments: str | Path, cwd: Path, **variables: str) -> tuple[int, list[str]]:
