@@ -63,6 +63,7 @@ from ordering.errors import ProtocolViolation
 from ordering.hold_back import Run
 from ordering.isis import (
     MAX_BACKLOG_RUNS,
+    MAX_PATIENCE,
     RESEND_AFTER_MS,
     Agreement,
     AgreementState,
@@ -81,7 +82,7 @@ from ordering.isis import (
 )
 from ordering.isis import Deliver as Delivered
 from ordering.isis_codec import decode, encode
-from ordering.isis_flush import is_quorum, is_report, may_exclude, next_view
+from ordering.isis_flush import is_next, is_quorum, is_report, may_exclude, next_view
 from ordering.isis_formation import Formation, Hello, Life, View
 from ordering.isis_messages import (
     NO_BALLOT,
@@ -458,10 +459,14 @@ class Process:
         return sum(place < mine for place in self._places.values() if place not in suspects)
 
     def _give_way(self) -> None:
-        """To a higher ballot; open a still higher one only if nothing comes of it."""
+        """To a higher ballot; open a still higher one only if nothing comes of it, with every round later than before.
+
+        A ballot is four ways long. Where a way is slow, rivals who do not wait for it would outbid each other for ever.
+        """
         self._attempt = None
         rank = self._rank(self._reason().suspects)
-        self._patience_ms = self.now_ms + self.suspect_after_ms // 2 * (1 + rank)
+        rounds = min(MAX_PATIENCE, max(1, self._highest_round))
+        self._patience_ms = self.now_ms + self.suspect_after_ms // 2 * (1 + rank) * rounds
 
     # The ballots: as coordinator
 
@@ -501,7 +506,8 @@ class Process:
         attempt = self._attempt
         if attempt is None or message.ballot != attempt.ballot or attempt.value is not None:
             return
-        if not is_report(message.report, len(self.view.members)):
+        is_vote = message.vote is None or is_next(message.vote.value, self.view)
+        if not is_vote or not is_report(message.report, len(self.view.members)):
             self.ignored += 1
             return
         promises = {**dict(attempt.promises), place: message}
@@ -558,6 +564,9 @@ class Process:
         if message.ballot < self._promised:
             self._outputs.append(To(sender, Refuse(self.view.id, self._promised)))
             return
+        if not is_next(message.value, self.view):
+            self.ignored += 1
+            return
         self._follow(agreement, message.ballot)
         self._vote = Vote(message.ballot, message.value)
         self._outputs.append(To(sender, Accepted(self.view.id, message.ballot)))
@@ -583,8 +592,11 @@ class Process:
     def _learn_from(self, sender: Life, value: NextView) -> None:
         view = value.view
         if self.formation is None:
-            if view.origin == self.view.origin:
+            is_about_this = view.id != self.view.id + 1 or self.agreement is None or is_next(value, self.view)
+            if view.origin == self.view.origin and is_about_this:
                 self._learn(value)
+            else:
+                self.ignored += 1
         elif self.me not in view.members:
             is_other = view.origin != self.view.origin
             if self.formation.is_newest(sender) and (is_other or view.id > self.view.id):

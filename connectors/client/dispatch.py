@@ -37,6 +37,7 @@ class Path(NamedTuple):
 
     group: str
     producers: Producers
+    cast_producers: Producers
     producer: Producer
     hub: CastHub | None = None
 
@@ -85,7 +86,7 @@ class Dispatch:
         topic = str(Topic(self._path.group, "cast", self.address.site))
         in_no_view = None if casts_as is None else Life(name, casts_as)
         self.caster = Caster(
-            *(Life(name, books.incarnation), in_no_view, topic, hub, self._path.producers, limits, self._changed),
+            *(Life(name, books.incarnation), in_no_view, topic, hub, self._path.cast_producers, limits, self._changed),
             *(self.release_all, self._end),
         )
         self._inherited = books.table.last if len(books.table) else 0

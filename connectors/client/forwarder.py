@@ -102,7 +102,8 @@ class Forwarder:
         self._is_closed = False
         self._books = Books(connection, group, lives, begun, opened.state.seqno)
         self._standing = Standing(lives.address, lives.changed, Participant(self._life))
-        path = Path(group, opened.shared.producers, opened.producer, opened.hub)
+        shared = opened.shared
+        path = Path(group, shared.producers, shared.cast_producers, opened.producer, opened.hub)
         self._dispatch = Dispatch(lives, self._books, path, self._may_send, self._end)
         self._gate = Gate(self._standing, self._books)
         heartbeats = functools.partial(self._shared.heartbeats(group, self.address.site).add, self)

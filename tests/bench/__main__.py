@@ -116,6 +116,7 @@ def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path) ->
     # Spark takes a second to import, and a wrong option should be said before that.
     from tests.bench import (
         agreeing,
+        casts,
         engine,
         growth,
         latency,
@@ -138,6 +139,7 @@ def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path) ->
         "memory": memory.measure,
         "engine": engine.measure,
         "rates": rates.measure,
+        "casts": casts.measure,
         "members": members.measure,
         "views": views.measure,
         "relay": relay.measure,

@@ -20,6 +20,7 @@ from tests.bench.rates import ENGINES
 from tests.bench.report import (
     ENGINE_AIMS,
     MAX_AGREED_P50_TO_HUB,
+    MAX_CAST_MS,
     MAX_ENGINE_KILL_S,
     MAX_ENGINE_MIB,
     MAX_KILL_S,
@@ -121,6 +122,32 @@ def _engine(transport: str) -> Row:
         f"≤ {p50}; ≤ {p99}; ≥ {rate}; ≤ {MAX_ENGINE_MIB}; ≤ {MAX_ENGINE_KILL_S}",
         figures,
     )
+
+
+def _orders(transport: str) -> Row:
+    def figures(result: Any) -> list[str]:
+        return [
+            f"{order} {row['p50_ms']:.1f}, {row['p99_ms']:.0f}" for order, row in result[transport]["orders"].items()
+        ]
+
+    what = f"{transport}: p50, p99 at 1,000/s by order, `broadcast` to `deliveries` in another process"
+    return Row("casts", what, "ms", f"fifo, causal p50 ≤ {MAX_CAST_MS[transport]}", figures)
+
+
+def _cast_rates(result: Any) -> list[str]:
+    return [
+        f"{transport}, {order}: {row['records_per_s']:,.0f}"
+        for transport, measured in result.items()
+        for order, row in measured["orders"].items()
+    ]
+
+
+def _cast_growth(result: Any) -> list[str]:
+    return [
+        f"{transport}, {row['members']}: {row['p50_ms']:.1f}, {row['p99_ms']:.0f}, {row['clock_bytes']:.0f}"
+        for transport, measured in result.items()
+        for row in measured["growth"]
+    ]
 
 
 def _member(kind: str, *names: str) -> Figures:
@@ -230,6 +257,15 @@ ROWS = (
             functools.partial(_of_rates, engine),
         )
         for engine in ENGINES
+    ),
+    *(_orders(transport) for transport in MAX_CAST_MS),
+    Row("casts", "one member's messages by order, until all receipts are there", "records/s", "", _cast_rates),
+    Row(
+        "casts",
+        "causal, 300/s of all members together in three processes, by members: p50, p99; a clock",
+        "ms; bytes",
+        "",
+        _cast_growth,
     ),
     Row(
         "members",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 SECTIONS = (
     *("throughput", "peers", "state", "growth", "latency", "memory"),
-    *("engine", "rates", "members", "views", "relay", "agreeing", "recovery"),
+    *("engine", "rates", "casts", "members", "views", "relay", "agreeing", "recovery"),
 )
 DEFAULT_RECORDS = 2_000_000
 QUICK_RECORDS = 200_000
@@ -41,6 +41,9 @@ class Plan:
     latency_warm_up_s: float = 120.0  # Java compiles last what runs a few times a second: how Spark plans a batch
     latency_s: float = 30.0
     rates: tuple[int, ...] = (100, 300, 1000, 3000, 10_000, 20_000, 30_000, 40_000, 60_000)
+    cast_members: tuple[int, ...] = (3, 30, 300)
+    cast_rate: int = 300
+    """Casts a second of all those members together."""
     member_rounds: int = 3
     agreeing_records: int = 20_000
     """At each of three sites."""
@@ -71,6 +74,7 @@ class Plan:
             latency_warm_up_s=30.0,
             latency_s=10.0,
             rates=(100, 1000, 10_000, 30_000),
+            cast_members=(3, 30),
             member_rounds=1,
             agreeing_records=2_000,
             agreeing_s=10.0,

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ordering.casts import TOTAL
 from tests.bench.plan import KINDS, Case
 
 MIN_SEQUENCER_TO_COPY = 0.6
@@ -18,6 +19,8 @@ MAX_LATENCY_RATIO = 3.5
 MAX_MEMORY_MIB = 3 * 1024
 ENGINE_AIMS = {"kafka-python": (15, 60, 20), "confluent": (10, 30, 80)}
 """By transport: p50 and p99 in ms at most, and thousand records/s at least."""
+MAX_CAST_MS = {"kafka-python": 12, "confluent": 4}
+"""By transport: p50 of fifo and causal messages at most."""
 MAX_ENGINE_MIB = 150
 MAX_ENGINE_KILL_S = 3
 MIN_MEMBER_TO_BARE = 0.75
@@ -192,6 +195,35 @@ def _engine(result: Results) -> list[Table]:
     return [table]
 
 
+def _casts(result: Results) -> list[Table]:
+    orders = _table(
+        "Orders side by side: broadcast to deliveries in another process, ms; until all receipts are there",
+        *("", "order", "p50", "p99", "max", "target", "sender's CPU, s", "records/s"),
+    )
+    growth = _table(
+        "Casts in causal order, by members in three processes: broadcast to deliveries, ms; bytes of a clock",
+        *("", "members", "casts/s of all", "p50", "p99", "bytes"),
+    )
+    for transport, measured in result.items():
+        for order, row in measured["orders"].items():
+            aim = MAX_CAST_MS[transport]
+            orders.add_row(
+                transport,
+                order,
+                *(f"{row[name]:.1f}" for name in ("p50_ms", "p99_ms", "max_ms")),
+                "" if order == TOTAL else f"p50 ≤ {aim}: {_verdict(row['p50_ms'] <= aim)}",
+                f"{row['sender_cpu_s']:.1f}",
+                f"{row['records_per_s']:,.0f}",
+            )
+        for row in measured["growth"]:
+            growth.add_row(
+                transport,
+                *(f"{row[name]:,}" for name in ("members", "per_s")),
+                *(f"{row[name]:.1f}" for name in ("p50_ms", "p99_ms", "clock_bytes")),
+            )
+    return [orders, growth]
+
+
 def _members(result: Results) -> list[Table]:
     tables = []
     for transport, measured in result["transports"].items():
@@ -342,6 +374,7 @@ _TABLES: dict[str, Callable[[Any], list[Table]]] = {
     "memory": _memory,
     "engine": _engine,
     "rates": _rates_of_engines,
+    "casts": _casts,
     "members": _members,
     "views": _views,
     "relay": _relay,

@@ -1,6 +1,9 @@
 """Three clusters, as companies run them, with members that have connected; everything is killed in turn.
 
-Then a bridge is cut for a minute, in one direction: the relay from nyc looks for the Kafka of lax where there is none.
+Then a bridge is cut for a minute: relays look for the Kafka of sfo where there is none.
+
+In a mesh each site has all its jobs in one process. Where sites agree, each has a plain process, and one process has
+all relays.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ GROUP = "mesh"
 SITES = ("nyc", "sfo", "lax")
 PATIENCE_S = 240.0
 CUT_S = 60.0
+RELAYS = "relays"
 
 
 class Talker:
@@ -102,38 +106,41 @@ def digest(connection: Connection, site: str) -> tuple[int, str]:
 def test_everything_is_killed_and_nothing_is_lost(
     brokers: dict[str, EmbeddedBroker], mode: str, tmp_path: Path
 ) -> None:
-    """kill -9 of each site's sequencer, ledger and relays, then of each broker, and a bridge that is cut, under load:
-    every site has every message of the others once, and in their order.
+    """kill -9 of each site's jobs and relays, then of each broker, and a bridge that is cut, under load: every site has
+    every message of the others once, and in their order.
     """
     servers = {site: broker.bootstrap_servers for site, broker in brokers.items()}
     file = write_file(tmp_path / "sites.toml", mode, servers)
-    cut = write_file(tmp_path / "cut.toml", mode, {**servers, "lax": "127.0.0.1:1"})
+    cut = write_file(tmp_path / "cut.toml", mode, {**servers, "sfo": "127.0.0.1:1"})
     connections = {site: Connection(broker.bootstrap_servers) for site, broker in brokers.items()}
     for site, connection in connections.items():
         create_topics(connection, GROUP, [site])
     numbers = itertools.count(1)
 
-    def start(site: str, file: Path = file) -> Process:
-        engine = ("--engine", "process") if mode == "isis" else ()
-        command = (ABCAST, "run", "--site", site, "--sites", file, "--data", tmp_path / site / "data", *engine)
-        return Process(f"{site}-{next(numbers)}", command, tmp_path / "logs")
+    def start(name: str, file: Path = file) -> Process:
+        job = ("run", "--site", name) if mode == "mesh" else ("sequence", "--site", name, "--engine", "process")
+        command = ("relay",) if name == RELAYS else job
+        arguments = (ABCAST, *command, "--sites", file, "--data", tmp_path / name / "data")
+        return Process(f"{name}-{next(numbers)}", arguments, tmp_path / "logs")
 
-    running = {site: start(site) for site in SITES}
+    names = SITES if mode == "mesh" else (*SITES, RELAYS)
+    running = {name: start(name) for name in names}
     try:
         for process in running.values():
             process.wait_ready(PATIENCE_S)
         talkers = [Talker(site, connection, tmp_path / f"{site}.outbox") for site, connection in connections.items()]
-        for site in SITES:
-            running[site].kill()
+        for name in names:
+            running[name].kill()
             time.sleep(1.0)
-            running[site] = start(site)
-            running[site].wait_ready(PATIENCE_S)
-        running["nyc"].kill()
-        running["nyc"] = start("nyc", cut)
+            running[name] = start(name)
+            running[name].wait_ready(PATIENCE_S)
+        bridge = "nyc" if mode == "mesh" else RELAYS
+        running[bridge].kill()
+        running[bridge] = start(bridge, cut)
         time.sleep(CUT_S)
-        running["nyc"].kill()
-        running["nyc"] = start("nyc")
-        running["nyc"].wait_ready(PATIENCE_S)
+        running[bridge].kill()
+        running[bridge] = start(bridge)
+        running[bridge].wait_ready(PATIENCE_S)
         for broker in brokers.values():
             broker.kill()
             time.sleep(2.0)
