@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from connectors import Member
-from connectors.kafka.rights import Right, rights_of, rights_of_relay
+from connectors.kafka.rights import Right, rights_beside, rights_of, rights_of_relay
 from connectors.kafka.sites import Direction, read_sites
 from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
@@ -89,6 +89,18 @@ class TestPrint:
         }
         assert Right("READ", "topic", "abcast.g.entries-", is_prefix=True) in rights_of("sequencer", "g", "b")
 
+    def test_sites_that_agree_in_one_kafka(self, tmp_path: Path) -> None:
+        """Each reads there what the others have; sites of a hub, or of another Kafka, do not."""
+        file, one = tmp_path / "sites.toml", SITES.replace("b:1", "a:1")
+        beside = {Right("READ", "topic", f"abcast.g.{role}.b") for role in ("forward", "data")}
+        for text, expected in (
+            (one.replace('home = "a"', 'mode = "isis"'), beside),
+            (SITES.replace('home = "a"', 'mode = "isis"'), set()),
+            (one, set()),
+        ):
+            file.write_text(text)
+            assert set(rights_beside(read_sites(file), "g", "a")) == expected
+
     def test_a_name_with_blanks(self) -> None:
         """As a certificate has it. A shell takes the command as it is printed."""
         command = Right("READ", "topic", "t").command("User:CN=al,O=My Company", "k:1")
@@ -153,6 +165,46 @@ def test_the_whole_pipeline(secure_broker: EmbeddedBroker, tmp_path: Path) -> No
     )
     with pytest.raises(KafkaRefused):
         create_topics(login(secure_broker, "sequencer"), "another", [SITE])
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_sites_that_agree(secure_broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """In one Kafka: the job of each is a user of its own, and writes nothing of the other's."""
+    group, servers, sites = "agree", secure_broker.bootstrap_servers, tmp_path / "sites.toml"
+    text = SITES.replace("a:1", servers).replace("b:1", servers)
+    sites.write_text(text.replace('home = "a"', 'mode = "isis"'))
+    create_topics(login(secure_broker), group, ["a", "b"])
+    files = {}
+    for site in ("a", "b"):
+        for role in ("sequencer", "member"):
+            user = f"{role}-of-{site}-in-{group}"
+            files[role, site] = ("--kafka-config", login_file(secure_broker, user))
+            done = abcast(
+                *("acl", "apply", "-g", group, "--role", role, "--principal", f"User:{user}", "--site", site),
+                *("--sites", sites, "--kafka-config", login_file(secure_broker, "admin")),
+                cwd=tmp_path,
+            )
+            assert done.returncode == 0, done.stderr
+    decide = ("sequence", "--engine", "process", "--sites", sites, "--site")
+    with (
+        background(ABCAST, *decide, "a", "--data", tmp_path / "a", *files["sequencer", "a"], cwd=tmp_path) as at_a,
+        background(ABCAST, *decide, "b", "--data", tmp_path / "b", *files["sequencer", "b"], cwd=tmp_path) as at_b,
+    ):
+        at_a.wait_for("ready")
+        at_b.wait_for("ready")
+        for site in ("a", "b"):
+            publish = ("publish", "-g", group, "-m", f"{site}/bob", *files["member", site])
+            sent = abcast(*publish, cwd=tmp_path, text=f"{site}\n".encode())
+            assert sent.returncode == 0, sent.stderr + "".join(at_a.lines + at_b.lines)
+        for site in ("a", "b"):
+            deliver = ("deliver", "-g", group, "-m", f"{site}/ann", "--count", "2", *files["member", site])
+            got = abcast(*deliver, cwd=tmp_path)
+            assert [line.split("\t")[2] for line in got.stdout.splitlines()] == ["a", "b"], got.stderr
+        assert at_a.terminate() == at_b.terminate() == 0
+    lines = "".join(at_a.lines + at_b.lines)
+    assert not [word for word in ("Authorization", "can't commit", "not checked", "Traceback") if word in lines], lines
 
 
 @pytest.mark.broker
