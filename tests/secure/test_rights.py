@@ -181,7 +181,7 @@ def test_two_sites_that_agree(secure_broker: EmbeddedBroker, tmp_path: Path) -> 
         for role in ("sequencer", "member"):
             user = f"{role}-of-{site}-in-{group}"
             files[role, site] = ("--kafka-config", login_file(secure_broker, user))
-            done = abcast(
+            done = abcast_here(
                 *("acl", "apply", "-g", group, "--role", role, "--principal", f"User:{user}", "--site", site),
                 *("--sites", sites, "--kafka-config", login_file(secure_broker, "admin")),
                 cwd=tmp_path,
@@ -196,11 +196,11 @@ def test_two_sites_that_agree(secure_broker: EmbeddedBroker, tmp_path: Path) -> 
         at_b.wait_for("ready")
         for site in ("a", "b"):
             publish = ("publish", "-g", group, "-m", f"{site}/bob", *files["member", site])
-            sent = abcast(*publish, cwd=tmp_path, text=f"{site}\n".encode())
+            sent = abcast_here(*publish, cwd=tmp_path, text=f"{site}\n".encode())
             assert sent.returncode == 0, sent.stderr + "".join(at_a.lines + at_b.lines)
         for site in ("a", "b"):
             deliver = ("deliver", "-g", group, "-m", f"{site}/ann", "--count", "2", *files["member", site])
-            got = abcast(*deliver, cwd=tmp_path)
+            got = abcast_here(*deliver, cwd=tmp_path)
             assert [line.split("\t")[2] for line in got.stdout.splitlines()] == ["a", "b"], got.stderr
         assert at_a.terminate() == at_b.terminate() == 0
     lines = "".join(at_a.lines + at_b.lines)
