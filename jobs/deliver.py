@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from connectors.kafka.configuration import configured
+from jobs.interruption import end_line
 from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, Member, connection_to, run_script
 from ordering.casts import TOTAL
 from ordering.names import DEFAULT_SITE, Address
@@ -86,7 +87,7 @@ def deliver(
                 if taken == count:
                     break
         except KeyboardInterrupt:
-            return
+            end_line()
 
 
 def _told_of(stream: Stream[Any], client: MemberClient, from_seqno: int | None) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from ordering.names import Topic
 from ordering.records import Data, Source
 from ordering.sequencer import seal
 from tests.cli.conftest import SITE, Pipeline
+from tests.cli.here import abcast_here
 from tests.cli.process import BIN, ROOT, abcast, background
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
@@ -65,7 +66,7 @@ def test_dead_letters_and_the_end_of_a_group(pipeline: Pipeline) -> None:
     producer.send(str(Topic(group, "forward", SITE)), key=b"cli/mallory", value=b"\x1b[2J\xff", headers=[("a", b"b")])
     producer.close(timeout=60)
     published = pipeline.abcast("publish", *of_group, "--member", f"{SITE}/alice", text=b"one\n")
-    assert published.stdout == "1 messages ordered, last seqno 1\n", published.stderr
+    assert published.stdout == "1 message ordered, last seqno 1\n", published.stderr
     [row] = pipeline.json_lines("dead-letters", "list", *of_group)
     assert (row["offset"], row["sender"], row["source"]) == (0, "cli/mallory", f"abcast.{group}.forward.{SITE}-0:0")
     shown = pipeline.abcast("dead-letters", "show", "0", *of_group)
@@ -198,17 +199,17 @@ def test_broker_commands(tmp_path: Path) -> None:
     try:
         started = abcast("broker", "start", "--port", "0", *directory, cwd=tmp_path)
         assert started.returncode == 0, started.stderr
-        shown = abcast("broker", "status", "--json", *directory, cwd=tmp_path)
+        shown = abcast_here("broker", "status", "--json", *directory, cwd=tmp_path)
         status = json.loads(shown.stdout)
         assert (shown.returncode, status["running"]) == (0, True)
         assert started.stdout == f"running at {status['bootstrap_servers']}\n"
-        again = abcast("broker", "start", *directory, cwd=tmp_path)
+        again = abcast_here("broker", "start", *directory, cwd=tmp_path)
         assert again.stdout == f"was running already at {status['bootstrap_servers']}\n"
     finally:
-        stopped = abcast("broker", "stop", *directory, cwd=tmp_path)
+        stopped = abcast_here("broker", "stop", *directory, cwd=tmp_path)
     assert stopped.stdout == "stopped\n"
-    assert abcast("broker", "stop", *directory, cwd=tmp_path).stdout == "was not running\n"
-    assert abcast("broker", "status", *directory, cwd=tmp_path).returncode == 1
+    assert abcast_here("broker", "stop", *directory, cwd=tmp_path).stdout == "was not running\n"
+    assert abcast_here("broker", "status", *directory, cwd=tmp_path).returncode == 1
 
 
 def test_spark_submit(pipeline: Pipeline, tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ import pytest
 from connectors import Member
 from connectors.kafka.client_configuration import ClientConfiguration
 from connectors.kafka.connection import Connection
-from connectors.kafka.probe import Step, probe, refusal
+from connectors.kafka.probe import Step, found_there, probe, refusal
 from connectors.kafka.security import Security
 from connectors.kafka.topics import create_topics
 from connectors.kafka.transport import TRANSPORTS
 from connectors.local.broker import EmbeddedBroker
 from ordering.errors import AbcastError, BrokerUnreachable, KafkaRefused
-from tests.cli.process import abcast
+from tests.cli.here import abcast_here
 from tests.secure.users import login, login_file
 
 pytestmark = pytest.mark.broker
@@ -57,7 +57,7 @@ class TestLogin:
     """Each mistake by a command and, with both libraries, by a member: in a moment, not after a time-out."""
 
     def check(self, file: Path, code: int, says: str, tmp_path: Path) -> None:
-        done = abcast("publish", "-g", "told", "-m", "nyc/a", "--kafka-config", file, cwd=tmp_path, text=b"x\n")
+        done = abcast_here("publish", "-g", "told", "-m", "nyc/a", "--kafka-config", file, cwd=tmp_path, text=b"x\n")
         assert done.returncode == code, done.stderr
         [sentence] = done.stderr.splitlines()
         assert re.search(says, sentence), sentence
@@ -115,6 +115,9 @@ class TestProbe:
         [mute] = probe(silent, tls, timeout_s=0.3)
         assert (mute.passed, mute.failed, mute.is_refusal) == ((Step.NAME, Step.TCP), Step.TLS, False)
         assert refusal([nobody, unknown, mute]) == ""
+        assert [found_there(found) for found in ([nobody], [nobody, unknown])] == ["", ""]
+        assert "can't be resolved" in found_there([unknown])
+        assert "TLS handshake" in found_there([nobody, mute])
 
     def test_an_open_broker_has_no_tls(self, broker: EmbeddedBroker) -> None:
         [found] = probe(broker.bootstrap_servers, Security(protocol="SSL"))
@@ -133,7 +136,7 @@ class TestRights:
             ("deliver", "-m", "nyc/a", "-g", group),
             ("topics", "create", "-g", "other"),
         ):
-            done = abcast(*command, "--kafka-config", nobody, cwd=tmp_path, text=b"x\n")
+            done = abcast_here(*command, "--kafka-config", nobody, cwd=tmp_path, text=b"x\n")
             assert done.returncode == 1, done.stderr
             [sentence] = done.stderr.splitlines()
             assert re.match(
