@@ -34,10 +34,11 @@ def test_every_order_holds() -> None:
         "began with a view", "started again", "died in a flush", "died with casts unwritten", "put out of a view",
         "dropped with a view", "began with a state", "died serving", "passed over by an application",
         "left: anew", "left with casts in flight",
+        "relay killed", "relay ran twice", "cut", "request of a relay repeated",
     }  # fmt: skip
     assert {name for name in rare if seen[name] < 20} == set()
     assert seen["a state is void"]
-    assert seen["left: delivered"] > 10
+    assert seen["left: delivered"]
 
 
 @pytest.mark.slow
