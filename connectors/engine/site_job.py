@@ -36,6 +36,7 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_state
 from connectors.kafka.epochs import Exclusion
+from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.sites import SUSPECT_AFTER_MS
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.sequencer.takeover import check_not_fenced
@@ -116,9 +117,11 @@ class SiteJob(EngineJob):
         connection: Connection,
         neighbours: Neighbours,
         suspect_after_ms: int = SUSPECT_AFTER_MS,
+        groups: GroupChoice = ALL_GROUPS,
+        look_every_s: float = LOOK_EVERY_S,
     ) -> None:
         """Raises UsageError if the site is none of the names."""
-        super().__init__(EngineOptions(connection, neighbours.site))
+        super().__init__(EngineOptions(connection, neighbours.site, None, groups, look_every_s))
         if neighbours.site not in neighbours.names:
             raise UsageError(f"site {neighbours.site} is none of {', '.join(neighbours.names)}.")
         self._neighbours = neighbours

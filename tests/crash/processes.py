@@ -26,6 +26,7 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "PYTHONUNBUFFERED": "1",
     **SHORT_LIVED,
+    "ABCAST_LOOK_EVERY_S": "1",
 }
 
 
