@@ -27,6 +27,7 @@ class Role(str, Enum):
     observer = "observer"
     sequencer = "sequencer"
     ledger = "ledger"
+    maintainer = "maintainer"
     relay = "relay"
 
 
@@ -34,7 +35,7 @@ RoleOption = Annotated[
     Role,
     typer.Option(
         help="member: sends and delivers. observer: delivers, and checks. sequencer: decides the order. ledger: writes "
-        "the tables. relay: carries from a site to another (with --from, --to and --sites)."
+        "the tables. maintainer: purges topics. relay: carries from a site to another (with --from, --to and --sites)."
     ),
 ]
 Principal = Annotated[str, typer.Option(help="Who gets them, as Kafka has it: User:NAME.")]
