@@ -63,10 +63,12 @@ def engine_job(
 
     check_site(site)
     if sites is not None and sites.mode == "isis":
-        from connectors.engine.inputs import neighbours_of
         from connectors.engine.site_job import SiteJob
+        from connectors.kafka.inputs import neighbours_of
+        from connectors.sequencer.agreement import Agreement
 
-        return SiteJob(reachable(connection, served), neighbours_of(sites, site), sites.suspect_after_ms, *served)
+        agreement = Agreement(neighbours_of(sites, site), sites.suspect_after_ms)
+        return SiteJob(reachable(connection, served), agreement, *served)
     return EngineJob(EngineOptions(reachable(connection, served), site, data.absolute() / "ledger", *served))
 
 

@@ -45,17 +45,17 @@ def run(
     which carries what stands here to the neighbouring sites; and a site that follows a home has no sequencer.
     """
     maintenance = [every(seconds(maintain_every, "--maintain-every"))] if maintain_every is not None else []
-    known = optional_sites(sites, kafka_config, "run")
-    check_engine(known, engine)
+    topology = optional_sites(sites, kafka_config, "run")
+    check_engine(topology, engine)
     which = served(groups, look_every_s)
-    connection = kafka_of_site(known, site, bootstrap_servers, kafka_config, "run")
+    connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "run")
     options = job_options(connection, site, data, max_batch_records, which, parallelism)
-    sequences = known is None or known.sequences(site)
+    sequences = topology is None or topology.sequences(site)
     names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
-    beside = [engine_job(connection, site, data, known, which)] if sequences and engine is Engine.process else []
-    relays = (
-        Relays(known, [direction for direction in known.directions() if direction.source == site]) if known else None
-    )
+    beside = [engine_job(connection, site, data, topology, which)] if sequences and engine is Engine.process else []
+    relays: Relays | None = None
+    if topology is not None:
+        relays = Relays(topology, [direction for direction in topology.directions() if direction.source == site])
     run_jobs(names, options, relays, beside, maintenance)
 
 

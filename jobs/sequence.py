@@ -38,13 +38,13 @@ def sequence(
     Serves every group that has a DATA topic at the site; new groups are found while it runs. Starting one takes over:
     an older sequencer of the same groups is fenced and stops, with whichever engine it runs.
     """
-    known = optional_sites(sites, kafka_config, "sequence")
-    check_sequences(known, site)
-    check_engine(known, engine)
+    topology = optional_sites(sites, kafka_config, "sequence")
+    check_sequences(topology, site)
+    check_engine(topology, engine)
     which = served(groups, look_every_s)
-    connection = kafka_of_site(known, site, bootstrap_servers, kafka_config, "sequence")
+    connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "sequence")
     if engine is Engine.process:
-        run_engine(engine_job(connection, site, data, known, which))
+        run_engine(engine_job(connection, site, data, topology, which))
         return
     run_jobs(["sequence"], job_options(connection, site, data, max_batch_records, which, parallelism))
 

@@ -14,7 +14,7 @@ from ordering.errors import ProtocolViolation
 from ordering.hold_back import Run
 from ordering.isis import Finals, Known, Propose, Send
 from ordering.isis_codec import decode, encode
-from ordering.isis_formation import Life
+from ordering.isis_formation import Life, View
 from ordering.isis_messages import (
     Accept,
     Accepted,
@@ -46,11 +46,15 @@ class _Ranges(NamedTuple):
 
 
 class Ordered(NamedTuple):
-    """A run in its place of the agreed order: its first position is `first`, and it takes one a record."""
+    """A run in its place of the agreed order: its first position is `first`, and it takes one a record.
+
+    `absent` are the sites that were not in the view in which it was ordered.
+    """
 
     first: int
     sender: Life
     run: Run
+    absent: tuple[str, ...] = ()
 
     @property
     def last(self) -> int:
@@ -91,6 +95,11 @@ class Entry(NamedTuple):
     def from_bytes(cls, raw: bytes) -> Entry:
         """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
         return decode(cls, raw)
+
+
+def absent_from(view: View) -> tuple[str, ...]:
+    """The sites that have been in the group's views, and are not in this one."""
+    return tuple(sorted({life.name for life, _ in view.rows} - {life.name for life in view.members}))
 
 
 def run_of(ranges: tuple[Range, ...]) -> Run:

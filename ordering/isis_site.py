@@ -49,6 +49,13 @@ Each message is ordered once: a run's records follow those of the run before it 
 run one number for ever, `isis_views` orders each number once, and what a member has sent twice is dropped by the
 received table.
 
+Members of a site that is gone leave the group's view as any dead member does. A run says which sites are *absent*: not
+in the view of sites in which it was ordered. Behind its records their members count as silent
+(`ordering.log_time.without_sites`), so the group's next view is without them. All sites put that view in the same
+place: a process delivers a run in the view whose end or whose agreement has it, so by the invariants of `isis_views`
+the view of a position is the same for all that deliver there, and who takes a run over takes that over, too. When a
+site knows of a view of sites, or how long it has heard nothing, decides nothing.
+
 What waits. With a majority of the last view everything goes on, at the sites that are in the view. A site outside it
 orders nothing of its own, and says so (`is_waiting`); its members' messages stand in its FORWARD, and are ordered when
 it is back. Two sites need each other, or an operator's `Exclude`. A site whose log is lost is not the same site any
@@ -73,11 +80,22 @@ from ordering.errors import ProtocolViolation
 from ordering.isis import RESEND_AFTER_MS, Send, Tick
 from ordering.isis_codec import decode, encode
 from ordering.isis_formation import Life, first_view
-from ordering.isis_log import Entry, Letter, Ordered, Range, ranges_of, read_letter, run_of, write_letter
+from ordering.isis_log import (
+    Entry,
+    Letter,
+    Ordered,
+    Range,
+    absent_from,
+    ranges_of,
+    read_letter,
+    run_of,
+    write_letter,
+)
 from ordering.isis_messages import Deliver, Exclude, Installed, Message, NotExcluded, Output, Outside, Stuck, To
 from ordering.isis_views import SUSPECT_AFTER_MS, Process, ProcessState, awake, member
+from ordering.log_time import without_sites
 from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH, MESSAGE, Data, DeadLetter, Forward, Malformed
+from ordering.records import ENTRY, EPOCH, MESSAGE, Data, DeadLetter, Forward, Malformed
 from ordering.sequencer import SequencerState, end_batch, step
 
 MAX_RUNS_IN_FLIGHT = 8
@@ -242,16 +260,24 @@ def read_on(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]
     return LogRow(row.site, reader.epoch, reader.last_seqno, row.at), verdict is Verdict.TAKE
 
 
+def judge(row: LogRow, record: Data) -> tuple[LogRow, bool]:
+    """`read_on` for a record of a log whose entry need not be read."""
+    bare = Entry(0, record.epoch, record.local_seqno) if record.kind == ENTRY else None
+    return read_on(row, record.epoch, bare)
+
+
 class Site:
     """A site, as the job of one epoch has it: take events, `end_step`, write the entry, then the DATA of what is `due`.
 
     Mutable, as a cursor is; not thread-safe.
     """
 
-    def __init__(self, state: SiteState, epoch: int, *, now_ms: int = 0) -> None:
+    def __init__(self, state: SiteState, epoch: int, *, now_ms: int = 0, sequenced: Sequenced | None = None) -> None:
+        """`sequenced`: of a job that goes on. One that begins has been away until `now_ms`."""
         self.group, self.epoch = state.group, epoch
-        self.process = Process(awake(state.process, now_ms))
+        self.process = Process(awake(state.process, now_ms) if sequenced is None else state.process)
         self.me = self.process.me
+        self._absent = absent_from(self.process.view)
         self.position, self.number, self.rejected = state.position, state.number, state.rejected
         self._places = {place.name: place for place in state.places}
         self._logs = {row.site: row for row in state.logs}
@@ -262,7 +288,7 @@ class Site:
         self._news: list[Ordered] = []
         self.notices: tuple[Notice, ...] = ()
         """Of the last step."""
-        self.sequenced = Sequenced(state, epoch)
+        self.sequenced = Sequenced(state, epoch) if sequenced is None else sequenced
 
     def state(self) -> SiteState:
         """The value of it, at the end of a step."""
@@ -420,13 +446,15 @@ class Site:
         notices: list[Notice] = []
         for output in outputs:
             if isinstance(output, Deliver):
-                self._order(Ordered(output.seqno, output.sender, output.run))
+                self._order(Ordered(output.seqno, output.sender, output.run, self._absent))
             elif isinstance(output, To):
                 if said and said[-1][0] is output.message:
                     said[-1][1].append(output.receiver.name)
                 else:
                     said.append((output.message, [output.receiver.name]))
             elif isinstance(output, Notice):
+                if isinstance(output, Installed):
+                    self._absent = absent_from(output.view)
                 notices.append(output)  # not `Missing`: that stands in others' logs; nor `Refused`: so few are sent
         self.notices = tuple(notices)
         return tuple(write_letter(tuple(receivers), message) for message, receivers in said)
@@ -481,11 +509,13 @@ def _without_nearest(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
 class Sequenced:
     """The sequencer of a site, which goes from run to run: the same at all sites, but for the epoch it writes."""
 
-    def __init__(self, state: SiteState, epoch: int) -> None:
-        known = SequencerState.from_bytes(state.snapshot)
+    def __init__(self, state: SiteState, epoch: int, known: SequencerState | None = None, position: int = 0) -> None:
+        """From the snapshot; or from a state that is `known`, after the run that ends at `position`."""
+        if known is None:
+            known, position = SequencerState.from_bytes(state.snapshot), state.sequenced
         self.state = replace(known, epoch=epoch)
-        self.position = state.sequenced
-        self._runs = deque(state.since)
+        self.position = position
+        self._runs = deque(run for run in state.since if run.first > position)
 
     def expect(self, runs: Iterable[Ordered]) -> None:
         """These runs follow."""
@@ -507,6 +537,8 @@ class Sequenced:
 
     def end_run(self, state: SequencerState) -> tuple[Data, ...]:
         """The records of the next run are decided, with that state behind them: what follows from them."""
-        self.state, closing = end_batch(state)
-        self.position = self._runs.popleft().last
+        run = self._runs.popleft()
+        membership = without_sites(state.membership, run.absent)
+        self.state, closing = end_batch(replace(state, membership=membership))
+        self.position = run.last
         return closing

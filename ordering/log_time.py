@@ -14,15 +14,19 @@ time is over when it is over in every partition, as an answer may stand in each 
 *What is read again tells no time.* A takeover may read FORWARD again from long ago: from the last snapshot, or all of
 it if only the ledger tells the state. Today's members have no heartbeats there, and the clock runs fast. So up to the
 `horizon`, where FORWARD ended at the takeover, no member is heard and no clock goes (`before_horizon`, each batch).
+
+*Who is absent is not waited for.* Where sites agree, they may go on without one. Nothing from its partitions is ordered
+then: their clocks stand still, so no member there would ever be late, and no flush either. So members of absent sites
+count as not heard for long, and those partitions tell no time (`without_sites`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ordering.membership import LONG_AGO_MS, LastHeard, Membership
-from ordering.names import is_tick
+from ordering.names import Topic, is_tick
 from ordering.records import LEAVE, Forward, Partition
 
 STANDSTILL_MS = 2_000
@@ -90,6 +94,31 @@ def before_horizon(membership: Membership, positions: Mapping[Partition, int]) -
     """A membership that has a horizon, after a batch: it forgets the time, and the horizon where it is reached."""
     ahead = {partition: end for partition, end in membership.horizon.items() if positions.get(partition, 0) < end}
     return replace(membership.without_time(), horizon=ahead)
+
+
+def without_sites(membership: Membership, sites: Collection[str]) -> Membership:
+    """The membership behind records that were ordered while these sites were absent."""
+    if not sites or not membership.is_watched:
+        return membership
+    silent = {
+        address
+        for address, _ in membership.members
+        if address.partition("/")[0] in sites or _is_of(membership.heard.get(address), sites)
+    }
+    return replace(
+        membership,
+        heard={**membership.heard, **dict.fromkeys(sorted(silent), LastHeard(None, LONG_AGO_MS))},
+        clock={place: at_ms for place, at_ms in membership.clock.items() if _site_of(place) not in sites},
+    )
+
+
+def _is_of(heard: LastHeard | None, sites: Collection[str]) -> bool:
+    return heard is not None and heard.partition is not None and _site_of(heard.partition) in sites
+
+
+def _site_of(partition: Partition) -> str:
+    topic = Topic.parse(partition.topic)
+    return topic.site if topic is not None else ""
 
 
 def stood_still(

@@ -198,3 +198,10 @@ class DeadLetter:
 
     source: Source
     reason: str
+
+
+class Exclusion(NamedTuple):
+    """An operator's decision: in that view of the sites that agree, these are not waited for any more."""
+
+    view: int
+    sites: tuple[str, ...]

@@ -12,12 +12,13 @@ from typing import NamedTuple
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_entry
-from connectors.kafka.epochs import Exclusion, encode_exclusion
+from connectors.kafka.epochs import encode_exclusion
 from connectors.kafka.sending import append
 from ordering.errors import UsageError
 from ordering.isis_flush import may_exclude
 from ordering.isis_formation import View
 from ordering.isis_site import SiteState
+from ordering.records import Exclusion
 
 _LOOK_S = 0.5
 

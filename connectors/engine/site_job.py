@@ -1,17 +1,14 @@
 """The job of a site that agrees with others (`ordering.isis_site`), in a plain Python process.
 
 It is the process engine's job with another loop. Claims, seals, ticks, signs of life and retries are the same. What the
-loop adds is this order of writing, which is all that `ordering.isis_site` asks for:
+loop adds is the order of writing that `ordering.isis_group` asks for: it waits until the entry stands in Kafka before
+it writes DATA, and until DATA stands there before it writes the next entry. A write that failed, or of which nothing is
+known, ends the attempt, and the next one takes over.
 
-1. An entry is written when all DATA before it stands in Kafka, as it may have a snapshot that counts these.
-2. DATA is written, and the next step begun, when the entry stands in Kafka.
+What is wrong with one group (retention was faster, other sites, an order of a sequencer) ends the work on that group
+alone: the job says so, and goes on with the others. If none is left, the job ends with it.
 
-So whenever the process ends, the site's log has what any other site can know of it. The next start goes on from the
-last entry that counts, reads what has come since from the places that it names, and makes the same DATA from the same
-runs. A write that failed, or of which nothing is known, ends the attempt, and the next one takes over.
-
-Time is that of a steady clock while the loop works. A stall (a broker that restarts) counts as one second: what a site
-could not hear is no reason to suspect others.
+Time is that of a steady clock while the loop works. A stall (a broker that restarts) counts as one second.
 """
 
 from __future__ import annotations
@@ -20,45 +17,41 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, TypeVar
 
 from kafka.structs import TopicPartition
 
 from connectors.engine.agreeing import AgreeingGroup
 from connectors.engine.attendant import Attendant, Taken
 from connectors.engine.batch import Polled
-from connectors.engine.inputs import Input, Neighbours
 from connectors.engine.intake import Intake
 from connectors.engine.job import IN_FLIGHT_BYTES, STOP_S, EngineJob, EngineOptions
 from connectors.engine.writing import Writer
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.entries import last_state
-from connectors.kafka.epochs import Exclusion
 from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
-from connectors.kafka.sites import SUSPECT_AFTER_MS
+from connectors.kafka.inputs import Input, Neighbours
 from connectors.kafka.topic_finder import TopicFinder
+from connectors.sequencer.agreement import ISIS, Agreement, known_state, told
 from connectors.sequencer.takeover import check_not_fenced
-from ordering.errors import AbcastError, ProtocolViolation, UsageError
-from ordering.isis_formation import Life, first_view
-from ordering.isis_messages import Installed, NotExcluded, Outside
-from ordering.isis_site import Notice, SiteState, first_state
+from ordering.errors import AbcastError, HistoryUnavailable, KafkaRefused, ProtocolViolation, UsageError
+from ordering.isis_site import Notice
 from ordering.names import Topic
+from ordering.records import Exclusion
 from ordering.sequencer import SequencerState
 
-RESEND_AFTER_MS = 2_000
-"""Between sites nothing gets lost, but a view that ends purges what is under way."""
-LONGEST_STEP_MS = 1_000
-"""By so much a step moves the clock at most."""
+OF_ONE_GROUP = (UsageError, HistoryUnavailable, ProtocolViolation, KafkaRefused)
+"""What may be wrong with a group, and with that one alone."""
 
+_Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 
 
 class SiteAttendant(Attendant):
     """The attendant of such a job. `inputs` has what there is to read, by group."""
 
-    agreement: ClassVar[str] = "isis"
+    agreement: ClassVar[str] = ISIS
 
     def __init__(
         self,
@@ -76,10 +69,32 @@ class SiteAttendant(Attendant):
         """The decisions of operators, by group."""
 
     def take_all(self) -> Taken:
-        """As every attendant does."""
-        taken = super().take_all()
+        """As every attendant does; what can't be taken over is left out, if there is anything else."""
+        try:
+            taken = super().take_all()
+        except OF_ONE_GROUP:
+            taken = self._take_one_by_one()
         self._find_inputs()
         return taken
+
+    def _take_one_by_one(self) -> Taken:
+        states: dict[str, SequencerState] = {}
+        partitions: dict[TopicPartition, tuple[str, int]] = {}
+        errors: list[AbcastError] = []
+        for group, names in sorted(self._topics().items()):
+            try:
+                taken = self._take({group: names}) if group not in self._failed else Taken()
+            except OF_ONE_GROUP as error:
+                errors.append(error)
+                self.leave(group)
+            else:
+                states |= taken.states
+                partitions |= taken.partitions
+        for failure in errors:
+            if not states:
+                raise failure
+            _logger.error("sequence: %s The other groups go on.", failure)
+        return Taken(states, partitions)
 
     def leave(self, group: str) -> None:
         """The loop can't go on with the group: the next attempt is not to fail for it."""
@@ -115,34 +130,28 @@ class SiteJob(EngineJob):
     def __init__(
         self,
         connection: Connection,
-        neighbours: Neighbours,
-        suspect_after_ms: int = SUSPECT_AFTER_MS,
+        agreement: Agreement,
         groups: GroupChoice = ALL_GROUPS,
         look_every_s: float = LOOK_EVERY_S,
     ) -> None:
-        """Raises UsageError if the site is none of the names."""
-        super().__init__(EngineOptions(connection, neighbours.site, None, groups, look_every_s))
-        if neighbours.site not in neighbours.names:
-            raise UsageError(f"site {neighbours.site} is none of {', '.join(neighbours.names)}.")
-        self._neighbours = neighbours
-        self._suspect_after_ms = suspect_after_ms
+        """Raises UsageError if the site is none of those that agree."""
+        super().__init__(EngineOptions(connection, agreement.neighbours.site, None, groups, look_every_s))
+        self._agreement = agreement.check()
 
     def _attempt(self) -> None:
+        connection, neighbours = self.options.connection, self._agreement.neighbours
         self._work(
-            lambda: SiteAttendant(self.options.connection, self._neighbours, self._finder, self._epochs, self._failed),
-            lambda: SiteLoop(self.options.connection, self._neighbours, self._stop, self._suspect_after_ms),
+            lambda: SiteAttendant(connection, neighbours, self._finder, self._epochs, self._failed),
+            lambda: SiteLoop(connection, self._agreement, self._stop),
         )
 
 
 class SiteLoop:
     """Reads, steps and writes, in one thread."""
 
-    def __init__(
-        self, connection: Connection, neighbours: Neighbours, stop: threading.Event, suspect_after_ms: int
-    ) -> None:
+    def __init__(self, connection: Connection, agreement: Agreement, stop: threading.Event) -> None:
         """Raises BrokerUnreachable."""
-        self._connection, self._neighbours, self._stop = connection, neighbours, stop
-        self._suspect_after_ms = suspect_after_ms
+        self._connection, self._agreement, self._stop = connection, agreement, stop
         self._groups: dict[str, AgreeingGroup] = {}
         self._read: dict[TopicPartition, tuple[AgreeingGroup, Input]] = {}
         self._assigned: frozenset[TopicPartition] = frozenset()
@@ -153,69 +162,63 @@ class SiteLoop:
             self._writer.abandon()
             raise
         self._ticked_at = time.monotonic()
+        self._left: list[str] = []
 
     def run(self, attendant: SiteAttendant) -> None:
         """Work until stopped; then wait for what is in flight. Raises what ends the attempt."""
         while not self._stop.is_set():
             attendant.raise_failure()
             for change in attendant.changes():
-                self._take_later(change, attendant.leave)
+                self.take(change)
             self.find_inputs(attendant.inputs)
             for name, exclusions in attendant.exclusions.items():
-                if name in self._groups:
-                    self._groups[name].exclude(exclusions)
+                self._act(name, partial(AgreeingGroup.exclude, exclusions=exclusions))
             attendant.pipelines = {name: group.pipeline for name, group in self._groups.items()}
-            try:
-                self.step()
-            except ProtocolViolation:
-                self._check_not_fenced()
-                raise
+            self.step()
+            while self._left:
+                attendant.leave(self._left.pop())
         deadline = time.monotonic() + STOP_S
         for group in self._groups.values():
             self._await_written(group, lambda: time.monotonic() > deadline)
 
-    def _check_not_fenced(self) -> None:
+    def _act(self, name: str, act: Callable[[AgreeingGroup], _Result]) -> _Result | None:
+        """Do it with a group, unless that was left; what is wrong with it ends its work, and no other's."""
+        group = self._groups.get(name)
+        try:
+            return None if group is None else act(group)
+        except OF_ONE_GROUP as error:
+            assert group is not None
+            self._check_not_fenced(name, group)
+            self._leave(name, error)
+            return None
+
+    def _check_not_fenced(self, name: str, group: AgreeingGroup) -> None:
         """Who was replaced, and was not told yet, may find that the others know better. Raises Fenced."""
-        for name, group in self._groups.items():
-            with DataLog(self._connection, name, self._neighbours.site) as data:
-                check_not_fenced(data, group.site.epoch)
+        with DataLog(self._connection, name, self._agreement.neighbours.site) as data:
+            check_not_fenced(data, group.site.epoch)
+
+    def _leave(self, name: str, error: AbcastError) -> None:
+        self._groups.pop(name, None)
+        self._forget(name)
+        if error.retriable or not self._groups:
+            raise error
+        self._left.append(name)
+        _logger.error("sequence: %s Group %s is left alone until the job starts again.", error, name)
 
     def take(self, taken: Taken) -> None:
-        """Go on with groups that were taken over, from what their logs tell. Raises what is wrong with one."""
+        """Go on with groups that were taken over, from what their logs tell. Raises what is wrong with the only one."""
+        failed: dict[str, AbcastError] = {}
         for group, state in taken.states.items():
-            self._groups[group] = AgreeingGroup(self._known_state(group, state), state)
             self._forget(group)
+            try:
+                self._groups[group] = AgreeingGroup(known_state(self._connection, self._agreement, state), state)
+            except OF_ONE_GROUP as error:
+                failed[group] = error
         for group in taken.gone:
             self._groups.pop(group, None)
             self._forget(group)
-
-    def _take_later(self, taken: Taken, leave: Callable[[str], None]) -> None:
-        """The same, of one group that came later. If it can't go on here, it is left alone, and the others go on."""
-        try:
-            self.take(taken)
-        except AbcastError as error:
-            if error.retriable:
-                raise
-            for group in taken.states:
-                leave(group)
-            _logger.error("sequence: %s It is left alone until the job starts again.", error)
-
-    def _known_state(self, group: str, taken: SequencerState) -> SiteState:
-        site, names = self._neighbours.site, self._neighbours.names
-        with DataLog(self._connection, group, site) as data:
-            state = last_state(data, data.end())
-        if state is None:
-            if taken.seqno:
-                raise UsageError(f"{data.topic} has an order already, but no entry: was it copied from elsewhere?")
-            return first_state(
-                group, site, names, suspect_after_ms=self._suspect_after_ms, resend_after_ms=RESEND_AFTER_MS
-            )
-        if state.process.view.origin != first_view(map(Life, names)).origin:
-            raise UsageError(
-                f"group {group} was begun with other sites than {', '.join(names)}: name those in the sites' file that "
-                "it was begun with, or take a new group."
-            )
-        return replace(state, process=replace(state.process, suspect_after_ms=self._suspect_after_ms))
+        for group, failure in failed.items():
+            self._leave(group, failure)
 
     def _forget(self, group: str) -> None:
         for place in [place for place in self._read if (topic := Topic.parse(place.topic)) and topic.group == group]:
@@ -243,24 +246,24 @@ class SiteLoop:
 
         Stopped meanwhile, it leaves the rest to the next start.
         """
-        polled = self._poll()
-        for place, records in polled.items():
-            group, source = self._read[place]
-            group.take(source, records)
+        for place, records in self._poll().items():
+            if place in self._read:
+                group, source = self._read[place]
+                self._act(group.name, partial(AgreeingGroup.take, source=source, records=records))
         now, before = time.monotonic(), self._ticked_at
         self._ticked_at = now
-        elapsed_ms = min(round((now - before) * 1000), LONGEST_STEP_MS)
+        for name in list(self._groups):
+            self._act(name, partial(AgreeingGroup.tick, elapsed_ms=round((now - before) * 1000)))
         for group in self._groups.values():
-            group.tick(elapsed_ms)
             if not self._await_written(group, self._stop.is_set):
                 return
-        outputs = [group.end_step() for group in self._groups.values()]
+        outputs = [self._act(name, AgreeingGroup.end_step) for name in list(self._groups)]
         entries = [self._writer.write([output]) for output in outputs if output is not None]
         if not all(self._writer.wait(entry, self._stop.is_set) for entry in entries):
             return
-        for name, group in self._groups.items():
+        for name, group in list(self._groups.items()):
             self._tell(name, group.notices)
-            self._write_due(group)
+            self._act(name, self._write_due)
 
     def _write_due(self, group: AgreeingGroup) -> None:
         size = 0
@@ -278,16 +281,8 @@ class SiteLoop:
 
     def _tell(self, group: str, notices: tuple[Notice, ...]) -> None:
         for notice in notices:
-            if isinstance(notice, Installed):
-                members = ", ".join(life.name for life in notice.view.members)
-                _logger.info("group %s: view %d of sites: %s", group, notice.view.id, members)
-            elif isinstance(notice, Outside):
-                _logger.warning("group %s: the other sites go on without this one; it asks to join again", group)
-            elif isinstance(notice, NotExcluded):
-                _logger.warning("group %s: without %s too few sites are left", group, ", ".join(notice.names))
-            else:
-                reached = ", ".join(life.name for life in notice.reached)
-                _logger.warning("group %s waits: only %s answer, and %d are needed", group, reached, notice.needed)
+            level, words = told(notice)
+            _logger.log(level, "group %s: %s", group, words)
 
     def _poll(self) -> Polled:
         wanted = frozenset(place for place, (group, source) in self._read.items() if not group.is_full(source))

@@ -37,13 +37,13 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import decode_data
 from connectors.kafka.connection import Connection
-from connectors.kafka.epochs import Claim, Exclusion, Move, Note, StrayClaim, decode
+from connectors.kafka.epochs import Claim, Move, Note, StrayClaim, decode
 from connectors.kafka.ranges import read_range, windows_back
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, TopicMissing, UsageError
 from ordering.names import Topic
 from ordering.reader import Reader, Seal, epoch_of
-from ordering.records import EPOCH, STRAY, Data
+from ordering.records import EPOCH, STRAY, Data, Exclusion
 from ordering.sequencer import SequencerState, absorb
 
 _logger = logging.getLogger(__name__)

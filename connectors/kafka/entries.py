@@ -11,7 +11,7 @@ from connectors.kafka.ranges import windows_back
 from ordering.canonical import inflated
 from ordering.errors import HistoryUnavailable, ProtocolViolation
 from ordering.isis_log import Entry
-from ordering.isis_site import LogRow, SiteState, read_on, state_of
+from ordering.isis_site import LogRow, SiteState, judge, state_of
 from ordering.records import ENTRY, EPOCH, MAX_NUMBER, MAX_RECORD_BYTES, Data
 from ordering.sequencer import MAX_INFLATED_BYTES
 
@@ -105,9 +105,3 @@ def _read_on(records: list[Data]) -> list[Data]:
         if counts:
             counting.append(record)
     return counting
-
-
-def judge(row: LogRow, record: Data) -> tuple[LogRow, bool]:
-    """`ordering.isis_site.read_on` for a record of a log whose entry need not be read."""
-    bare = Entry(0, record.epoch, record.local_seqno) if record.kind == ENTRY else None
-    return read_on(row, record.epoch, bare)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from connectors.kafka.codec import HEADER, VERSION, first_fields
 from ordering.errors import ProtocolViolation
-from ordering.records import EPOCH
+from ordering.records import EPOCH, Exclusion
 
 _CLAIM = f"{VERSION} claim".encode("ascii")
 _NOTE = f"{VERSION} note".encode("ascii")
@@ -91,13 +91,6 @@ class Move(NamedTuple):
 
     home: str
     above: int = 0
-
-
-class Exclusion(NamedTuple):
-    """An operator's decision: in that view of the sites that agree, these are not waited for any more."""
-
-    view: int
-    sites: tuple[str, ...]
 
 
 def _is_there(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -19,12 +20,26 @@ from ordering.isis_site import (
     Arrived,
     Heard,
     Notice,
+    Sequenced,
     Site,
     SiteState,
     first_state,
     last_state,
 )
-from ordering.records import Data, DeadLetter, Forward, Malformed, Source
+from ordering.records import (
+    FLUSH_OK,
+    HEARTBEAT,
+    JOIN,
+    SETTINGS,
+    STOP_FLUSH,
+    VIEW,
+    Data,
+    DeadLetter,
+    Forward,
+    Malformed,
+    Partition,
+    Source,
+)
 
 SITES = ("nyc", "sfo", "lax")
 
@@ -326,3 +341,55 @@ def test_what_is_no_entry_is_refused(raw: bytes) -> None:
 def test_what_is_no_run_is_refused(ranges: tuple[Range, ...]) -> None:
     with pytest.raises(ProtocolViolation):
         ranges_of(run_of(ranges))
+
+
+def said(site: str, offset: int, sender: str, kind: str, number: int = 1, payload: bytes = b"") -> Forward:
+    """A record in FORWARD of a site, a second after the one before it."""
+    source = Source(forward_topic(site), 0, offset)
+    return Forward(sender, 1, number, payload, source, kind=kind, timestamp_ms=1_000 * offset + 1_000)
+
+
+def decide(sequenced: Sequenced, *records: Forward, absent: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    """Kind and payload of the DATA of one run that was ordered while these sites were absent."""
+    topic, _, offset = records[0].source
+    run = run_of((Range(f"{topic}-0", offset, offset + len(records)),))
+    sequenced.expect([Ordered(sequenced.position + 1, Life("nyc"), run, absent)])
+    outputs = sequenced.sequence(records)
+    return [(data.kind, data.payload.decode()) for data in outputs if isinstance(data, Data)]
+
+
+def members_of(sequenced: Sequenced) -> list[str]:
+    return [life.address for life in sequenced.state.membership.members]
+
+
+@pytest.mark.parametrize("member", ["lax/m", "fra/m"], ids=["of-the-site", "heard-there"])
+def test_members_of_an_absent_site_leave_the_view(member: str) -> None:
+    """Whatever their own site's clock says, which stands still; all others stay."""
+    sequenced = Sequenced(first_state("g", "nyc", SITES), 1)
+    decide(sequenced, said("nyc", 0, "nyc/m", JOIN))
+    decide(sequenced, said("lax", 0, member, JOIN))
+    decide(sequenced, said("lax", 1, member, HEARTBEAT))
+    assert members_of(sequenced) == ["nyc/m", member]
+    assert decide(sequenced, said("nyc", 1, "nyc/m", HEARTBEAT)) == []
+    [(kind, payload)] = decide(sequenced, said("nyc", 2, "nyc/m", HEARTBEAT), absent=("lax",))
+    assert (kind, json.loads(payload)["suspected"]) == (VIEW, [member])
+    assert members_of(sequenced) == ["nyc/m"]
+    assert decide(sequenced, said("nyc", 3, "nyc/m", HEARTBEAT), absent=("lax",)) == []
+
+
+def test_a_flush_does_not_wait_for_an_absent_site() -> None:
+    """It goes on without its members, and is over in time: the clock that stands still does not count."""
+    sequenced = Sequenced(first_state("g", "nyc", SITES), 1)
+    decide(sequenced, said("nyc", 0, "nyc/m", SETTINGS, payload=b'{"flush":true,"flush_timeout_ms":5000}'))
+    decide(sequenced, said("nyc", 1, "nyc/m", JOIN, 2))
+    decide(sequenced, said("lax", 0, "lax/m", JOIN))
+    decide(sequenced, said("nyc", 2, "nyc/m", FLUSH_OK, 3, b"%d" % sequenced.state.membership.flush.id))
+    assert members_of(sequenced) == ["nyc/m", "lax/m"]
+    decide(sequenced, said("nyc", 3, "nyc/n", JOIN))
+    flush = sequenced.state.membership.flush
+    answer = said("nyc", 4, "nyc/m", FLUSH_OK, 4, b"%d" % flush.id)
+    assert [kind for kind, _ in decide(sequenced, answer)] == [FLUSH_OK]
+    kinds = [kind for kind, _ in decide(sequenced, said("nyc", 5, "nyc/m", HEARTBEAT), absent=("lax",))]
+    assert kinds == [VIEW, STOP_FLUSH]
+    assert members_of(sequenced) == ["nyc/m", "nyc/n"]
+    assert set(sequenced.state.membership.clock) == {Partition(forward_topic("nyc"), 0)}

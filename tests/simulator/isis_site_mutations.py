@@ -5,14 +5,15 @@ A mutation replaces a piece of the core, or of the job that drives it, for the t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from ordering.checker import DIVERGENT
-from ordering.isis_log import Entry, Ordered
+from ordering.checker import DIVERGENT, VIEW_VIOLATION
+from ordering.isis_log import Entry, Ordered, absent_from
 from ordering.isis_site import LogRow, Site, SiteState
 from ordering.isis_site import last_state as true_last_state
-from ordering.records import EPOCH, Data
+from ordering.membership import Membership
+from ordering.records import EPOCH, Data, DeadLetter, Forward, Malformed
 from ordering.sequencer import SequencerState, absorb
 from tests.simulator.isis_mutations import NONE, Mutation
 
@@ -66,6 +67,17 @@ def always_here(_site: Site, _run: Ordered) -> bool:
     return True
 
 
+def absent_now(site: Site, run: Ordered, records: list[Forward | Malformed]) -> tuple[Data | DeadLetter, ...]:
+    """Which sites are absent is what this site knows now, not what it was when the run was ordered."""
+    site.sequenced._runs[0] = run._replace(absent=absent_from(site.process.view))
+    return site.sequenced.sequence(records)
+
+
+def wait_for_all(membership: Membership, _sites: Collection[str]) -> Membership:
+    """Members of absent sites are waited for until they are late by the clock of their own partition."""
+    return membership
+
+
 MUTATIONS = (
     Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 580),
     Mutation("no-seal", "a job takes over without a seal", DIVERGENT, ((f"{_SITES}.take_over", without_seal),), 76),
@@ -83,6 +95,20 @@ MUTATIONS = (
         "a site proposes for what it can't read",
         UNREADABLE,
         (("ordering.isis_site.Site._is_here", always_here),),
+    ),
+    Mutation(
+        "absent-now",
+        "members leave the view when their site's absence is known",
+        DIVERGENT,
+        ((f"{_SITES}.sequence_run", absent_now),),
+        from_seed=7,
+    ),
+    Mutation(
+        "stay",
+        "members stay in the view without their site",
+        VIEW_VIOLATION,
+        (("ordering.isis_site.without_sites", wait_for_all),),
+        from_seed=7,
     ),
 )
 

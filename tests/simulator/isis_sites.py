@@ -142,6 +142,7 @@ class Job:
                     return
                 self.kafka.log.append(data)
                 self.written = data.seqno
+            self.world.note_members(self, run)
 
     def dies(self) -> bool:
         if self.world.dice.random() < self.world.sudden_death:
@@ -355,6 +356,13 @@ class World:
         view = job.site.process.view
         if job.counts and self.views.setdefault(view.id, view) != view:
             self.anomalies.append(Anomaly(VIEW_VIOLATION, f"{self.views[view.id]} and {view}", ()))
+
+    def note_members(self, job: Job, run: Ordered) -> None:
+        """Behind a run, no member of a site that is absent from its view of sites is in the group's view."""
+        membership = job.site.sequenced.state.membership
+        left = [life.address for life in membership.members if life.address.partition("/")[0] in run.absent]
+        if left and membership.clock and job.counts:
+            self.anomalies.append(Anomaly(VIEW_VIOLATION, f"{left} are in the view without their site", ()))
 
     def _round(self, _name: str = "") -> None:
         """Time goes on, relays carry, jobs work."""

@@ -14,18 +14,19 @@ from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 
 from connectors import Delivery, Member
-from connectors.engine.inputs import neighbours_of
 from connectors.engine.job import EngineJob, EngineOptions
 from connectors.engine.site_job import SiteJob
 from connectors.kafka.codec import first_fields
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Stored
+from connectors.kafka.inputs import neighbours_of
 from connectors.kafka.ranges import read_range
 from connectors.kafka.settings import change_settings
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topics import count_partitions, create_topics, find_topics
 from connectors.ledger.job import LedgerJob
 from connectors.relay.job import relays_of
+from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions, SparkJob, StreamingJob
 from jobs.streaming import JobThread, running
@@ -53,7 +54,9 @@ class World:
     def sequencer(self, site: str) -> MakeJob:
         """What makes the site's sequencer: on Spark at the first site, the process engine at the others."""
         if self.sites.mode == "isis":
-            return lambda _spark, _options: SiteJob(self.sites.connection(site), neighbours_of(self.sites, site))
+            return lambda _spark, _options: SiteJob(
+                self.sites.connection(site), Agreement(neighbours_of(self.sites, site))
+            )
         if site == next(iter(self.sites.connections)):
             return lambda spark, options: SequencerJob(spark, self._at(site, options))
         ledger = self.directory / site / "ledger"

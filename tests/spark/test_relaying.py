@@ -9,8 +9,8 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 
-from connectors.engine.inputs import of_log, original
 from connectors.kafka import codec
+from connectors.kafka.inputs import of_log, original
 from connectors.kafka.sites import Direction
 from connectors.kafka.transport import PlainRecord
 from connectors.ledger.table import ledger_rows

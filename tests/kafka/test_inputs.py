@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.engine.inputs import Input, Neighbours, of_log, original
 from connectors.kafka.codec import encode_data
+from connectors.kafka.inputs import Input, Neighbours, of_log, original
 from connectors.kafka.transport import PlainRecord
 from ordering.names import Topic
 from ordering.records import ENTRY, EPOCH, STRAY, Data

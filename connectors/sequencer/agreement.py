@@ -1,0 +1,71 @@
+"""Where a site that agrees with others begins, with either engine: behind the takeover of a group.
+
+A takeover (`connectors.sequencer.takeover`) claims the group and seals its DATA; what the site's log has below the seal
+is then all that the site has promised to the others, and was promised.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import NamedTuple
+
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.entries import last_state
+from connectors.kafka.inputs import Neighbours
+from connectors.kafka.sites import SUSPECT_AFTER_MS
+from ordering.errors import UsageError
+from ordering.isis_formation import Life, first_view
+from ordering.isis_messages import Installed, NotExcluded, Outside
+from ordering.isis_site import Notice, SiteState, first_state
+from ordering.sequencer import SequencerState
+
+RESEND_AFTER_MS = 2_000
+"""Between sites nothing gets lost, but a view that ends purges what is under way."""
+ISIS = "isis"
+"""What the claim of a job says that agrees."""
+
+
+class Agreement(NamedTuple):
+    """With which sites a site agrees on the order, and how long one may be silent until the others go on."""
+
+    neighbours: Neighbours
+    suspect_after_ms: int = SUSPECT_AFTER_MS
+
+    def check(self) -> Agreement:
+        """Itself. Raises UsageError if the site is none of the names."""
+        if self.neighbours.site not in self.neighbours.names:
+            raise UsageError(f"site {self.neighbours.site} is none of {', '.join(self.neighbours.names)}.")
+        return self
+
+
+def known_state(connection: Connection, agreement: Agreement, taken: SequencerState) -> SiteState:
+    """What the site's log tells of a group that was taken over. Raises UsageError, HistoryUnavailable."""
+    (site, names, _), group = agreement.neighbours, taken.group
+    with DataLog(connection, group, site) as data:
+        state = last_state(data, data.end())
+    if state is None:
+        if taken.seqno:
+            raise UsageError(f"{data.topic} has an order already, but no entry: was it copied from elsewhere?")
+        return first_state(
+            group, site, names, suspect_after_ms=agreement.suspect_after_ms, resend_after_ms=RESEND_AFTER_MS
+        )
+    if state.process.view.origin != first_view(map(Life, names)).origin:
+        raise UsageError(
+            f"group {group} was begun with other sites than {', '.join(names)}: name those in the sites' file that "
+            "it was begun with, or take a new group."
+        )
+    return replace(state, process=replace(state.process, suspect_after_ms=agreement.suspect_after_ms))
+
+
+def told(notice: Notice) -> tuple[int, str]:
+    """A notice in words, behind a level of logging."""
+    if isinstance(notice, Installed):
+        return logging.INFO, f"view {notice.view.id} of sites: {', '.join(life.name for life in notice.view.members)}"
+    if isinstance(notice, Outside):
+        return logging.WARNING, "the other sites go on without this one; it asks to join again"
+    if isinstance(notice, NotExcluded):
+        return logging.WARNING, f"without {', '.join(notice.names)} too few sites are left"
+    reached = ", ".join(life.name for life in notice.reached)
+    return logging.WARNING, f"it waits: only {reached} answer, and {notice.needed} are needed"

@@ -1,0 +1,252 @@
+"""A group at a site that agrees with others: between what was read and what is written. Both engines drive this.
+
+    what was read ─→ `arrived`, `hear`, `exclude`, `tick` ─→ `end_step` ─→ the entry
+    `due` ─→ the engine puts the run's records through `ordering.sequencer` ─→ `decided` ─→ DATA
+
+It is `ordering.isis_site` and what a job knows besides: how far it has read each partition, and which DATA there is.
+It holds no records. An engine keeps those that `arrived` tells it to, and takes them again for the run that is `due`.
+
+An engine keeps this order of writing, which is all that `ordering.isis_site` asks for:
+
+1. An entry is written when all DATA before it stands in Kafka, as it may have a snapshot that counts these.
+2. DATA is written, and the next step begun, when the entry stands in Kafka.
+
+One that passes all to one partition in this order, and of whose records there is never one without all before it, keeps
+it without waiting. So whenever a job ends, the site's log has what any other site can know of it. The next job, of
+whichever engine, goes on from the last entry that counts, reads what has come since from the places that it names, and
+makes the same DATA from the same runs. Of these it writes what does not stand there (`Decided.standing`).
+
+Two jobs of different engines are in the same state after the same inputs: neither decides anything by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ordering.errors import HistoryUnavailable, ProtocolViolation
+from ordering.isis import Tick
+from ordering.isis_codec import decode, encode
+from ordering.isis_log import Entry, Ordered, ranges_of
+from ordering.isis_messages import Exclude
+from ordering.isis_site import Arrived, Heard, Mark, Sequenced, Site, SiteState, judge
+from ordering.records import ENTRY, EPOCH, Data, Exclusion
+from ordering.sequencer import SequencerState, begin_batch
+
+LONGEST_STEP_MS = 1_000
+"""By so much a step moves the clock at most: what a site could not hear in a stall is no reason to suspect others."""
+
+
+class Reading(NamedTuple):
+    """A partition of FORWARD: all from `begin` to below `end` was read, and is needed from `needed` on.
+
+    `is_cut`: the beginning is gone, and the first record will tell where it begins now.
+    """
+
+    name: str
+    begin: int
+    end: int
+    needed: int
+    is_cut: bool = False
+
+
+class Decided(NamedTuple):
+    """What follows from a run that is decided, and how many of its DATA records stand there already."""
+
+    closing: tuple[Data, ...]
+    standing: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """All that a group knows between two steps, but for the sequencer's state, which is at `position`.
+
+    `sent`: the last seqno that was passed to Kafka. `unsure`: other sites of which it is not known whether they have
+    read more of this site's log than there is. `exclusions` are still to be carried out, in this view or a later one;
+    `excluded` were, in this one.
+    """
+
+    site: SiteState
+    epoch: int
+    position: int
+    sent: int
+    readings: tuple[Reading, ...] = ()
+    unsure: tuple[str, ...] = ()
+    exclusions: tuple[Exclusion, ...] = ()
+    excluded: tuple[Exclusion, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """The state as JSON, equal states as equal bytes."""
+        return encode(self)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> GroupState:
+        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        return decode(cls, raw)
+
+
+def after_takeover(state: SiteState, taken: SequencerState) -> Group:
+    """A group that was taken over: `state` is what the site's log tells, `taken` what the site's DATA tells."""
+    site = Site(state, taken.epoch, now_ms=state.process.now_ms)
+    # Which epoch has decided what is this site's own business, and not agreed on.
+    site.sequenced.state = replace(site.sequenced.state, seals=taken.seals, unsnapped=0)
+    others = {life.name for life in state.process.view.members} - {site.me.name}
+    return Group(site, taken.seqno, unsure=() if state.number else others)
+
+
+def going_on(state: GroupState, sequencer: SequencerState) -> Group:
+    """A group as it was at the end of a step. Raises ProtocolViolation."""
+    sequenced = Sequenced(state.site, state.epoch, sequencer, state.position)
+    site = Site(state.site, state.epoch, sequenced=sequenced)
+    return Group(site, state.sent, state.readings, state.unsure, state.exclusions, state.excluded)
+
+
+class Group:
+    """Mutable, as a cursor is; not thread-safe. `sent` and `written`: the last seqnos passed to Kafka, and there."""
+
+    def __init__(
+        self,
+        site: Site,
+        sent: int,
+        readings: Iterable[Reading] = (),
+        unsure: Iterable[str] = (),
+        exclusions: Iterable[Exclusion] = (),
+        excluded: Iterable[Exclusion] = (),
+    ) -> None:
+        self.site = site
+        self.sent = self.written = sent
+        self._readings = {reading.name: reading for reading in readings}
+        self._unsure = set(unsure)
+        self._exclusions, self._excluded = list(exclusions), list(excluded)
+
+    def state(self) -> GroupState:
+        """The value of it, at the end of a step; `site.sequenced.state` is the rest."""
+        return GroupState(
+            self.site.state(),
+            self.site.epoch,
+            self.site.sequenced.position,
+            self.sent,
+            tuple(self._readings[name] for name in sorted(self._readings)),
+            tuple(sorted(self._unsure)),
+            tuple(self._exclusions),
+            tuple(self._excluded),
+        )
+
+    # What is read
+
+    def start_of_log(self, site: str, beginning: int) -> int:
+        """From where another site's log is to be read here, which has what stands from `beginning` on."""
+        return max(self.site.log_row(site).at, beginning)
+
+    def start_of(self, name: str, beginning: int) -> int:
+        """The same of a partition of FORWARD, and of the records in it that are to be told of."""
+        mark = next(iter(self.site.place(name).marks), Mark(0, 0))
+        if name not in self._readings:
+            # What retention has dropped is not there, and must not be taken for offsets without a record.
+            self._readings[name] = Reading(name, mark.end, mark.end, self._needed(name), mark.at < beginning)
+        return max(mark.at, beginning)
+
+    def _needed(self, name: str) -> int:
+        """From where its records are still to be sequenced: a mark may be far before that."""
+        runs = (part for ordered in self.site.state().since for part in ranges_of(ordered.run))
+        return min([self.site.place(name).ordered, *(part.first for part in runs if part.place == name)])
+
+    def arrived(self, name: str, first: int, last: int, at: int) -> int:
+        """Records with these first and last offsets at home were read, up to `at` here. To be kept from which on."""
+        reading = self._readings[name]
+        if reading.is_cut:
+            reading = reading._replace(begin=first, end=first, is_cut=False)
+        kept = max(reading.end, reading.needed)
+        self._readings[name] = reading = reading._replace(end=max(reading.end, last + 1))
+        self.site.take(Arrived(name, reading.end, at))
+        return kept
+
+    def lacks(self, name: str) -> bool:
+        """Whether the next run has records of the partition that were not read."""
+        run, reading = self.site.sequenced.next(), self._readings[name]
+        return run is not None and any(part.place == name and part.end > reading.end for part in ranges_of(run.run))
+
+    def hear(self, site: str, at: int, record: Data, read_entry: Callable[[Data], Entry]) -> bool:
+        """Take a record of another site's log; False if nobody of the agreement can have written it.
+
+        `read_entry`: how the record is read as an entry. Raises ProtocolViolation if the two sites contradict.
+        """
+        try:
+            counts = judge(self.site.log_row(site), record)[1]
+            entry = read_entry(record) if record.kind == ENTRY and counts else None
+            known = self._known_of_us(site, entry) if entry is not None and site in self._unsure else 0
+        except ProtocolViolation:
+            return False
+        if known > self.site.number:
+            raise ProtocolViolation(
+                f"site {site} has read entry {known} of the log of {self.site.me.name}, which ends at "
+                f"{self.site.number} now: it was lost. Have the others exclude this site, and take a new name."
+            )
+        if entry is not None or record.kind == EPOCH:
+            self.site.take(Heard(site, at, record.epoch, entry))
+        return True
+
+    def _known_of_us(self, site: str, entry: Entry) -> int:
+        """How far the other site had read this site's log. When it has read this epoch, all is well from then on."""
+        row = next((row for row in SiteState.from_bytes(entry.state).logs if row.site == self.site.me.name), None)
+        if row is not None and row.epoch == self.site.epoch:
+            self._unsure.discard(site)
+        return 0 if row is None else row.number
+
+    def tick(self, elapsed_ms: int) -> None:
+        """So much time has passed since the last step that was told, or more."""
+        self.site.take(Tick(self.site.process.now_ms + min(elapsed_ms, LONGEST_STEP_MS)))
+
+    def exclude(self, exclusions: Iterable[Exclusion]) -> None:
+        """Operators have decided these: maybe long ago, maybe for a view that this site has not seen yet."""
+        known = {*self._exclusions, *self._excluded}
+        self._exclusions += [each for each in exclusions if each not in known]
+
+    # What comes out
+
+    def end_step(self) -> Entry | None:
+        """The entry to write, if something is to leave the site."""
+        view = self.site.process.view.id
+        now = [each for each in self._exclusions if each.view == view]
+        for exclusion in now:
+            self.site.take(Exclude(exclusion.sites))
+        self._excluded = [each for each in self._excluded if each.view == view] + now
+        self._exclusions = [each for each in self._exclusions if each.view > view]
+        return self.site.end_step()
+
+    def due(self) -> Ordered | None:
+        """The next run that is ordered and read. To be decided, from `site.sequenced.state`.
+
+        To be asked when the entry is there. Raises HistoryUnavailable if retention has dropped records of it.
+        """
+        run = self.site.due()
+        if run is None:
+            return None
+        readings = [(part, self._readings.get(part.place)) for part in ranges_of(run.run)]
+        if any(reading is None or reading.end < part.end for part, reading in readings):
+            return None
+        for part, reading in readings:
+            if reading is not None and part.first < reading.begin:
+                raise HistoryUnavailable(
+                    f"{part.place} was ordered from offset {part.first} on, and retention has dropped some of it here "
+                    "before it was in DATA. Exclude this site (`abcast site exclude`), and go on under another name."
+                )
+        return run
+
+    def open(self) -> tuple[Data, ...]:
+        """A snapshot to be written before the DATA of the run that is due, if it is time, and all before stands."""
+        sequenced = self.site.sequenced
+        if not sequenced.state.seqno == self.written == self.sent:
+            return ()
+        sequenced.state, snapshots = begin_batch(sequenced.state)
+        return snapshots
+
+    def decided(self, state: SequencerState) -> Decided:
+        """The run that is due was decided, with that state behind it. What is not standing is on its way now."""
+        before = self.site.sequenced.state.seqno
+        closing = self.site.sequenced.end_run(state)
+        after = self.site.sequenced.state.seqno
+        standing = max(0, min(self.sent, after) - before)
+        self.sent = max(self.sent, after)
+        return Decided(closing, standing)
