@@ -63,6 +63,7 @@ from ordering.errors import ProtocolViolation
 from ordering.hold_back import Run
 from ordering.isis import (
     MAX_BACKLOG_RUNS,
+    MAX_PATIENCE,
     RESEND_AFTER_MS,
     Agreement,
     AgreementState,
@@ -458,10 +459,14 @@ class Process:
         return sum(place < mine for place in self._places.values() if place not in suspects)
 
     def _give_way(self) -> None:
-        """To a higher ballot; open a still higher one only if nothing comes of it."""
+        """To a higher ballot; open a still higher one only if nothing comes of it, with every round later than before.
+
+        A ballot is four ways long. Where a way is slow, rivals who do not wait for it would outbid each other for ever.
+        """
         self._attempt = None
         rank = self._rank(self._reason().suspects)
-        self._patience_ms = self.now_ms + self.suspect_after_ms // 2 * (1 + rank)
+        rounds = min(MAX_PATIENCE, max(1, self._highest_round))
+        self._patience_ms = self.now_ms + self.suspect_after_ms // 2 * (1 + rank) * rounds
 
     # The ballots: as coordinator
 

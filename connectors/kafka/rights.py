@@ -100,6 +100,17 @@ def rights_of(who: Who, group: str, site: str) -> list[Right]:
     return rights
 
 
+def rights_beside(sites: Sites, group: str, site: str) -> list[Right]:
+    """What the sequencer of a site needs besides: it reads what sites that agree with it have in the same Kafka.
+
+    Raises UsageError.
+    """
+    sites.connection(site)
+    shared = [other for other in sites.connections if other != site and sites.shares_kafka(site, other)]
+    roles: tuple[Role, ...] = ("forward", "data") if sites.mode == "isis" else ()
+    return [Right(_READ, "topic", str(Topic(group, role, other))) for other in shared for role in roles]
+
+
 def rights_of_relay(sites: Sites, group: str, direction: Direction) -> list[Right]:
     """What the relay of one direction needs, at both ends. Raises UsageError."""
     check_group(group)

@@ -17,6 +17,7 @@ from ordering.records import Data, Source
 from ordering.sequencer import seal
 from tests import deployment
 from tests.cli.conftest import SITE, Pipeline
+from tests.cli.here import abcast_here
 from tests.cli.process import BIN, ROOT, abcast, background
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
@@ -211,17 +212,17 @@ def test_broker_commands(tmp_path: Path) -> None:
     try:
         started = abcast("broker", "start", "--port", "0", *directory, cwd=tmp_path)
         assert started.returncode == 0, started.stderr
-        shown = abcast("broker", "status", "--json", *directory, cwd=tmp_path)
+        shown = abcast_here("broker", "status", "--json", *directory, cwd=tmp_path)
         status = json.loads(shown.stdout)
         assert (shown.returncode, status["running"]) == (0, True)
         assert started.stdout == f"running at {status['bootstrap_servers']}\n"
-        again = abcast("broker", "start", *directory, cwd=tmp_path)
+        again = abcast_here("broker", "start", *directory, cwd=tmp_path)
         assert again.stdout == f"was running already at {status['bootstrap_servers']}\n"
     finally:
-        stopped = abcast("broker", "stop", *directory, cwd=tmp_path)
+        stopped = abcast_here("broker", "stop", *directory, cwd=tmp_path)
     assert stopped.stdout == "stopped\n"
-    assert abcast("broker", "stop", *directory, cwd=tmp_path).stdout == "was not running\n"
-    assert abcast("broker", "status", *directory, cwd=tmp_path).returncode == 1
+    assert abcast_here("broker", "stop", *directory, cwd=tmp_path).stdout == "was not running\n"
+    assert abcast_here("broker", "status", *directory, cwd=tmp_path).returncode == 1
 
 
 def test_spark_submit(pipeline: Pipeline, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from connectors.ledger.sql import Question, question
 from connectors.ledger.table_state import LedgerDamaged
 from ordering.errors import AbcastError, UsageError
 from tests.ledger.ledger_of import decided, effective, write_ledger
+from tests.random_examples import examples
 
 VIEWS = pa.schema(
     [
@@ -147,7 +148,7 @@ def test_what_can_not_run_is_told_in_a_sentence(asked: Question, sql: str, said:
     assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(
         st.sampled_from(

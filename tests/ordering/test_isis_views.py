@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from ordering.errors import ProtocolViolation
@@ -177,6 +179,26 @@ def test_two_coordinators_of_one_view_change_install_the_same() -> None:
     sites.now_ms = 4 * SUSPECT_AFTER_MS
     sites.wait(2_000)
     assert len({sites.states[name].view for name in "abc"}) == 1
+
+
+@pytest.mark.parametrize("way_ms", [0.1 * SUSPECT_AFTER_MS, 0.5 * SUSPECT_AFTER_MS, 0.9 * SUSPECT_AFTER_MS])
+def test_a_view_comes_also_where_a_way_takes_nearly_as_long_as_a_suspicion(way_ms: float) -> None:
+    """A ballot is four ways long. Coordinators that cut each other off before that give each other more time."""
+    sites, dice = Sites("abcde"), random.Random(7)
+    on_their_way: list[tuple[float, str, To]] = []
+    alive = "abcd"
+    while any(sites.states[name].view.id == 1 for name in alive):
+        sites.now_ms += 10
+        assert sites.now_ms < 30 * SUSPECT_AFTER_MS, "they outbid each other for ever"
+        for name in alive:
+            sites.take(name, Tick(sites.now_ms))
+        on_their_way += [(sites.now_ms + way_ms * dice.uniform(0.8, 1.2), *letter) for letter in sites.letters]
+        sites.letters = []
+        for _, sender, to in [each for each in on_their_way if each[0] <= sites.now_ms]:
+            if to.receiver.name in alive:
+                sites.take(to.receiver.name, From(Life(sender), to.message))
+        on_their_way = [each for each in on_their_way if each[0] > sites.now_ms]
+    assert len({sites.states[name].view for name in alive}) == 1
 
 
 def test_a_value_that_may_be_decided_is_taken_over() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.process import abcast
+from tests.cli.here import abcast_here
 from tests.crash.processes import ABCAST, Process
 from tests.sites.conftest import MakeWorld
 from tests.sites.test_relay import messages
@@ -57,7 +57,7 @@ def test_killed_relays_under_load(make_world: MakeWorld, processes: list[Process
         successor.stop()
     assert world.deliveries(sfo, 2501) == world.deliveries(nyc, 2501)
     assert fifo(world.deliveries(sfo, 2501))[f"{sfo}/bob"] == messages("b", 2000) + messages("c", 500)
-    verdict = abcast(
+    verdict = abcast_here(
         *("check", "--group", world.group, "--sites", world.file(), "--settled", "--json"), cwd=world.directory
     )
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
@@ -71,11 +71,11 @@ def test_the_checker_tells_what_is_under_way_from_what_is_lost(make_world: MakeW
     with world.running([world.sequencer(nyc)]):
         world.broadcast(nyc, "alice", messages("a", 3))
     command = ("check", "--group", world.group, "--sites", world.file(), "--json")
-    under_way = abcast(*command, cwd=world.directory)
+    under_way = abcast_here(*command, cwd=world.directory)
     assert under_way.returncode == 0
     told = json.loads(under_way.stdout)
     assert [(lack["site"], lack["origin"], lack["missing"]) for lack in told["lacking"]] == [(sfo, nyc, 3)]
-    lost = abcast(*command, "--settled", cwd=world.directory)
+    lost = abcast_here(*command, "--settled", cwd=world.directory)
     assert lost.returncode == 3
     assert [anomaly["anomaly"] for anomaly in json.loads(lost.stdout)["anomalies"]] == ["lost"]
 
@@ -103,7 +103,7 @@ def test_what_a_wrong_file_is_told(tmp_path: Path, text: str | None, arguments: 
     file = tmp_path / "sites.toml"
     if text is not None:
         file.write_text(text, encoding="utf-8")
-    done = abcast("relay", "--sites", file, *arguments, cwd=tmp_path)
+    done = abcast_here("relay", "--sites", file, *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
@@ -112,6 +112,6 @@ def test_what_a_wrong_file_is_told(tmp_path: Path, text: str | None, arguments: 
 def test_a_follower_has_no_sequencer(make_world: MakeWorld) -> None:
     world = make_world("hub", "nyc", "sfo")
     _, sfo = world.sites.connections
-    done = abcast("sequence", "--site", sfo, "--sites", world.file(), cwd=world.directory)
+    done = abcast_here("sequence", "--site", sfo, "--sites", world.file(), cwd=world.directory)
     assert done.returncode == 2
     assert "run the sequencer there" in done.stderr
