@@ -178,7 +178,7 @@ def relay_makers(relays: Relays | None) -> list[MakeJob]:
     """What makes each relay's job."""
     if relays is None:
         return []
-    from connectors.relay.job import relays_of
+    from connectors.relay.kinds import relays_of
 
     return [
         functools.partial(relay, sites=relays.sites, direction=direction)
@@ -196,11 +196,15 @@ def task_slots(relays: Relays | None) -> int | None:
 
 def job_classes(names: Sequence[str]) -> list[MakeJob]:
     """The named jobs."""
+    from connectors.ledger.cast_job import CastLedgerJob
     from connectors.ledger.job import LedgerJob
     from connectors.sequencer.job import SequencerJob
 
-    by_name: dict[str, MakeJob] = {job.name: job for job in (SequencerJob, LedgerJob)}
-    return [by_name[name] for name in names]
+    by_name: dict[str, list[MakeJob]] = {
+        SequencerJob.name: [SequencerJob],
+        LedgerJob.name: [LedgerJob, CastLedgerJob],
+    }
+    return [job for name in names for job in by_name[name]]
 
 
 class JobThread:

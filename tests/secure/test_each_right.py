@@ -139,7 +139,7 @@ def test_an_observer(secure_broker: EmbeddedBroker, caplog: pytest.LogCaptureFix
         alice.broadcast(b"x").result(60)
 
     def work(connection: Connection, name: str) -> None:
-        with Member(trial.group, f"{SITE}/{name}", connection=connection) as member:
+        with Member(trial.group, f"{SITE}/{name}", connection=connection, casts=True) as member:
             assert next(iter(member.deliveries(timeout=20))).payload == b"x"
         assert look_at_topics(connection, trial.group, SITE).missing == []
 

@@ -22,6 +22,16 @@ class BlindToOthers(CausalReceiver):
         return need if need is not None and need.entry < 0 else None
 
 
+class BlindToOtherSites(CausalReceiver):
+    """It does not wait for casts of another site than the sender's, which its clock says that he had delivered."""
+
+    def _missing(self, index: int, cast: Cast) -> Need | None:
+        need = super()._missing(index, cast)
+        if need is None or need.entry < 0:
+            return need
+        return need if self.lives[need.entry].address[0] == cast.sender[0] else None
+
+
 class BlindToTotal(CausalReceiver):
     """It does not wait for `after`."""
 
@@ -156,6 +166,7 @@ class Mutation(NamedTuple):
 
 MUTATIONS = (
     Mutation("blind-to-others", CAUSAL_VIOLATION, Rules(receiver=BlindToOthers)),
+    Mutation("blind-to-other-sites", CAUSAL_VIOLATION, Rules(receiver=BlindToOtherSites)),
     Mutation("forgets-to-merge", CAUSAL_VIOLATION, Rules(receiver=Forgetful)),
     Mutation("takes-older", DUPLICATE, Rules(receiver=TakesOlder)),
     Mutation("takes-ahead", FIFO_VIOLATION, Rules(receiver=TakesAhead)),
@@ -173,4 +184,5 @@ MUTATIONS = (
     Mutation("state-before-the-hub", LOST, Rules(fate_of_state=state_at_once)),
     Mutation("state-in-midst-of-a-delivery", LOST, Rules(supply_in_midst=True)),
     Mutation("full-is-not-read-again", LOST, Rules(read_full_again=False)),
+    Mutation("relay-counts-its-copies", LOST, Rules(begin_by_mark=False)),
 )

@@ -25,7 +25,7 @@ from connectors.kafka.settings import change_settings
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topics import count_partitions, create_topics, find_topics
 from connectors.ledger.job import LedgerJob
-from connectors.relay.job import relays_of
+from connectors.relay.kinds import relays_of
 from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions, SparkJob, StreamingJob
@@ -147,9 +147,9 @@ class World:
         """Ask the site's sequencer for other settings of the group."""
         change_settings(self.sites.connection(site), self.group, site, **changes)
 
-    def member(self, site: str, name: str) -> Member:
+    def member(self, site: str, name: str, *, casts: bool = False) -> Member:
         """A member at the site."""
-        return Member(self.group, f"{site}/{name}", connection=self.sites.connection(site))
+        return Member(self.group, f"{site}/{name}", connection=self.sites.connection(site), casts=casts)
 
     def broadcast(self, site: str, name: str, payloads: Iterable[bytes]) -> None:
         """Broadcast and wait until all is ordered at the site."""
