@@ -82,7 +82,7 @@ class World:
 
     def try_relay(self, source: str, target: str) -> None:
         """Start the relay of DATA, no more than that; what ends it comes from here, though the job might try again."""
-        job = self.relay(source, target)[0](self.spark, JobOptions(Connection(), "-", self.directory))
+        job = self.relay(source, target)[0](self.spark, JobOptions(Connection(), "-", self.directory, look_every_s=1.0))
         assert isinstance(job, StreamingJob)
         data = {self.group: [str(Topic(self.group, "data", source))]}
         try:
@@ -93,7 +93,7 @@ class World:
     @contextlib.contextmanager
     def running(self, makers: Sequence[MakeJob]) -> Iterator[list[JobThread]]:
         """Run the jobs until the block ends."""
-        options = JobOptions(Connection(), "-", self.directory)
+        options = JobOptions(Connection(), "-", self.directory, look_every_s=1.0)
         with running(makers, self.spark, options) as jobs:
             for job in jobs:
                 while not job.ready.wait(0.2):
