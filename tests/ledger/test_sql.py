@@ -129,7 +129,7 @@ def test_only_queries_are_run(asked: Question, sql: str) -> None:
     ],
 )
 def test_nothing_else_is_read(asked: Question, sql: str) -> None:
-    with pytest.raises(UsageError, match="DuckDB can't run this"):
+    with pytest.raises(UsageError, match=r"DuckDB can't run this|there is no table"):
         list(asked.ask(sql).rows)
 
 

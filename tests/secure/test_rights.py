@@ -86,6 +86,7 @@ class TestPrint:
         assert {right.name for right in rights if right.operation == "WRITE" and "inbox" not in right.name} == {
             "abcast.g.relayed-a.b",
             "abcast.g.entries-a.b",
+            "abcast.g.cast.a",
         }
         assert Right("READ", "topic", "abcast.g.entries-", is_prefix=True) in rights_of("sequencer", "g", "b")
 

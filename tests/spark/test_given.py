@@ -92,7 +92,7 @@ def test_what_breaks_no_promise(defaults: Path) -> None:
     [(None, True), ("local", True), ("local[4]", True), ("spark://h:7077", False), ("k8s://h", False), ("yarn", False)],
 )
 def test_the_driver_is_on_loopback_in_local_mode_only(master: str | None, is_loopback: bool) -> None:
-    settings = default_settings("abcast", 1, 2, master)
+    settings = default_settings("abcast", 2, master)
     assert (settings.items() >= LOCAL_SETTINGS.items()) is is_loopback
     assert settings["spark.master"] == (master or "local[2]")
 
