@@ -73,6 +73,15 @@ class Gate:
             )
         raise Blocked(f"the first view of {address} was not delivered within {timeout:g} s. Broadcast again.")
 
+    def wait_until_earlier_casts_have_left(self, caster: Caster, timeout: float | None) -> None:
+        """What earlier lives have left stands before what is cast now. Raises Blocked, Excluded."""
+        if not self._standing.wait(lambda: caster.is_caught_up, timeout):
+            raise Blocked(
+                f"what {self._standing.address} has cast before waits for a view, and leaves first: none came within "
+                f"{timeout:g} s. Call connect(), or broadcast again later."
+            )
+        self._standing.check_takes()
+
     def _wait_for_the_flush(self, timeout: float | None) -> None:
         standing = self._standing
         if not standing.wait(lambda: not standing.participant.is_silent, timeout):

@@ -76,7 +76,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("impatient")
 def test_the_supplier_of_a_cut_is_killed_while_it_serves(connection: Connection, group: str) -> None:
     """Both cast. The joiner asks the next one, and has everything once, in all orders, also what the dead one cast."""
-    change_settings(connection, group, "nyc", flush=True, suspect_after_ms=2_000)
+    change_settings(connection, group, "nyc", flush=True, suspect_after_ms=10_000)
     command = [sys.executable, "-m", "tests.client.replica", connection.bootstrap_servers, group, "nyc/v"]
     with TinySequencer(connection, group), contextlib.ExitStack() as closing:
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -112,9 +112,10 @@ def test_the_supplier_of_a_cut_is_killed_while_it_serves(connection: Connection,
 
 
 @contextlib.contextmanager
-def caster(connection: Connection, group: str):  # type: ignore[no-untyped-def]
+def caster(connection: Connection, group: str, *options: object):  # type: ignore[no-untyped-def]
     """A process that casts; killed at the end."""
     command = [sys.executable, "-m", "tests.client.caster", connection.bootstrap_servers, group, "nyc/c"]
+    command += map(str, options)
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
