@@ -17,7 +17,7 @@ from connectors.kafka.data_log import too_many_partitions, topic_missing
 from connectors.kafka.desk import ALLOWED, Desk
 from connectors.kafka.refusals import may_not
 from connectors.kafka.transport import Consumer
-from ordering.errors import KafkaRefused, TopicMissing, UsageError
+from ordering.errors import KafkaRefused, TopicMissing, UsageError, counted
 from ordering.names import Role, Topic, check_group, check_site
 from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
 from ordering.sequencer import SNAPSHOT_EVERY_MS
@@ -96,10 +96,10 @@ def check_layout(
     for topic in topics:
         found = known.get(topic)
         if found and partitions not in (None, len(found)):
-            many = "1 partition" if len(found) == 1 else f"{len(found)} partitions"
             raise UsageError(
-                f"{topic} has {many}, not {partitions}, and keeps that number: with more, senders "
-                "move to other partitions, and their messages overtake each other. Go on in a new group."
+                f"{topic} has {counted(len(found), 'partition')}, not {partitions}, and keeps that number: "
+                "with more, senders move to other partitions, and their messages overtake each other. Go on in a new "
+                "group."
             )
         if found and copies not in (None, len(found[0]["replica_nodes"])):
             raise UsageError(
