@@ -31,6 +31,7 @@ from collections.abc import Callable
 from connectors.client.books import Books
 from connectors.client.callbacks import Callbacks
 from connectors.client.cast_receipt import CastReceipt
+from connectors.client.caster import Caster
 from connectors.client.dispatch import Dispatch, Path
 from connectors.client.driver import Driver
 from connectors.client.echo import Echo
@@ -293,21 +294,30 @@ class Forwarder:
     def answer(self, flush_id: int) -> None:
         """block() has returned. Nothing if the flush is over already.
 
-        With casts, it waits until they are written, and the START_FLUSH is delivered in all orders.
+        With casts, it waits until they are written, and the START_FLUSH is delivered in all orders. From here on
+        nothing more is taken until the flush is over.
         """
         with self.changed:
-            dispatch, caster = self._dispatch, self._dispatch.caster
-            if caster is not None:
-                self.changed.wait_for(
-                    lambda: (
-                        self.has_ended
-                        or self.participant.known.flush_id != flush_id
-                        or dispatch.caster is not caster
-                        or (caster.is_settled and caster.knows(flush_id))
-                    )
-                )
-            if not self.has_ended:
-                self._driver.step(Answered(flush_id))
+            caster = self._dispatch.caster
+            if caster is None:
+                self._say_answered(flush_id)
+                return
+            with self._standing.held():
+                self.changed.wait_for(lambda: self._may_answer(caster, flush_id))
+                self._say_answered(flush_id)
+
+    def _may_answer(self, caster: Caster, flush_id: int) -> bool:
+        """Whether all that was taken has left, or there is nothing to answer any more."""
+        return (
+            self.has_ended
+            or self.participant.known.flush_id != flush_id
+            or self._dispatch.caster is not caster
+            or (caster.is_settled and caster.knows(flush_id))
+        )
+
+    def _say_answered(self, flush_id: int) -> None:
+        if not self.has_ended:
+            self._driver.step(Answered(flush_id))
 
     def heartbeat(self) -> None:
         """Say that this incarnation is alive, if that costs no waiting."""

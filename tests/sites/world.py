@@ -54,11 +54,14 @@ class World:
     def sequencer(self, site: str) -> MakeJob:
         """What makes the site's sequencer: the process engine, which starts sooner than one on Spark."""
         if self.sites.mode == "isis":
-            return lambda _spark, _options: SiteJob(
-                self.sites.connection(site), Agreement(neighbours_of(self.sites, site))
+            agreement = Agreement(neighbours_of(self.sites, site))
+            return lambda _spark, options: SiteJob(
+                self.sites.connection(site), agreement, look_every_s=options.look_every_s
             )
         ledger = self.directory / site / "ledger"
-        return lambda _spark, _options: EngineJob(EngineOptions(self.sites.connection(site), site, ledger))
+        return lambda _spark, options: EngineJob(
+            EngineOptions(self.sites.connection(site), site, ledger, look_every_s=options.look_every_s)
+        )
 
     def sequencer_on_spark(self, site: str) -> MakeJob:
         """What makes one on Spark. Where a sequencer and a relay meet, one test of each mode has it."""
