@@ -360,7 +360,7 @@ def test_limits() -> None:
         "in flight, with `--engine process`": (
             f"{DEPTH} batches of a group, or {IN_FLIGHT_BYTES // mebibyte} MiB of payload"
         ),
-        "groups decided at once (`--parallelism`)": f"{job['parallelism']}, at most 64",
+        "groups decided at once (`--parallelism`)": f"{job['parallelism'] or 'one a core'}, at most 64",
         "members that left, remembered": f"{MAX_LEFT:,}",
         "records between two snapshots": (
             f"{sequencer.SNAPSHOT_EVERY_RECORDS:,}, or {sequencer.SNAPSHOT_RECORDS_PER_SENDER} a sender if that is more"

@@ -150,13 +150,16 @@ class CastHub:
         return self._fate(fate_of_state, state, timeout)
 
     def _fate(self, judge: Callable[[CausalReceiver, T], Fate], what: T, timeout: float) -> Fate:
+        deadline = time.monotonic() + timeout
         with self.lock:
-            self.lock.wait_for(
-                lambda: self._failure is not None or judge(self.receiver, what) is not Fate.NOT_YET, timeout
-            )
-            if self._failure is not None:
-                raise AbcastError(f"the orders of {self.group} can't be kept: {self._failure}") from self._failure
-            return judge(self.receiver, what)
+            while True:
+                if self._failure is not None:
+                    raise AbcastError(f"the orders of {self.group} can't be kept: {self._failure}") from self._failure
+                fate = judge(self.receiver, what)
+                left = deadline - time.monotonic() if fate is Fate.NOT_YET else 0.0
+                if left <= 0:
+                    return fate
+                self.lock.wait(left)
 
     def wait_for_seqno(self, seqno: int, timeout: float | None) -> None:
         """Until that is delivered here, or nothing more is. Raises NotOrderedInTime."""

@@ -72,7 +72,7 @@ class MergedLog:
         """Read on, for so long at most if there is nothing; what there is of casts. Raises as its readers do."""
         if not self._unread:
             records = self._follower.poll(timeout, lambda: self._reader.has_news)
-            self._unread.extend(map(_ordered, records))
+            self._unread.extend(map(ordered, records))
         elif not self._reader.has_news:
             self._follower.pause(timeout, lambda: self._reader.has_news)
         return self._reader.take()
@@ -163,7 +163,7 @@ def _key(cast: Cast) -> tuple[Life, int, int]:
     return cast.life, cast.view, cast.local_seqno
 
 
-def _ordered(record: Effective) -> Ordered:
+def ordered(record: Effective) -> Ordered:
     """A record of DATA as the core knows it. Raises ProtocolViolation."""
     depends = depends_of(record.headers[1:]) if len(record.headers) > 1 else None
     if record.kind == MESSAGE:

@@ -71,7 +71,8 @@ class Desk:
     def partitions_of(self, topic: str, operation: str = "") -> set[int]:
         """The topic's partitions; none if there is no such topic.
 
-        `operation`: READ or WRITE, which this user must be allowed there. Raises BrokerUnreachable, KafkaRefused.
+        `operation`: READ, say, which this user must be allowed there. A topic that he may not see is refused, too.
+        Raises BrokerUnreachable, KafkaRefused.
         """
 
         def question(client: KafkaAdminClient) -> set[int]:
@@ -86,7 +87,7 @@ class Desk:
                 raise self._cluster.refused(TopicAuthorizationFailedError(topic), operation, topic)
             return {int(partition["partition_index"]) for partition in found["partitions"]}
 
-        return self._ask(question, self._cluster.timeout, "DESCRIBE", topic)
+        return self._ask(question, self._cluster.timeout, operation or "DESCRIBE", topic)
 
     def names(self, max_age_s: float = 0.0) -> Collection[str]:
         """The topics of this Kafka, as they were so long ago at most. Raises BrokerUnreachable, KafkaRefused."""

@@ -22,6 +22,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -88,11 +89,8 @@ class Relay(StreamingJob):
         self.in_real_time = sites.trigger == "real-time"
         self.source = sites.connection(direction.source)
         self.target = sites.connection(direction.target)
-        self.target_finder = TopicFinder(self.target)
-        super().__init__(
-            spark,
-            JobOptions(self.source, direction.source, options.data, options.max_batch_records, options.parallelism),
-        )
+        self.target_finder = TopicFinder(self.target, options.groups, options.look_every_s)
+        super().__init__(spark, replace(options, connection=self.source, site=direction.source))
 
     @cached_property
     def is_apart(self) -> bool:

@@ -17,6 +17,7 @@ from connectors.kafka.connection import Connection
 from connectors.ledger.table import read_table_state
 from connectors.local.broker import EmbeddedBroker
 from ordering.errors import BrokerUnreachable, EnvironmentProblem
+from tests import deployment
 from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, background
 from tests.ledger.test_sql import write_tables
@@ -68,10 +69,10 @@ class Pipeline:
 
 @pytest.fixture(scope="package")
 def pipeline(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    """The pipeline. At the end, SIGTERM must stop it with exit code 0."""
+    """The pipeline, as it is deployed. At the end, SIGTERM must stop it with exit code 0."""
     found = Pipeline(Connection(broker.bootstrap_servers), tmp_path_factory.mktemp("cli"))
     options: list[str | Path] = ["--bootstrap-servers", broker.bootstrap_servers, "--site", SITE, "--data", found.data]
-    with background(ABCAST, "run", *options, cwd=found.directory) as run:
+    with background(ABCAST, *deployment.command("compose.yaml", "run"), *options, cwd=found.directory) as run:
         run.wait_for("ready")
         yield found
         assert run.terminate() == 0, "".join(run.lines)

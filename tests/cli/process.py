@@ -27,7 +27,8 @@ def environment(**variables: str) -> dict[str, str]:
     A Spark session in the tests' own process has set PYSPARK_PYTHON for itself.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ABCAST_", "PYSPARK_PYTHON"))}
-    return {**kept, "PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "COLUMNS": "160", **variables}
+    own = {"PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "COLUMNS": "160", "ABCAST_LOOK_EVERY_S": "1"}
+    return {**kept, **own, **variables}
 
 
 def abcast(

@@ -15,6 +15,7 @@ from jobs.demo import EARTHQUAKES
 from ordering.names import Topic
 from ordering.records import Data, Source
 from ordering.sequencer import seal
+from tests import deployment
 from tests.cli.conftest import SITE, Pipeline
 from tests.cli.here import abcast_here
 from tests.cli.process import BIN, ROOT, abcast, background
@@ -36,6 +37,18 @@ def test_topics(pipeline: Pipeline) -> None:
     assert {"topic": names[0], "group": "cli.topics", "role": "forward", "site": SITE} in pipeline.json_lines(
         "topics", "list"
     )
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "kubernetes.yaml"])
+def test_a_probe_of_what_is_deployed(pipeline: Pipeline, name: str) -> None:
+    done = pipeline.abcast(*deployment.command(name, "status"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_group_is_created_as_it_is_deployed(pipeline: Pipeline) -> None:
+    create = deployment.command("compose.yaml", "topics")
+    done = pipeline.abcast(*create, "--site", "cli-deployed")
+    assert (done.returncode, done.stdout.count("created abcast.orders.")) == (0, 7), done.stderr
 
 
 def test_what_topics_create_does_not_change(pipeline: Pipeline) -> None:

@@ -58,7 +58,7 @@ def test_a_cast_that_all_wait_for_is_read_again_although_others_never_cease(
         data.clear()
         return read
 
-    monkeypatch.setattr(merged_log, "_ordered", lambda record: record)
+    monkeypatch.setattr(merged_log, "ordered", lambda record: record)
     connection = SimpleNamespace(consumer=lambda: None)
     feed: Any = SimpleNamespace(follow=lambda _: SimpleNamespace(poll=poll), connection=connection, wake=None)
     topics: Any = None

@@ -14,18 +14,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ordering.casts import CAUSAL, FIFO, TOTAL, Cast, Ordered, Settled, Verdict
 from ordering.causal import CausalReceiver, CausalState
 from ordering.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.fate import Fate, fate_of_record, fate_of_state
+from ordering.left_casts import Course, LeftCast, course_of
 from ordering.membership import Life
 from ordering.merging import MergedState, Merger
 from ordering.outgoing import Broadcast, Outgoing
 from ordering.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
 from tests.simulator.orders_applications import Application, Applications
+from tests.simulator.orders_starts import Starts
 
 ACTIONS = 400
 MAX_MEMBERS = 8
@@ -43,6 +45,7 @@ class Rules:
     """A state is supplied while something is delivered that its application was not given yet."""
     read_full_again: bool = True
     """What was FULL is read again when there is room."""
+    course_of: Callable[[LeftCast, Life, CausalReceiver, Mapping[Life, int]], Course] = course_of
     begin_by_mark: bool = True
     """A relay goes on behind the record that its last copy was made from, not behind so many as there are copies."""
     fate_of_record: Callable[[CausalReceiver, Cast | Ordered], Fate] = fate_of_record
@@ -132,6 +135,7 @@ class Orders:
         self.settled: dict[int, tuple[Settled, ...]] = {}
         self.problems: list[tuple[str, str]] = []
         self.applications = Applications(self)
+        self.starts = Starts(self)
         self.seen: Counter[str] = Counter()
         """What happened how often, so that a test can say that it did."""
         for _ in range(self.random.randint(2, 4)):
@@ -173,6 +177,7 @@ class Orders:
         process = Process(Life(address, self.lives), homes[sum(address.encode()) % len(homes)])
         self.processes.append(process)
         self.joining.append(process)
+        self.starts.begins(process)
 
     def _take_state(self, process: Process, state: CausalState) -> None:
         process.merger = self.merger_at(CausalState.from_bytes(state.to_bytes()))
@@ -270,6 +275,7 @@ class Orders:
         process.is_alive = False
         self.seen["died with casts unwritten" if process.unwritten else "died"] += 1
         self.seen["died in a flush"] += self.flush > 0
+        self.starts.ends(process)
         process.unwritten.clear()
 
     def die_serving(self, supplier: Process, joiner: Process) -> None:
@@ -294,6 +300,7 @@ class Orders:
     def _do_leave(self) -> None:
         if (process := self._one_to_spare()) is not None:
             process.is_leaving = True
+            self.seen["left with casts in flight"] += bool(process.unwritten or process.unacknowledged)
 
     def _do_suspect(self) -> None:
         """A member that lives is put out of the view."""
@@ -318,21 +325,30 @@ class Orders:
 
     def _release(self, process: Process) -> None:
         assert process.outgoing is not None
+        self.starts.take_up(process)
         for message in process.outgoing.release():
             if isinstance(message, Broadcast):
                 if message.kind == MESSAGE:
                     message = message._replace(payload=self._note(process, TOTAL))
                 process.forwards.append(message)
             else:
-                process.unwritten.append(message._replace(payload=self._note(process, message.order)))
+                cast = message._replace(payload=self._note(process, message.order, message.payload))
+                self.starts.leaves(process, cast)
+                process.unwritten.append(cast)
 
-    def _note(self, process: Process, order: str) -> bytes:
-        """Write down what happened before a message that leaves now; its number is its payload."""
-        number = len(self.past)
+    def _note(self, process: Process, order: str, again: bytes = b"") -> bytes:
+        """Write down what happened before a message that leaves now; its number is its payload.
+
+        `again`: the number of one that an earlier life has left.
+        """
         past = process.happened_to_casts if order == FIFO else process.happened
-        self.past.append(past)
-        self.orders.append(order)
-        self.senders.append(process.life)
+        number = int(again) if again else len(self.past)
+        if again:
+            self.past[number], self.senders[number] = past, process.life
+        else:
+            self.past.append(past)
+            self.orders.append(order)
+            self.senders.append(process.life)
         process.happened |= past | 1 << number
         if order != TOTAL:
             process.happened_to_casts |= past | 1 << number
@@ -549,6 +565,7 @@ class Orders:
             else:
                 self.seen["put out of a view"] += process.is_suspected
                 process.is_alive = False
+                self.starts.ends(process)
 
     # The sequencer.
 
@@ -628,7 +645,10 @@ class Orders:
             self._do_coordinate()
             receivers = [each.receiver for each in self.processes if each.receiver is not None]
             given = [(one.receiver.progress, len(one.ready)) for one in self.applications.running]
-            mine = [(each.progress, each.room.holding) for each in receivers]
+            mine = (
+                [(each.progress, each.room.holding) for each in receivers],
+                sum(len(each.unwritten) for each in self.members),
+            )
             now = len(self.data), self.flush, len(self.past), mine, given
             is_full = any(each.full_at for each in self.members) or any(
                 one.full_at for one in self.applications.running

@@ -54,11 +54,14 @@ class World:
     def sequencer(self, site: str) -> MakeJob:
         """What makes the site's sequencer: the process engine, which starts sooner than one on Spark."""
         if self.sites.mode == "isis":
-            return lambda _spark, _options: SiteJob(
-                self.sites.connection(site), Agreement(neighbours_of(self.sites, site))
+            agreement = Agreement(neighbours_of(self.sites, site))
+            return lambda _spark, options: SiteJob(
+                self.sites.connection(site), agreement, look_every_s=options.look_every_s
             )
         ledger = self.directory / site / "ledger"
-        return lambda _spark, _options: EngineJob(EngineOptions(self.sites.connection(site), site, ledger))
+        return lambda _spark, options: EngineJob(
+            EngineOptions(self.sites.connection(site), site, ledger, look_every_s=options.look_every_s)
+        )
 
     def sequencer_on_spark(self, site: str) -> MakeJob:
         """What makes one on Spark. Where a sequencer and a relay meet, one test of each mode has it."""
@@ -82,7 +85,7 @@ class World:
 
     def try_relay(self, source: str, target: str) -> None:
         """Start the relay of DATA, no more than that; what ends it comes from here, though the job might try again."""
-        job = self.relay(source, target)[0](self.spark, JobOptions(Connection(), "-", self.directory))
+        job = self.relay(source, target)[0](self.spark, JobOptions(Connection(), "-", self.directory, look_every_s=1.0))
         assert isinstance(job, StreamingJob)
         data = {self.group: [str(Topic(self.group, "data", source))]}
         try:
@@ -93,7 +96,7 @@ class World:
     @contextlib.contextmanager
     def running(self, makers: Sequence[MakeJob]) -> Iterator[list[JobThread]]:
         """Run the jobs until the block ends."""
-        options = JobOptions(Connection(), "-", self.directory)
+        options = JobOptions(Connection(), "-", self.directory, look_every_s=1.0)
         with running(makers, self.spark, options) as jobs:
             for job in jobs:
                 while not job.ready.wait(0.2):

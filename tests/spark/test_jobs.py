@@ -37,9 +37,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(240)]
 @pytest.fixture
 def options(broker: EmbeddedBroker, tmp_path: Path) -> JobOptions:
     """Of a site of its own."""
-    return JobOptions(
-        Connection(broker.bootstrap_servers), f"jobs-{tmp_path.name[-20:].strip('_').replace('_', '-')}", tmp_path
-    )
+    site = f"jobs-{tmp_path.name[-20:].strip('_').replace('_', '-')}"
+    return JobOptions(Connection(broker.bootstrap_servers), site, tmp_path, look_every_s=1.0)
 
 
 @contextlib.contextmanager
