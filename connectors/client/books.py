@@ -44,7 +44,8 @@ class Books:
         self._lives = lives
         self._outbox = lives.outbox
         self._name = str(lives.address)
-        self._why = functools.partial(say_why, connection, group, lives.address.site, 1.0)
+        self.why = functools.partial(say_why, connection, group, lives.address.site, 1.0)
+        """Looks why nothing is ordered, for a second at most: a sentence, or ""."""
         self._begun_behind = seqno
         self._last_seqno: int | None = None
         self._taken_out = 0  # of the table, as it was ordered in the life before
@@ -99,7 +100,7 @@ class Books:
             self._outbox.append(self.table.last + 1, payload, headers)
         self.is_unheard = False
         pending = self.table.append(payload, headers)
-        receipt = Receipt(MessageId(self._name, self.incarnation, pending.local_seqno), self._lives.changed, self._why)
+        receipt = Receipt(MessageId(self._name, self.incarnation, pending.local_seqno), self._lives.changed, self.why)
         self._receipts.append(receipt)
         return pending, receipt
 

@@ -39,11 +39,19 @@ from connectors.client.gate import Gate
 from connectors.client.lives import Left, Lives
 from connectors.client.member_memory import MemberMemory
 from connectors.client.opening import Opened, open_life
-from connectors.client.receipt import Receipt
+from connectors.client.receipt import ASKS_AFTER_S, Receipt
 from connectors.client.standing import Standing
 from connectors.kafka.connection import Connection
 from ordering.casts import CAUSAL
-from ordering.errors import AbcastError, Excluded, FlushFailed, NotOrderedInTime, NotWrittenInTime, UsageError
+from ordering.errors import (
+    AbcastError,
+    Excluded,
+    FlushFailed,
+    NotOrderedInTime,
+    NotWrittenInTime,
+    UsageError,
+    counted,
+)
 from ordering.forward_table import Pending, kind_of, message_bytes
 from ordering.membership import Life
 from ordering.participant import (
@@ -271,10 +279,13 @@ class Forwarder:
             if books.done >= last:
                 return books.last_seqno
             self._standing.check()
-            raise NotOrderedInTime(
-                f"{last - books.done} messages of {self.address} were not ordered within "
-                f"{round(timeout or 0, 2):g} s. Does the group's sequencer run (`abcast status`)?"
-            )
+            missing = counted(last - books.done, "message")
+        waited_s = round(timeout or 0, 2)
+        why = books.why() if waited_s >= ASKS_AFTER_S else ""
+        raise NotOrderedInTime(
+            f"not ordered within {waited_s:g} s: {missing} of {self.address}. "
+            f"{why or 'Does the sequencer of the group run (`abcast status`)?'}"
+        )
 
     def wait_written(self, timeout: float | None) -> None:
         """Wait until all casts stand in the log. Raises NotWrittenInTime, unless an outbox keeps them."""

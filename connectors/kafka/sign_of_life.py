@@ -89,7 +89,7 @@ class SignsOfLife:
             if not self._is_told:
                 self._is_told = True
                 _logger.warning(
-                    "`abcast status` takes this sequencer for silent, which can't commit as consumer group %s (%s).",
+                    "`abcast status` takes this sequencer for silent, which can't commit as consumer group %s: %s",
                     _group_id(self._site),
                     error,
                 )
