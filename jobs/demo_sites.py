@@ -82,12 +82,12 @@ def _sequencers(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[
     from connectors.kafka.connection import Connection
     from connectors.sequencer.job import SequencerJob
     from connectors.spark.job import JobOptions, SparkJob
-    from jobs.engine import engine_job
+    from jobs.engine import agreement_of, engine_job
     from jobs.streaming import await_ready, running
 
     def at(site: str, connection: Connection, spark: SparkSession, _: JobOptions) -> SparkJob:
         if sites.mode == "isis":
-            return engine_job(connection, site, directory / site, sites)
+            return engine_job(connection, site, directory / site, agreement_of(sites, site, None))
         return SequencerJob(spark, JobOptions(connection, site, directory / site))
 
     makers = [

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.engine import Engine, EngineOption, check_engine, engine_job
+from jobs.engine import AgreementOption, Engine, EngineOption, agreement_of, engine_job
 from jobs.maintain import every, seconds
 from jobs.options import (
     DEFAULT_DATA,
@@ -32,6 +32,7 @@ def run(
     parallelism: Parallelism = 1,
     sites: SitesFile = None,
     engine: EngineOption = Engine.spark,
+    agreement: AgreementOption = None,
     maintain_every: Annotated[str | None, typer.Option(help="Do what `abcast maintain` does, every 1h or so.")] = None,
 ) -> None:
     """Run the sequencer and the ledger in one Spark application. It is what most people start.
@@ -41,16 +42,16 @@ def run(
     """
     maintenance = [every(seconds(maintain_every, "--maintain-every"))] if maintain_every is not None else []
     known = optional_sites(sites, kafka_config, "run")
-    check_engine(known, engine)
+    agreed = agreement_of(known, site, agreement)
     connection = kafka_of_site(known, site, bootstrap_servers, kafka_config, "run")
     options = job_options(connection, site, data, max_batch_records, parallelism)
     sequences = known is None or known.sequences(site)
     names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
-    beside = [engine_job(connection, site, data, known)] if sequences and engine is Engine.process else []
+    beside = [engine_job(connection, site, data, agreed)] if sequences and engine is Engine.process else []
     relays = (
         Relays(known, [direction for direction in known.directions() if direction.source == site]) if known else None
     )
-    run_jobs(names, options, relays, beside, maintenance)
+    run_jobs(names, options, relays, beside, maintenance, agreed)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.engine import Engine, EngineOption, check_engine, engine_job, run_engine
+from jobs.engine import AgreementOption, Engine, EngineOption, agreement_of, engine_job, run_engine
 from jobs.options import (
     DEFAULT_DATA,
     BootstrapServers,
@@ -27,6 +27,7 @@ def sequence(
     parallelism: Parallelism = 1,
     sites: SitesFile = None,
     engine: EngineOption = Engine.spark,
+    agreement: AgreementOption = None,
 ) -> None:
     """Run the sequencer: FORWARD in, DATA with seqnos out.
 
@@ -35,12 +36,13 @@ def sequence(
     """
     known = optional_sites(sites, kafka_config, "sequence")
     check_sequences(known, site)
-    check_engine(known, engine)
+    agreed = agreement_of(known, site, agreement)
     connection = kafka_of_site(known, site, bootstrap_servers, kafka_config, "sequence")
     if engine is Engine.process:
-        run_engine(engine_job(connection, site, data, known))
+        run_engine(engine_job(connection, site, data, agreed))
         return
-    run_jobs(["sequence"], job_options(connection, site, data, max_batch_records, parallelism))
+    options = job_options(connection, site, data, max_batch_records, parallelism)
+    run_jobs(["sequence"], options, agreement=agreed)
 
 
 if __name__ == "__main__":

@@ -54,9 +54,8 @@ class World:
     def sequencer(self, site: str) -> MakeJob:
         """What makes the site's sequencer: on Spark at the first site, the process engine at the others."""
         if self.sites.mode == "isis":
-            return lambda _spark, _options: SiteJob(
-                self.sites.connection(site), Agreement(neighbours_of(self.sites, site))
-            )
+            agreement = Agreement(neighbours_of(self.sites, site))
+            return lambda _spark, _options: SiteJob(self.sites.connection(site), agreement)
         if site == next(iter(self.sites.connections)):
             return lambda spark, options: SequencerJob(spark, self._at(site, options))
         ledger = self.directory / site / "ledger"
