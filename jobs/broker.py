@@ -78,8 +78,8 @@ def status(directory: Directory = DEFAULT_DIRECTORY, as_json: AsJson = False) ->
         typer.echo(json.dumps({"running": found.running, "bootstrap_servers": found.bootstrap_servers, "nodes": nodes}))
     else:
         for node in found.nodes:
-            state = "not running" if node.pid is None else f"running at {node.address}, pid {node.pid}, log {node.log}"
-            typer.echo(f"node {node.node}: {state}")
+            shown = "not running" if node.pid is None else f"running at {node.address}, pid {node.pid}, log {node.log}"
+            typer.echo(f"node {node.node}: {shown}")
         if not found.running:
             typer.echo(f"this is the broker of {directory}; --dir names another", err=True)
     raise typer.Exit(0 if found.running else EXIT_FAILED)

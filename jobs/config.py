@@ -90,7 +90,7 @@ def _whence(file: ConfigurationFile) -> str:
 
 
 def _others(values: Mapping[str, Any], path: str) -> Iterator[Row]:
-    """What single commands have been told, in tables of the file and in variables."""
+    """What single commands have been elsewhere, in tables of the file and in variables."""
     from connectors.kafka.client_configuration import FILE_VARIABLE, PREFIX, SERVERS_VARIABLE
 
     for key, value in values.items():
@@ -99,9 +99,9 @@ def _others(values: Mapping[str, Any], path: str) -> Iterator[Row]:
                 yield Row(name, str(each), path)
         elif key not in (*_OF_ALL, "kafka", "bootstrap_servers", "kafka_config"):
             yield Row(key, str(value), path)
-    told = {FILE_VARIABLE, SERVERS_VARIABLE, "ABCAST_CONFIG", *(f"{_PREFIX}{name.upper()}" for name in _OF_ALL)}
+    elsewhere = {FILE_VARIABLE, SERVERS_VARIABLE, "ABCAST_CONFIG", *(f"{_PREFIX}{name.upper()}" for name in _OF_ALL)}
     for variable in sorted(os.environ):
-        if variable.startswith(_PREFIX) and not variable.startswith(PREFIX) and variable not in told:
+        if variable.startswith(_PREFIX) and not variable.startswith(PREFIX) and variable not in elsewhere:
             is_secret = any(word in variable for word in _SECRET)
             name = variable.removeprefix(_PREFIX).lower()
             yield Row(name, MASK if is_secret else os.environ[variable], variable)

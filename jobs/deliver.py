@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from connectors.kafka.configuration import configured
+from jobs.interruption import end_line
 from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, Member, connection_to, run_script
 from ordering.casts import TOTAL
 from ordering.names import DEFAULT_SITE, Address
@@ -86,7 +87,7 @@ def deliver(
                 if taken == count:
                     break
         except KeyboardInterrupt:
-            return
+            end_line()
 
 
 def _told_of(stream: Stream[Any], client: MemberClient, from_seqno: int | None) -> Iterator[Any]:
@@ -96,23 +97,23 @@ def _told_of(stream: Stream[Any], client: MemberClient, from_seqno: int | None) 
         return
     from connectors.kafka.liveness import say_why
 
-    state = _Waiting("from its position on" if from_seqno is None else f"from seqno {from_seqno} on")
+    waiting = _Waiting("from its position on" if from_seqno is None else f"from seqno {from_seqno} on")
     is_over = threading.Event()
 
     def tell() -> None:
         while not is_over.wait(_POLL_S):
-            if time.monotonic() - state.since < WAITED_S or state.is_told:
+            if time.monotonic() - waiting.since < WAITED_S or waiting.is_told:
                 continue
-            state.is_told = True
+            waiting.is_told = True
             why = say_why(client.connection, client.group, client.address.site)
-            typer.echo(f"waiting for messages of {client.group} {state.what} …{why and ' '}{why}", err=True)
+            typer.echo(f"waiting for messages of {client.group} {waiting.what} …{why and ' '}{why}", err=True)
 
     threading.Thread(target=tell, name="abcast-waiting", daemon=True).start()
     try:
         for what in stream:
-            state.since, state.is_told = time.monotonic(), True
+            waiting.since, waiting.is_told = time.monotonic(), True
             yield what
-            state.what, state.since, state.is_told = f"after seqno {what.seqno}", time.monotonic(), False
+            waiting.what, waiting.since, waiting.is_told = f"after seqno {what.seqno}", time.monotonic(), False
     finally:
         is_over.set()
 
@@ -166,12 +167,12 @@ def _event_line(event: Event, as_json: bool) -> str:
             line[part] = getattr(event, part)
     if as_json:
         return json.dumps(line)
-    told, members = name, ", ".join(line.get("members", ())) or "nobody"
+    text, members = name, ", ".join(line.get("members", ())) or "nobody"
     if name == "view":
-        told = f"view {line['view_id']}: {members}"
+        text = f"view {line['view_id']}: {members}"
     elif name == "remote-view":
-        told = f"remote view of {line['site']}: {members if line['reachable'] else 'unreachable'}"
-    return f"{event.seqno}\t-\t{told}"
+        text = f"remote view of {line['site']}: {members if line['reachable'] else 'unreachable'}"
+    return f"{event.seqno}\t-\t{text}"
 
 
 if __name__ == "__main__":

@@ -117,10 +117,10 @@ def svg(story: Story, title: str) -> str:
         parts += _moment(x(moment.seqno), number, moment, height)
     for number, sender in enumerate(senders):
         middle = _TOP + _LANE * number + _LANE / 2
-        places = [x(mark.seqno) for mark in order if mark.sender == sender]
+        xs = [x(mark.seqno) for mark in order if mark.sender == sender]
         parts.append(f'<line x1="{_LEFT}" y1="{middle}" x2="{_WIDTH - _RIGHT}" y2="{middle}" stroke="#ddd"/>')
         parts.append(_label(sender, middle))
-        parts.append(_ticks(places, middle - 8, 16, tick, colours[sender], "sender"))
+        parts.append(_ticks(xs, middle - 8, 16, tick, colours[sender], "sender"))
     parts.append(_label("seqno", lanes_end + 16))
     for seqno in _numbers(last):
         parts.append(f'<text x="{x(seqno):.1f}" y="{lanes_end + 20}" text-anchor="middle">{seqno:,}</text>')
@@ -129,8 +129,8 @@ def svg(story: Story, title: str) -> str:
         parts.append(_label(observer, top + _BAR / 2))
         for sender in senders:
             # Drawn where the observer has it in its own count: one that misses or repeats a message is out of step.
-            places = [x(count) for count, mark in _counted(marks, order) if mark.sender == sender]
-            parts.append(_ticks(places, top, _BAR, tick, colours[sender], "observer"))
+            xs = [x(count) for count, mark in _counted(marks, order) if mark.sender == sender]
+            parts.append(_ticks(xs, top, _BAR, tick, colours[sender], "observer"))
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -149,8 +149,8 @@ def _counted(marks: Sequence[Mark], order: Sequence[Mark]) -> list[tuple[int, Ma
     ]
 
 
-def _ticks(places: Sequence[float], top: float, height: int, width: float, colour: str, kind: str) -> str:
-    path = "".join(f"M{place:.1f} {top:g}v{height}" for place in places)
+def _ticks(xs: Sequence[float], top: float, height: int, width: float, colour: str, kind: str) -> str:
+    path = "".join(f"M{x:.1f} {top:g}v{height}" for x in xs)
     return f'<path class="{kind}" d="{path}" stroke="{colour}" stroke-width="{width:.2f}" fill="none"/>'
 
 
@@ -159,12 +159,12 @@ def _label(name: str, middle: float) -> str:
     return f'<text x="{_LEFT - 10}" y="{middle + 4:g}" text-anchor="end">{escape(shown)}</text>'
 
 
-def _moment(place: float, number: int, moment: Moment, height: int) -> list[str]:
+def _moment(x: float, number: int, moment: Moment, height: int) -> list[str]:
     """A line through all lanes; the texts take turns in two rows, and stand on the side where there is room."""
-    anchor, away = ("end", -6) if place > _WIDTH / 2 else ("start", 6)
+    anchor, away = ("end", -6) if x > _WIDTH / 2 else ("start", 6)
     y = _TOP - 34 + 18 * (number % 2)
-    across = f'x1="{place:.1f}" y1="{y - 10}" x2="{place:.1f}" y2="{height - 20}"'
+    across = f'x1="{x:.1f}" y1="{y - 10}" x2="{x:.1f}" y2="{height - 20}"'
     return [
         f'<line {across} stroke="#c00" stroke-dasharray="4 3"/>',
-        f'<text x="{place + away:.1f}" y="{y}" text-anchor="{anchor}" fill="#c00">{escape(moment.text)}</text>',
+        f'<text x="{x + away:.1f}" y="{y}" text-anchor="{anchor}" fill="#c00">{escape(moment.text)}</text>',
     ]

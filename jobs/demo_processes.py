@@ -66,9 +66,9 @@ class Started:
     def check(self) -> None:
         """Raises EnvironmentProblem if it has ended, with what it said last."""
         if self._process.poll() is not None:
-            told = self._said().strip().splitlines()
+            lines = self._said().strip().splitlines()
             raise EnvironmentProblem(
-                f"a job of the demo has ended: {told[-1] if told else 'it said nothing'} ({self.log})"
+                f"a job of the demo has ended: {lines[-1] if lines else 'it said nothing'} ({self.log})"
             )
 
     def kill(self) -> None:

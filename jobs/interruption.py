@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import NoReturn
 
 EXIT_INTERRUPTED = 130
 SAID = "Aborted."
@@ -29,7 +30,7 @@ _LOADS = "<frozen importlib._bootstrap>"
 _FINALIZERS = ("__del__", "_garbage_collect_object")  # the second is py4j's
 
 _signals: list[int] = []
-_told: list[str] = []
+_said: list[str] = []
 
 
 def end_at_once() -> None:
@@ -52,9 +53,22 @@ def hand_to(call: Callable[[], object]) -> None:
 
 def tell(said: str = SAID) -> None:
     """Say that the command was ended, in one line; the first time only."""
-    if not _told:
-        _told.append(said)
+    if not _said:
+        _said.append(said)
+        end_line()
         sys.stderr.write(f"{said}\n")
+
+
+def end_line() -> None:
+    """Begin a new line on a terminal, which has shown ^C on this one."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")
+
+
+def interrupt() -> NoReturn:
+    """Raise KeyboardInterrupt for a signal that was handed to a call."""
+    _signals.append(signal.SIGINT)
+    raise KeyboardInterrupt
 
 
 def has_come() -> bool:
@@ -94,5 +108,5 @@ def _is_lost_in(frame: FrameType | None) -> bool:
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    os.write(2, f"{SAID}\n".encode("ascii"))
+    os.write(2, f"{chr(10) if os.isatty(2) else ''}{SAID}\n".encode("ascii"))
     os._exit(EXIT_INTERRUPTED)

@@ -69,14 +69,14 @@ def isis(
 
 
 def _run(process: IsisProcess, process_id: int, count: int, *, verbose: bool) -> None:
-    sent, told = 0, set[str]()
+    sent, reported = 0, set[str]()
     while True:
         while sent < count and process.process.in_flight < IN_FLIGHT_MESSAGES:
             sent += 1
             process.submit(b"message %d of process %d" % (sent, process_id))
         events = process.work()
-        for why in process.rejected.keys() - told:
-            told.add(why)
+        for why in process.rejected.keys() - reported:
+            reported.add(why)
             typer.echo(f"{process_id}: dropping datagrams {why} (said once)", err=True)
         if events:
             for event in events:

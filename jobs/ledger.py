@@ -28,8 +28,8 @@ def ledger(
 
     Goes on after the last seqno in the table, so it can be stopped, killed or started twice.
     """
-    known = optional_sites(sites, kafka_config, "ledger")
-    connection = kafka_of_site(known, site, bootstrap_servers, kafka_config, "ledger")
+    topology = optional_sites(sites, kafka_config, "ledger")
+    connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "ledger")
     run_jobs(["ledger"], job_options(connection, site, data, max_batch_records))
 
 

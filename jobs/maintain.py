@@ -60,8 +60,8 @@ def maintain(
     """
     pause_s = seconds(every, "--every") if every is not None else None
     kept_s = seconds(dead_letters, "--dead-letters")
-    known = optional_sites(sites, kafka_config, "maintain")
-    connection = kafka_of_site(known, site, bootstrap_servers, kafka_config, "maintain")
+    topology = optional_sites(sites, kafka_config, "maintain")
+    connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "maintain")
     options = job_options(connection, site, data, 1)
     from connectors.ledger.maintenance_job import Wishes
     from connectors.ledger.maintenance_job import maintain as take_care

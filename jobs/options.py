@@ -6,11 +6,13 @@ Exit codes: 0 fine, 1 failed, 2 wrong usage, 3 anomaly found.
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -20,7 +22,9 @@ from typer.core import TyperCommand, TyperGroup
 from connectors.kafka.configuration import ConfigurationFile
 from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS as DEFAULT_BOOTSTRAP_SERVERS
 from jobs import interruption
+from jobs.progress import waiting
 from ordering.errors import AbcastError, UsageError
+from ordering.names import check_site
 
 if TYPE_CHECKING:
     from connectors.kafka.connection import Connection
@@ -44,7 +48,7 @@ KafkaConfig = Annotated[
         help="How to log in to Kafka: a properties file, as Kafka's tools take it. See also [kafka] in abcast.toml.",
     ),
 ]
-Site = Annotated[str, typer.Option("--site", envvar="ABCAST_SITE", help="The site to work for.")]
+Site = Annotated[str, typer.Option("--site", envvar="ABCAST_SITE", callback=check_site, help="The site to work for.")]
 Data = Annotated[
     Path,
     typer.Option("--data", envvar="ABCAST_DATA", help="Directory of the Delta tables and of the jobs' checkpoints."),
@@ -88,13 +92,16 @@ def load_config(command: TyperGroup, path: Path | None = None, *, is_script: boo
     file = ConfigurationFile(path)
     shared = {key: value for key, value in file.values.items() if not isinstance(value, dict)}
     tables = {key: value for key, value in file.values.items() if isinstance(value, dict) and key != "kafka"}
-    unknown = [key for key in shared if key not in _option_names(command)]
+    names = _option_names(command)
+    unknown = [key for key in shared if key not in names]
     shared = {key: value for key, value in shared.items() if key not in _OF_KAFKA}
     defaults = _defaults(command, shared, tables, "", unknown)
     if is_script:
         unknown = [key for key in unknown if key.split(".")[0] in command.commands]
     if unknown:
-        raise UsageError(f"the configuration file {file.path} has unknown keys: {', '.join(sorted(unknown))}.")
+        known = [*names, *_keys(command)]
+        shown = [f"{key}{_meant(key, known)}" for key in sorted(unknown)]
+        raise UsageError(f"the configuration file {file.path} has unknown keys: {', '.join(shown)}.")
     return defaults
 
 
@@ -102,7 +109,8 @@ def connection_to(bootstrap_servers: str | None, kafka_config: Path | None, name
     """The Kafka that was named, or is configured, for a client `abcast-<name>`. Raises UsageError."""
     from connectors.kafka.client_configuration import ClientConfiguration
 
-    return ClientConfiguration(bootstrap_servers, kafka_config).connection(client_id=f"abcast-{name}")
+    connection = ClientConfiguration(bootstrap_servers, kafka_config).connection(client_id=f"abcast-{name}")
+    return replace(connection, waiting=waiting)
 
 
 def _option_names(command: Command) -> set[str]:
@@ -110,6 +118,26 @@ def _option_names(command: Command) -> set[str]:
     if isinstance(command, TyperGroup):
         return set[str]().union(*map(_option_names, command.commands.values()))  # type: ignore[arg-type]
     return {option.name for option in command.params if option.name}
+
+
+def _keys(command: TyperGroup, above: str = "") -> list[str]:
+    """All tables and keys of tables that a file may have."""
+    found = []
+    for name, below in command.commands.items():
+        found.append(f"{above}{name}")
+        if isinstance(below, TyperGroup):
+            found += _keys(below, f"{above}{name}.")
+        else:
+            found += [f"{above}{name}.{option}" for option in _option_names(below)]  # type: ignore[arg-type]
+    return found
+
+
+def _meant(key: str, known: Sequence[str]) -> str:
+    """The key of the same table that looks like it, as a question."""
+    table, dot, name = key.replace("-", "_").rpartition(".")
+    beside = sorted({each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == table})
+    alike = difflib.get_close_matches(name, beside, 1, 0.7)
+    return f" ({table}{dot}{alike[0]}?)" if alike else ""
 
 
 def _defaults(

@@ -1,6 +1,7 @@
 """Progress of a long command: one line on a terminal, with the time left; nothing where a program reads.
 
-It is drawn by a thread of its own, so that counting costs nothing and a command that waits still moves.
+It is drawn by a thread of its own, so that counting costs nothing and a command that waits still moves. Where one
+part of a command is within another, they share the line: what is within is shown once it takes a while itself.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 SHOWN_AFTER_S = 1.0
 """What is over sooner shows nothing."""
 _EVERY_S = 0.1
 _PATIENCE_S = 5.0
+
+_shown: list[Progress] = []
+"""Those under way in this process, each within the one before it."""
 
 
 class Progress:
@@ -33,11 +39,13 @@ class Progress:
         self._thread = threading.Thread(target=self._draw, name="abcast-progress", daemon=True)
 
     def __enter__(self) -> Progress:
-        if sys.stderr.isatty():
+        _shown.append(self)
+        if sys.stderr.isatty() and _shown[0] is self:
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        _shown.remove(self)
         self._is_over.set()
         if self._thread.ident is not None:
             self._thread.join(_PATIENCE_S)
@@ -76,11 +84,26 @@ class Progress:
         with Bars(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bars:
             task = bars.add_task(self._what, total=self._total, so_far="")
             while True:
-                ask = self._ask
-                done = self._count if ask is None else max(0.0, ask())
-                seconds = max(time.monotonic() - self._started, _EVERY_S)
-                so_far = f"{seconds:.0f} s" if ask else f"{done:,.0f}, {done / seconds:,.0f}/s"
-                bars.update(task, description=self._what, total=self._total, completed=done, so_far=so_far)
+                within = [each for each in _shown if each is not self and each.seconds > SHOWN_AFTER_S]
+                bars.update(task, **(within[-1] if within else self).state())
                 bars.refresh()
                 if self._is_over.wait(_EVERY_S):
                     return
+
+    @property
+    def seconds(self) -> float:
+        """How long this has been going on."""
+        return max(time.monotonic() - self._started, _EVERY_S)
+
+    def state(self) -> dict[str, Any]:
+        """What the line shows."""
+        ask = self._ask
+        done = self._count if ask is None else max(0.0, ask())
+        is_counted = done > 0 and ask is None
+        so_far = f"{done:,.0f}, {done / self.seconds:,.0f}/s" if is_counted else f"{self.seconds:.0f} s"
+        return {"description": self._what, "total": self._total, "completed": done, "so_far": so_far}
+
+
+def waiting(what: str) -> AbstractContextManager[object]:
+    """Show for what the main thread waits. Other threads wait on the side."""
+    return Progress(what) if threading.current_thread() is threading.main_thread() else nullcontext()

@@ -50,7 +50,7 @@ def publish(
                 published.publish(client, lines)
         except KeyboardInterrupt:
             rest = "the rest may still be" if outbox is None else f"the next start sends what is in {outbox}"
-            tell(f"interrupted: {published}; {rest}")
+            tell(f"interrupted: {published}{f'; {rest}' if published.is_waiting else ''}")
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except NotOrderedInTime as error:
             raise NotOrderedInTime(f"{published} within {timeout:g} s. {_why(client, address)}") from error
@@ -78,10 +78,16 @@ class _Published:
         self._settle()
         if not self.sent:
             return "nothing was sent"
-        if self.ordered == self.sent:
-            return f"{self.sent} messages ordered, last seqno {self.last_seqno}"
+        messages = f"{self.sent} message{'' if self.sent == 1 else 's'} ordered"
+        if not self.is_waiting:
+            return f"{messages}, last seqno {self.last_seqno}"
         behind = f", last seqno {self.last_seqno}" if self.ordered else ""
-        return f"{self.ordered} of {self.sent} messages ordered{behind}"
+        return f"{self.ordered} of {messages}{behind}"
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something that was sent is not known to be ordered."""
+        return self.ordered < self.sent
 
     def publish(self, client: MemberClient, lines: IO[bytes]) -> None:
         """Broadcast them all, and wait until they are ordered. Raises UsageError for a line that can't be sent."""

@@ -27,21 +27,21 @@ def relay(
 
     A relay keeps nothing: it asks the other side what it has, so it can be stopped, killed or started twice.
     """
-    known = required_sites(sites, kafka_config, "relay")
+    topology = required_sites(sites, kafka_config, "relay")
     for site in filter(None, (source, target)):
-        known.connection(site)
+        topology.connection(site)
     directions = [
         direction
-        for direction in known.directions()
+        for direction in topology.directions()
         if source in (None, direction.source) and target in (None, direction.target)
     ]
     if not directions:
         raise UsageError(f"there is no link{f' from {source}' if source else ''}{f' to {target}' if target else ''}.")
-    if known.mode == "isis" and all(known.shares_kafka(*direction) for direction in directions):
+    if topology.mode == "isis" and all(topology.shares_kafka(*direction) for direction in directions):
         raise UsageError("these sites share a Kafka, where each reads what stands there: no relay is needed.")
     source = directions[0].source
-    options = job_options(known.connection(source), source, data, max_batch_records)
-    run_jobs([], options, Relays(known, directions))
+    options = job_options(topology.connection(source), source, data, max_batch_records)
+    run_jobs([], options, Relays(topology, directions))
 
 
 if __name__ == "__main__":

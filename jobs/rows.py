@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import csv
 import json
+import shutil
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import IO, Any
@@ -45,6 +47,15 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], file: IO[s
     for row in texts:
         table.add_row(*fitted(row))
     console.print(table)
+
+
+def show_sentence(text: str, file: IO[str]) -> None:
+    """Text on one line; on a terminal, lines that end between words, all but the first a little to the right."""
+    text = printable(text)
+    if file.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    file.write(text + "\n")
 
 
 def _show_below_each_other(columns: Sequence[str], texts: Iterable[Sequence[str]], file: IO[str]) -> None:

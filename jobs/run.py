@@ -41,16 +41,16 @@ def run(
     which carries what stands here to the neighbouring sites; and a site that follows a home has no sequencer.
     """
     maintenance = [every(seconds(maintain_every, "--maintain-every"))] if maintain_every is not None else []
-    known = optional_sites(sites, kafka_config, "run")
-    agreed = agreement_of(known, site, agreement)
-    connection = kafka_of_site(known, site, bootstrap_servers, kafka_config, "run")
+    topology = optional_sites(sites, kafka_config, "run")
+    agreed = agreement_of(topology, site, agreement)
+    connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "run")
     options = job_options(connection, site, data, max_batch_records, parallelism)
-    sequences = known is None or known.sequences(site)
+    sequences = topology is None or topology.sequences(site)
     names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
     beside = [engine_job(connection, site, data, agreed)] if sequences and engine is Engine.process else []
-    relays = (
-        Relays(known, [direction for direction in known.directions() if direction.source == site]) if known else None
-    )
+    relays: Relays | None = None
+    if topology is not None:
+        relays = Relays(topology, [direction for direction in topology.directions() if direction.source == site])
     run_jobs(names, options, relays, beside, maintenance, agreed)
 
 

@@ -34,10 +34,10 @@ def sequence(
     Serves every group that has a DATA topic at the site; new groups are found while it runs. Starting one takes over:
     an older sequencer of the same groups is fenced and stops, with whichever engine it runs.
     """
-    known = optional_sites(sites, kafka_config, "sequence")
-    check_sequences(known, site)
-    agreed = agreement_of(known, site, agreement)
-    connection = kafka_of_site(known, site, bootstrap_servers, kafka_config, "sequence")
+    topology = optional_sites(sites, kafka_config, "sequence")
+    check_sequences(topology, site)
+    agreed = agreement_of(topology, site, agreement)
+    connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "sequence")
     if engine is Engine.process:
         run_engine(engine_job(connection, site, data, agreed))
         return

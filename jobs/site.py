@@ -24,15 +24,15 @@ app = typer.Typer(
 @app.command("list")
 def list_(sites: SitesFile = None, kafka_config: KafkaConfig = None, as_json: AsJson = False) -> None:
     """List the sites of the file. It tells where their Kafka is, and whom they relay to."""
-    known = required_sites(sites, kafka_config, "site")
-    for name, connection in known.connections.items():
-        home = known.home == name
+    topology = required_sites(sites, kafka_config, "site")
+    for name, connection in topology.connections.items():
+        home = topology.home == name
         row = {"site": name, "bootstrap_servers": connection.bootstrap_servers, "home": home}
-        row["neighbours"] = known.neighbours(name)
+        row["neighbours"] = topology.neighbours(name)
         if as_json:
             typer.echo(json.dumps(row))
         else:
-            ends = ", ".join(known.neighbours(name)) or "nobody"
+            ends = ", ".join(topology.neighbours(name)) or "nobody"
             typer.echo(f"{name}{' (home)' if home else ''}\t{connection.bootstrap_servers}\trelays to {ends}")
 
 
@@ -58,18 +58,18 @@ def add(
     from connectors.kafka.topics import create_topics
     from connectors.relay.joining import direction_of_history
 
-    known = required_sites(sites, kafka_config, "site")
-    if known.mode == "isis":
+    topology = required_sites(sites, kafka_config, "site")
+    if topology.mode == "isis":
         raise UsageError("sites that agree are those that the group was begun with: take a new group.")
     connection, direction = (
-        known.connection(name),
-        direction_of_history(known, name, source, from_ledger=ledger is not None),
+        topology.connection(name),
+        direction_of_history(topology, name, source, from_ledger=ledger is not None),
     )
     write_history = None
     if ledger is not None and direction is not None:
         from connectors.relay.bootstrap import bootstrap  # it needs an extra, so before anything is created
 
-        write_history = functools.partial(bootstrap, known, group, ledger, direction)
+        write_history = functools.partial(bootstrap, topology, group, ledger, direction)
     for topic in create_topics(connection, group, [name], partitions, replication_factor):
         typer.echo(f"created {topic}")
     what = ""
@@ -125,11 +125,11 @@ def exclude(
     """
     from connectors.engine.exclusion import exclude as decide
 
-    known = required_sites(sites, kafka_config, "site")
-    if known.mode != "isis":
+    topology = required_sites(sites, kafka_config, "site")
+    if topology.mode != "isis":
         raise UsageError('only sites that agree (mode = "isis") wait for each other.')
-    known.connection(name)
-    done = decide(known.connection(at), group, at, name, EXCLUDED_S)
+    topology.connection(name)
+    done = decide(topology.connection(at), group, at, name, EXCLUDED_S)
     if as_json:
         typer.echo(json.dumps({"group": group, "excluded": name, **done._asdict()}))
     elif done.is_done:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jobs.interruption import end_line
 from jobs.options import (
     DEFAULT_DATA,
     EXIT_FAILED,
@@ -24,7 +25,7 @@ from jobs.options import (
     run_script,
 )
 from jobs.progress import Progress
-from ordering.errors import AbcastError, UsageError
+from ordering.errors import AbcastError, BrokerUnreachable, UsageError
 from ordering.names import DEFAULT_SITE
 
 if TYPE_CHECKING:
@@ -51,22 +52,35 @@ def status(
     that wait to be ordered. `rate`: messages per second over the last minute. `members`: those of the view. `dead`:
     dead letters. `ledger`: seqnos that the ledger below --data lacks, `-` without one. --json has more.
     """
-    from rich.console import Console
-
     connection = connection_to(bootstrap_servers, kafka_config, "status")
-    while True:
-        rows = _read(connection, group, site, data)
-        if watch:
-            Console().clear()  # of a terminal only
+    rows = _read(connection, group, site, data)
+    if watch:
+        rows = _watch(lambda: _read(connection, group, site, data), rows, site, as_json=as_json)
+    else:
         _show(rows, site, as_json=as_json)
-        if not watch:
-            break
-        try:
-            time.sleep(WATCH_S)
-        except KeyboardInterrupt:
-            break
     if any(row.is_stuck for row in rows):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _watch(
+    read: Callable[[], list[GroupStatus]], rows: list[GroupStatus], site: str, *, as_json: bool
+) -> list[GroupStatus]:
+    """Show them again and again, until Ctrl-C; what was read last. A broker that is away for a while is waited for."""
+    from rich.console import Console
+
+    screen = Console()
+    try:
+        while True:
+            screen.clear()  # of a terminal only
+            _show(rows, site, as_json=as_json)
+            time.sleep(WATCH_S)
+            try:
+                rows = read()
+            except BrokerUnreachable as error:
+                typer.echo(f"abcast: {error}", err=True)
+    except KeyboardInterrupt:
+        end_line()
+        return rows
 
 
 def _read(connection: Connection, group: str | None, site: str, data: Path) -> list[GroupStatus]:
@@ -88,7 +102,7 @@ def _read(connection: Connection, group: str | None, site: str, data: Path) -> l
 
 
 def _show(rows: Sequence[GroupStatus], site: str, *, as_json: bool) -> None:
-    from jobs.rows import printable, show_table
+    from jobs.rows import show_sentence, show_table
 
     if as_json:
         for row in rows:
@@ -100,25 +114,31 @@ def _show(rows: Sequence[GroupStatus], site: str, *, as_json: bool) -> None:
     show_table(_COLUMNS, map(_cells, rows), sys.stdout)
     typer.echo()
     for row in rows:
-        typer.echo(printable(f"{row.group}: {row.sequencer}"))  # a claim says its host itself
-        if row.strays:
-            typer.echo(
-                f"{row.group}: {row.strays} of the newest records in DATA are no DATA and are passed over: who else "
-                "writes there? `abcast check` counts all"
-            )
-        if row.agreement is not None:
-            typer.echo(printable(f"{row.group}: {site} {row.agreement}"))
-        for neighbour, silent_s in row.relays.items():
-            heard = "was never heard" if silent_s is None else f"was heard {silent_s:,.0f} s ago"
-            typer.echo(f"{row.group}: the relay from {neighbour} {heard}")
-        for gap in row.gaps[:_SHOWN_GAPS]:
-            life = f" of incarnation {gap.incarnation}" if gap.missing == 1 else ""
-            typer.echo(
-                f"{row.group}: {gap.sender} sent {gap.dropped:,} record{'' if gap.dropped == 1 else 's'} behind a gap, "
-                f"dropped until it sends local seqno {gap.missing}{life}"
-            )
-        if len(row.gaps) > _SHOWN_GAPS:
-            typer.echo(f"{row.group}: {len(row.gaps) - _SHOWN_GAPS:,} more senders have a gap: see --json")
+        for sentence in _sentences(row, site):
+            show_sentence(f"{row.group}: {sentence}", sys.stdout)
+
+
+def _sentences(row: GroupStatus, site: str) -> Iterator[str]:
+    """What the table has no room for."""
+    yield str(row.sequencer)
+    if row.strays:
+        yield (
+            f"{row.strays} of the newest records in DATA are no DATA and are passed over: who else writes there? "
+            "`abcast check` counts all"
+        )
+    if row.agreement is not None:
+        yield f"{site} {row.agreement}"
+    for neighbour, silent_s in row.relays.items():
+        heard = "was never heard" if silent_s is None else f"was heard {silent_s:,.0f} s ago"
+        yield f"the relay from {neighbour} {heard}"
+    for gap in row.gaps[:_SHOWN_GAPS]:
+        life = f" of incarnation {gap.incarnation}" if gap.missing == 1 else ""
+        yield (
+            f"{gap.sender} sent {gap.dropped:,} record{'' if gap.dropped == 1 else 's'} behind a gap, dropped until it "
+            f"sends local seqno {gap.missing}{life}"
+        )
+    if len(row.gaps) > _SHOWN_GAPS:
+        yield f"{len(row.gaps) - _SHOWN_GAPS:,} more senders have a gap: see --json"
 
 
 def _cells(row: GroupStatus) -> tuple[str, ...]:

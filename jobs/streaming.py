@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 REAL_TIME_SLOTS = 64
 """Partitions that one relay can read in real time: threads, not cores."""
+_STOPPING = "stopping …"
 
 
 class Relays(NamedTuple):
@@ -121,12 +122,17 @@ class Started(NamedTuple):
     asked_to_stop: threading.Event
 
 
-def start_session(name: str, *, cores: int | None = None, parallelism: int = 1) -> Started:
+def start_session(name: str, *, cores: int | None = None, parallelism: int = 1, said: str = _STOPPING) -> Started:
     """Start Spark. Interrupted while it launches the JVM, pyspark would leave that behind: so a signal waits until
-    there is something to stop.
+    there is something to stop. `said`: what it is answered with.
     """
     asked_to_stop = threading.Event()
-    interruption.hand_to(asked_to_stop.set)
+
+    def stop() -> None:
+        interruption.tell(said)
+        asked_to_stop.set()
+
+    interruption.hand_to(stop)
     try:
         from connectors.spark.session import build_session
 
@@ -139,13 +145,13 @@ def start_session(name: str, *, cores: int | None = None, parallelism: int = 1) 
 
 def session_of_command(name: str) -> SparkSession:
     """Start Spark for a command that Ctrl-C may interrupt at any time. Raises KeyboardInterrupt if it has."""
-    started = start_session(name)
+    started = start_session(name, said=interruption.SAID)
     interruption.raise_in_order()
-    if started.spark is not None and not started.asked_to_stop.is_set():
-        return started.spark
-    if started.spark is not None:
-        started.spark.stop()
-    raise KeyboardInterrupt
+    if started.spark is None or started.asked_to_stop.is_set():
+        if started.spark is not None:
+            started.spark.stop()
+        interruption.interrupt()
+    return started.spark
 
 
 def relay_makers(relays: Relays | None) -> list[MakeJob]:
@@ -174,8 +180,8 @@ def job_classes(names: Sequence[str], agreement: Agreement | None = None) -> lis
     from connectors.sequencer.job import SequencerJob
 
     sequencer = functools.partial(SequencerJob, agreement=agreement)
-    known: dict[str, MakeJob] = {SequencerJob.name: sequencer, LedgerJob.name: LedgerJob}
-    return [known[name] for name in names]
+    by_name: dict[str, MakeJob] = {SequencerJob.name: sequencer, LedgerJob.name: LedgerJob}
+    return [by_name[name] for name in names]
 
 
 class JobThread:
@@ -270,7 +276,7 @@ def working(each: Sequence[SparkJob]) -> Iterator[list[JobThread]]:
 
 def stop_all(jobs: Sequence[JobThread]) -> None:
     """Ask all jobs to stop after the batch in hand."""
-    typer.echo("stopping …", err=True)
+    interruption.tell(_STOPPING)
     for job in jobs:
         job.stop()
 

@@ -73,8 +73,8 @@ def create(
     }
     if changes := {name: value for name, value in wanted.items() if value is not None}:
         holds = change_settings(connection, group, sites[0], **changes)
-        state = "in force" if holds else "asked for, and in force once a sequencer of the group has read it"
-        typer.echo(f"{', '.join(f'{name} = {value}' for name, value in changes.items())}: {state}".lower())
+        when = "in force" if holds else "asked for, and in force once a sequencer of the group has read it"
+        typer.echo(f"{', '.join(f'{name} = {value}' for name, value in changes.items())}: {when}".lower())
 
 
 @app.command("list")

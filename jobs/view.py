@@ -29,7 +29,7 @@ def view(
     membership, events = state.membership, EventReader()
     events.know_remote(membership)
     if as_json:
-        told = membership.to_json()
+        values = membership.to_json()
         line = {
             "group": group,
             "view_id": state.view,
@@ -40,7 +40,7 @@ def view(
                 name: {"members": list(remote.members), "reachable": remote.reachable}
                 for name, remote in sorted(events.remote.items())
             },
-            "settings": told["settings"],
+            "settings": values["settings"],
             "flush": {"phase": membership.flush.phase.value, "requester": membership.flush.requester},
         }
         typer.echo(json.dumps(line))

@@ -52,9 +52,9 @@ said together, and what DATA depends on besides. Each of them has said it after 
 further back adds nothing. (So a clock in DATA is written as it is, never as a difference.) Who reads all of DATA, but
 of casts only what retention has left, is a newcomer until the view `new_before`.
 
-Bounded. `max_held` casts (or `max_held_bytes` of them) and `max_waiting` DATA records wait. A cast that would be one
-more is FULL, and nothing changes. The driver reads on, and reads the cast's partition *again from there* when there is
-room, or when nothing else is left to read and `progress` has grown. (It must not stop reading the partition: what
+Bounded. `room.max_held` casts (or `max_held_bytes` of them) and `max_waiting` DATA records wait. A cast that would be
+one more is FULL, and nothing changes. The driver reads on, and reads the cast's partition *again from there* when there
+is room, or when nothing else is left to read and `progress` has grown. (It must not stop reading the partition: what
 others wait for may stand behind the cast. It must not wait for room only: all that are held may wait for one that was
 FULL, because that had to wait then, too. By invariant 2 there is one that need not wait, and such a one is never
 FULL.) If DATA is full, the driver reads on when DATA does not wait any more; casts do not come by it. A crash loses
@@ -76,12 +76,12 @@ from typing import NamedTuple
 
 from ordering import clocks
 from ordering.canonical import canonical_json, inflated
-from ordering.casts import FIFO, NO_VIEW, Cast, Ordered, Settled, Step, Verdict, size_of
+from ordering.casts import FIFO, NO_VIEW, Cast, Ordered, Settled, Step, Verdict
 from ordering.clocks import Clock, ClockMalformed
 from ordering.errors import ProtocolViolation
-from ordering.fifo import MAX_HELD, MAX_HELD_BYTES
 from ordering.membership import Life
 from ordering.records import START_FLUSH, STOP_FLUSH, VIEW
+from ordering.room import MAX_HELD, Room
 
 MAX_INFLATED_BYTES = 64 * 1024 * 1024
 """Most that a state may inflate to, in bytes."""
@@ -90,7 +90,7 @@ MAX_WAITING = 10_000
 """DATA records that wait for casts at one receiver, at most."""
 
 MAX_SETTLED = 1_000
-"""Lives that are over of which a state says how many of their casts were delivered, at most: the newest ones."""
+"""Lives that are over of which it is known how many of their casts were delivered, at most: the newest ones."""
 
 FORMAT = 1
 """Of states."""
@@ -171,7 +171,7 @@ class CausalReceiver:
         self, state: CausalState | None = None, max_held: int = MAX_HELD, max_waiting: int = MAX_WAITING
     ) -> None:
         state = state or CausalState()
-        self.max_held = max_held
+        self.room = Room(max_held)
         self.max_waiting = max_waiting
         self.view = state.view
         self.lives = state.lives
@@ -187,10 +187,9 @@ class CausalReceiver:
         self._limit = list(state.limit) if state.limit is not None else None
         self._clocks = dict(state.clocks)
         self._settled = state.settled
+        self._gone: dict[Life, int] = {}
         self._held: list[dict[int, Cast]] = [{} for _ in state.lives]
         self._later: dict[tuple[int, Life, int], Cast] = {}
-        self.max_held_bytes = MAX_HELD_BYTES
-        self._count = self._bytes = 0
         self._waiting: deque[Ordered] = deque()
         self._suspended: dict[int, list[tuple[int, int]]] = {}
         self._head_clocks: dict[int, Clock] = {}
@@ -198,21 +197,6 @@ class CausalReceiver:
         self._ready: deque[int] = deque()
         self._deliveries: list[Cast | Ordered] = []
         self._dropped: list[Cast] = []
-
-    @property
-    def holding(self) -> int:
-        """How many casts are held."""
-        return self._count
-
-    @property
-    def has_room(self) -> bool:
-        """Whether one more cast may be held."""
-        return self._count < self.max_held and self._bytes < self.max_held_bytes
-
-    @property
-    def is_half_empty(self) -> bool:
-        """Whether more than a few may be held."""
-        return 2 * self._count <= self.max_held and 2 * self._bytes <= self.max_held_bytes
 
     @property
     def waiting(self) -> int:
@@ -250,6 +234,15 @@ class CausalReceiver:
     def index_of(self, life: Life) -> int | None:
         """Its place in the view; None if it is not in it."""
         return self._index.get(life)
+
+    def delivered_of(self, life: Life) -> int | None:
+        """How many casts of a member of the view were delivered here; None for a newcomer, which does not know that."""
+        index = self._index.get(life)
+        return None if index is None or self.is_new else self._vector[index]
+
+    def delivered_of_gone(self, life: Life) -> int | None:
+        """The same of one that is gone with a view; None if that was long ago, or before this receiver began."""
+        return self._gone.get(life)
 
     def settled(self, life: Life) -> int | None:
         """How many casts of a life that is over were delivered; None if it is not, or if that was long ago."""
@@ -301,10 +294,10 @@ class CausalReceiver:
                 self._go_past(index, cast, verdict)
                 self._run_on()
                 return verdict
-        if not self.has_room:
+        if not self.room.is_left:
             return Verdict.FULL
         self._held[index][cast.local_seqno] = cast
-        self._note_held(cast)
+        self.room.put(cast)
         if need is not None:
             self._suspend(index, need)
         return Verdict.HOLD
@@ -313,15 +306,11 @@ class CausalReceiver:
         key = (cast.view, cast.life, cast.local_seqno)
         if key in self._later:
             return Verdict.DISCARD
-        if not self.has_room:
+        if not self.room.is_left:
             return Verdict.FULL
         self._later[key] = cast
-        self._note_held(cast)
+        self.room.put(cast)
         return Verdict.HOLD
-
-    def _note_held(self, cast: Cast) -> None:
-        self._count += 1
-        self._bytes += size_of(cast)
 
     def _missing(self, index: int, cast: Cast) -> Need | None:
         """What the next cast of a member waits for: rules (2) and (4). Raises ClockMalformed."""
@@ -382,8 +371,7 @@ class CausalReceiver:
             self._suspend(index, need)
             return
         del self._held[index][cast.local_seqno]
-        self._count -= 1
-        self._bytes -= size_of(cast)
+        self.room.take([cast])
         self._go_past(index, cast, verdict)
 
     # The total order.
@@ -458,6 +446,17 @@ class CausalReceiver:
         is_here = cast.view == self.view and not self.is_new
         return is_here and place is not None and cast.local_seqno > self._vector[place]
 
+    def _drop(self, held: list[Cast]) -> None:
+        """No receiver delivers these any more."""
+        self.room.take(held)
+        self._dropped += held
+
+    def _note_gone(self, lives: list[Life]) -> None:
+        if not self.is_new:
+            self._gone |= {life: self._vector[self._index[life]] for life in lives}
+        for life in list(self._gone)[:-MAX_SETTLED]:
+            del self._gone[life]
+
     def _install(self, record: Ordered) -> tuple[Settled, ...]:
         stay = [life for life in record.lives if life in self._index]
         if stay and not self.is_blocked:
@@ -465,7 +464,8 @@ class CausalReceiver:
         before, index = self._agreed if self.is_new else self._vector, self._index
         gone = set(index).difference(record.lives)
         settled = tuple(Settled(life, self._agreed[index[life]]) for life in self.lives if life in gone)
-        self._dropped += [cast for casts in self._held for cast in casts.values()]
+        self._note_gone([life for life in self.lives if life in gone])
+        self._drop([cast for casts in self._held for cast in casts.values()])
         self.view, self.lives, self.is_new = record.view, record.lives, record.view < self.new_before
         self._index = {life: place for place, life in enumerate(record.lives)}
         self._vector = [before[index[life]] if life in index else 0 for life in record.lives]
@@ -483,9 +483,6 @@ class CausalReceiver:
             elif self._is_to_come(cast, place):
                 self._held[self._index[cast.life]][cast.local_seqno] = cast
             else:
-                self._dropped.append(cast)
-        self._count = self._bytes = 0
-        for cast in self.held():
-            self._note_held(cast)
+                self._drop([cast])
         self._settled = (*self._settled, *settled)[-MAX_SETTLED:]
         return settled

@@ -7,6 +7,11 @@ Two questions matter to the code that catches one: was it the caller's mistake, 
 from __future__ import annotations
 
 
+def in_short(error: BaseException) -> str:
+    """What the system says of a file or a name, without the number and the path that it puts around it."""
+    return str(getattr(error, "strerror", None) or error)
+
+
 class AbcastError(Exception):
     """Base of all errors raised on purpose. `retriable`: the same call may succeed later, unchanged."""
 

@@ -11,10 +11,10 @@ of them is dropped: the life that could have filled the gap is over, and all tha
 Who begins in the midst of the logs says `since` when: a life of that incarnation, or a lower one, may have sent casts
 before. Of such a life, the first cast that is read is taken for the next one. Every later life begins at 1.
 
-Bounded: `max_held` casts wait, of all senders together, or `max_held_bytes`. When so many wait, a cast that would have
-to wait is FULL, and nothing changes. A cast that need not wait is always taken. A gap stands in a sender's partition
-only until the sender has written the missing cast again, and then it writes all behind it again, too: what was FULL
-comes back by itself (go-back-N).
+Bounded: `room.max_held` casts wait, of all senders together, or `max_held_bytes`. When so many wait, a cast that would
+have to wait is FULL, and nothing changes. A cast that need not wait is always taken. A gap stands in a sender's
+partition only until the sender has written the missing cast again, and then it writes all behind it again, too: what
+was FULL comes back by itself (go-back-N).
 
 A crash keeps the invariant: the state is O(senders) numbers, and reading anything again finds it discarded. What was
 held is not in it: a receiver that starts from a state reads on from where the oldest held cast stood.
@@ -29,15 +29,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ordering.canonical import canonical_json
-from ordering.casts import Cast, Step, Verdict, size_of
+from ordering.casts import Cast, Step, Verdict
 from ordering.errors import ProtocolViolation
 from ordering.membership import NOTHING_ACCEPTED, Accepted, Life
-
-MAX_HELD = 10_000
-"""Casts in the hold-back queue of one receiver, at most."""
-
-MAX_HELD_BYTES = 64 * 1024 * 1024
-"""The same in bytes of payloads and headers; one cast more may be held."""
+from ordering.room import MAX_HELD, Room
 
 FORMAT = 1
 """Of states."""
@@ -75,24 +70,7 @@ class FifoReceiver:
         self._received = dict(state.received) if state is not None else {}
         self._since = state.since if state is not None else 0
         self._held: dict[str, dict[Life, dict[int, Cast]]] = {}
-        self._count = self._bytes = 0
-        self.max_held = max_held
-        self.max_held_bytes = MAX_HELD_BYTES
-
-    @property
-    def holding(self) -> int:
-        """How many casts are held."""
-        return self._count
-
-    @property
-    def has_room(self) -> bool:
-        """Whether one more cast may be held."""
-        return self._count < self.max_held and self._bytes < self.max_held_bytes
-
-    @property
-    def is_half_empty(self) -> bool:
-        """Whether more than a few may be held."""
-        return 2 * self._count <= self.max_held and 2 * self._bytes <= self.max_held_bytes
+        self.room = Room(max_held)
 
     @property
     def state(self) -> FifoState:
@@ -124,8 +102,7 @@ class FifoReceiver:
         while (following := waiting.pop(last + 1, None)) is not None:
             deliveries.append(following)
             last += 1
-        self._count -= len(deliveries) - 1
-        self._bytes -= sum(map(size_of, deliveries[1:]))
+        self.room.take(deliveries[1:])
         self._received[cast.sender] = Accepted(cast.incarnation, last)
         return Step(Verdict.ACCEPT, tuple(deliveries), self._drop_below(cast.life))
 
@@ -133,11 +110,10 @@ class FifoReceiver:
         waiting = self._held.get(cast.sender, {}).get(cast.life, {})
         if cast.local_seqno in waiting:
             return Step(Verdict.DISCARD)
-        if not self.has_room:
+        if not self.room.is_left:
             return Step(Verdict.FULL)
         self._held.setdefault(cast.sender, {}).setdefault(cast.life, waiting)[cast.local_seqno] = cast
-        self._count += 1
-        self._bytes += size_of(cast)
+        self.room.put(cast)
         return Step(Verdict.HOLD)
 
     def _drop_below(self, life: Life) -> tuple[Cast, ...]:
@@ -147,8 +123,7 @@ class FifoReceiver:
             return ()
         over = [other for other in lives if other.incarnation < life.incarnation]
         dropped = tuple(cast for other in over for cast in lives.pop(other).values())
-        self._count -= len(dropped)
-        self._bytes -= sum(map(size_of, dropped))
+        self.room.take(dropped)
         if life in lives and not lives[life]:
             del lives[life]
         if not lives:

@@ -33,6 +33,13 @@ def is_report(report: Report, size: int) -> bool:
     return len(report.ordered) == size and all(place < size for place in places)
 
 
+def is_next(value: NextView, view: View) -> bool:
+    """Whether a value can be about how that view ends."""
+    places = [place for run in value.settled for place in (run.id.sender, run.key.proposer)]
+    is_in_order = value.view.members == tuple(sorted(set(value.view.members)))
+    return value.view.id == view.id + 1 and is_in_order and all(place < len(view.members) for place in places)
+
+
 def settle(reports: Sequence[Report]) -> tuple[Placed, ...]:
     """The end of a view from what a quorum of frozen members knows; see the module's text, "The new value"."""
     delivered = {placed.seqno: placed for report in reports for placed in report.recent}

@@ -81,7 +81,7 @@ from ordering.isis import (
 )
 from ordering.isis import Deliver as Delivered
 from ordering.isis_codec import decode, encode
-from ordering.isis_flush import is_quorum, is_report, may_exclude, next_view
+from ordering.isis_flush import is_next, is_quorum, is_report, may_exclude, next_view
 from ordering.isis_formation import Formation, Hello, Life, View
 from ordering.isis_messages import (
     NO_BALLOT,
@@ -501,7 +501,8 @@ class Process:
         attempt = self._attempt
         if attempt is None or message.ballot != attempt.ballot or attempt.value is not None:
             return
-        if not is_report(message.report, len(self.view.members)):
+        is_vote = message.vote is None or is_next(message.vote.value, self.view)
+        if not is_vote or not is_report(message.report, len(self.view.members)):
             self.ignored += 1
             return
         promises = {**dict(attempt.promises), place: message}
@@ -558,6 +559,9 @@ class Process:
         if message.ballot < self._promised:
             self._outputs.append(To(sender, Refuse(self.view.id, self._promised)))
             return
+        if not is_next(message.value, self.view):
+            self.ignored += 1
+            return
         self._follow(agreement, message.ballot)
         self._vote = Vote(message.ballot, message.value)
         self._outputs.append(To(sender, Accepted(self.view.id, message.ballot)))
@@ -583,8 +587,11 @@ class Process:
     def _learn_from(self, sender: Life, value: NextView) -> None:
         view = value.view
         if self.formation is None:
-            if view.origin == self.view.origin:
+            is_about_this = view.id != self.view.id + 1 or self.agreement is None or is_next(value, self.view)
+            if view.origin == self.view.origin and is_about_this:
                 self._learn(value)
+            else:
+                self.ignored += 1
         elif self.me not in view.members:
             is_other = view.origin != self.view.origin
             if self.formation.is_newest(sender) and (is_other or view.id > self.view.id):

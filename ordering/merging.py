@@ -88,7 +88,7 @@ class Merger:
     @property
     def is_half_empty(self) -> bool:
         """Whether there is room for more than a few casts."""
-        return self.causal.is_half_empty and self.fifo.is_half_empty
+        return self.causal.room.is_half_empty and self.fifo.room.is_half_empty
 
     def held(self) -> list[Cast]:
         """The casts that wait: a reader that starts from `state` reads these again."""
@@ -111,12 +111,3 @@ class Merger:
     def _separates(self, view: Ordered) -> bool:
         """Whether the view has a vector: all agree on what its members had delivered before it."""
         return self.flush and (view.is_in_flush or not any(map(self.causal.lives.__contains__, view.lives)))
-
-    def covers(self, taken: Cast | Ordered) -> bool:
-        """Whether that was delivered here, or passed over with its view."""
-        if isinstance(taken, Ordered):
-            return self.causal.seqno >= taken.seqno
-        if taken.view == NO_VIEW or taken.view < self.causal.view:
-            return True
-        index = self.causal.index_of(taken.life) if taken.view == self.causal.view else None
-        return index is not None and (self.causal.is_new or self.causal.vector[index] >= taken.local_seqno)

@@ -4,9 +4,9 @@ Source: Group Communication (docs/sources.md): each node maintains a vector of w
 
 One thread reads DATA and casts for all members of the process at one site. Applications read by themselves.
 
-Invariant. No application of the process is given anything that the hub has not delivered (`wait_for`). So the hub's
-vector covers all that the application knows when it sends: a stamp may say more than the application has seen, and
-then others wait for what stands in the logs already, but never less.
+Invariant. No application of the process is given anything that the hub has not delivered (`fate`,
+`fate_of_state`). So the hub's vector covers all that the application knows when it sends: a stamp may say more than
+the application has seen, and then others wait for what stands in the logs already, but never less.
 
 It begins before its members ask to join, at a place where no flush is in hand, as a newcomer: so it knows the vector of
 the first view that has one of them. With that view begin the member's own deliveries, where the hub has kept `begins`.
@@ -20,8 +20,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from connectors.client.cast_reader import cast_partitions
 from connectors.client.feed import Feed
@@ -30,8 +30,9 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Start
 from connectors.kafka.desk import Desk
 from ordering.casts import Cast, Ordered
-from ordering.causal import CausalReceiver
+from ordering.causal import CausalReceiver, CausalState
 from ordering.errors import AbcastError, HistoryUnavailable, NotOrderedInTime
+from ordering.fate import Fate, fate_of_record, fate_of_state
 from ordering.membership import Life
 from ordering.merging import newcomer
 from ordering.reader import Reader
@@ -47,6 +48,7 @@ NANOSECONDS_A_STEP = 10
 """Incarnations are times in units of so many nanoseconds."""
 
 _logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Sender(Protocol):
@@ -137,17 +139,24 @@ class CastHub:
         with self.lock:
             self._senders.pop(sender.life, None)
 
-    def wait_for(self, record: Cast | Ordered, timeout: float) -> bool:
-        """Whether that is delivered here, too, within so many seconds. Raises what the hub has failed with."""
-        log = self._log
-        assert log is not None
-        if isinstance(record, Ordered) and log.merger.causal.seqno >= record.seqno:
-            return True
+    def fate(self, record: Cast | Ordered, timeout: float) -> Fate:
+        """How it stands here, once that is known, or after so many seconds. Raises what the hub has failed with."""
+        if isinstance(record, Ordered) and self.receiver.seqno >= record.seqno:
+            return Fate.DELIVERED
+        return self._fate(fate_of_record, record, timeout)
+
+    def fate_of_state(self, state: CausalState, timeout: float) -> Fate:
+        """The same of another member's state."""
+        return self._fate(fate_of_state, state, timeout)
+
+    def _fate(self, judge: Callable[[CausalReceiver, T], Fate], what: T, timeout: float) -> Fate:
         with self.lock:
-            is_there = self.lock.wait_for(lambda: self._failure is not None or log.merger.covers(record), timeout)
+            self.lock.wait_for(
+                lambda: self._failure is not None or judge(self.receiver, what) is not Fate.NOT_YET, timeout
+            )
             if self._failure is not None:
                 raise AbcastError(f"the orders of {self.group} can't be kept: {self._failure}") from self._failure
-            return is_there
+            return judge(self.receiver, what)
 
     def wait_for_seqno(self, seqno: int, timeout: float | None) -> None:
         """Until that is delivered here, or nothing more is. Raises NotOrderedInTime."""

@@ -14,12 +14,13 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from enum import Enum
 from pathlib import Path
 
 from connectors.client.bookmark import Bookmark, Mark
+from connectors.client.cut import Cut
 from connectors.client.delivery import Delivery, Place
 from connectors.client.ledger_reader import read_ledger
 from connectors.client.member_memory import MemberMemory
@@ -66,13 +67,13 @@ class Deliveries:
         *,
         events: bool = False,
         counted: int = 0,
-        between: Callable[[int], None] | None = None,
+        between: Callable[[Deliveries], None] | None = None,
         position: Position = Position.OWN,
     ) -> None:
         """`counted`: up to this seqno the application has the messages already, and gets the events only.
 
-        `between` is called by the application's thread, between two deliveries and when there is nothing new, with
-        the seqno up to which it has taken everything. Raises UsageError.
+        `between` is called by the application's thread, between two deliveries and when there is nothing new: see
+        `taken_seqno`. Raises UsageError.
         """
         if from_seqno is not None and from_seqno < 1:
             raise UsageError(f"from_seqno is {from_seqno}, but seqnos start at 1.")
@@ -105,6 +106,10 @@ class Deliveries:
     def taken_seqno(self) -> int:
         """Up to this seqno the application has taken everything, this run's start being where it began."""
         return max(self._bookmark.taken.number, self._first_seqno - 1, self._counted, 0)
+
+    def cut(self) -> Cut | None:
+        """Where the application stands in all orders; None if it is given the total one only."""
+        return None
 
     def run(self) -> Iterator[Delivery | Event]:
         """The messages, and the events if asked for.
@@ -143,14 +148,14 @@ class Deliveries:
                     if self._stopping.is_set():
                         return
                     if between is not None:
-                        between(self.taken_seqno)
+                        between(self)
                 else:
                     bookmark.pass_over(seqno, next_offset)
             bookmark.commit_if_due(time.monotonic())
             if self._stopping.is_set():
                 return
             if between is not None:
-                between(self.taken_seqno)
+                between(self)
             if self._silence.is_over:
                 return
 
@@ -190,7 +195,7 @@ class Deliveries:
             self._next_seqno = places[-1][0] + 1
         return places
 
-    def _from_kafka(self, memory: MemberMemory) -> Iterator[list[Place]]:
+    def _from_kafka(self, memory: MemberMemory) -> Generator[list[Place], None, None]:
         first = self._next_seqno
         with DataLog(self.connection, self.group, self.address.site) as log:
             self._silence.expect(log.end())

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from connectors.client.cast_hub import CastHub
+from connectors.client.cut import Cut
 from connectors.client.deliveries import Deliveries
 from connectors.client.merged_deliveries import MergedDeliveries, MergedSource
 from connectors.client.state_transfer import StateTransfer
@@ -42,8 +44,10 @@ class Entrance:
         self.address = address
         self.ledger = ledger
         self.transfer = transfer
-        self.sources: Callable[[bool], MergedSource] | None = None
-        """Makes a source of all orders, for a member with casts; True: from its first view on."""
+        self.sources: Callable[[bool, Cut | None], MergedSource] | None = None
+        """Makes a source of all orders, for a member with casts; from its first view on (True), or from a cut."""
+        self.hub: Callable[[], CastHub | None] = lambda: None
+        self._cut: Cut | None = None
         self._source: MergedSource | None = None
         self._first_view = 0
         self.is_ready = False
@@ -63,8 +67,6 @@ class Entrance:
             raise UsageError("or_history=True goes with state=True: it says what to do where no member has the state.")
         if from_seqno is not None and from_seqno < 1:
             raise UsageError(f"from_seqno is {from_seqno}, but seqnos start at 1.")
-        if state and self.sources is not None:
-            raise UsageError("state=True counts the total order only: it can't go with casts=True.")
         if self.is_ready and state:
             raise UsageError(f"{self.address} is connected already: the state comes with the first connect().")
         if self.is_ready and from_seqno is not None:
@@ -76,8 +78,10 @@ class Entrance:
         first = 1 if choice.from_ledger else choice.from_seqno
         if self.transfer is not None:
             if choice.state:
-                counted = self.transfer.fetch(view, current, timeout)
-                if counted is None and self._has_history(view):
+                fetched = self.transfer.fetch(view, current, timeout, self.hub())
+                if fetched is not None:
+                    counted, self._cut = fetched
+                elif self._has_history(view):
                     if not choice.or_history:
                         raise self._no_state()
                     first = 1
@@ -111,8 +115,14 @@ class Entrance:
         assert self.sources is not None
         if self._source is None:
             with_view = bool(self._first_view) and self._first_seqno == self._first_view
-            self._source = self.sources(with_view)
-        self._newest = MergedDeliveries(self._source, first, timeout, self.ledger, is_shared=True, events=events)
+            self._source = self.sources(with_view, self._cut)
+        self._newest = MergedDeliveries(
+            *(self._source, first, timeout, self.ledger),
+            is_shared=True,
+            events=events,
+            counted=self._counted_seqno,
+            between=self.transfer.between if self.transfer is not None else None,
+        )
         return self._newest
 
     def close(self) -> None:

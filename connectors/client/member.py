@@ -144,7 +144,9 @@ class Member(ReadingHalf):
         if get_state is not None or set_state is not None:
             give_and_take = get_state, set_state
             self._transfer = StateTransfer(
-                *(connection, group, address, sending.send_state, *give_and_take), lambda: sending.known.view
+                *(connection, group, address, sending.send_state, *give_and_take),
+                lambda: sending.known.view,
+                casts=self._lives.casts,
             )
         super().__init__(connection, group, address, ledger_directory, self._transfer, sending, deserializer)
         self._serializer = serializer

@@ -3,6 +3,8 @@
 Where a run begins:
 
 * with the member's first view: there the hub knows the vector, and hands over (`connectors.client.cast_hub`);
+* at the cut of a state that another member has supplied (`connectors.client.cut`); the events from the first view on up
+  to there are given before;
 * at the group's first record: nothing was delivered before, so all of it is given; if retention has dropped some casts,
   those of views from the first one on that was decided later, as to a newcomer;
 * anywhere else, as a newcomer: casts of views are given from the next view on, those of no view from about there on.
@@ -28,6 +30,7 @@ from kafka.structs import TopicPartition
 
 from connectors.client.cast_hub import CLOCKS_DIFFER_S, CastHub, since_now
 from connectors.client.cast_reader import cast_partitions
+from connectors.client.cut import Cut
 from connectors.client.deliveries import POLL_S, Deliveries
 from connectors.client.delivery import Delivery, Place
 from connectors.client.member_memory import MemberMemory
@@ -42,6 +45,7 @@ from connectors.kafka.transport import Consumer
 from ordering.casts import Cast, Ordered
 from ordering.causal import CausalState
 from ordering.errors import AbcastError
+from ordering.fate import Fate
 from ordering.fifo import FifoState
 from ordering.membership import Life
 from ordering.merging import MergedState, newcomer
@@ -58,14 +62,21 @@ class MergedSource:
     """What one member delivers of all orders, over all runs that go on from each other. `close` it."""
 
     def __init__(
-        self, connection: Connection, group: str, address: Address, hub: CastHub | None = None, life: Life | None = None
+        self,
+        connection: Connection,
+        group: str,
+        address: Address,
+        hub: CastHub | None = None,
+        life: Life | None = None,
+        cut: Cut | None = None,
     ) -> None:
-        """`hub`: of a member that has one; `life`: begin with its first view."""
+        """`hub`: of a member that has one; `life`: begin with its first view; `cut`: begin there."""
         self.connection = connection
         self.group = group
         self.address = address
         self.hub = hub
         self._life = life
+        self._cut = cut
         self._shared: Shared | None = None
         self._log: MergedLog | None = None
 
@@ -76,9 +87,26 @@ class MergedSource:
         """
         if self._log is None:
             self._shared = self._shared or share(self.connection)
-            begin = self._begin_of_life() if self._life is not None else self._begin_at(self._shared, first, or_end)
+            begin = self._begin(self._shared, first, or_end)
             self._log = MergedLog(self._shared.feed(self.group, self.address.site), begin)
         return self._log
+
+    def _begin(self, shared: Shared, first: int, or_end: bool) -> Begin:
+        if self._cut is not None:
+            return self._begin_of_cut(shared, self._cut)
+        return self._begin_of_life() if self._life is not None else self._begin_at(shared, first, or_end)
+
+    def _begin_of_cut(self, shared: Shared, cut: Cut) -> Begin:
+        with (
+            contextlib.closing(self.connection.consumer()) as consumer,
+            DataLog(self.connection, self.group, self.address.site) as log,
+            self.connection.reachable(),
+        ):
+            places = cast_partitions(self.connection, shared.desk, self.group, self.address.site)
+            offsets = {place: int(at) for place, at in consumer.beginning_offsets(places).items()}
+            if cut.cluster_id == self.connection.cluster_id():
+                offsets |= {place: at for place, at in cut.offsets.items() if place in offsets}
+            return Begin(log.after(cut.seqno), cut.state, offsets)
 
     def _begin_of_life(self) -> Begin:
         assert self.hub is not None
@@ -183,12 +211,14 @@ class MergedDeliveries(Deliveries):
             if not self._is_shared:
                 self._source.close()
 
-    def _places(self, memory: MemberMemory) -> Iterator[list[Place]]:  # noqa: ARG002 - as it has it
+    def _places(self, memory: MemberMemory) -> Iterator[list[Place]]:
         first = self._next_seqno
         with DataLog(self.connection, self.group, self.address.site) as data:
             self._silence.expect(data.end())
+        if self._events is not None and first <= self._counted:
+            yield from self._events_of_a_state(memory)
         log = self._log = self._source.open(first, or_end=self.from_seqno is not None)
-        seqno = first - 1
+        seqno = max(first - 1, self._counted)
         while True:
             if not log.ready:
                 log.step(log.read(POLL_S))
@@ -196,7 +226,10 @@ class MergedDeliveries(Deliveries):
                 yield []
             while log.ready:
                 record = log.ready[0]
-                if not self._is_delivered_by_the_hub(record):
+                fate = self._fate(record)
+                if fate is not Fate.DELIVERED:
+                    if fate is Fate.NEVER:
+                        log.ready.popleft()
                     yield []
                     continue
                 if isinstance(record, Ordered):
@@ -210,8 +243,25 @@ class MergedDeliveries(Deliveries):
                     self.take()
                 self._next_seqno = seqno + 1
 
-    def _is_delivered_by_the_hub(self, record: Cast | Ordered) -> bool:
-        return self._source.hub is None or self._source.hub.wait_for(record, POLL_S)
+    def _events_of_a_state(self, memory: MemberMemory) -> Iterator[list[Place]]:
+        """Of what a state counts, the events are given all the same."""
+        with contextlib.closing(self._from_kafka(memory)) as reading:
+            for places in reading:
+                yield [place for place in places if place[0] <= self._counted]
+                if places and places[-1][0] >= self._counted:
+                    return
+
+    def cut(self) -> Cut | None:
+        """Where the application stands in all orders; None while something is delivered here and not taken by it."""
+        log = self._log
+        if log is None or log.ready or log.merger.causal.seqno < self.taken_seqno:
+            return None
+        behind = log.behind
+        return Cut(behind.state, behind.offsets)
+
+    def _fate(self, record: Cast | Ordered) -> Fate:
+        hub = self._source.hub
+        return Fate.DELIVERED if hub is None else hub.fate(record, POLL_S)
 
     def _merged_place(self, record: Cast | Ordered, seqno: int, first: int) -> Place:
         if isinstance(record, Cast):

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, overload
 from weakref import WeakSet
 
 from connectors.client.arguments import number, silence, switch
+from connectors.client.cut import Cut
 from connectors.client.deliveries import Deliveries, Position
 from connectors.client.delivery import Delivery, Deserializer
 from connectors.client.entrance import Entrance
@@ -47,6 +48,7 @@ class ReadingHalf:
         self._entrance = Entrance(connection, group, address, ledger, transfer)
         if sending.has_casts:
             self._entrance.sources = self._source
+            self._entrance.hub = lambda: sending.hub
         self._streams: WeakSet[Stream[Any]] = WeakSet()
 
     @overload
@@ -125,12 +127,12 @@ class ReadingHalf:
             run = self._entrance.deliveries(timeout, events=events)
         return self._stream(Stream(run, self._deserializer))
 
-    def _source(self, with_view: bool) -> MergedSource:
-        """What is delivered in all orders; from the first view of the life in hand on, if that is asked for."""
+    def _source(self, with_view: bool, cut: Cut | None = None) -> MergedSource:
+        """What is delivered in all orders; from a cut on, or from the first view of the life in hand."""
         forwarder = self._sending.forwarder
         hub = forwarder.hub if forwarder is not None else None
         life = forwarder.participant.life if forwarder is not None and with_view else None
-        return MergedSource(self.connection, self.group, self.address, hub, life)
+        return MergedSource(self.connection, self.group, self.address, hub, life, cut)
 
     def inbox(self, timeout: float | None = None, *, from_beginning: bool = False) -> Stream[Letter]:
         """The letters to this member, each sender's in order, as they come. An iterator, for one thread.

@@ -9,6 +9,13 @@ from its first view on. So every message is either in the state or delivered aft
 state. p is not below the joiner's first view. Joiners of a group without members have no state to get: they begin with
 that view if no message was ordered before it, and are told if there was one.
 
+*Casts.* Between two members with casts, p is a *cut* (`connectors.client.cut`): what the supplier's application had
+been given in all orders. The joiner takes it when its own hub has delivered all that it counts (`ordering.fate`):
+then the joiner's FLUSH_OK says it, and all who go on deliver it, also if the supplier is killed in the midst. If its
+hub never will, since the supplier and others have died, and the view has come without some of what they had delivered,
+the state is void, and the joiner asks again. A joiner with casts gets no state of a member without. (A member that was
+wrongly taken for dead, and goes on, may have been given casts that the others were not; its state counts them, too.)
+
 The supplier is the oldest other member; when it leaves the view, or is silent for PATIENCE_S, the joiner asks the next
 one, and begins again when all were asked in vain, each round twice as patient. A request's name is its letter's
 (incarnation, local seqno), which every chunk of the answer repeats: what belongs to an earlier request is dropped.
@@ -41,11 +48,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
+from connectors.client.cast_hub import CastHub
+from connectors.client.cut import Cut, packed, unpacked
 from connectors.client.deliveries import POLL_S
 from connectors.client.inbox import inbox_partition
 from connectors.client.letter import Letter, LetterReceipt
@@ -53,8 +62,9 @@ from connectors.client.letter_codec import decode_letter, is_state_letter
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import RETRY_PAUSE_S
 from connectors.kafka.transport import Consumer
-from ordering.errors import AbcastError, NotOrderedInTime, UsageError
+from ordering.errors import AbcastError, NotOrderedInTime, ProtocolViolation, UsageError
 from ordering.events import ViewChange
+from ordering.fate import Fate
 from ordering.membership import Life
 from ordering.names import Address
 from ordering.records import MAX_NUMBER, Headers
@@ -88,13 +98,15 @@ class RequestId(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A joiner asks for a state that counts at least the messages up to `seqno`."""
+    """A joiner asks for a state that counts at least the messages up to `seqno`; `with_casts`: at a cut."""
 
     seqno: int
+    with_casts: bool = False
 
     def headers(self) -> Headers:
         """As a letter's headers."""
-        return ((H_STATE, json.dumps(["request", self.seqno]).encode("ascii")),)
+        numbers = [self.seqno, 1] if self.with_casts else [self.seqno]
+        return ((H_STATE, json.dumps(["request", *numbers]).encode("ascii")),)
 
 
 class Chunk(NamedTuple):
@@ -111,7 +123,7 @@ class Chunk(NamedTuple):
 
 
 class Nothing(NamedTuple):
-    """The answer of a member that waits for the state itself."""
+    """The answer of a member that waits for the state itself, or has none with casts."""
 
     request: RequestId
 
@@ -128,8 +140,8 @@ def decode_state_letter(letter: Letter) -> Request | Chunk | Nothing | None:
         return None
     if any(type(number) is not int or not 0 <= number <= MAX_NUMBER for number in numbers):
         return None
-    if what == "request" and len(numbers) == 1:
-        return Request(*numbers)
+    if what == "request" and len(numbers) in (1, 2):
+        return Request(numbers[0], bool(numbers[1:] and numbers[1]))
     if what == "nothing" and len(numbers) == 2:
         return Nothing(RequestId(*numbers))
     if what == "chunk" and len(numbers) == 5:
@@ -183,6 +195,25 @@ class _Asked(NamedTuple):
     joiner: Address
     id: RequestId
     seqno: int
+    with_casts: bool = False
+
+
+class Fetched(NamedTuple):
+    """A state was set that counts the total messages up to `seqno`, and what the cut has."""
+
+    seqno: int
+    cut: Cut | None = None
+
+
+class Position(Protocol):
+    """Where an application stands in its deliveries."""
+
+    @property
+    def taken_seqno(self) -> int:
+        """Up to there it has taken all."""
+
+    def cut(self) -> Cut | None:
+        """What it has taken in all orders; None if it can't be said just now."""
 
 
 class StateTransfer:
@@ -197,8 +228,13 @@ class StateTransfer:
         get_state: GetState | None,
         set_state: SetState | None,
         current: Callable[[], ViewChange | None],
+        *,
+        casts: bool = False,
     ) -> None:
-        """`send` sends a letter of the kind `state`, `current` tells the newest view. Raises UsageError."""
+        """`send` sends a letter of the kind `state`, `current` tells the newest view. `casts`: the member has them.
+
+        Raises UsageError.
+        """
         for name, function in (("get_state", get_state), ("set_state", set_state)):
             if function is not None and not callable(function):
                 raise UsageError(f"{name} is a function, not {type(function).__name__}.")
@@ -212,6 +248,7 @@ class StateTransfer:
         self._get_state = get_state
         self._send = send
         self._current = current
+        self._casts = casts
         self._key = str(address).encode("ascii")
         self._changed = threading.Condition(threading.Lock())
         self._stopping = threading.Event()
@@ -246,10 +283,17 @@ class StateTransfer:
 
     # --- the joiner ---
 
-    def fetch(self, joined: ViewChange, current: Callable[[], ViewChange | None], timeout: float) -> int | None:
-        """Get the state and set it; its seqno. None if no other member was in the group before.
+    def fetch(
+        self,
+        joined: ViewChange,
+        current: Callable[[], ViewChange | None],
+        timeout: float,
+        hub: CastHub | None = None,
+    ) -> Fetched | None:
+        """Get the state and set it. None if no other member was in the group before.
 
-        `joined` is this member's first view, `current` tells the newest one. Raises NotOrderedInTime, UsageError.
+        `joined` is this member's first view, `current` tells the newest one. `hub`: of a member with casts.
+        Raises NotOrderedInTime, UsageError.
         """
         own, deadline, patience = str(self.address), time.monotonic() + timeout, PATIENCE_S
         if {own, *joined.joined} >= set(joined.members):
@@ -273,8 +317,8 @@ class StateTransfer:
                 asked.add(supplier)
                 assembly = self._ask(supplier, joined.seqno)
                 self._wait(assembly, supplier, current, patience, deadline)
-                if assembly.is_complete:
-                    return self._install(assembly)
+                if assembly.is_complete and (fetched := self._install(assembly, hub, patience)) is not None:
+                    return fetched
                 if assembly.is_nothing:
                     told.add(supplier)
                 elif time.monotonic() >= deadline:
@@ -295,7 +339,7 @@ class StateTransfer:
             self._say_nothing(asked)
 
     def _ask(self, supplier: Life, seqno: int) -> Assembly:
-        request = Request(seqno)
+        request = Request(seqno, self._casts)
         with self._changed:  # the answer must not be read before we know the request's number
             receipt = self._send(Address.parse(supplier.address), b"", request.headers())
             number = RequestId(receipt.incarnation, receipt.local_seqno)
@@ -322,22 +366,37 @@ class StateTransfer:
                     return
                 self._changed.wait(POLL_S)
 
-    def _install(self, assembly: Assembly) -> int:
+    def _install(self, assembly: Assembly, hub: CastHub | None, patience: float) -> Fetched | None:
+        """Set the state; None if it is void."""
         assert assembly.answer is not None
         assert self.set_state is not None
         self._assembly = None
-        state = b"".join(assembly.chunks)
+        state, cut = b"".join(assembly.chunks), None
         assembly.chunks.clear()
+        if hub is not None:
+            try:
+                cut, state = unpacked(state)
+            except ProtocolViolation as error:
+                _logger.warning("%s: the state of %s is void: %s", self.address, assembly.supplier, error)
+                return None
+            fate = hub.fate_of_state(cut.state.causal, patience)
+            if fate is not Fate.DELIVERED:
+                why = f"some of what it counts is {fate.value} delivered in the group"
+                _logger.warning("%s: the state of %s is void: %s", self.address, assembly.supplier, why)
+                return None
         self.set_state(state)
-        return assembly.answer[1]
+        return Fetched(assembly.answer[1] if cut is None else cut.seqno, cut)
 
     # --- the supplier ---
 
-    def between(self, taken: int) -> None:
-        """Answer the joiners that have asked. The application's thread calls it, and has taken all up to `taken`."""
+    def between(self, position: Position) -> None:
+        """Answer the joiners that have asked. The application's thread calls it, and stands there."""
         if not self._requests or not self.is_ready or self._get_state is None:
             return
-        if not self._due(taken):
+        taken = position.taken_seqno
+        due = self._due(taken)
+        cut = position.cut() if any(asked.with_casts for asked in due) else None
+        if not any(cut is not None or not asked.with_casts for asked in due):
             return
         try:
             state = self._get_state()
@@ -348,12 +407,12 @@ class StateTransfer:
             _logger.exception("%s can't supply its state", self.address)
             state = None
         with self._changed:  # also those that have asked, or asked again, in the meantime
-            due = self._due(taken)
+            due = [asked for asked in self._due(taken) if cut is not None or not asked.with_casts]
             for asked in due:
                 del self._requests[str(asked.joiner)]
         if state is not None:
             for asked in due:
-                self._supply(asked, state, taken)
+                self._supply(asked, state, taken, cut if asked.with_casts else None)
 
     def _due(self, taken: int) -> list[_Asked]:
         """The members' requests that can be answered; those of nobody in the view are dropped.
@@ -367,13 +426,15 @@ class StateTransfer:
                 _logger.warning("%s: %s asks for the state, and is not in the view", self.address, asked.joiner)
         return [asked for asked in due if _is_members(asked, view)]
 
-    def _supply(self, asked: _Asked, state: bytes, seqno: int) -> None:
-        self._start_thread(lambda: self._send_chunks(asked, state, seqno), f"state-for-{asked.joiner}")
+    def _supply(self, asked: _Asked, state: bytes, seqno: int, cut: Cut | None) -> None:
+        self._start_thread(lambda: self._send_chunks(asked, state, seqno, cut), f"state-for-{asked.joiner}")
 
-    def _send_chunks(self, asked: _Asked, state: bytes, seqno: int) -> None:
-        total = max(1, -(-len(state) // CHUNK_BYTES))
+    def _send_chunks(self, asked: _Asked, state: bytes, seqno: int, cut: Cut | None) -> None:
         waiting: deque[LetterReceipt] = deque()
         try:
+            if cut is not None:
+                state = packed(cut._replace(cluster_id=self.connection.cluster_id()), state)
+            total = max(1, -(-len(state) // CHUNK_BYTES))
             for number in range(total):
                 # A newer request of the joiner makes this answer worthless.
                 if self._stopping.is_set() or self._newest[str(asked.joiner)] != asked.id:
@@ -428,15 +489,23 @@ class StateTransfer:
                 number = RequestId(letter.incarnation, letter.local_seqno)
                 if number > self._newest.get(letter.sender, RequestId(0, 0)):
                     self._newest[letter.sender] = number
-                    asked = _Asked(Address.parse(letter.sender), number, what.seqno)
-                    self._requests[letter.sender] = asked
-                    if len(self._requests) > MAX_ASKED:
-                        del self._requests[next(iter(self._requests))]
+                    asked = _Asked(Address.parse(letter.sender), number, *what)
+                    self._note_request(asked)
             elif self._assembly is not None and self._assembly.accept(letter, what):
                 self._assembly.heard_at = time.monotonic()
                 self._changed.notify_all()
-        if asked is not None and self._lacks_state and not self.is_ready:
+        if asked is not None and ((self._lacks_state and not self.is_ready) or not self._may_supply(asked)):
             self._say_nothing(asked)
+
+    def _note_request(self, asked: _Asked) -> None:
+        self._requests.pop(str(asked.joiner), None)
+        if self._may_supply(asked):
+            self._requests[str(asked.joiner)] = asked
+        if len(self._requests) > MAX_ASKED:
+            del self._requests[next(iter(self._requests))]
+
+    def _may_supply(self, asked: _Asked) -> bool:
+        return self._casts or not asked.with_casts
 
     def _say_nothing(self, asked: _Asked) -> None:
         """The request is kept all the same: it is answered when there is a state, if it still counts then."""

@@ -42,6 +42,7 @@ import time
 from contextlib import closing
 
 from connectors.client.callbacks import Callbacks
+from connectors.client.cast_hub import CastHub
 from connectors.client.forwarder import Forwarder
 from connectors.client.letter import LetterReceipt
 from connectors.client.letter_sender import LetterSender
@@ -95,6 +96,11 @@ class Succession:
     def has_casts(self) -> bool:
         """Whether the member has other orders than the total one."""
         return self._lives.casts
+
+    @property
+    def hub(self) -> CastHub | None:
+        """What this process has delivered in all orders, if the member has casts."""
+        return self.forwarder.hub if self.forwarder is not None else None
 
     @property
     def session(self) -> Session | None:

@@ -11,7 +11,7 @@ from kafka.errors import KafkaError
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.liveness import judge, look_again
-from connectors.kafka.probe import Step, probe
+from connectors.kafka.probe import Finding, Step, probe
 from connectors.kafka.refusals import may_not
 from connectors.kafka.rights import Who, rights_of
 from connectors.kafka.sign_of_life import read_signs
@@ -41,7 +41,7 @@ def examine(connection: Connection, site: str, group: str | None, who: Who, ledg
             if step in found.passed:
                 yield Check(f"{step.value} of {found.server}", True, _passed(connection, step))
             elif step is found.failed:
-                yield Check(f"{step.value} of {found.server}", False, found.sentence or f"after {passed}")
+                yield Check(f"{step.value} of {found.server}", False, _what_to_do(found) or f"after {passed}")
         lets_in = lets_in or found.failed is None
     if lets_in:
         try:
@@ -51,6 +51,13 @@ def examine(connection: Connection, site: str, group: str | None, who: Who, ledg
         except KafkaError as error:
             yield Check("Kafka", False, str(connection.refused(error)))
     yield _ledger(ledger)
+
+
+def _what_to_do(found: Finding) -> str:
+    if found.failed not in (Step.NAME, Step.TCP):
+        return found.sentence  # it says so itself
+    start = "`abcast broker start` starts one here; " if found.failed is Step.TCP else ""
+    return f"{found.sentence} {start}ABCAST_BOOTSTRAP_SERVERS names another"
 
 
 def _passed(connection: Connection, step: Step) -> str:
@@ -115,4 +122,5 @@ def _ledger(ledger: Path) -> Check:
         return Check("ledger", False, str(error))
     except ModuleNotFoundError:
         return Check("ledger", None, "reading one needs `pip install 'abcast[jobs]'`")
-    return Check("ledger", True, f"{len(held.last_seqno)} groups at {ledger}")
+    groups = len(held.last_seqno)
+    return Check("ledger", True, f"{groups} group{'' if groups == 1 else 's'} at {ledger}")

@@ -73,6 +73,11 @@ class AgreeingGroup:
         return self._group.site
 
     @property
+    def name(self) -> str:
+        """The group's."""
+        return self.site.group
+
+    @property
     def notices(self) -> tuple[Notice, ...]:
         """What an operator may want to know of the last step."""
         return self.site.notices

@@ -5,6 +5,9 @@ loop adds is the order of writing that `ordering.isis_group` asks for: it waits 
 it writes DATA, and until DATA stands there before it writes the next entry. A write that failed, or of which nothing is
 known, ends the attempt, and the next one takes over.
 
+What is wrong with one group (retention was faster, other sites, an order of a sequencer) ends the work on that group
+alone: the job says so, and goes on with the others. If none is left, the job ends with it.
+
 Time is that of a steady clock while the loop works. A stall (a broker that restarts) counts as one second.
 """
 
@@ -14,7 +17,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, TypeVar
 
 from kafka.structs import TopicPartition
 
@@ -30,11 +34,16 @@ from connectors.kafka.inputs import Input, Neighbours
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.sequencer.agreement import ISIS, Agreement, known_state, told
 from connectors.sequencer.takeover import check_not_fenced
-from ordering.errors import AbcastError, ProtocolViolation
+from ordering.errors import AbcastError, HistoryUnavailable, KafkaRefused, ProtocolViolation, UsageError
 from ordering.isis_site import Notice
 from ordering.names import Topic
 from ordering.records import Exclusion
+from ordering.sequencer import SequencerState
 
+OF_ONE_GROUP = (UsageError, HistoryUnavailable, ProtocolViolation, KafkaRefused)
+"""What may be wrong with a group, and with that one alone."""
+
+_Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 
 
@@ -59,10 +68,32 @@ class SiteAttendant(Attendant):
         """The decisions of operators, by group."""
 
     def take_all(self) -> Taken:
-        """As every attendant does."""
-        taken = super().take_all()
+        """As every attendant does; what can't be taken over is left out, if there is anything else."""
+        try:
+            taken = super().take_all()
+        except OF_ONE_GROUP:
+            taken = self._take_one_by_one()
         self._find_inputs()
         return taken
+
+    def _take_one_by_one(self) -> Taken:
+        states: dict[str, SequencerState] = {}
+        partitions: dict[TopicPartition, tuple[str, int]] = {}
+        errors: list[AbcastError] = []
+        for group, names in sorted(self._topics().items()):
+            try:
+                taken = self._take({group: names}) if group not in self._failed else Taken()
+            except OF_ONE_GROUP as error:
+                errors.append(error)
+                self.leave(group)
+            else:
+                states |= taken.states
+                partitions |= taken.partitions
+        for failure in errors:
+            if not states:
+                raise failure
+            _logger.error("sequence: %s The other groups go on.", failure)
+        return Taken(states, partitions)
 
     def leave(self, group: str) -> None:
         """The loop can't go on with the group: the next attempt is not to fail for it."""
@@ -124,52 +155,63 @@ class SiteLoop:
             self._writer.abandon()
             raise
         self._ticked_at = time.monotonic()
+        self._left: list[str] = []
 
     def run(self, attendant: SiteAttendant) -> None:
         """Work until stopped; then wait for what is in flight. Raises what ends the attempt."""
         while not self._stop.is_set():
             attendant.raise_failure()
             for change in attendant.changes():
-                self._take_later(change, attendant.leave)
+                self.take(change)
             self.find_inputs(attendant.inputs)
             for name, exclusions in attendant.exclusions.items():
-                if name in self._groups:
-                    self._groups[name].exclude(exclusions)
+                self._act(name, partial(AgreeingGroup.exclude, exclusions=exclusions))
             attendant.pipelines = {name: group.pipeline for name, group in self._groups.items()}
-            try:
-                self.step()
-            except ProtocolViolation:
-                self._check_not_fenced()
-                raise
+            self.step()
+            while self._left:
+                attendant.leave(self._left.pop())
         deadline = time.monotonic() + STOP_S
         for group in self._groups.values():
             self._await_written(group, lambda: time.monotonic() > deadline)
 
-    def _check_not_fenced(self) -> None:
+    def _act(self, name: str, act: Callable[[AgreeingGroup], _Result]) -> _Result | None:
+        """Do it with a group, unless that was left; what is wrong with it ends its work, and no other's."""
+        group = self._groups.get(name)
+        try:
+            return None if group is None else act(group)
+        except OF_ONE_GROUP as error:
+            assert group is not None
+            self._check_not_fenced(name, group)
+            self._leave(name, error)
+            return None
+
+    def _check_not_fenced(self, name: str, group: AgreeingGroup) -> None:
         """Who was replaced, and was not told yet, may find that the others know better. Raises Fenced."""
-        for name, group in self._groups.items():
-            with DataLog(self._connection, name, self._agreement.neighbours.site) as data:
-                check_not_fenced(data, group.site.epoch)
+        with DataLog(self._connection, name, self._agreement.neighbours.site) as data:
+            check_not_fenced(data, group.site.epoch)
+
+    def _leave(self, name: str, error: AbcastError) -> None:
+        self._groups.pop(name, None)
+        self._forget(name)
+        if error.retriable or not self._groups:
+            raise error
+        self._left.append(name)
+        _logger.error("sequence: %s Group %s is left alone until the job starts again.", error, name)
 
     def take(self, taken: Taken) -> None:
-        """Go on with groups that were taken over, from what their logs tell. Raises what is wrong with one."""
+        """Go on with groups that were taken over, from what their logs tell. Raises what is wrong with the only one."""
+        failed: dict[str, AbcastError] = {}
         for group, state in taken.states.items():
-            self._groups[group] = AgreeingGroup(known_state(self._connection, self._agreement, state), state)
             self._forget(group)
+            try:
+                self._groups[group] = AgreeingGroup(known_state(self._connection, self._agreement, state), state)
+            except OF_ONE_GROUP as error:
+                failed[group] = error
         for group in taken.gone:
             self._groups.pop(group, None)
             self._forget(group)
-
-    def _take_later(self, taken: Taken, leave: Callable[[str], None]) -> None:
-        """The same, of one group that came later. If it can't go on here, it is left alone, and the others go on."""
-        try:
-            self.take(taken)
-        except AbcastError as error:
-            if error.retriable:
-                raise
-            for group in taken.states:
-                leave(group)
-            _logger.error("sequence: %s It is left alone until the job starts again.", error)
+        for group, failure in failed.items():
+            self._leave(group, failure)
 
     def _forget(self, group: str) -> None:
         for place in [place for place in self._read if (topic := Topic.parse(place.topic)) and topic.group == group]:
@@ -197,24 +239,24 @@ class SiteLoop:
 
         Stopped meanwhile, it leaves the rest to the next start.
         """
-        polled = self._poll()
-        for place, records in polled.items():
-            group, source = self._read[place]
-            group.take(source, records)
+        for place, records in self._poll().items():
+            if place in self._read:
+                group, source = self._read[place]
+                self._act(group.name, partial(AgreeingGroup.take, source=source, records=records))
         now, before = time.monotonic(), self._ticked_at
         self._ticked_at = now
-        elapsed_ms = round((now - before) * 1000)
+        for name in list(self._groups):
+            self._act(name, partial(AgreeingGroup.tick, elapsed_ms=round((now - before) * 1000)))
         for group in self._groups.values():
-            group.tick(elapsed_ms)
             if not self._await_written(group, self._stop.is_set):
                 return
-        outputs = [group.end_step() for group in self._groups.values()]
+        outputs = [self._act(name, AgreeingGroup.end_step) for name in list(self._groups)]
         entries = [self._writer.write([output]) for output in outputs if output is not None]
         if not all(self._writer.wait(entry, self._stop.is_set) for entry in entries):
             return
-        for name, group in self._groups.items():
+        for name, group in list(self._groups.items()):
             self._tell(name, group.notices)
-            self._write_due(group)
+            self._act(name, self._write_due)
 
     def _write_due(self, group: AgreeingGroup) -> None:
         size = 0

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from ordering.errors import EnvironmentProblem, UsageError
+from ordering.errors import EnvironmentProblem, UsageError, in_short
 
 MAX_PROCESSES = 100
 """More than a group should have in which all agree with all about everything."""
@@ -33,7 +33,9 @@ class Host(NamedTuple):
         try:
             addresses = socket.getaddrinfo(self.name, self.port, socket.AF_INET, socket.SOCK_DGRAM)
         except (OSError, UnicodeError) as error:
-            raise EnvironmentProblem(f"the host {self.name!r} of the hostfile is not known: {error}.") from error
+            raise EnvironmentProblem(
+                f"the host {self.name!r} of the hostfile is not known: {in_short(error)}."
+            ) from error
         return str(addresses[0][4][0]), self.port
 
 
@@ -42,7 +44,7 @@ def read_hostfile(path: Path, default_port: int | None = None) -> tuple[Host, ..
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the hostfile {path} can't be read: {error}.") from error
+        raise UsageError(f"the hostfile {path} can't be read: {in_short(error)}.") from error
     hosts: dict[Host, int] = {}
     for number, line in enumerate(lines, start=1):
         text = line.partition("#")[0].strip()

@@ -89,13 +89,17 @@ class IsisProcess:
         faults: Faults = NO_FAULTS,
         suspect_after_ms: int = SUSPECT_AFTER_MS,
     ) -> None:
-        """Raises UsageError if there is no such line, EnvironmentProblem if the port can't be had."""
+        """Raises UsageError if the hostfile does not do, EnvironmentProblem if the port can't be had."""
         if not 0 <= me < len(hosts):
             raise UsageError(f"there is no process {me}: the hostfile has 0 to {len(hosts) - 1}.")
         self.me, self.faults = me, faults
         self.rejected: Counter[str] = Counter()
         self._addresses = [host.address() for host in hosts]
         self._places = {address: place for place, address in enumerate(self._addresses)}
+        if len(self._places) < len(hosts):
+            twice = next(place for place, address in enumerate(self._addresses) if self._places[address] != place)
+            again = self._places[self._addresses[twice]]
+            raise UsageError(f"{hosts[twice]} and {hosts[again]} are the same place: one process a port.")
         self._group = digest(hosts)
         self._socket = _bound(hosts[me], self._addresses[me])
         life = Life(name_of(me), time.time_ns() // 1_000)

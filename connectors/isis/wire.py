@@ -21,6 +21,7 @@ from ordering.isis_codec import decode, encode
 from ordering.isis_formation import Hello
 from ordering.isis_history import Answer, Ask
 from ordering.isis_messages import Accept, Accepted, Beat, Decided, Join, Message, Prepare, Promise, Refuse
+from ordering.records import MAX_NUMBER
 
 MAX_DATAGRAM_BYTES = 60_000
 """The largest datagram; a message that does not fit is not sent (a run's payload is bounded below it)."""
@@ -114,6 +115,12 @@ def unpack(group: bytes, raw: bytes) -> Datagram:
         raise Malformed("not a message") from error
 
 
+def _counted(*numbers: int) -> None:
+    """Numbers that no correct process gets to, and that have no place in what follows from them, are none."""
+    if max(numbers) > MAX_NUMBER:
+        raise Malformed("not a message")
+
+
 def _messages(raw: bytes, position: int) -> Iterator[Packet]:
     while position < len(raw):
         kind, length = _MESSAGE.unpack_from(raw, position)
@@ -126,14 +133,19 @@ def _messages(raw: bytes, position: int) -> Iterator[Packet]:
             yield _read_send(body)
         elif kind == 2:
             view, sender, first, count = _PROPOSE.unpack_from(body)
-            yield Propose(view, sender, first, struct.unpack_from(f"!{count}Q", body, _PROPOSE.size))
+            numbers = struct.unpack_from(f"!{count}Q", body, _PROPOSE.size)
+            _counted(view, first, *numbers)
+            yield Propose(view, sender, first, numbers)
         elif kind == 3:
             view, first, count = _FINALS.unpack_from(body)
             flat = struct.unpack_from("!" + "QH" * count, body, _FINALS.size)
+            _counted(view, first, *flat)
             yield Finals(view, first, tuple(map(Key._make, zip(flat[::2], flat[1::2], strict=True))))
         elif kind == 4:
             view, delivered, count = _KNOWN.unpack_from(body)
-            yield Known(view, struct.unpack_from(f"!{count}Q", body, _KNOWN.size), delivered)
+            finals = struct.unpack_from(f"!{count}Q", body, _KNOWN.size)
+            _counted(view, delivered, *finals)
+            yield Known(view, finals, delivered)
         else:
             yield _read_rare(kind, body)
 
@@ -151,6 +163,7 @@ def _read_rare(kind: int, body: bytes) -> Packet:
 
 def _read_send(body: bytes) -> Send:
     view, first, count = _SEND.unpack_from(body)
+    _counted(view, first)
     position, runs = _SEND.size, []
     for _ in range(count):
         length, size = _RUN.unpack_from(body, position)

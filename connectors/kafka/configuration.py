@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ordering.errors import UsageError
+from ordering.errors import UsageError, in_short
 
 CONFIG_FILE = "abcast.toml"
 _SERVER = re.compile(r"(?P<host>[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\])(?::(?P<port>\d{1,5}))?")
@@ -64,5 +64,5 @@ def _parse(path: Path) -> Mapping[str, Any]:
     try:
         values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"the configuration file {path} can't be read: {error}") from error
+        raise UsageError(f"the configuration file {path} can't be read: {in_short(error)}.") from error
     return values

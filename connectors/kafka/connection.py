@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from connectors.kafka.configuration import check_servers
 from connectors.kafka.defaults import DEFAULT_BOOTSTRAP_SERVERS
 from connectors.kafka.desk import Desk
 from connectors.kafka.dialects import for_spark
-from connectors.kafka.probe import probe, refusal
+from connectors.kafka.probe import found_there, probe, refusal
 from connectors.kafka.refusals import refused
 from connectors.kafka.security import Security
 from connectors.kafka.transport import Consumer, Producer, check_transport, transport
@@ -33,7 +33,8 @@ class Connection:
 
     `transport` names the library that reads and appends (`connectors.kafka.transport`); "" leaves the choice to it.
     `client_id` is what the brokers log of a client, and count its quotas by; connections that differ in it alone are
-    equal. Raises UsageError.
+    equal. `waiting`: a client waits for its first answer in the context that this makes of what it waits for, so that
+    a command can say so. Raises UsageError.
     """
 
     bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS
@@ -41,6 +42,7 @@ class Connection:
     security: Security = field(default_factory=Security)
     transport: str = ""
     client_id: str = field(default="", compare=False)
+    waiting: Callable[[str], AbstractContextManager[object]] = field(default=nullcontext, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_servers(self.bootstrap_servers)
@@ -92,14 +94,14 @@ class Connection:
 
         The reason is looked for, which takes some seconds at most. Raises UsageError.
         """
-        why = refusal(probe(self.bootstrap_servers, self.security, self.timeout))
-        return KafkaRefused(why) if why else self._silent(waited_s)
-
-    def _silent(self, waited_s: float) -> BrokerUnreachable:
+        findings = probe(self.bootstrap_servers, self.security, self.timeout)
+        if why := refusal(findings):
+            return KafkaRefused(why)
         waited = f" (waited {waited_s:.0f} s)" if waited_s >= 1 else ""
+        why = found_there(findings)
         return BrokerUnreachable(
-            f"no Kafka broker answers at {self.bootstrap_servers}{waited}. "
-            "Is it running? `abcast broker start` starts one here; ABCAST_BOOTSTRAP_SERVERS names another."
+            f"no Kafka broker answers at {self.bootstrap_servers}{waited}{f': {why}' if why else '. Is it running?'} "
+            "`abcast broker start` starts one here; ABCAST_BOOTSTRAP_SERVERS names another."
         )
 
     def knock(self) -> None:
@@ -111,16 +113,22 @@ class Connection:
             raise KafkaRefused(why)
         _known.add(self)
 
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Wait for a client's first answer. Raises BrokerUnreachable, KafkaRefused."""
+        with self.waiting(f"waiting for Kafka at {self.bootstrap_servers}"):
+            self.knock()
+            with self.reachable():
+                yield
+
     def consumer(self, **settings: Any) -> Consumer:
         """A consumer that commits nothing. Raises BrokerUnreachable, KafkaRefused."""
-        self.knock()
-        with self.reachable():
+        with self.opening():
             return transport(self.transport).consumer(self, **settings)
 
     def producer(self, **settings: Any) -> Producer:
         """An idempotent producer that waits for all in-sync replicas. Raises BrokerUnreachable, KafkaRefused."""
-        self.knock()
-        with self.reachable():
+        with self.opening():
             return transport(self.transport).producer(self, **settings)
 
     def desk(self) -> Desk:
@@ -130,8 +138,7 @@ class Connection:
     @contextmanager
     def admin(self) -> Iterator[KafkaAdminClient]:
         """An admin client, closed at the end. Raises BrokerUnreachable, KafkaRefused."""
-        self.knock()
-        with self.reachable():
+        with self.opening():
             client = KafkaAdminClient(**client_settings(self))
         try:
             with self.reachable():

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TypeVar
 
 from kafka.admin import KafkaAdminClient
@@ -46,8 +46,8 @@ T = TypeVar("T")
 class Door(Cluster, Protocol):
     """A `Connection`, as far as a desk needs it."""
 
-    def knock(self) -> None:
-        """See that the first login is right."""
+    def opening(self) -> AbstractContextManager[None]:
+        """Wait for a client's first answer."""
 
     def unreachable(self, waited_s: float = 0.0) -> AbcastError:
         """Why no broker answers."""
@@ -141,18 +141,12 @@ class Desk:
                 self._close_if_unused(client)
 
     def _connect(self) -> KafkaAdminClient:
-        self._cluster.knock()
         limits = {
             "request_timeout_ms": int(self._cluster.timeout * 1000),
             "max_in_flight_requests_per_connection": _AT_A_TIME,
         }
-        began = time.monotonic()
-        try:
+        with self._cluster.opening():
             return KafkaAdminClient(**client_settings(self._cluster), **limits)
-        except KafkaError as error:
-            if error.retriable:
-                raise self._cluster.unreachable(time.monotonic() - began) from None
-            raise
 
     def _forget(self, client: KafkaAdminClient | None) -> None:
         """Who asks from now on connects anew."""

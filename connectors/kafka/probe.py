@@ -73,6 +73,15 @@ def refusal(findings: Sequence[Finding]) -> str:
     return next((found.sentence for found in findings if found.is_refusal), "")
 
 
+def found_there(findings: Sequence[Finding]) -> str:
+    """What stands in the way although all servers have names, and one is up; or that no name is known. "" otherwise."""
+    if any(found.failed is None for found in findings):
+        return ""
+    names = [found.sentence for found in findings if found.failed is Step.NAME]
+    other = [found.sentence for found in findings if found.failed not in (Step.NAME, Step.TCP)]
+    return next(iter(other), names[0] if len(names) == len(findings) else "")
+
+
 def _try(server: str, security: Security, timeout_s: float) -> Finding:
     passed: list[Step] = []
     try:
@@ -157,7 +166,7 @@ def _handshake(connection: socket.socket, server: str, security: Security, timeo
         raise _Failed(_certificate_sentence(error, server, host, security)) from None
     except ssl.SSLError as error:
         if "EOF" in str(error).upper():
-            raise _Failed(f"{server} broke off the TLS handshake.", is_refusal=False) from None
+            raise _Failed(f"{server} broke off the TLS handshake: does it speak TLS?", is_refusal=False) from None
         if "WRONG_VERSION_NUMBER" in str(error):
             raise _Failed(f"{server} speaks no TLS, and the client is configured for {security.protocol}.") from None
         if "CERTIFICATE_REQUIRED" in str(error).upper() or "certificate required" in str(error):
@@ -165,8 +174,8 @@ def _handshake(connection: socket.socket, server: str, security: Security, timeo
         raise _Failed(f"{server} refuses TLS: {_reason(error)}.") from None
     except TimeoutError:
         raise _Failed(f"{server} does not answer to a TLS handshake: does it speak TLS?", is_refusal=False) from None
-    except OSError as error:
-        raise _Failed(f"{server} broke off the TLS handshake: {error.strerror or error}.", is_refusal=False) from None
+    except OSError:
+        raise _Failed(f"{server} broke off the TLS handshake: does it speak TLS?", is_refusal=False) from None
 
 
 def _certificate_sentence(error: ssl.SSLCertVerificationError, server: str, host: str, security: Security) -> str:
@@ -232,7 +241,7 @@ def _log_in(connection: socket.socket, server: str, security: Security, timeout_
         raise _Failed(str(error)) from None
     except (TimeoutError, ConnectionError, ssl.SSLError) as error:
         what = "did not answer to the login" if security.logs_in else "does not answer as a Kafka broker does"
-        raise _Failed(f"{server} {what}: {_reason(error)}.", is_refusal=False) from None
+        raise _Failed(f"{server} {what} ({_reason(error)}): is that its port?", is_refusal=False) from None
     except (KafkaError, RuntimeError, ValueError, OSError) as error:
         # A library that is missing; a server that is no Kafka; an answer that a broker of another name has given.
         raise _Failed(f"the login to {server} with {security.mechanism} can't be made: {error}.") from None

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.security import SECRETS, Security, warn_if_readable_by_all
-from ordering.errors import UsageError
+from ordering.errors import UsageError, in_short
 from ordering.names import check_site
 
 if sys.version_info >= (3, 11):
@@ -124,7 +124,7 @@ def read_sites(path: Path, security: Security | None = None, client_id: str = ""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"the sites' file {path} can't be read: {error}") from error
+        raise UsageError(f"the sites' file {path} can't be read: {in_short(error)}.") from error
     common = Connection(security=security or Security(), client_id=client_id)
     try:
         return _sites(document, path.absolute(), common)

@@ -95,8 +95,9 @@ def check_layout(
     for topic in topics:
         found = known.get(topic)
         if found and partitions not in (None, len(found)):
+            many = "1 partition" if len(found) == 1 else f"{len(found)} partitions"
             raise UsageError(
-                f"{topic} has {len(found)} partition(s), not {partitions}, and keeps that number: with more, senders "
+                f"{topic} has {many}, not {partitions}, and keeps that number: with more, senders "
                 "move to other partitions, and their messages overtake each other. Go on in a new group."
             )
         if found and copies not in (None, len(found[0]["replica_nodes"])):

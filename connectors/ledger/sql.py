@@ -46,6 +46,7 @@ _TYPES = {
     "timestamp": "TIMESTAMPTZ",
     "timestamp_ntz": "TIMESTAMP",
 }
+_MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
 _RESERVED_COLUMN = re.compile(r'(?<!")\bgroup\b(?!"|\s+by\b)', re.IGNORECASE)
 
 
@@ -187,5 +188,7 @@ def _in_a_sentence(sql: str) -> Iterator[None]:
         told = re.sub(r"^[\w ]*Error: ", "", told)
         if isinstance(error, duckdb.IOException):
             raise UsageError(f"a file of the tables can't be read ({told}): ask again.") from None
+        if missing := _MISSING_TABLE.match(told):
+            raise UsageError(f"there is no table {missing[1]}: there are {' and '.join(TABLES)}.") from None
         hint = ' (the column is written "group", in double quotes)' if _RESERVED_COLUMN.search(sql) else ""
         raise UsageError(f"DuckDB can't run this: {told.rstrip('.')}{hint}.") from None

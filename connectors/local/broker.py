@@ -45,7 +45,7 @@ from connectors.local.configuration import configuration_file
 from connectors.local.jars import Progress, broker_jars, say
 from connectors.local.java import require_java
 from connectors.local.secure_cluster import LISTENER, SecureCluster, argument_file
-from ordering.errors import AbcastError, EnvironmentProblem, UsageError
+from ordering.errors import AbcastError, EnvironmentProblem, UsageError, in_short
 from ordering.records import MAX_RECORD_BYTES
 
 DEFAULT_PORT = 9092
@@ -149,7 +149,7 @@ class _Cluster:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise EnvironmentProblem(
-                f"{directory / 'cluster.json'} can't be read ({error}): restore it, or use another directory."
+                f"{directory / 'cluster.json'} can't be read ({in_short(error)}): restore it, or use another directory."
             ) from error
 
     def save(self, directory: Path) -> None:

@@ -202,6 +202,7 @@ class StreamingJob(ABC):
     def _watch(self, query: StreamingQuery, topics: Mapping[str, list[str]], directory: HeldDirectory) -> None:
         """Return when stopped, or when there are other topics to read."""
         started = reported = checked = time.monotonic()
+        told_batch: int | None = None
         while not self._ends.is_set():
             # pyspark's type stubs know no fractions of a second.
             if query.awaitTermination(WATCH_S if self.ready.is_set() else _READY_POLL_S):  # type: ignore[arg-type]
@@ -227,8 +228,9 @@ class StreamingJob(ABC):
                 # The query has its own patience with a broker that restarts; if that ends, so does the query.
                 _logger.warning("%s: the broker does not answer", self.name)
             progress = query.lastProgress
-            if progress and progress.numInputRows and now - reported > REPORT_S:
-                reported = now
+            is_news = progress is not None and progress.numInputRows > 0 and progress.batchId != told_batch
+            if progress is not None and is_news and now - reported > REPORT_S:
+                reported, told_batch = now, progress.batchId
                 _logger.info(
                     "%s: batch=%d groups=%s records=%d ms=%d",
                     self.name,

@@ -93,6 +93,10 @@ class MemoryConnection(Connection):
         place = TopicPartition(str(topic), 0)
         self.topics.beginnings[place] = len(self.topics.partitions[place])
 
+    def cluster_id(self) -> str:
+        """Which Kafka this is."""
+        return f"memory-{id(self.topics)}"
+
     @contextmanager
     def reachable(self, operation: str = "", resource: str = "") -> Iterator[None]:  # noqa: ARG002 - as it has them
         """It always is."""

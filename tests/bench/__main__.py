@@ -114,7 +114,21 @@ def _positive(text: str) -> int:
 def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path) -> int:
     """Measure section after section; one that fails is noted and the next is tried."""
     # Spark takes a second to import, and a wrong option should be said before that.
-    from tests.bench import engine, growth, latency, members, memory, peers, rates, recovery, relay, throughput, views
+    from tests.bench import (
+        agreeing,
+        casts,
+        engine,
+        growth,
+        latency,
+        members,
+        memory,
+        peers,
+        rates,
+        recovery,
+        relay,
+        throughput,
+        views,
+    )
 
     sections: dict[str, Callable[[Lab], Any]] = {
         "throughput": throughput.measure,
@@ -125,9 +139,11 @@ def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path) ->
         "memory": memory.measure,
         "engine": engine.measure,
         "rates": rates.measure,
+        "casts": casts.measure,
         "members": members.measure,
         "views": views.measure,
         "relay": relay.measure,
+        "agreeing": agreeing.measure,
         "recovery": recovery.measure,
     }
     code = 0

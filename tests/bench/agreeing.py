@@ -1,167 +1,258 @@
-"""`python -m tests.bench.agreeing`: sites that agree, in one Kafka: ordered messages a second, latency, and the costs.
+"""Sites that agree (mode "isis") beside a hub and a mesh: three sites, each engine, each trigger of the relays.
 
-Three sites have a process each. First each works off a backlog in its FORWARD; then messages come at a fixed rate. A
-latency is the time from when the broker had a message in FORWARD until it had it in the DATA of a site, so it is in
-whole milliseconds. A run is valid only if the DATA of all sites is the same, by digest.
+The sites have names of their own for one Kafka, so that relays carry everything as between clusters. All jobs run, as
+users start them, in processes of their own: a sequencer at each site (of a hub at home), and one process of relays.
+First each site gets as many messages as it takes; then messages come at a fixed rate.
+
+`ordered_per_s`: from the first message in FORWARD to when all sites have all. A latency is the time from when the
+broker had a message in FORWARD of a site until it had it in the DATA of the same site, which is when its sender's
+receipt has a seqno. Of a hub only messages of the sites that are not the home count. A run is valid only if all sites
+of one order have the same, by digest.
+
+What it costs the sites to agree is counted in their logs while messages come at the rate: entries (each is a record
+that relays carry to all others), the messages of the agreement in them, and hops, each of which is one way of a relay
+between two sites, one behind the other on the way of a run.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
-import sys
-import tempfile
+import contextlib
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from statistics import mean
+from typing import Any, NamedTuple, get_args
 
-from connectors.engine.site_job import SiteJob
+from kafka.structs import TopicPartition
+
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Stored
-from connectors.kafka.inputs import Neighbours
+from connectors.kafka.entries import read_entry, write_entry
+from connectors.kafka.ranges import read_range
+from connectors.kafka.sites import Mode, Trigger
 from connectors.kafka.topics import create_topics
-from connectors.local.broker import EmbeddedBroker
-from connectors.sequencer.agreement import Agreement
-from jobs.engine import tune
+from jobs.engine import Engine
+from ordering.isis import Finals, Send
+from ordering.isis_log import Entry, read_letter
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
-from ordering.records import ENTRY, MESSAGE
-from tests.bench.machine import load_average
+from ordering.records import ENTRY, MESSAGE, MessageId
+from tests.bench import isis
+from tests.bench.lab import ABCAST, Lab
+from tests.bench.latency import summary
+from tests.bench.processes import Child, cpu_seconds
 
-PATIENCE_S = 180.0
-GROUP = "bench"
+SITES = ("nyc", "sfo", "lax")
+HOME = SITES[0]
+PAYLOAD_BYTES = 100
+_WARM_UP = 300
+"""Messages at each site before anything is measured."""
+PATIENCE_S = 300.0
+_READY_S = 240.0
+_SETTLE_S = 3.0
 
 
-def work(servers: str, site: str, names: tuple[str, ...]) -> None:
-    """The process of a site."""
-    tune()
-    SiteJob(Connection(servers), Agreement(Neighbours(site, names, frozenset(names) - {site}))).run()
+class Way(NamedTuple):
+    """What is measured at a time."""
+
+    mode: Mode
+    engine: str
+    trigger: Trigger
 
 
-@contextmanager
-def running(servers: str, names: tuple[str, ...]) -> Iterator[None]:
-    """All sites' processes."""
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=work, args=(servers, name, names), daemon=True) for name in names]
-    for process in processes:
-        process.start()
+def measure(lab: Lab) -> dict[str, Any]:
+    """All ways, and plain processes that agree over UDP."""
+    ways = [
+        Way(mode, engine.value, trigger)
+        for engine in Engine
+        for trigger in get_args(Trigger)
+        for mode in get_args(Mode)
+    ]
+    sites = [{**way._asdict(), **_measure(lab, way)} for way in ways]
+    lab.say("agreeing: three plain processes over UDP")
+    plain = [isis.measure(3, lab.plan.plain_messages, PAYLOAD_BYTES, in_flight) for in_flight in (16, 512)]
+    return {"sites": sites, "processes": plain, "rate": lab.plan.agreeing_rate, "records": lab.plan.agreeing_records}
+
+
+def _write_file(lab: Lab, mode: Mode, trigger: Trigger) -> Path:
+    """The sites' file. No two name their Kafka alike: so they are taken for different ones."""
+    server = lab.connection.bootstrap_servers
+    head = f'mode = "{mode}"\ntrigger = "{trigger}"\n' + (f'home = "{HOME}"\n' if mode == "hub" else "")
+    names = {site: ",".join([server] * count) for count, site in enumerate(SITES, 1)}
+    file = lab.path("sites.toml")
+    file.write_text(head + "".join(f'[sites.{site}]\nbootstrap_servers = "{name}"\n' for site, name in names.items()))
+    return file
+
+
+def _measure(lab: Lab, way: Way) -> dict[str, Any]:
+    group, plan = f"agreeing-{way.mode}-{way.engine}-{way.trigger}", lab.plan
+    lab.say(f"agreeing: {way.mode}, {way.engine} engine, {way.trigger} relays")
+    create_topics(lab.connection, group, SITES)
+    burst = range(_WARM_UP + 1, _WARM_UP + plan.agreeing_records + 1)
+    paced = range(burst.stop, burst.stop + int(plan.agreeing_rate * plan.agreeing_s / len(SITES)))
     try:
-        yield
+        with _running(lab, way) as roots:
+            _order(lab, group, range(1, burst.start), 100.0)
+            time.sleep(_SETTLE_S)
+            before = _cpu(roots)
+            _order(lab, group, burst)
+            cpu_s = _cpu(roots) - before
+            _order(lab, group, paced, plan.agreeing_rate)
+        return _figures(lab.connection, group, way, burst, paced, cpu_s)
     finally:
-        for process in processes:
-            process.kill()
-            process.join(10)
+        lab.delete(group)
 
 
-def send(connection: Connection, names: Sequence[str], start: int, count: int, size: int, rate: float = 0.0) -> None:
-    """At each site `count` messages from local seqno `start` on; at `rate` a second at all of them, or at once."""
-    producer = connection.producer()
+@contextlib.contextmanager
+def _running(lab: Lab, way: Way) -> Iterator[list[int]]:
+    """All jobs, ready; their process ids."""
+    file = _write_file(lab, way.mode, way.trigger)
+    logs, data = lab.path("logs"), lab.path("data")
+    with contextlib.ExitStack() as children:
+        started: list[Child] = []
+        for site in SITES[:1] if way.mode == "hub" else SITES:
+            job = [ABCAST, "sequence", "--site", site, "--sites", file, "--data", data / site, "--engine", way.engine]
+            log = logs / f"sequence-{site}.log"
+            started.append(children.enter_context(Child(job, log, lab.environment)))
+        relays = [ABCAST, "relay", "--sites", file, "--data", data / "relay"]
+        started.append(children.enter_context(Child(relays, logs / "relay.log", lab.environment)))
+        for child in started:
+            child.wait_said("ready;", _READY_S)
+        yield [child.pid for child in started]
+
+
+def _cpu(roots: Sequence[int]) -> float:
+    """CPU seconds of the jobs and all that they started."""
+    return sum(sum(cpu_seconds(root).values()) for root in roots)
+
+
+def _order(lab: Lab, group: str, numbers: range, rate: float = 0.0) -> None:
+    """At each site messages of these local seqnos, at `rate` a second together, or at once; until all have all."""
+    producer = lab.member_connection("confluent").producer()
     began = time.monotonic()
-    for number in range(count):
-        for name in names:
-            key, headers = f"{name}/load".encode(), forward_headers(1, start + number)
-            producer.send(str(Topic(GROUP, "forward", name)), key=key, value=bytes(size), headers=headers, partition=0)
+    for number in numbers:
+        for site in SITES:
+            key, headers = f"{site}/load".encode(), forward_headers(1, number)
+            producer.send(str(Topic(group, "forward", site)), bytes(PAYLOAD_BYTES), key, headers, 0)
         if rate:
-            time.sleep(max(0.0, began + (number + 1) * len(names) / rate - time.monotonic()))
+            due = began + (number - numbers.start + 1) * len(SITES) / rate
+            time.sleep(max(0.0, due - time.monotonic()))
     producer.close(timeout=60)
-
-
-def await_ordered(connection: Connection, names: Sequence[str], seqno: int) -> None:
-    """Until all have so many."""
+    expected = (numbers.stop - 1) * len(SITES)
     deadline = time.monotonic() + PATIENCE_S
-    for name in names:
-        with DataLog(connection, GROUP, name) as data:
-            while data.state().seqno < seqno:
+    for site in SITES:
+        with DataLog(lab.connection, group, site) as log:
+            while (seqno := log.state().seqno) < expected:
                 if time.monotonic() > deadline:
-                    raise SystemExit(f"{name} has {data.state().seqno} of {seqno} after {PATIENCE_S:g} s")
+                    raise RuntimeError(f"{site} has {seqno} of {expected} after {PATIENCE_S:g} s")
                 time.sleep(0.2)
 
 
-def effective(connection: Connection, site: str) -> tuple[list[Stored], list[Stored]]:
-    """The order at a site, and its entries."""
-    reader, taken, entries = Reader(), list[Stored](), list[Stored]()
-    with DataLog(connection, GROUP, site) as data:
-        for stored in data.records(0, data.end()):
+# What stands in the topics then
+
+
+class Log(NamedTuple):
+    """A site's DATA: what counts, and its entries with their times (ms)."""
+
+    taken: list[Stored]
+    entries: list[tuple[int, Entry]]
+
+
+def _read(connection: Connection, group: str, site: str) -> Log:
+    reader, log = Reader(), Log([], [])
+    with DataLog(connection, group, site) as data:
+        for stored in data.records(data.beginning(), data.end()):
             record = stored.data
             if reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE:
-                taken.append(stored)
+                log.taken.append(stored)
             elif record.kind == ENTRY:
-                entries.append(stored)
-    return taken, entries
+                log.entries.append((stored.timestamp_ms, read_entry(record)))
+    return log
 
 
-def digest(taken: Sequence[Stored]) -> str:
-    """Of what all sites must have in common."""
+def _digest(log: Log) -> str:
+    """Of what all sites of one order have in common."""
     said = blake2b()
-    for stored in taken:
-        data = stored.data
-        said.update(f"{data.kind} {data.seqno} {data.view} {data.id} {data.source} {data.forwarded_at_ms};".encode())
+    for stored in log.taken:
+        said.update(f"{stored.data.kind} {stored.data.seqno} {stored.data.view} {stored.data.id};".encode())
     return said.hexdigest()
 
 
-def percentile(values: Sequence[int], share: float) -> int:
-    """Of sorted values."""
-    return values[min(len(values) - 1, int(len(values) * share))] if values else 0
+def _sent_at(connection: Connection, group: str) -> dict[MessageId, int]:
+    """When the broker had each message in FORWARD (ms)."""
+    sent: dict[MessageId, int] = {}
+    for site in SITES:
+        place = TopicPartition(str(Topic(group, "forward", site)), 0)
+        with contextlib.closing(connection.consumer()) as consumer:
+            end = consumer.end_offsets([place])[place]
+            for record in read_range(connection, consumer, place, 0, end):
+                kind, incarnation, number = (record.headers[0][1] or b"").split()[1:4]
+                if kind == MESSAGE.encode():
+                    id_ = MessageId((record.key or b"").decode(), int(incarnation), int(number))
+                    sent.setdefault(id_, record.timestamp)
+    return sent
 
 
-def measure(servers: str, sites: int, backlog: int, rate: float, seconds: float, size: int) -> dict[str, Any]:
-    """A backlog, then a rate."""
-    connection, names = Connection(servers), tuple(f"s{number}" for number in range(sites))
-    create_topics(connection, GROUP, names)
-    send(connection, names, 1, backlog, size)
-    before = load_average()
-    with running(servers, names):
-        await_ordered(connection, names, backlog * sites)
-        paced = int(rate * seconds / sites)
-        send(connection, names, backlog + 1, paced, size, rate)
-        await_ordered(connection, names, (backlog + paced) * sites)
-    found = {name: effective(connection, name) for name in names}
-    assert len({digest(taken) for taken, _ in found.values()}) == 1, "the sites differ"
-    firsts = backlog * sites
-    times = [(taken[0].timestamp_ms, taken[firsts - 1].timestamp_ms) for taken, _ in found.values()]
-    drained_s = (max(end for _, end in times) - min(start for start, _ in times)) / 1000
-    latencies = sorted(
-        stored.timestamp_ms - stored.data.forwarded_at_ms
-        for taken, _ in found.values()
-        for stored in taken[firsts:]
-        if stored.data.kind == MESSAGE
-    )
-    began_ms = found[names[0]][0][firsts].timestamp_ms if paced else 0
-    entries = [stored for _, of_site in found.values() for stored in of_site if stored.timestamp_ms >= began_ms]
+def _figures(connection: Connection, group: str, way: Way, burst: range, paced: range, cpu_s: float) -> dict[str, Any]:
+    logs = {site: _read(connection, group, site) for site in SITES}
+    if way.mode != "mesh":
+        assert len({_digest(log) for log in logs.values()}) == 1, "the sites differ"
+    sent = _sent_at(connection, group)
+    ends = {
+        site: [stored for stored in log.taken if stored.data.kind == MESSAGE and stored.data.local_seqno in burst]
+        for site, log in logs.items()
+    }
+    assert all(len(of_site) == len(burst) * len(SITES) for of_site in ends.values()), "a site lacks messages"
+    began_ms = min(at for id_, at in sent.items() if id_.local_seqno == burst.start)
+    seconds = (max(of_site[-1].timestamp_ms for of_site in ends.values()) - began_ms) / 1000
+    latencies = [
+        float(stored.timestamp_ms - sent[stored.data.id])
+        for site, log in logs.items()
+        if way.mode != "hub" or site != HOME
+        for stored in log.taken
+        if stored.data.sender == f"{site}/load" and stored.data.local_seqno in paced
+    ]
+    messages = len(burst) * len(SITES)
+    found = {"ordered_per_s": messages / seconds, "cpu_us_per_message": 1e6 * cpu_s / messages, **summary(latencies)}
+    if way.mode == "isis":
+        since_ms = min(at for id_, at in sent.items() if id_.local_seqno == paced.start)
+        found["costs"] = _costs({site: log.entries for site, log in logs.items()}, since_ms, len(paced) * len(SITES))
+    return found
+
+
+def _costs(logs: Mapping[str, list[tuple[int, Entry]]], since_ms: int, messages: int) -> dict[str, Any]:
+    """By message: entries, their bytes, and what is said in them; hops of a run until its own site has ordered it."""
+    entries = {site: [entry for at, entry in log if at >= since_ms] for site, log in logs.items()}
+    every = [entry for of_site in entries.values() for entry in of_site]
+    said = Counter(letter.kind for entry in every for letter in entry.letters)
+    runs = {ordered.first: ordered for entry in every for ordered in entry.ordered}
+    hops = [hop for site, of_site in entries.items() for hop in _hops(site, of_site)]
     return {
-        "sites": sites,
-        "bytes": size,
-        "backlog": firsts,
-        "drained_per_s": round(firsts / drained_s) if drained_s else None,
-        "rate": rate,
-        "p50_ms": percentile(latencies, 0.5),
-        "p99_ms": percentile(latencies, 0.99),
-        "entries_per_message": round(len(entries) / max(1, paced * sites), 3),
-        "entry_bytes": round(sum(len(stored.data.payload) for stored in entries) / max(1, len(entries))),
-        "load_before": before,
+        "entries": len(every) / messages,
+        "entry_bytes": sum(len(write_entry(entry).payload) for entry in every) / len(every),
+        "letters": {kind: count / messages for kind, count in sorted(said.items())},
+        "messages_a_run": mean(run.run.length for run in runs.values()),
+        "hops": mean(hops),
     }
 
 
-def main() -> None:
-    """One measurement, as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sites", type=int, default=3)
-    parser.add_argument("--backlog", type=int, default=30_000, help="messages at each site")
-    parser.add_argument("--rate", type=float, default=300.0, help="messages a second at all sites together")
-    parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--bytes", type=int, default=100)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory, EmbeddedBroker(Path(directory), 0) as broker:
-        servers = broker.bootstrap_servers
-        found = measure(servers, given.sites, given.backlog, given.rate, given.seconds, given.bytes)
-    json.dump(found, sys.stdout, indent=2)
-    sys.stdout.write("\n")
-
-
-if __name__ == "__main__":
-    main()
+def _hops(site: str, entries: Sequence[Entry]) -> Iterator[int]:
+    """Of each of the site's runs: to the others and back for the proposals; and once more, if it had to hear that
+    another site knows the final number.
+    """
+    sent: dict[bytes, int] = {}
+    final: dict[int, int] = {}
+    for entry in entries:
+        for letter in entry.letters:
+            message = read_letter(letter)
+            if isinstance(message, Send):
+                sent |= {run.reference: message.first + number for number, run in enumerate(message.runs)}
+            elif isinstance(message, Finals):
+                for number in range(message.first, message.first + len(message.keys)):
+                    final.setdefault(number, entry.number)
+        for ordered in entry.ordered:
+            if ordered.sender.name == site and sent.get(ordered.run.reference) in final:
+                yield 2 if final[sent[ordered.run.reference]] == entry.number else 4

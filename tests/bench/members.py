@@ -136,7 +136,7 @@ def _send(bench: Bench, name: str, count: int, outbox: Path | None = None) -> fl
         # The public way to see that a member has sent all is its receipts, which nobody resolves here.
         forwarder = member._sending.forwarder
         assert forwarder is not None
-        forwarder._sending.flush()
+        forwarder._dispatch.sending.flush()
         took = time.monotonic() - started
         assert lab.end_of(forward) == goal, "the member sent each message once"
     finally:

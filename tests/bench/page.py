@@ -19,6 +19,8 @@ from tests.bench.plan import DEFAULT_RECORDS, KINDS, Case, Plan
 from tests.bench.rates import ENGINES
 from tests.bench.report import (
     ENGINE_AIMS,
+    MAX_AGREED_P50_TO_HUB,
+    MAX_CAST_MS,
     MAX_ENGINE_KILL_S,
     MAX_ENGINE_MIB,
     MAX_KILL_S,
@@ -26,11 +28,14 @@ from tests.bench.report import (
     MAX_LOST_CHECKPOINT_S,
     MAX_MEMORY_MIB,
     MAX_RELAY_MS,
+    MIN_AGREED_TO_HUB,
     MIN_LEDGER_TO_APPEND,
     MIN_MEMBER_TO_BARE,
+    MIN_PLAIN_PER_S,
     MIN_RELAY_TO_COPY,
     MIN_SEQUENCER_TO_COPY,
     MIN_TO_STREAMS,
+    ratios_to_hub,
 )
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "latency.svg"
@@ -119,6 +124,32 @@ def _engine(transport: str) -> Row:
     )
 
 
+def _orders(transport: str) -> Row:
+    def figures(result: Any) -> list[str]:
+        return [
+            f"{order} {row['p50_ms']:.1f}, {row['p99_ms']:.0f}" for order, row in result[transport]["orders"].items()
+        ]
+
+    what = f"{transport}: p50, p99 at 1,000/s by order, `broadcast` to `deliveries` in another process"
+    return Row("casts", what, "ms", f"fifo, causal p50 ≤ {MAX_CAST_MS[transport]}", figures)
+
+
+def _cast_rates(result: Any) -> list[str]:
+    return [
+        f"{transport}, {order}: {row['records_per_s']:,.0f}"
+        for transport, measured in result.items()
+        for order, row in measured["orders"].items()
+    ]
+
+
+def _cast_growth(result: Any) -> list[str]:
+    return [
+        f"{transport}, {row['members']}: {row['p50_ms']:.1f}, {row['p99_ms']:.0f}, {row['clock_bytes']:.0f}"
+        for transport, measured in result.items()
+        for row in measured["growth"]
+    ]
+
+
 def _member(kind: str, *names: str) -> Figures:
     def figures(result: Any) -> list[str]:
         return [
@@ -137,6 +168,29 @@ def _added(trigger: str) -> Row:
         return [f"{result['latency'][trigger][name]:.0f}" for name in ("p50_ms", "p99_ms")]
 
     return Row("relay", f"from FORWARD at one site to the home's, {trigger}: p50; p99", "ms", aim, figures)
+
+
+def _way(mode: str, trigger: str) -> Row:
+    def figures(result: Any) -> list[str]:
+        found = []
+        for row in result["sites"]:
+            if (row["mode"], row["trigger"]) == (mode, trigger):
+                rate, p50 = ratios_to_hub(row, result["sites"])
+                ratios = "" if mode == "hub" else f" ({rate:.2f}, {p50:.2f})"
+                found.append(f"{row['engine']}: {row['ordered_per_s']:,.0f}, {row['p50_ms']:.0f}{ratios}")
+        return found
+
+    aim = f"≥ {MIN_AGREED_TO_HUB}; ≤ {MAX_AGREED_P50_TO_HUB:g}" if mode == "isis" else ""
+    what = f"three sites, {mode}, {trigger} relays, by engine: ordered; p50 to the DATA of the sender's site"
+    return Row("agreeing", what, "messages/s; ms" + (" (ratios to hub)" if mode != "hub" else ""), aim, figures)
+
+
+def _costs(result: Any) -> list[str]:
+    return [
+        f"{row['engine']}, {row['trigger']}: {row['costs']['entries']:.2f}, {row['costs']['hops']:.1f}"
+        for row in result["sites"]
+        if row["mode"] == "isis"
+    ]
 
 
 ROWS = (
@@ -204,6 +258,15 @@ ROWS = (
         )
         for engine in ENGINES
     ),
+    *(_orders(transport) for transport in MAX_CAST_MS),
+    Row("casts", "one member's messages by order, until all receipts are there", "records/s", "", _cast_rates),
+    Row(
+        "casts",
+        "causal, 300/s of all members together in three processes, by members: p50, p99; a clock",
+        "ms; bytes",
+        "",
+        _cast_growth,
+    ),
     Row(
         "members",
         "sending alone, to a bare producer",
@@ -243,6 +306,25 @@ ROWS = (
         lambda result: [f"{row['kind']} {row['ratio']:.2f}" for row in result["throughput"]],
     ),
     *(_added(trigger) for trigger in MAX_RELAY_MS),
+    *(_way(mode, trigger) for trigger in MAX_RELAY_MS for mode in ("hub", "isis", "mesh")),
+    Row(
+        "agreeing",
+        "what agreeing costs a message at 300/s, by engine and relays: entries; ways of a relay, one behind the other, "
+        "until it is ordered at its own site",
+        "count",
+        "",
+        _costs,
+    ),
+    Row(
+        "agreeing",
+        "three plain processes over UDP, 100 B, by messages of each in flight: ordered; p50; CPU of all",
+        "messages/s; ms; µs",
+        f"one ≥ {MIN_PLAIN_PER_S:,}",
+        lambda result: [
+            f"{row['in_flight']}: {row['ordered_per_s']:,.0f}, {row['p50_ms']:.1f}, {row['cpu_us_per_message']:.0f}"
+            for row in result["processes"]
+        ],
+    ),
     Row(
         "recovery",
         "kill -9 of the sequencer to the next delivery, each kill; a bare Spark session's start",

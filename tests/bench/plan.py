@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 SECTIONS = (
     *("throughput", "peers", "state", "growth", "latency", "memory"),
-    *("engine", "rates", "members", "views", "relay", "recovery"),
+    *("engine", "rates", "casts", "members", "views", "relay", "agreeing", "recovery"),
 )
 DEFAULT_RECORDS = 2_000_000
 QUICK_RECORDS = 200_000
@@ -41,7 +41,17 @@ class Plan:
     latency_warm_up_s: float = 120.0  # Java compiles last what runs a few times a second: how Spark plans a batch
     latency_s: float = 30.0
     rates: tuple[int, ...] = (100, 300, 1000, 3000, 10_000, 20_000, 30_000, 40_000, 60_000)
+    cast_members: tuple[int, ...] = (3, 30, 300)
+    cast_rate: int = 300
+    """Casts a second of all those members together."""
     member_rounds: int = 3
+    agreeing_records: int = 20_000
+    """At each of three sites."""
+    agreeing_rate: int = 300
+    """At all of them together."""
+    agreeing_s: float = 30.0
+    plain_messages: int = 20_000
+    """Of each plain process."""
     kills: int = 3
     session_starts: int = 3
     cases: tuple[Case, ...] = tuple(
@@ -64,7 +74,11 @@ class Plan:
             latency_warm_up_s=30.0,
             latency_s=10.0,
             rates=(100, 1000, 10_000, 30_000),
+            cast_members=(3, 30),
             member_rounds=1,
+            agreeing_records=2_000,
+            agreeing_s=10.0,
+            plain_messages=5_000,
             kills=1,
             session_starts=1,
             cases=(Case(100, 1, 1), Case(1000, 16, 4)),

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ordering.casts import TOTAL
 from tests.bench.plan import KINDS, Case
 
 MIN_SEQUENCER_TO_COPY = 0.6
@@ -18,11 +19,16 @@ MAX_LATENCY_RATIO = 3.5
 MAX_MEMORY_MIB = 3 * 1024
 ENGINE_AIMS = {"kafka-python": (15, 60, 20), "confluent": (10, 30, 80)}
 """By transport: p50 and p99 in ms at most, and thousand records/s at least."""
+MAX_CAST_MS = {"kafka-python": 12, "confluent": 4}
+"""By transport: p50 of fifo and causal messages at most."""
 MAX_ENGINE_MIB = 150
 MAX_ENGINE_KILL_S = 3
 MIN_MEMBER_TO_BARE = 0.75
 MIN_RELAY_TO_COPY = 0.8
 MAX_RELAY_MS = {"micro-batch": 150, "real-time": 20}
+MIN_AGREED_TO_HUB = 0.5
+MAX_AGREED_P50_TO_HUB = 3.0
+MIN_PLAIN_PER_S = 10_000
 MAX_KILL_S = 15
 MAX_LOST_CHECKPOINT_S = 30
 
@@ -189,6 +195,35 @@ def _engine(result: Results) -> list[Table]:
     return [table]
 
 
+def _casts(result: Results) -> list[Table]:
+    orders = _table(
+        "Orders side by side: broadcast to deliveries in another process, ms; until all receipts are there",
+        *("", "order", "p50", "p99", "max", "target", "sender's CPU, s", "records/s"),
+    )
+    growth = _table(
+        "Casts in causal order, by members in three processes: broadcast to deliveries, ms; bytes of a clock",
+        *("", "members", "casts/s of all", "p50", "p99", "bytes"),
+    )
+    for transport, measured in result.items():
+        for order, row in measured["orders"].items():
+            aim = MAX_CAST_MS[transport]
+            orders.add_row(
+                transport,
+                order,
+                *(f"{row[name]:.1f}" for name in ("p50_ms", "p99_ms", "max_ms")),
+                "" if order == TOTAL else f"p50 ≤ {aim}: {_verdict(row['p50_ms'] <= aim)}",
+                f"{row['sender_cpu_s']:.1f}",
+                f"{row['records_per_s']:,.0f}",
+            )
+        for row in measured["growth"]:
+            growth.add_row(
+                transport,
+                *(f"{row[name]:,}" for name in ("members", "per_s")),
+                *(f"{row[name]:.1f}" for name in ("p50_ms", "p99_ms", "clock_bytes")),
+            )
+    return [orders, growth]
+
+
 def _members(result: Results) -> list[Table]:
     tables = []
     for transport, measured in result["transports"].items():
@@ -241,6 +276,56 @@ def _relay(result: Results) -> list[Table]:
     return [rates, times]
 
 
+def ratios_to_hub(row: Results, rows: Sequence[Results]) -> tuple[float, float]:
+    """Throughput and p50 of a way to order, to those of a hub with the same engine and the same relays."""
+    hub = next(
+        each for each in rows if each["mode"] == "hub" and all(each[key] == row[key] for key in ("engine", "trigger"))
+    )
+    return row["ordered_per_s"] / hub["ordered_per_s"], row["p50_ms"] / hub["p50_ms"]
+
+
+def _agreeing(result: Results) -> list[Table]:
+    ways = _table(
+        f"Three sites: {result['records']:,} messages of 100 B at each; then {result['rate']}/s, FORWARD to DATA of "
+        "the sender's site, ms (of a hub: not of the home)",
+        *("", "engine", "relays", "ordered/s", f"to hub, isis ≥ {MIN_AGREED_TO_HUB}", "CPU µs/message"),
+        *("p50", f"to hub, isis ≤ {MAX_AGREED_P50_TO_HUB:g}", "p99"),
+    )
+    costs = _table("What agreeing costs, by message, at that rate", "engine", *("relays", "entries", "bytes of one"))
+    for name in ("messages a run", "send", "propose", "finals", "known", "hops until ordered at its own site"):
+        costs.add_column(name, justify="right")
+    for row in result["sites"]:
+        rate, p50 = ratios_to_hub(row, result["sites"])
+        is_judged = row["mode"] == "isis"
+        ways.add_row(
+            *(row["mode"], row["engine"], row["trigger"], f"{row['ordered_per_s']:,.0f}"),
+            _judged(rate, rate >= MIN_AGREED_TO_HUB) if is_judged else f"{rate:.2f}",
+            *(f"{row['cpu_us_per_message']:.0f}", f"{row['p50_ms']:.0f}"),
+            _judged(p50, p50 <= MAX_AGREED_P50_TO_HUB) if is_judged else f"{p50:.2f}",
+            f"{row['p99_ms']:.0f}",
+        )
+        if is_judged:
+            of_row = row["costs"]
+            costs.add_row(
+                *(row["engine"], row["trigger"], f"{of_row['entries']:.3f}", f"{of_row['entry_bytes']:,.0f}"),
+                f"{of_row['messages_a_run']:.1f}",
+                *(f"{of_row['letters'].get(kind, 0.0):.3f}" for kind in ("send", "propose", "finals", "known")),
+                f"{of_row['hops']:.2f}",
+            )
+    plain = _table(
+        "Three plain processes that agree over UDP, 100 B",
+        *("messages of each in flight", f"ordered/s, one ≥ {MIN_PLAIN_PER_S:,}", "p50", "p99", "CPU µs/message"),
+    )
+    for row in result["processes"]:
+        plain.add_row(
+            str(row["in_flight"]),
+            f"{row['ordered_per_s']:,.0f}",
+            *(f"{row[name]:.1f}" for name in ("p50_ms", "p99_ms")),
+            f"{row['cpu_us_per_message']:.0f}",
+        )
+    return [ways, costs, plain]
+
+
 def _recovery(result: Results) -> list[Table]:
     table = _table(
         f"Recovery at {result['load_records_per_s']:,} records/s: seconds since the kill or the start "
@@ -289,8 +374,10 @@ _TABLES: dict[str, Callable[[Any], list[Table]]] = {
     "memory": _memory,
     "engine": _engine,
     "rates": _rates_of_engines,
+    "casts": _casts,
     "members": _members,
     "views": _views,
     "relay": _relay,
+    "agreeing": _agreeing,
     "recovery": _recovery,
 }

@@ -1,22 +1,30 @@
-"""One `abcast run` for all tests of the package that need a sequencer and a ledger."""
+"""One `abcast run` for all tests of the package that need a sequencer and a ledger; commands run in this process."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import json
+import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from connectors.kafka.connection import Connection
 from connectors.ledger.table import read_table_state
 from connectors.local.broker import EmbeddedBroker
+from jobs.cli import command
+from jobs.options import run_command
+from ordering.errors import BrokerUnreachable, EnvironmentProblem
 from tests.cli.process import ABCAST, abcast, background
+from tests.ledger.test_sql import write_tables
 
 SITE = "cli"
 
@@ -73,3 +81,38 @@ def pipeline(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -
         yield found
         assert run.terminate() == 0, "".join(run.lines)
         assert "Traceback" not in "".join(run.lines)
+
+
+def unreachable(self: Connection, *_: Any, **__: Any) -> NoReturn:
+    raise BrokerUnreachable(f"no Kafka broker answers at {self.bootstrap_servers}.")
+
+
+def not_started(*_: Any, **__: Any) -> NoReturn:
+    raise EnvironmentProblem("it would have been started.")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], str]]:
+    """Run a command line here, where no broker answers and none is started; what it said."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    write_tables(tmp_path / "abcast-data")
+    (tmp_path / "sites.toml").write_text('[sites.nyc]\nbootstrap_servers = "127.0.0.1:1"\n')
+    monkeypatch.chdir(tmp_path)
+    for opened in ("consumer", "producer", "desk", "admin"):
+        monkeypatch.setattr(Connection, opened, unreachable)
+    for started in ("start", "stop"):
+        monkeypatch.setattr(EmbeddedBroker, started, not_started)
+    monkeypatch.setattr("jobs.streaming.session_of_command", not_started)
+
+    def run(arguments: list[str]) -> str:
+        said = io.StringIO()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), pytest.raises(SystemExit) as ended:
+            run_command(command(), arguments)
+        assert ended.value.code in (0, 1, 2, 3)
+        assert "Traceback" not in said.getvalue()
+        return said.getvalue()
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from connectors.kafka.connection import Connection
-from connectors.local.broker import EmbeddedBroker
 from jobs.cli import command
-from jobs.options import run_command
-from ordering.errors import BrokerUnreachable, EnvironmentProblem
 from tests.cli.process import abcast, commands
-from tests.ledger.test_sql import write_tables
 
 NONSENSE = st.sampled_from(
     [
@@ -85,41 +75,6 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     if draw(st.booleans()):
         line += [part for needed in COMMANDS[name].params if needed.required for part in (*needed.opts[:1], "g")]
     return line
-
-
-def unreachable(self: Connection, *_: Any, **__: Any) -> NoReturn:
-    raise BrokerUnreachable(f"no Kafka broker answers at {self.bootstrap_servers}.")
-
-
-def not_started(*_: Any, **__: Any) -> NoReturn:
-    raise EnvironmentProblem("it would have been started.")
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], str]]:
-    """Run a command line here, where no broker answers and none is started; what it said."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    write_tables(tmp_path / "abcast-data")
-    (tmp_path / "sites.toml").write_text('[sites.nyc]\nbootstrap_servers = "127.0.0.1:1"\n')
-    monkeypatch.chdir(tmp_path)
-    for opened in ("consumer", "producer", "desk", "admin"):
-        monkeypatch.setattr(Connection, opened, unreachable)
-    for started in ("start", "stop"):
-        monkeypatch.setattr(EmbeddedBroker, started, not_started)
-    monkeypatch.setattr("jobs.streaming.session_of_command", not_started)
-
-    def run(arguments: list[str]) -> str:
-        said = io.StringIO()
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), pytest.raises(SystemExit) as ended:
-            run_command(command(), arguments)
-        assert ended.value.code in (0, 1, 2, 3)
-        assert "Traceback" not in said.getvalue()
-        return said.getvalue()
-
-    yield run
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -65,7 +65,7 @@ def test_dead_letters_and_the_end_of_a_group(pipeline: Pipeline) -> None:
     producer.send(str(Topic(group, "forward", SITE)), key=b"cli/mallory", value=b"\x1b[2J\xff", headers=[("a", b"b")])
     producer.close(timeout=60)
     published = pipeline.abcast("publish", *of_group, "--member", f"{SITE}/alice", text=b"one\n")
-    assert published.stdout == "1 messages ordered, last seqno 1\n", published.stderr
+    assert published.stdout == "1 message ordered, last seqno 1\n", published.stderr
     [row] = pipeline.json_lines("dead-letters", "list", *of_group)
     assert (row["offset"], row["sender"], row["source"]) == (0, "cli/mallory", f"abcast.{group}.forward.{SITE}-0:0")
     shown = pipeline.abcast("dead-letters", "show", "0", *of_group)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.settings import change_settings
 from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing import MemoryConnection
@@ -35,3 +36,10 @@ def group(connection: Connection) -> str:
     else:
         create_topics(connection, name, ["nyc"], partitions=2)
     return name
+
+
+@pytest.fixture
+def flushing(connection: Connection, group: str) -> str:
+    """A group with flush: its views separate messages of all orders."""
+    change_settings(connection, group, "nyc", flush=True)
+    return group

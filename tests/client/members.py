@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from connectors import Member
 from connectors.client.forwarder import Forwarder
+from connectors.kafka.connection import Connection
+
+
+def with_casts(connection: Connection, group: str, name: str, **options: object) -> Member:
+    """One with casts, at nyc."""
+    return Member(group, f"nyc/{name}", connection=connection, casts=True, **options)  # type: ignore[arg-type]
 
 
 def forwarder_of(member: Member) -> Forwarder:

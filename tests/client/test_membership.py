@@ -39,7 +39,7 @@ from ordering.events import Block, Event, Unblock, ViewChange
 from ordering.membership import Life
 from ordering.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, START_FLUSH, VIEW
 from tests.client.conftest import ON_A_BROKER
-from tests.client.members import kill, silence
+from tests.client.members import forwarder_of, kill, silence
 from tests.waiting import WAIT, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -339,18 +339,18 @@ def test_who_was_replaced_meanwhile_does_not_come_back(connection: Connection, g
         a.connect()
         suspended = Member(group, "nyc/b", connection=connection)
         suspended.connect()
-        forwarder = suspended._sending.forwarder
-        assert forwarder is not None
+        forwarder = forwarder_of(suspended)
+        echo = forwarder._echo
         resumed = threading.Event()
-        really, unheard = forwarder.hear, list[Effective]()
+        really, unheard = echo.hear, list[Effective]()
 
         def look_after() -> None:
             if resumed.is_set():
                 really(unheard)
                 unheard.clear()
 
-        forwarder.hear = unheard.extend  # type: ignore[method-assign, assignment]
-        forwarder.look_after = look_after  # type: ignore[method-assign]
+        echo.hear = unheard.extend  # type: ignore[method-assign, assignment]
+        echo.look_after = look_after  # type: ignore[method-assign]
         forwarder.heartbeat = lambda: None  # type: ignore[method-assign]
         eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
         with Member(group, "nyc/b", connection=connection) as b:
@@ -384,7 +384,7 @@ def test_a_rejoin_that_fails_leaves_the_outbox_as_it_is(
             raise BrokerUnreachable("gone")
 
         with monkeypatch.context() as patched:
-            patched.setattr("connectors.client.forwarder.MemberMemory", unreachable)
+            patched.setattr("connectors.client.opening.MemberMemory", unreachable)
             assert tried.wait(WAIT)
             b.close(timeout=1.5)
         for receipt in receipts:

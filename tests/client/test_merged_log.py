@@ -63,12 +63,12 @@ def test_a_cast_that_all_wait_for_is_read_again_although_others_never_cease(
     feed: Any = SimpleNamespace(follow=lambda _: SimpleNamespace(poll=poll), connection=connection, wake=None)
     state = MergedState(CausalState(1, (A, B), (0, 0), agreed=(0, 0)), flush=True)
     log = MergedLog(feed, Begin(Start(0, Reader()), state, {}))
-    log.merger.causal.max_held = 4
+    log.merger.causal.room.max_held = 4
     for _ in range(4):
         log.step(log.read(0))
     reading.next[OF_B] = 0
     log.step(log.read(0))
-    assert (log.merger.causal.holding, log.merger.causal.vector) == (4, (0, 0))
+    assert (log.merger.causal.room.holding, log.merger.causal.vector) == (4, (0, 0))
     data.append(Ordered(1))
     for _ in range(4_000):
         log.step(log.read(0))

@@ -13,7 +13,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member, Receipt
-from connectors.client import forwarder
+from connectors.client import forwarder, opening
 from connectors.client.lives import is_same
 from connectors.client.member_memory import LIVES_PER_MS, MemberMemory
 from connectors.client.outbox import Outbox
@@ -71,11 +71,11 @@ def killed(member: Member, left_open: list[Member]) -> None:
     """It sends, reads and remembers nothing more."""
     sending = member._sending.forwarder
     assert sending is not None
-    sending._stopping.set()
+    sending._standing.stop()
     sending._hearing.close()
     assert member._lives.outbox is not None
     member._lives.outbox.close()
-    member._lives.outbox = sending._outbox = None
+    member._lives.outbox = sending._books._outbox = None
     left_open.append(member)
 
 
@@ -130,14 +130,14 @@ class TestOutboxes:
             alice.broadcast(b"1", headers=[("k", b"v")]).result(WAIT)
             killed(alice, left_open)
             read: list[int] = []
-            really = forwarder._ordered_since
+            really = opening._ordered_since
 
             def looked(connection: Connection, group: str, address: Address, seqno: int, end: int) -> object:
                 read.append(seqno)
                 return really(connection, group, address, seqno, end)
 
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(forwarder, "_ordered_since", looked)
+                patched.setattr(opening, "_ordered_since", looked)
                 with Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a") as alice:
                     alice.broadcast(b"2").result(WAIT)
                 with Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "a") as alice:
@@ -275,10 +275,13 @@ class TestOldLives:
         with DataLog(kafka, "g", "nyc") as log:
             eventually(lambda: log.state().membership.incarnation_floor == incarnation)
 
-    @pytest.mark.parametrize("begins", ["with an outbox", "with a letter"])
+    @pytest.mark.parametrize("begins", ["with an outbox", "with a letter", "with a letter, and casts"])
     def test_are_heard_when_they_broadcast_at_last(self, kafka: MemoryConnection, tmp_path: Path, begins: str) -> None:
-        outbox = tmp_path / "o" if begins == "with an outbox" else None
-        with TinySequencer(kafka, "g", "nyc"), Member("g", "nyc/alice", connection=kafka, outbox=outbox) as alice:
+        outbox, casts = tmp_path / "o" if begins == "with an outbox" else None, "casts" in begins
+        with (
+            TinySequencer(kafka, "g", "nyc"),
+            Member("g", "nyc/alice", connection=kafka, outbox=outbox, casts=casts) as alice,
+        ):
             if outbox is None:
                 alice.send("nyc/bob", b"1").result(WAIT)
             before = alice.incarnation

@@ -9,9 +9,9 @@ import pytest
 
 from connectors import Delivery, Member
 from connectors.kafka.connection import Connection
-from connectors.kafka.settings import change_settings
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import UsageError
+from tests.client.members import with_casts
 from tests.waiting import WAIT
 
 
@@ -19,17 +19,6 @@ from tests.waiting import WAIT
 def sequencer(connection: Connection, group: str) -> Iterator[TinySequencer]:
     with TinySequencer(connection, group) as running:
         yield running
-
-
-@pytest.fixture
-def flushing(connection: Connection, group: str) -> str:
-    """A group with flush: its views separate messages of all orders."""
-    change_settings(connection, group, "nyc", flush=True)
-    return group
-
-
-def member(connection: Connection, group: str, name: str, **options: object) -> Member:
-    return Member(group, f"nyc/{name}", connection=connection, casts=True, **options)  # type: ignore[arg-type]
 
 
 def texts(stream: Iterator[Delivery], count: int) -> list[str]:
@@ -40,7 +29,7 @@ def texts(stream: Iterator[Delivery], count: int) -> list[str]:
 def test_fifo_in_an_open_group(connection: Connection, group: str) -> None:
     """Nobody joins. Each sender's messages come as they were sent, with no seqno, among the total ones."""
     with contextlib.ExitStack() as closing:
-        a, b = (closing.enter_context(member(connection, group, name)) for name in "ab")
+        a, b = (closing.enter_context(with_casts(connection, group, name)) for name in "ab")
         receipts = [a.broadcast(b"%d" % number, [("n", b"v")], order="fifo") for number in range(200)]
         assert [receipt.result(WAIT) for receipt in receipts] == list(range(1, 201))
         seqno = b.broadcast(b"total").result(WAIT)
@@ -54,7 +43,7 @@ def test_fifo_in_an_open_group(connection: Connection, group: str) -> None:
 
 
 def test_causal_order_is_refused_without_a_view(connection: Connection, group: str) -> None:
-    with member(connection, group, "a") as a:
+    with with_casts(connection, group, "a") as a:
         with pytest.raises(UsageError, match="causal order needs a view"):
             a.broadcast(b"m", order="causal")
         a.connect(timeout=WAIT)  # a view, but no flush that ends it
@@ -74,7 +63,7 @@ def test_other_refusals(connection: Connection, group: str) -> None:
 def test_causal_order_across_members(connection: Connection, flushing: str) -> None:
     """Deposit and cheque: b sends when it has delivered what a sent; c delivers them in that order. All orders mix."""
     with contextlib.ExitStack() as closing:
-        a, b, c = (closing.enter_context(member(connection, flushing, name)) for name in "abc")
+        a, b, c = (closing.enter_context(with_casts(connection, flushing, name)) for name in "abc")
         for each in (a, b, c):
             each.connect(timeout=WAIT)
         streams = {name: each.deliveries(timeout=WAIT) for name, each in (("a", a), ("b", b), ("c", c))}
@@ -93,7 +82,7 @@ def test_causal_order_across_members(connection: Connection, flushing: str) -> N
 def test_a_chain_through_all_orders(connection: Connection, flushing: str) -> None:
     """Two members answer each other, in an order after another: every member has the chain as it was."""
     with contextlib.ExitStack() as closing:
-        a, b, c = (closing.enter_context(member(connection, flushing, name)) for name in "abc")
+        a, b, c = (closing.enter_context(with_casts(connection, flushing, name)) for name in "abc")
         for each in (a, b, c):
             each.connect(timeout=WAIT)
         streams = [each.deliveries(timeout=WAIT) for each in (a, b)]
@@ -109,7 +98,7 @@ def test_a_chain_through_all_orders(connection: Connection, flushing: str) -> No
 def test_own_messages_of_all_orders(connection: Connection, flushing: str) -> None:
     """Of one sender, without waiting: what the table promises of each pair, and every receipt is settled."""
     with contextlib.ExitStack() as closing:
-        a, b = (closing.enter_context(member(connection, flushing, name)) for name in "ab")
+        a, b = (closing.enter_context(with_casts(connection, flushing, name)) for name in "ab")
         for each in (a, b):
             each.connect(timeout=WAIT)
         orders = ["fifo", "total", "causal", "total", "total", "fifo", "causal"] * 10
@@ -128,12 +117,12 @@ def test_own_messages_of_all_orders(connection: Connection, flushing: str) -> No
 
 def test_a_late_joiner_begins_with_its_view(connection: Connection, flushing: str) -> None:
     with contextlib.ExitStack() as closing:
-        a, b = (closing.enter_context(member(connection, flushing, name)) for name in "ab")
+        a, b = (closing.enter_context(with_casts(connection, flushing, name)) for name in "ab")
         for each in (a, b):
             each.connect(timeout=WAIT)
         for number in range(30):
             a.broadcast(b"old %d" % number, order="causal" if number % 3 else "total")
-        late = closing.enter_context(member(connection, flushing, "late"))
+        late = closing.enter_context(with_casts(connection, flushing, "late"))
         late.connect(timeout=WAIT)
         a.broadcast(b"new", order="causal").result(WAIT)
         b.broadcast(b"newest", order="total").result(WAIT)
@@ -142,7 +131,7 @@ def test_a_late_joiner_begins_with_its_view(connection: Connection, flushing: st
 
 
 def test_what_is_not_taken_comes_again(connection: Connection, flushing: str) -> None:
-    with member(connection, flushing, "a") as a:
+    with with_casts(connection, flushing, "a") as a:
         a.connect(timeout=WAIT)
         for number in range(3):
             a.broadcast(b"%d" % number, order="causal")
@@ -153,7 +142,7 @@ def test_what_is_not_taken_comes_again(connection: Connection, flushing: str) ->
 def test_synchronous(connection: Connection, flushing: str) -> None:
     """The time line: what a sends before the instant and after it, for everybody."""
     with contextlib.ExitStack() as closing:
-        a, b = (closing.enter_context(member(connection, flushing, name)) for name in "ab")
+        a, b = (closing.enter_context(with_casts(connection, flushing, name)) for name in "ab")
         for each in (a, b):
             each.connect(timeout=WAIT)
         for number in range(5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import subprocess
 import sys
@@ -13,13 +14,16 @@ from pathlib import Path
 import pytest
 
 from connectors import Delivery, Member
+from connectors.client import state_transfer
 from connectors.diagnosis.report import check_group
 from connectors.kafka.connection import Connection
 from connectors.kafka.settings import change_settings
 from connectors.testing.tiny_sequencer import TinySequencer
 from jobs.deliver import _line
+from ordering.casts import ORDERS
 from ordering.events import ViewChange
 from tests.client.conftest import ON_A_BROKER
+from tests.client.replica import Replica, Talker, of
 from tests.waiting import WAIT, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +64,51 @@ class Recorder:
     def write(self, path: Path) -> Path:
         path.write_text("".join(_line(what, as_json=True) + "\n" for what in self.seen if isinstance(what, Delivery)))
         return path
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_transfer, "PATIENCE_S", 1.0)
+
+
+@ON_A_BROKER
+@pytest.mark.timeout(150)
+@pytest.mark.usefixtures("impatient")
+def test_the_supplier_of_a_cut_is_killed_while_it_serves(connection: Connection, group: str) -> None:
+    """Both cast. The joiner asks the next one, and has everything once, in all orders, also what the dead one cast."""
+    change_settings(connection, group, "nyc", flush=True, suspect_after_ms=2_000)
+    command = [sys.executable, "-m", "tests.client.replica", connection.bootstrap_servers, group, "nyc/v"]
+    with TinySequencer(connection, group), contextlib.ExitStack() as closing:
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        closing.callback(process.wait, WAIT)
+        closing.callback(process.kill)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        a = closing.enter_context(Replica(connection, group, "a", state=False))
+        process.stdin.write("go\n")
+        process.stdin.close()
+        with Talker(a.member) as talker:
+            talker.say_more(100)
+            joined: list[Replica] = []
+            joining = threading.Thread(target=lambda: joined.append(Replica(connection, group, "b")))
+            joining.start()
+            assert process.stdout.readline() == "sending\n"
+            process.kill()
+            joining.join(WAIT)
+            b = closing.enter_context(joined[0])
+            talker.say_more(100)
+        process.stdout.close()
+        eventually(lambda: a.member.view is not None and a.member.view.members == ("nyc/a", "nyc/b"))
+        a.member.broadcast(b"the end", order="causal").result(WAIT)
+        for each in (a, b):
+            eventually(lambda each=each: "causal nyc/a the end" in each.taken)  # type: ignore[misc]
+        assert b.counted >= 100
+        assert sorted(a.taken) == sorted(b.taken)
+        assert len(set(a.taken)) == len(a.taken)
+        for sender, order in itertools.product(("nyc/v", "nyc/a"), ORDERS):
+            assert of(a.taken, sender, order) == of(b.taken, sender, order)
+            assert len(of(a.taken, sender, order)) > 10
 
 
 @contextlib.contextmanager

@@ -16,12 +16,12 @@ from connectors.client import merged_deliveries, sharing
 from connectors.client.member_memory import MemberMemory
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
-from connectors.kafka.settings import change_settings
 from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import Blocked, ProtocolViolation, Superseded
 from ordering.names import Topic
 from ordering.records import JOIN, MESSAGE, Forward
+from tests.client.members import kill, with_casts
 from tests.waiting import WAIT, eventually
 
 pytestmark = pytest.mark.parametrize("connection", ["memory"], indirect=True)
@@ -31,16 +31,6 @@ pytestmark = pytest.mark.parametrize("connection", ["memory"], indirect=True)
 def sequencer(connection: Connection, group: str) -> Iterator[TinySequencer]:
     with TinySequencer(connection, group) as running:
         yield running
-
-
-@pytest.fixture
-def flushing(connection: Connection, group: str) -> str:
-    change_settings(connection, group, "nyc", flush=True)
-    return group
-
-
-def member(connection: Connection, group: str, name: str, **options: object) -> Member:
-    return Member(group, f"nyc/{name}", connection=connection, casts=True, **options)  # type: ignore[arg-type]
 
 
 def drop_messages(sequencer: TinySequencer) -> list[Forward]:
@@ -56,20 +46,11 @@ def drop_messages(sequencer: TinySequencer) -> list[Forward]:
     return dropped
 
 
-def kill(victim: Member) -> None:
-    """Its process ends: it does not leave, and its file is free."""
-    forwarder, outbox = victim._sending.forwarder, victim._lives.outbox
-    assert forwarder is not None
-    assert outbox is not None
-    forwarder.close()
-    outbox.close()
-
-
 def test_a_member_that_ends_leaves_the_others_of_its_process_alone(
     connection: Connection, flushing: str, sequencer: TinySequencer
 ) -> None:
     """What waited when another process took its name does not leave, and ends no thread that others use."""
-    with member(connection, flushing, "a") as a, member(connection, flushing, "b") as b:
+    with with_casts(connection, flushing, "a") as a, with_casts(connection, flushing, "b") as b:
         for each in (a, b):
             each.connect(timeout=WAIT)
         dropped = drop_messages(sequencer)
@@ -78,12 +59,12 @@ def test_a_member_that_ends_leaves_the_others_of_its_process_alone(
         waits = a.broadcast(b"causal", order="causal")
         forwarder = a._sending.forwarder
         assert forwarder is not None
-        forwarder.end(Superseded("another process has started"))
+        forwarder._end(Superseded("another process has started"))
         with pytest.raises(Superseded):
             waits.result(WAIT)
         sequencer.drop = lambda _: False  # the total message comes late, and would let the cast go
         headers = forward_headers(forwarder.incarnation, lost.message_id.local_seqno)
-        forwarder._sending.send(forwarder._topic, b"nyc/a", b"total", headers)
+        forwarder._dispatch.sending.send(forwarder._dispatch._topic, b"nyc/a", b"total", headers)
         seqno = b.broadcast_sync(b"behind it", timeout=WAIT)
         assert b.broadcast(b"goes on", order="causal").result(WAIT) == 1
         assert seqno > 0
@@ -93,13 +74,16 @@ def test_a_cast_waits_for_what_an_outbox_has_kept(
     connection: Connection, flushing: str, sequencer: TinySequencer, tmp_path: Path
 ) -> None:
     dropped = drop_messages(sequencer)
-    killed = member(connection, flushing, "a", outbox=tmp_path / "outbox")
+    killed = with_casts(connection, flushing, "a", outbox=tmp_path / "outbox")
     for text in (b"1", b"2"):
         killed.broadcast(text)
     eventually(lambda: len(dropped) == 2)
     kill(killed)
     sequencer.drop = lambda _: False
-    with member(connection, flushing, "b") as b, member(connection, flushing, "a", outbox=tmp_path / "outbox") as a:
+    with (
+        with_casts(connection, flushing, "b") as b,
+        with_casts(connection, flushing, "a", outbox=tmp_path / "outbox") as a,
+    ):
         b.connect(timeout=WAIT)
         a.connect(timeout=WAIT)
         assert a.broadcast(b"3", order="causal").result(WAIT) == 1
@@ -110,19 +94,19 @@ def test_a_life_that_goes_on_in_a_view_casts_from_the_next_view_on(
     connection: Connection, flushing: str, tmp_path: Path
 ) -> None:
     """Under its old numbers, all members would take its casts for duplicates."""
-    with member(connection, flushing, "b") as b:
+    with with_casts(connection, flushing, "b") as b:
         b.connect(timeout=WAIT)
-        killed = member(connection, flushing, "a", outbox=tmp_path / "outbox")
+        killed = with_casts(connection, flushing, "a", outbox=tmp_path / "outbox")
         killed.connect(timeout=WAIT)
         for _ in range(3):
             killed.broadcast(b"old", order="fifo").result(WAIT)
         kill(killed)
-        with member(connection, flushing, "a", outbox=tmp_path / "outbox") as a:
+        with with_casts(connection, flushing, "a", outbox=tmp_path / "outbox") as a:
             a.connect(timeout=WAIT)
             assert a.incarnation == killed.incarnation
             with pytest.raises(Blocked, match="earlier process"):
                 a.broadcast(b"lost", order="fifo", timeout=0.1)
-            with member(connection, flushing, "c") as c:
+            with with_casts(connection, flushing, "c") as c:
                 c.connect(timeout=WAIT)
                 assert a.broadcast(b"new", order="causal", timeout=WAIT).result(WAIT) == 4
                 seen = b.deliveries(timeout=WAIT)
@@ -132,9 +116,9 @@ def test_a_life_that_goes_on_in_a_view_casts_from_the_next_view_on(
 def test_a_life_that_goes_on_in_no_view_has_casts_of_its_own(
     connection: Connection, group: str, tmp_path: Path
 ) -> None:
-    with member(connection, group, "b") as b:
+    with with_casts(connection, group, "b") as b:
         for start in range(3):
-            killed = member(connection, group, "a", outbox=tmp_path / "outbox")
+            killed = with_casts(connection, group, "a", outbox=tmp_path / "outbox")
             killed.broadcast(b"total").result(WAIT)
             assert killed.broadcast(b"%d" % start, order="fifo").result(WAIT) == 1
             kill(killed)
@@ -149,7 +133,7 @@ def test_retention_has_dropped_the_first_casts(
     """Total messages that depend on them do not wait; casts are given from the first view on that has them all."""
     monkeypatch.setattr(merged_deliveries, "MARGIN_MS", 0)
     assert isinstance(connection, MemoryConnection)
-    with member(connection, flushing, "a") as a:
+    with with_casts(connection, flushing, "a") as a:
         a.connect(timeout=WAIT)
         a.broadcast(b"lost", order="causal")
         a.broadcast(b"1").result(WAIT)
@@ -159,11 +143,11 @@ def test_retention_has_dropped_the_first_casts(
         a.broadcast(b"not given", order="causal").result(WAIT)
         a.broadcast(b"2").result(WAIT)
         time.sleep(0.01)  # a later time
-        with member(connection, flushing, "late") as late:
+        with with_casts(connection, flushing, "late") as late:
             late.connect(timeout=WAIT)
             a.broadcast(b"given", order="causal").result(WAIT)
             a.broadcast(b"3").result(WAIT)
-            with member(connection, flushing, "reader") as reader:
+            with with_casts(connection, flushing, "reader") as reader:
                 assert [each.payload for each in reader.deliveries(timeout=0.5)] == [b"1", b"2", b"given", b"3"]
 
 
@@ -185,7 +169,7 @@ def test_a_causal_cast_waits_for_the_view_that_was_asked_for(
 ) -> None:
     """As a member is that was taken for dead: it joins again by itself, and its application has made no mistake."""
     sequencer.drop = lambda record: record.kind == JOIN
-    with member(connection, flushing, "a", resend_after_s=0.2) as a:
+    with with_casts(connection, flushing, "a", resend_after_s=0.2) as a:
         a._sending.start().join()
         with pytest.raises(Blocked, match="has asked to join"):
             a.broadcast(b"1", order="causal", timeout=0.1)
@@ -195,9 +179,9 @@ def test_a_causal_cast_waits_for_the_view_that_was_asked_for(
 
 def test_casts_of_a_newer_process_end_the_older_one(connection: Connection, group: str) -> None:
     """Nobody joins, and nothing is ordered: only the casts tell."""
-    older = member(connection, group, "a")
+    older = with_casts(connection, group, "a")
     older.broadcast(b"1", order="fifo").result(WAIT)
-    with member(connection, group, "a") as newer, member(connection, group, "b") as b:
+    with with_casts(connection, group, "a") as newer, with_casts(connection, group, "b") as b:
         for text in (b"2", b"3"):
             newer.broadcast(text, order="fifo").result(WAIT)
         eventually(lambda: older._sending.forwarder is None or older._sending.forwarder.has_ended)
@@ -209,7 +193,7 @@ def test_casts_of_a_newer_process_end_the_older_one(connection: Connection, grou
 
 
 def test_nothing_waits_for_a_hub_that_was_closed(connection: Connection, flushing: str) -> None:
-    with member(connection, flushing, "a") as a:
+    with with_casts(connection, flushing, "a") as a:
         a.connect(timeout=WAIT)
         forwarder = a._sending.forwarder
         assert forwarder is not None

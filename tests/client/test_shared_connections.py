@@ -181,5 +181,5 @@ def test_close_that_is_interrupted_closes_all_the_same(
     with pytest.raises(KeyboardInterrupt):
         a.close()
     close()
-    assert forwarder_of(a)._stopping.is_set(), "it says no more that it is alive"
+    assert forwarder_of(a)._standing.is_stopping, "it says no more that it is alive"
     assert not shared.users

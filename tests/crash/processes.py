@@ -80,9 +80,9 @@ class Process:
             assert time.monotonic() < deadline, f"{self.name} did not say {words!r} within {timeout:g} s"
             time.sleep(0.02)
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, timeout: float = READY_S) -> None:
         """Wait until a streaming job works."""
-        self.wait_for("ready;")
+        self.wait_for("ready;", timeout)
         self._first_to_die = [*self.members("java")[:1], self.pid]
 
     def wait_exit(self, timeout: float) -> int:

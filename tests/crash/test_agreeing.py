@@ -69,7 +69,9 @@ class Sites:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", [pytest.param("spark", marks=pytest.mark.soak), "process"])
 def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp_path: Path, engine: str) -> None:
-    """Killed at random moments, the site comes back at once. Then one is away until the others go on without it."""
+    """Killed at random moments, the site comes back at once. Then one is away until the others go on without it, and
+    one more, so that nothing goes on; what the sites have taken meanwhile is ordered when they are back, once.
+    """
     sites = Sites(make_scenario(broker.bootstrap_servers), tmp_path, engine)
     group, rng = sites.scenario.group, random.Random(18)
     processes = {name: sites.start(name) for name in sites.names}
@@ -86,22 +88,30 @@ def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp
         processes[gone].kill()
         others = sorted(name for name in sites.names if name != gone)
         eventually(lambda: sites.view(others[0]) == others, 60, "the others go on", 0.5)
-        at_nyc = members[0].broadcast(b"without sfo")
-        assert at_nyc.result(30)
-        processes[gone] = sites.start(gone)
+        assert members[0].broadcast(b"without sfo").result(30)
+        at_sfo = members[1].broadcast(b"while sfo is away")
+        last = sites.names[2]
+        processes[last].kill()
+        eventually(lambda: sites.view(sites.names[0]) == [], 60, "one of three waits, and says so", 0.5)
+        pending = members[0].broadcast(b"in a minority")
+        assert not any(receipt.done() for receipt in (at_sfo, pending))
+        for name in (gone, last):
+            processes[name] = sites.start(name)
+        assert pending.result(60)
+        assert at_sfo.result(60)
         sent = [message for load in loads for message in load.finish_after(MESSAGES, 90)]
     finally:
         for load, member in zip(loads, members, strict=True):
             load.halt()
             member.close(timeout=0)
     eventually(lambda: len(sites.ends()) == 1, 30)
-    assert sites.ends() == {len(sent) + 1}
+    assert sites.ends() == {len(sent) + 3}
     verdict = abcast("check", "--group", group, "--sites", sites.file, "--settled", "--json", cwd=tmp_path)
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
-    assert json.loads(verdict.stdout)["read"] == {f"DATA of {name}": len(sent) + 1 for name in sites.names}
+    assert json.loads(verdict.stdout)["read"] == {f"DATA of {name}": len(sent) + 3 for name in sites.names}
     for name in sites.names:
         sites.scenario.site = name
-        assert sites.scenario.verify(sent) == len(sent) + 1
+        assert sites.scenario.verify(sent) == len(sent) + 3
 
 
 @pytest.mark.timeout(300)

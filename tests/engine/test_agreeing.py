@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
@@ -31,11 +31,11 @@ from connectors.sequencer import agreeing_query
 from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.errors import Fenced, ProtocolViolation, UsageError
+from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation, UsageError
 from ordering.isis_log import Ordered, Range, run_of
 from ordering.isis_site import Mark, Place, SiteState, first_state
 from ordering.isis_site import last_state as told
-from ordering.names import Topic
+from ordering.names import Role, Topic
 from ordering.reader import Reader, Verdict
 from ordering.records import ENTRY, EPOCH, JOIN, MESSAGE, Data
 from ordering.sequencer import SequencerState
@@ -48,8 +48,8 @@ each_engine = pytest.mark.parametrize("engine", [PROCESS, SPARK])
 SUSPECT_AFTER_MS = 2_000
 
 
-def forward(site: str) -> TopicPartition:
-    return TopicPartition(str(Topic("g", "forward", site)), 0)
+def forward(site: str, group: str = "g") -> TopicPartition:
+    return TopicPartition(str(Topic(group, "forward", site)), 0)
 
 
 @pytest.fixture
@@ -64,28 +64,34 @@ class Running:
     """The loop of a site in a thread, which has just taken over: of the process engine, or the operator on Spark."""
 
     def __init__(
-        self, kafka: MemoryConnection, site: str, names: tuple[str, ...] = SITES, engine: str = PROCESS
+        self,
+        kafka: MemoryConnection,
+        site: str,
+        names: tuple[str, ...] = SITES,
+        groups: tuple[str, ...] = ("g",),
+        engine: str = PROCESS,
     ) -> None:
         self.failure: BaseException | None = None
         self._stop = threading.Event()
         neighbours = Neighbours(site, names, frozenset(names) - {site})
-        inputs: dict[TopicPartition, Input] = {}
+        inputs: dict[str, dict[TopicPartition, Input]] = {}
         for place in kafka.topics.partitions:
             topic = Topic.parse(place.topic)
             source = neighbours.input(topic, place.partition) if topic is not None else None
-            if source is not None:
-                inputs[place] = source
+            if source is not None and topic is not None:
+                inputs.setdefault(topic.group, {})[place] = source
         self.attendant: Any = SimpleNamespace(
-            raise_failure=lambda: None, changes=lambda: (), pipelines={}, inputs={"g": inputs}, exclusions={}
+            raise_failure=lambda: None, changes=lambda: (), pipelines={}, inputs=inputs, exclusions={}
         )
         self.left: list[str] = []
         self.attendant.leave = self.left.append
-        states = take_over_groups(kafka, {"g": [forward(site).topic]}, site, agreement="isis")
+        topics = {group: [forward(site, group).topic] for group in groups}
+        states = take_over_groups(kafka, topics, site, agreement="isis")
         agreement = Agreement(neighbours, SUSPECT_AFTER_MS)
         self.loop: Any
         if engine == SPARK:
             self.loop = OperatorLoop(kafka, agreement, self._stop)
-            self.loop.take(Taken(states), {"g": inputs})
+            self.loop.take(Taken(states), inputs)
         else:
             self.loop = SiteLoop(kafka, agreement, self._stop)
             self.loop.take(Taken(states))
@@ -106,24 +112,29 @@ class Running:
 
 @contextmanager
 def running(
-    kafka: MemoryConnection, *sites: str, names: tuple[str, ...] = SITES, engine: str = PROCESS
+    kafka: MemoryConnection,
+    *sites: str,
+    names: tuple[str, ...] = SITES,
+    groups: tuple[str, ...] = ("g",),
+    engine: str = PROCESS,
 ) -> Iterator[list[Running]]:
     with ExitStack() as stack:
-        started = [Running(kafka, site, names, engine) for site in sites]
+        started = [Running(kafka, site, names, groups, engine) for site in sites]
         for each in started:
             stack.callback(each.end)
         yield started
 
 
-def written(kafka: MemoryConnection, site: str) -> list[Data]:
-    with DataLog(kafka, "g", site) as data:
+def written(kafka: MemoryConnection, site: str, group: str = "g") -> list[Data]:
+    with DataLog(kafka, group, site) as data:
         return [stored.data for stored in data.records(0, data.end())]
 
 
-def effective(kafka: MemoryConnection, site: str) -> list[Data]:
+def effective(kafka: MemoryConnection, site: str, group: str = "g") -> list[Data]:
     """The order at a site, without the epochs, which are its own business."""
     reader = Reader()
-    taken = [each for each in written(kafka, site) if reader.accept(each.kind, each.epoch, each.seqno) is Verdict.TAKE]
+    log = written(kafka, site, group)
+    taken = [each for each in log if reader.accept(each.kind, each.epoch, each.seqno) is Verdict.TAKE]
     return [Data(**{**{name: getattr(each, name) for name in Data.__slots__}, "epoch": 0}) for each in taken]
 
 
@@ -133,10 +144,12 @@ def state_of(kafka: MemoryConnection, site: str) -> SiteState | None:
         return last_state(data, data.end())
 
 
-def send(kafka: MemoryConnection, site: str, numbers: range, kind: str = MESSAGE) -> None:
+def send(kafka: MemoryConnection, site: str, numbers: range, kind: str = MESSAGE, group: str = "g") -> None:
     for number in numbers:
         payload = b"%d" % number if kind == MESSAGE else b""
-        kafka.topics.append(forward(site), f"{site}/alice".encode(), payload, forward_headers(1, number, kind=kind))
+        kafka.topics.append(
+            forward(site, group), f"{site}/alice".encode(), payload, forward_headers(1, number, kind=kind)
+        )
 
 
 def all_have(kafka: MemoryConnection, count: int, sites: tuple[str, ...] = SITES) -> list[Data]:
@@ -417,12 +430,12 @@ def test_a_job_that_was_replaced_does_not_say_that_its_log_was_lost(
 ) -> None:
     """Until it is told, it may read of entries that are its successor's."""
 
-    def read() -> None:
+    def read(*_: object, **__: object) -> None:
         raise ProtocolViolation("site sfo has read entry 4 of the log of nyc, which ends at 2 now")
 
     with running(kafka, "nyc") as (first,):
         take_over_groups(kafka, {"g": [forward("nyc").topic]}, "nyc", agreement="isis")
-        monkeypatch.setattr(first.loop, "step", read)
+        monkeypatch.setattr(AgreeingGroup, "tick", read)
         eventually(lambda: first.failure, 10)
         assert isinstance(first.failure, Fenced)
 
@@ -507,11 +520,63 @@ def test_a_group_that_comes_later_and_can_not_go_on_ends_no_other(
     changes = [Taken({"h": SequencerState("h", epoch=1, seqno=3)})]
     with running(kafka, *SITES) as loops:
         loops[0].attendant.changes = lambda: [changes.pop()] if changes else []
-        eventually(lambda: "left alone" in caplog.text, 10)
-        assert loops[0].left == ["h"], "the next attempt does not fail for it"
+        eventually(lambda: loops[0].left == ["h"], 10, "the next attempt does not fail for it")
+        assert "left alone" in caplog.text
         send(kafka, "nyc", range(1, 3))
         all_have(kafka, 2)
         assert loops[0].failure is None
+
+
+def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
+    kafka: MemoryConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job starts beside it, and says so; alone with it, it does not start."""
+    kafka.create("h", "nyc")
+    take_over(kafka, "h", "nyc")
+    monkeypatch.setattr("connectors.engine.attendant.check_topics", lambda *_: None)
+    roles: tuple[Role, ...] = ("forward", "data", "epoch")
+    topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
+    finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
+    failed: dict[str, float] = {}
+    with closing(SiteAttendant(kafka, Neighbours("nyc", SITES), finder, {}, failed)) as attendant:
+        assert list(attendant.take_all().states) == ["g"]
+        assert "is that of a sequencer" in caplog.text
+        assert list(failed) == ["h"]
+    for role in roles:
+        del topics[Topic("g", role, "nyc")]
+    with (
+        closing(SiteAttendant(kafka, Neighbours("nyc", SITES), finder, {}, {})) as attendant,
+        pytest.raises(UsageError, match="is that of a sequencer"),
+    ):
+        attendant.take_all()
+
+
+def test_a_group_that_retention_has_hit_ends_no_other(
+    kafka: MemoryConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A site was away for so long that records are gone which it has to put into DATA: of one group of two."""
+    groups = ("g", "h")
+    for site in SITES:
+        kafka.create("h", site)
+    with running(kafka, "nyc", "sfo", groups=groups):
+        with running(kafka, "lax", groups=groups):
+            for group in groups:
+                send(kafka, "nyc", range(1, 3), group=group)
+            eventually(lambda: all(len(effective(kafka, "lax", group)) == 2 for group in groups), 20)
+        for group in groups:
+            send(kafka, "nyc", range(3, 6), group=group)
+        eventually(lambda: all(len(effective(kafka, "sfo", group)) == 5 for group in groups), 20)
+        kafka.topics.drop(forward("nyc").topic, 4)
+        with running(kafka, "lax", groups=groups) as (lax,):
+            eventually(lambda: len(effective(kafka, "lax", "h")) == 5, 20)
+            eventually(lambda: lax.left == ["g"], 20)
+            assert "retention has dropped some of it here" in caplog.text
+            send(kafka, "lax", range(1, 2), group="h")
+            eventually(lambda: all(len(effective(kafka, site, "h")) == 6 for site in SITES), 20)
+            assert lax.failure is None
+        assert len(effective(kafka, "lax")) == 2
+        with running(kafka, "lax") as (lax,):
+            eventually(lambda: isinstance(lax.failure, HistoryUnavailable), 20)
 
 
 def test_what_is_in_the_snapshot_is_read_over_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

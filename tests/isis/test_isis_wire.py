@@ -214,6 +214,29 @@ def test_a_port_in_use() -> None:
         first.close()
 
 
+def test_two_lines_that_are_one_place() -> None:
+    hosts = [Host("127.0.0.1", 7001), Host("127.0.0.1", 7002), Host("localhost", 7001)]
+    with pytest.raises(UsageError, match=r"127\.0\.0\.1:7001 and localhost:7001 are the same place"):
+        IsisProcess(hosts, 1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Send(1, 2**60, (Run(b"x"),)),
+        Propose(1, 0, 1, (1, 2**60)),
+        Finals(1, 1, (Key(2**60, 0),)),
+        Known(1, (0, 2**60, 0), 0),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_number_that_no_process_gets_to_is_malformed(message: Packet) -> None:
+    """What follows from it would not fit into a datagram."""
+    [datagram] = datagrams(message)
+    with pytest.raises(Malformed, match="not a message"):
+        unpack(GROUP, datagram)
+
+
 def test_an_address_of_another_machine() -> None:
     with pytest.raises(EnvironmentProblem, match=r"can't listen at 192\.0\.2\.1"):
         IsisProcess([Host("192.0.2.1", 7001)], 0)

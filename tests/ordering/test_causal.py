@@ -119,7 +119,7 @@ class TestViews:
         assert receiver.step(fifo(A, 1)) == Step(Verdict.DISCARD)
         assert receiver.step(fifo(D, 1)) == Step(Verdict.HOLD)
         assert receiver.step(VIEW_1) == Step(Verdict.ACCEPT, (VIEW_1, fifo(A, 1)), (fifo(D, 1),))
-        assert receiver.holding == 0
+        assert receiver.room.holding == 0
 
     def test_entries_come_and_go(self) -> None:
         """Who stays keeps its number, who is new begins at 0, who is gone takes its entry along."""
@@ -182,18 +182,18 @@ class TestAFullQueue:
 
     def test_bytes_fill_it_too(self) -> None:
         receiver = member()
-        receiver.max_held_bytes = 10
+        receiver.room.max_held_bytes = 10
         large = fifo(A, 2)._replace(payload=b"x" * 8, headers=(("h", b"v"),))
         assert receiver.step(large).verdict is Verdict.HOLD
         assert receiver.step(fifo(B, 2)) == Step(Verdict.FULL)
-        half_empty = [receiver.is_half_empty]
+        half_empty = [receiver.room.is_half_empty]
         receiver.step(fifo(A, 1))
-        half_empty.append(receiver.is_half_empty)
+        half_empty.append(receiver.room.is_half_empty)
         assert receiver.step(large._replace(view=2)).verdict is Verdict.HOLD
         assert receiver.step(fifo(B, 2)) == Step(Verdict.FULL)
         receiver.step(Ordered(2, START_FLUSH))
         receiver.step(Ordered(3, VIEW, view=2, lives=(A, B)))
-        assert [*half_empty, receiver.is_half_empty] == [False, True, True]
+        assert [*half_empty, receiver.room.is_half_empty] == [False, True, True]
 
     def test_what_need_not_wait_is_taken(self) -> None:
         receiver = member(max_held=1)
@@ -232,7 +232,7 @@ def test_a_clock_that_cant_be_read_is_passed_over(clock: str) -> None:
     step = receiver.step(fifo(B, 1))
     assert step == Step(Verdict.ACCEPT, (fifo(B, 1), causal(C, 1, ",2")), (causal(B, 2, clock),))
     assert receiver.vector == (1, 2, 1)
-    assert receiver.holding == 0
+    assert receiver.room.holding == 0
 
 
 def test_it_is_not_passed_over_in_a_flush() -> None:
@@ -307,7 +307,7 @@ def test_in_any_order_with_repeats_the_same_is_delivered_as_the_slow_and_simple_
         delivered += receiver.step(sent.cast).deliveries
         assert sorted(delivered, key=str) == sorted(deliverable(log[:arrived], members), key=str)
     assert len(delivered) == len(history)
-    assert receiver.holding == 0
+    assert receiver.room.holding == 0
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(0, 30))

@@ -24,7 +24,7 @@ def test_the_receivers_rule() -> None:
     assert receiver.step(cast(3)) == Step(Verdict.DISCARD)
     assert receiver.step(cast(1)) == Step(Verdict.DISCARD)
     assert receiver.step(cast(2)) == Step(Verdict.ACCEPT, (cast(2), cast(3)))
-    assert receiver.holding == 0
+    assert receiver.room.holding == 0
 
 
 def test_senders_do_not_wait_for_each_other() -> None:
@@ -43,7 +43,7 @@ def test_a_new_life_begins_at_1() -> None:
     step = receiver.step(cast(1, incarnation=5))
     assert step == Step(Verdict.ACCEPT, (cast(1, 5), cast(2, 5)), (cast(3), cast(4)))
     assert receiver.step(cast(2)).verdict is Verdict.OVER
-    assert receiver.holding == 0
+    assert receiver.room.holding == 0
 
 
 def test_a_full_queue_takes_what_need_not_wait() -> None:
@@ -58,7 +58,7 @@ def test_a_full_queue_takes_what_need_not_wait() -> None:
 
 def test_bytes_fill_it_too() -> None:
     receiver = FifoReceiver()
-    receiver.max_held_bytes = 10
+    receiver.room.max_held_bytes = 10
     for incarnation in (1, 2):  # what is held is delivered, and then dropped
         assert receiver.step(cast(3, incarnation)._replace(payload=b"x" * 10)).verdict is Verdict.HOLD
         assert receiver.step(cast(4, incarnation)) == Step(Verdict.FULL)
@@ -67,7 +67,7 @@ def test_bytes_fill_it_too() -> None:
                 receiver.step(cast(local_seqno))
         else:
             receiver.step(cast(1, 3))
-        assert receiver.is_half_empty
+        assert receiver.room.is_half_empty
 
 
 lives = st.tuples(st.sampled_from("ab"), st.integers(1, 3))
@@ -84,7 +84,7 @@ def test_whatever_comes_a_life_is_delivered_from_1_without_a_gap(
         for one in receiver.step(cast(local_seqno, incarnation, sender)).deliveries:
             assert isinstance(one, Cast)
             delivered[one.sender].append((one.incarnation, one.local_seqno))
-        assert receiver.holding == len(list(receiver.held())) <= max_held
+        assert receiver.room.holding == len(list(receiver.held())) <= max_held
     for sender, ids in delivered.items():
         assert ids == sorted(set(ids))
         for incarnation, local_seqno in ids:

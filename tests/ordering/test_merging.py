@@ -8,7 +8,7 @@ from ordering.casts import CAUSAL, Cast, Ordered, Verdict
 from ordering.errors import ProtocolViolation
 from ordering.membership import Life
 from ordering.merging import MergedState, Merger
-from ordering.records import MESSAGE, SETTINGS, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.records import SETTINGS, START_FLUSH, STOP_FLUSH, VIEW
 
 A, B = Life("s/a", 1), Life("s/b", 1)
 FLUSH_ON, FLUSH_OFF = (Ordered(0, SETTINGS, payload=payload) for payload in (b'{"flush":true}', b'{"flush":false}'))
@@ -58,18 +58,6 @@ def test_flush_may_be_given_up_and_taken_up() -> None:
 def test_a_view_outside_of_a_flush_ends_nothing_with_an_error() -> None:
     """The setting may have changed between two views."""
     assert read(FLUSH_ON, view(1, A, in_flush=False), view(2, A, B, in_flush=False)).causal.lives == ()
-
-
-def test_what_is_covered() -> None:
-    merger = read(FLUSH_ON, view(1, A, in_flush=False))
-    cast = Cast(*A, 1, view=1)
-    assert not merger.covers(cast)
-    assert not merger.covers(Ordered(3, MESSAGE))
-    merger.step(cast)
-    assert merger.covers(cast)
-    assert merger.pass_message(3)
-    assert merger.covers(Ordered(3, MESSAGE))
-    assert merger.covers(Cast(*B, 9))  # of no view: nothing depends on it
 
 
 def test_a_state_as_bytes() -> None:

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from ordering.casts import CAUSAL, FIFO, TOTAL, Cast, Ordered, Settled, Verdict
 from ordering.causal import CausalReceiver, CausalState
 from ordering.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
+from ordering.fate import Fate, fate_of_record, fate_of_state
 from ordering.membership import Life
 from ordering.outgoing import Broadcast, Outgoing
 from ordering.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
+from tests.simulator.orders_applications import Application, Applications
 
 ACTIONS = 400
 MAX_MEMBERS = 8
@@ -35,8 +37,12 @@ class Rules:
 
     receiver: type[CausalReceiver] = CausalReceiver
     outgoing: type[Outgoing] = Outgoing
+    supply_in_midst: bool = False
+    """A state is supplied while something is delivered that its application was not given yet."""
     read_full_again: bool = True
     """What was FULL is read again when there is room."""
+    fate_of_record: Callable[[CausalReceiver, Cast | Ordered], Fate] = fate_of_record
+    fate_of_state: Callable[[CausalReceiver, CausalState], Fate] = fate_of_state
 
 
 @dataclass
@@ -111,6 +117,7 @@ class Orders:
         self.senders: list[Life] = []
         self.settled: dict[int, tuple[Settled, ...]] = {}
         self.problems: list[tuple[str, str]] = []
+        self.applications = Applications(self)
         self.seen: Counter[str] = Counter()
         """What happened how often, so that a test can say that it did."""
         for _ in range(self.random.randint(2, 4)):
@@ -118,12 +125,13 @@ class Orders:
         self._decide_view()
         for process in self.members:
             self._take_state(process, CausalState())
+            self.applications.begin(process)
 
     def run(self) -> list[tuple[str, str]]:
         weights = {
             "send": 30, "read": 60, "read_data": 30, "write": 25, "relay": 20, "sequence": 25, "acknowledge": 10,
             "join": 3, "die": 2, "leave": 1, "suspect": 1, "flush": 2, "transfer": 4, "coordinate": 10, "again": 5,
-            "repeat": 2,
+            "repeat": 2, "ask": 5, "answer": 3, "application": 60,
         }  # fmt: skip
         for name in self.random.choices(list(weights), list(weights.values()), k=ACTIONS):
             getattr(self, f"_do_{name}")()
@@ -164,6 +172,8 @@ class Orders:
             return
         joiner = self.random.choice(waiting)
         if self.random.random() < 0.5 and self._begin_with_the_view(joiner):
+            if joiner.receiver is not None:
+                self.applications.begin(joiner, may_ask=True)
             return
         has = [each for each in self.members if each.receiver is not None and joiner.life in each.receiver.lives]
         if not has:
@@ -173,14 +183,21 @@ class Orders:
         self._take_state(joiner, donor.receiver.state)
         self._go_on_from(joiner, donor.delivered)
         if donor.home.site == joiner.home.site and self.random.random() < 0.7:
-            joiner.offsets = dict(donor.offsets)
-            for where, offset in donor.full_at.items():
-                joiner.offsets[where] = min(joiner.offsets[where], offset)
-            for cast in donor.receiver.held():
-                where, offset = divmod(donor.places[key_of(cast)], 1 << 32)
-                joiner.offsets[where] = min(joiner.offsets[where], offset)
+            joiner.offsets = self.offsets_behind(donor)
             self.seen["joined from offsets"] += 1
+        self.applications.begin(joiner)
         self.seen["joined late"] += 1
+
+    def offsets_behind(self, reading: Process | Application) -> dict[int, int]:
+        """Where another one reads on that takes its state."""
+        assert reading.receiver is not None
+        offsets = dict(reading.offsets)
+        for where, offset in reading.full_at.items():
+            offsets[where] = min(offsets[where], offset)
+        for cast in reading.receiver.held():
+            where, offset = divmod(reading.places[key_of(cast)], 1 << 32)
+            offsets[where] = min(offsets[where], offset)
+        return offsets
 
     def _go_on_from(self, joiner: Process, delivered: int) -> None:
         assert joiner.outgoing is not None
@@ -212,7 +229,7 @@ class Orders:
         for record in self.data[start : at + 1]:
             newcomer.step(record)
         if newcomer.seqno < at + 1:
-            self._find(LOST, f"the newcomer {joiner.life} waits for what it can't have")
+            self.find(LOST, f"the newcomer {joiner.life} waits for what it can't have")
             return True
         self._take_state(joiner, newcomer.state)
         joiner.in_view[view] = before
@@ -227,10 +244,32 @@ class Orders:
     def _do_die(self) -> None:
         """What it has not written is gone. What it has sent to the sequencer may get there until the view."""
         if (process := self._one_to_spare()) is not None:
-            process.is_alive = False
-            self.seen["died with casts unwritten" if process.unwritten else "died"] += 1
-            self.seen["died in a flush"] += self.flush > 0
-            process.unwritten.clear()
+            self._kill(process)
+
+    def _kill(self, process: Process) -> None:
+        process.is_alive = False
+        self.seen["died with casts unwritten" if process.unwritten else "died"] += 1
+        self.seen["died in a flush"] += self.flush > 0
+        process.unwritten.clear()
+
+    def die_serving(self, supplier: Process, joiner: Process) -> None:
+        """It dies when it has supplied a state, and with it another one, whose casts the state counts.
+
+        Those who go on are quick with DATA and slow with casts: the flush begins before they have these.
+        """
+        others = [each for each in self.members if each.stays and each not in (supplier, joiner)]
+        known = supplier.receiver, joiner.receiver
+        if not supplier.stays or len(others) < 2 or known[0] is None or known[1] is None:
+            return
+        ahead = dict(zip(known[0].lives, known[0].vector, strict=True))
+        behind = dict(zip(known[1].lives, known[1].vector, strict=True))
+        self._kill(supplier)
+        self._kill(max(others, key=lambda each: ahead.get(each.life, 0) - behind.get(each.life, 0)))
+        self.seen["died serving"] += 1
+        self._do_flush()
+        for process in self.members:
+            if process.is_alive and process.receiver is not None:
+                self.read_data(process, len(self.data))
 
     def _do_leave(self) -> None:
         if (process := self._one_to_spare()) is not None:
@@ -332,11 +371,15 @@ class Orders:
     def _do_read(self) -> None:
         process = self._one()
         if process is not None:
-            where = self.random.randrange(len(self.partitions))
-            if self.partitions[where].site == process.life.address[0]:
-                self._read(process, where, self.random.randint(1, 8))
+            self.read_some(process, process.life.address[0])
 
-    def _read(self, process: Process, where: int, count: int) -> None:
+    def read_some(self, process: Process | Application, site: str) -> None:
+        """Of one partition, or none."""
+        where = self.random.randrange(len(self.partitions))
+        if self.partitions[where].site == site:
+            self._read(process, where, self.random.randint(1, 8))
+
+    def _read(self, process: Process | Application, where: int, count: int) -> None:
         assert process.receiver is not None
         start = process.offsets.get(where, 0)
         log = self.partitions[where].records
@@ -353,12 +396,21 @@ class Orders:
         if (process := self._one()) is not None:
             self._read_again(process)
 
-    def _read_again(self, process: Process) -> bool:
+    def _do_ask(self) -> None:
+        self.applications.ask()
+
+    def _do_answer(self) -> None:
+        self.applications.answer()
+
+    def _do_application(self) -> None:
+        self.applications.read()
+
+    def _read_again(self, process: Process | Application) -> bool:
         """Go back to where the hold-back queue was full, if that may help."""
         assert process.receiver is not None
         if not process.full_at or not self.rules.read_full_again:
             return False
-        if not process.receiver.has_room and process.receiver.progress == process.progress:
+        if not process.receiver.room.is_left and process.receiver.progress == process.progress:
             return False
         process.progress = process.receiver.progress
         for where, offset in process.full_at.items():
@@ -368,9 +420,10 @@ class Orders:
 
     def _do_read_data(self) -> None:
         if (process := self._one()) is not None:
-            self._read_data(process, self.random.randint(1, 6))
+            self.read_data(process, self.random.randint(1, 6))
 
-    def _read_data(self, process: Process, count: int) -> None:
+    def read_data(self, process: Process | Application, count: int) -> None:
+        """The next records of DATA."""
         for record in self.data[process.data_offset : process.data_offset + count]:
             if not process.is_alive:
                 return
@@ -381,9 +434,20 @@ class Orders:
             self.seen["DATA waits"] += verdict is Verdict.HOLD
             process.data_offset += 1
 
-    def _step(self, process: Process, record: Cast | Ordered) -> Verdict:
+    def read_all(self, process: Process | Application, site: str) -> None:
+        """All that stands in the logs."""
+        for where, log in enumerate(self.partitions):
+            if log.site == site:
+                self._read(process, where, len(log.records))
+        self.read_data(process, len(self.data))
+        self._read_again(process)
+
+    def _step(self, process: Process | Application, record: Cast | Ordered) -> Verdict:
         assert process.receiver is not None
         step = process.receiver.step(record)
+        if isinstance(process, Application):
+            process.ready.extend(step.deliveries)
+            return step.verdict
         for delivery in step.deliveries:
             self._deliver(process, delivery)
         self.seen["dropped with a view"] += len(step.dropped)
@@ -397,18 +461,23 @@ class Orders:
         if isinstance(record, Ordered) and record.kind != MESSAGE:
             self._event(process, record)
             return
+        bit = self.judge(process.life, process.delivered, record)
+        process.delivered |= bit
+        process.happened |= bit | self.past[bit.bit_length() - 1]
+
+    def judge(self, life: Life, delivered: int, record: Cast | Ordered) -> int:
+        """The bit of a message that is delivered behind those; what is wrong about it is found."""
         number = int(record.payload if isinstance(record, Cast) else str(record.record))
         bit = 1 << number
-        if process.delivered & bit:
-            self._find(DUPLICATE, f"{process.life} delivers {self._name(number)} twice")
-        if missing := self.past[number] & ~process.delivered:
+        if delivered & bit:
+            self.find(DUPLICATE, f"{life} delivers {self._name(number)} twice")
+        if missing := self.past[number] & ~delivered:
             first = next(bits(missing))
             of_casts = TOTAL not in (self.orders[first], self.orders[number])
             one_sender = of_casts and self.senders[first] == self.senders[number]
             name = FIFO_VIOLATION if one_sender else CAUSAL_VIOLATION
-            self._find(name, f"{process.life} delivers {self._name(number)} before {self._name(first)}")
-        process.delivered |= bit
-        process.happened |= bit | self.past[number]
+            self.find(name, f"{life} delivers {self._name(number)} before {self._name(first)}")
+        return bit
 
     def _event(self, process: Process, record: Ordered) -> None:
         assert process.outgoing is not None
@@ -418,7 +487,7 @@ class Orders:
         if record.kind == VIEW:
             settled = record.settled
             if settled != self.settled.setdefault(record.view, settled):
-                self._find(VIEW_VIOLATION, f"{process.life} takes {settled} for settled with view {record.view}")
+                self.find(VIEW_VIOLATION, f"{process.life} takes {settled} for settled with view {record.view}")
             if process.life in record.lives:
                 process.in_view[record.view] = process.delivered
             else:
@@ -500,8 +569,13 @@ class Orders:
             self._do_transfer()
             self._do_coordinate()
             receivers = [each.receiver for each in self.processes if each.receiver is not None]
-            now = len(self.data), self.flush, len(self.past), [(each.progress, each.holding) for each in receivers]
-            if now == before and not any(each.full_at for each in self.members):
+            given = [(one.receiver.progress, len(one.ready)) for one in self.applications.running]
+            mine = [(each.progress, each.room.holding) for each in receivers]
+            now = len(self.data), self.flush, len(self.past), mine, given
+            is_full = any(each.full_at for each in self.members) or any(
+                one.full_at for one in self.applications.running
+            )
+            if now == before and not is_full:
                 return
             before = now
 
@@ -515,11 +589,8 @@ class Orders:
             process.outgoing.written(process.unacknowledged.pop().local_seqno)
             process.unacknowledged.clear()
         self._release(process)
-        for where, log in enumerate(self.partitions):
-            if log.site == process.life.address[0]:
-                self._read(process, where, len(log.records))
-        self._read_data(process, len(self.data))
-        self._read_again(process)
+        self.read_all(process, process.life.address[0])
+        self.applications.finish(process)
         return not self.problems
 
     def _check(self) -> None:
@@ -533,23 +604,29 @@ class Orders:
                 everything |= 1 << number
         for process in alive:
             if process.receiver is None:
-                self._find(LOST, f"{process.life} finds nobody with a state")
+                self.find(LOST, f"{process.life} finds nobody with a state")
             elif missing := everything & ~process.delivered:
-                self._find(LOST, f"{process.life} never delivers {self._name(next(bits(missing)))}")
+                self.find(LOST, f"{process.life} never delivers {self._name(next(bits(missing)))}")
             elif process.outgoing is not None and len(process.outgoing):
-                self._find(LOST, f"{process.life} can't send {len(process.outgoing)} messages")
+                self.find(LOST, f"{process.life} can't send {len(process.outgoing)} messages")
+        self._check_states(alive)
+        if not self.problems:
+            self.applications.check(alive)
+
+    def _check_states(self, alive: list[Process]) -> None:
         # A newcomer does not know what was settled before it came; for each view, `_event` compares that.
         states = [replace(each.receiver.state, settled=()) for each in alive if each.receiver is not None]
         if not self.problems and any(state != states[0] for state in states):
-            self._find(LOST, f"the states of those who live differ: {states}")
+            self.find(LOST, f"the states of those who live differ: {states}")
         known: dict[int, tuple[Life, int]] = {}
         for process in self.processes:
             for view, delivered in process.in_view.items():
                 life, first = known.setdefault(view, (process.life, delivered))
                 if first != delivered:
-                    self._find(VIEW_VIOLATION, f"before view {view}, {life} and {process.life} delivered other sets")
+                    self.find(VIEW_VIOLATION, f"before view {view}, {life} and {process.life} delivered other sets")
 
-    def _find(self, name: str, detail: str) -> None:
+    def find(self, name: str, detail: str) -> None:
+        """Something is broken."""
         self.problems.append((name, detail))
 
     def _name(self, number: int) -> str:

@@ -9,6 +9,7 @@ from ordering.casts import CAUSAL, FIFO, Cast, Ordered, Settled, Verdict
 from ordering.causal import CausalReceiver, CausalState, Need
 from ordering.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.clocks import Clock
+from ordering.fate import Fate, fate_of_record, fate_of_state
 from ordering.outgoing import Outgoing
 from tests.simulator.orders import Rules
 
@@ -68,10 +69,10 @@ class DropsInsteadOfHolding(CausalReceiver):
     """What can't be delivered at once is gone."""
 
     def _take_cast(self, cast: Cast) -> Verdict:
-        before = self.max_held
-        self.max_held = 0
+        before = self.room.max_held
+        self.room.max_held = 0
         verdict = super()._take_cast(cast)
-        self.max_held = before
+        self.room.max_held = before
         return Verdict.HOLD if verdict is Verdict.FULL else verdict
 
 
@@ -128,6 +129,23 @@ class TalksAfterFlushOk(Outgoing):
         return super()._may_go(order, kind)
 
 
+def lagging_hub(hub: CausalReceiver, record: Cast | Ordered) -> Fate:
+    """What the hub passes over with the view counts as delivered."""
+    fate = fate_of_record(hub, record)
+    return Fate.DELIVERED if fate is Fate.NEVER else fate
+
+
+def state_of_the_dead(hub: CausalReceiver, state: CausalState) -> Fate:
+    """A state is taken although the group goes on without some of what it counts."""
+    fate = fate_of_state(hub, state)
+    return Fate.DELIVERED if fate is Fate.NEVER else fate
+
+
+def state_at_once(hub: CausalReceiver, state: CausalState) -> Fate:
+    """A state is taken before the joiner's hub has delivered what it counts."""
+    return Fate.DELIVERED
+
+
 class Mutation(NamedTuple):
     """A broken rule: what is wrong about it, the anomaly it must show, and how it is broken."""
 
@@ -150,5 +168,9 @@ MUTATIONS = (
     Mutation("total-before-casts-are-written", LOST, Rules(outgoing=Hasty)),
     Mutation("causal-before-own-total", CAUSAL_VIOLATION, Rules(outgoing=CausalBeforeOwnTotal)),
     Mutation("talks-after-flush-ok", LOST, Rules(outgoing=TalksAfterFlushOk)),
+    Mutation("application-is-given-what-the-hub-is-not", VIEW_VIOLATION, Rules(fate_of_record=lagging_hub)),
+    Mutation("state-of-the-dead", LOST, Rules(fate_of_state=state_of_the_dead)),
+    Mutation("state-before-the-hub", LOST, Rules(fate_of_state=state_at_once)),
+    Mutation("state-in-midst-of-a-delivery", LOST, Rules(supply_in_midst=True)),
     Mutation("full-is-not-read-again", LOST, Rules(read_full_again=False)),
 )

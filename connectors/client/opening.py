@@ -1,0 +1,82 @@
+"""What a life needs before it sends: shared producers, an ear on DATA, the state of the log, its incarnation.
+
+Invariant. It listens before it reads the state of the log, and reads that before its first record: so what it sends
+stands behind that state, and nothing of it is missed. The incarnation is remembered before anything is sent under it
+(`connectors.client.lives`).
+
+What fails on the way leaves nothing open. No lock is held: nobody else knows the life yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from connectors.client.cast_hub import CastHub
+from connectors.client.feed import Hearing
+from connectors.client.lives import Beginning, Left, Lives
+from connectors.client.member_memory import MemberMemory
+from connectors.client.sharing import Shared, share
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog, Start
+from connectors.kafka.transport import Producer
+from ordering.names import Address
+from ordering.reader import Verdict
+from ordering.records import Data
+from ordering.sequencer import SequencerState
+
+
+class Opened(NamedTuple):
+    """What a life begins with. DATA ended at `start`, with `state`."""
+
+    shared: Shared
+    producer: Producer
+    hearing: Hearing
+    beginning: Beginning
+    start: Start
+    state: SequencerState
+    hub: CastHub | None
+    casts_as: int | None
+    """The incarnation under which a life casts that an earlier process has begun, while it is in no view."""
+
+
+def open_life(
+    connection: Connection, group: str, lives: Lives, left: Left | None, to_close: contextlib.ExitStack
+) -> Opened:
+    """Open what is needed for the next life. `to_close` gets what closes it again, should the life not begin.
+
+    `left`: what the last life in this process hands over. Raises BrokerUnreachable, TopicMissing, Superseded.
+    """
+    shared = share(connection)
+    to_close.callback(shared.release)
+    with contextlib.closing(MemberMemory(connection, group, lives.address, sends=True)) as memory:
+        producer = shared.producers.lease()
+        to_close.callback(shared.producers.release, producer)
+        hub = shared.hub(group, lives.address.site) if lives.casts else None
+        if hub is not None:  # before a JOIN is sent: see there
+            hub.enter()
+            to_close.callback(hub.leave)
+        hearing = shared.feed(group, lives.address.site).hear(lives.address)
+        to_close.callback(hearing.close)
+        # The log's end is taken before the first message is sent: nothing of ours can be missed behind it.
+        start, state = hearing.end()
+        history = functools.partial(_ordered_since, connection, group, lives.address, end=start.offset)
+        beginning = lives.begin(memory, state, left, history)
+        casts_as: int | None = None
+        if hub is not None and beginning.is_continued:
+            # The outbox does not know how far the casts of its incarnation had been numbered.
+            casts_as = memory.claim_incarnation(beginning.incarnation, lives.claimed)
+    return Opened(shared, producer, hearing, beginning, start, state, hub, casts_as)
+
+
+def _ordered_since(connection: Connection, group: str, address: Address, seqno: int, end: int) -> Iterator[Data]:
+    """That sender's records of DATA behind a seqno and below an offset. Raises HistoryUnavailable."""
+    with DataLog(connection, group, address.site) as log:
+        start = log.after(seqno, or_end=True)
+        for stored in log.records(start.offset, end):
+            data = stored.data
+            is_taken = start.reader.accept(data.kind, data.epoch, data.seqno) is Verdict.TAKE
+            if is_taken and data.sender == str(address):
+                yield data

@@ -1,0 +1,176 @@
+"""What commands say while they wait, when something is wrong, and on a terminal of 80 columns. All in this process."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from typing import Any, cast
+
+import pytest
+
+from connectors.kafka.connection import Connection
+from jobs import interruption, progress, status, streaming
+from jobs.options import connection_to
+from jobs.progress import Progress
+from jobs.publish import _Published
+from jobs.rows import show_sentence
+from ordering.errors import BrokerUnreachable
+from tests.waiting import eventually
+
+
+class Terminal(io.StringIO):
+    """What was shown on a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@contextmanager
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    """In the block, standard error is a terminal. (In a fixture, pytest would take it away again.)"""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    with redirect_stderr(Terminal()) as terminal:
+        yield terminal
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["status", "--site", "a b"], "site name 'a b' can't be used"),
+        (["query", "SELECT * FROM nosuch"], "there is no table nosuch: there are ledger and views."),
+        (["doctor", "--bootstrap-servers", "127.0.0.1:1"], "refused. `abcast broker start` starts one here; ABCAST_B"),
+        (["doctor", "--bootstrap-servers", "no.such.host.invalid:1"], ". ABCAST_BOOTSTRAP_SERVERS names another\n"),
+        (["broker", "status", "--dir", "sites.toml"], "sites.toml/cluster.json can't be read (Not a directory): "),
+        (["check", "-g", "g", "--sites", "nosuch"], "the sites' file nosuch can't be read: No such file or directory."),
+    ],
+)
+def test_a_mistake(run: Callable[[list[str]], str], arguments: list[str], said: str) -> None:
+    """The sentence is whole, and says what there is instead."""
+    assert said in run(arguments)
+
+
+class TestWaiting:
+    """Whoever waits for a broker knows it."""
+
+    def test_a_client_says_for_what_it_waits(self) -> None:
+        waited_for: list[str] = []
+
+        def waiting(what: str) -> AbstractContextManager[object]:
+            waited_for.append(what)
+            return nullcontext()
+
+        nowhere = Connection("127.0.0.1:1", timeout=0.1, waiting=waiting)
+        ways: list[Callable[[], object]] = [
+            nowhere.consumer,
+            nowhere.producer,
+            nowhere.cluster_id,
+            lambda: nowhere.desk().partitions_of("topic"),
+        ]
+        for way in ways:
+            with pytest.raises(BrokerUnreachable):
+                way()
+        assert waited_for == ["waiting for Kafka at 127.0.0.1:1"] * len(ways)
+
+    def test_commands_show_it(self) -> None:
+        """The command's own thread does: others wait on the side."""
+        waiting = connection_to("127.0.0.1:1", None, "test").waiting
+        kinds = [type(waiting("x"))]
+        other = threading.Thread(target=lambda: kinds.append(type(waiting("x"))))
+        other.start()
+        other.join(60)
+        assert kinds == [Progress, nullcontext]
+
+    def test_what_is_within_has_the_line_once_it_takes_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(progress, "SHOWN_AFTER_S", 0.3)
+        with on_terminal(monkeypatch) as terminal, Progress("looking"):
+            with Progress("for a moment"):
+                pass
+            eventually(lambda: "looking" in terminal.getvalue())
+            with Progress("waiting"):
+                eventually(lambda: "waiting" in terminal.getvalue())
+        assert "for a moment" not in terminal.getvalue()
+        assert "0/s" not in terminal.getvalue()
+
+
+class TestPublish:
+    @pytest.fixture
+    def published(self) -> _Published:
+        return _Published(timeout=1)
+
+    def test_what_it_says(self, published: _Published) -> None:
+        assert (str(published), published.is_waiting) == ("nothing was sent", False)
+        published.sent = 1
+        assert (str(published), published.is_waiting) == ("0 of 1 message ordered", True)
+        published.ordered, published.last_seqno = 1, 7
+        assert (str(published), published.is_waiting) == ("1 message ordered, last seqno 7", False)
+        published.sent = 3
+        assert (str(published), published.is_waiting) == ("1 of 3 messages ordered, last seqno 7", True)
+
+
+class TestStatus:
+    def test_a_sentence_fits_the_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its lines end between words. A program gets one line."""
+        monkeypatch.setenv("COLUMNS", "80")
+        text = "orders: engine spark, pid 21369 on host vm, epoch 1, since 2026-11-23 08:06:52 UTC"
+        shown, piped = Terminal(), io.StringIO()
+        show_sentence(text, shown)
+        show_sentence(text, piped)
+        assert piped.getvalue() == text + "\n"
+        assert shown.getvalue().splitlines() == [text[: text.rindex(" ")], "  UTC"]
+
+    def test_watch_goes_on_when_the_broker_is_away(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """It says so, shows what it knew, and looks again; Ctrl-C ends it."""
+        answers: list[Any] = [BrokerUnreachable("nobody answers."), []]
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) > len(answers):
+                raise KeyboardInterrupt
+
+        def read() -> list[Any]:
+            answer = answers[len(pauses) - 1]
+            if isinstance(answer, Exception):
+                raise answer
+            return cast("list[Any]", answer)
+
+        monkeypatch.setattr(status, "time", type("Clock", (), {"sleep": staticmethod(pause)}))
+        with on_terminal(monkeypatch) as terminal:
+            assert status._watch(read, [], "local", as_json=False) == []
+        assert len(pauses) == 3
+        assert capsys.readouterr().out.count("no groups at site local") == 3
+        assert terminal.getvalue() == "abcast: nobody answers.\n\n"
+
+
+class TestCtrlC:
+    def test_while_spark_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is answered at once, in one line, although what starts can only be stopped when it is there."""
+        handed: list[Callable[[], object]] = []
+        monkeypatch.setattr(interruption, "_said", [])
+        monkeypatch.setattr(interruption, "_signals", [])
+        monkeypatch.setattr(interruption, "hand_to", handed.append)
+        monkeypatch.setattr(interruption, "raise_in_order", lambda: None)
+        stopped: list[bool] = []
+        seen: list[str] = []
+
+        class Session:
+            def stop(self) -> None:
+                stopped.append(True)
+
+        def build(*_: object, **__: object) -> Session:
+            handed[0]()
+            seen.append(terminal.getvalue())
+            return Session()
+
+        monkeypatch.setattr("connectors.spark.session.build_session", build)
+        with on_terminal(monkeypatch) as terminal:
+            with pytest.raises(KeyboardInterrupt):
+                streaming.session_of_command("test")
+            interruption.tell()
+        assert seen == [terminal.getvalue()] == ["\nAborted.\n"]
+        assert (stopped, interruption.has_come()) == ([True], True)

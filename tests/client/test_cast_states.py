@@ -1,0 +1,139 @@
+"""Joiners with casts: the state they get is a cut of all orders, and their deliveries go on exactly behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from connectors import Member
+from connectors.client import state_transfer
+from connectors.kafka.cast_codec import cast_headers
+from connectors.kafka.connection import Connection
+from connectors.kafka.settings import change_settings
+from connectors.testing import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
+from ordering.casts import ORDERS, Cast
+from ordering.errors import StateUnavailable
+from ordering.membership import Life
+from ordering.names import Topic
+from tests.client.members import forwarder_of, kill
+from tests.client.replica import Replica, Talker, of
+from tests.waiting import WAIT, eventually
+
+pytestmark = pytest.mark.parametrize("connection", ["memory"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def sequencer(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[TinySequencer]:
+    monkeypatch.setattr(state_transfer, "PATIENCE_S", 1.0)
+    with TinySequencer(connection, group) as running:
+        yield running
+
+
+def test_a_joiner_has_everything_once(connection: Connection, flushing: str) -> None:
+    """Two members send in all orders all the time; one after another joins with a state."""
+    with contextlib.ExitStack() as closing:
+        a, b = (closing.enter_context(Replica(connection, flushing, name, state=name != "a")) for name in "ab")
+        with Talker(a.member) as of_a, Talker(b.member) as of_b:
+            late = []
+            for name in "cde":
+                of_a.say_more(60)
+                late.append(closing.enter_context(Replica(connection, flushing, name)))
+        for each in (a, *late):
+            each.wait_for(len(of_a.sent) + len(of_b.sent))
+        assert [each.counted > 0 for each in late] == [True] * 3
+        for each in (a, *late):
+            for talker, order in itertools.product((of_a, of_b), ORDERS):
+                expected = of(talker.sent, str(talker.member.address), order)
+                assert expected == of(each.taken, str(talker.member.address), order)
+        eventually(lambda: [each.views[-1] for each in late] == [5] * 3)
+        assert [each.views[0] for each in late] == [3, 4, 5]
+
+
+def test_a_joiner_in_another_kafka(connection: Connection, flushing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets of the supplier's say nothing there: all casts are read, and what the cut has is discarded."""
+    clusters = itertools.count()
+    monkeypatch.setattr(MemoryConnection, "cluster_id", lambda _: f"cluster {next(clusters)}")
+    with Replica(connection, flushing, "a", state=False) as a:
+        for number in range(20):
+            a.member.broadcast(b"%d" % number, order="causal")
+        eventually(lambda: len(a.taken) == 20)
+        with Replica(connection, flushing, "b") as b:
+            a.member.broadcast(b"new", order="causal")
+            eventually(lambda: b.taken == a.taken and len(b.taken) == 21)
+
+
+def test_a_member_without_casts_has_no_state_for_one_with(connection: Connection, flushing: str) -> None:
+    with Member(flushing, "nyc/a", connection=connection, get_state=lambda: b"[]") as a:
+        a.connect(timeout=WAIT)
+        a.broadcast(b"history").result(WAIT)
+        deliveries = threading.Thread(target=lambda: list(a.deliveries(timeout=None)), daemon=True)
+        deliveries.start()
+        with pytest.raises(StateUnavailable), Replica(connection, flushing, "b"):
+            pass
+    deliveries.join(WAIT)
+
+
+def test_one_without_casts_may_have_the_state_of_one_with(connection: Connection, flushing: str) -> None:
+    with Replica(connection, flushing, "a", state=False) as a:
+        a.member.broadcast(b"1").result(WAIT)
+        loaded: list[bytes] = []
+        with Member(flushing, "nyc/b", connection=connection, set_state=loaded.append) as b:
+            b.connect(state=True, timeout=WAIT)
+            a.member.broadcast(b"2").result(WAIT)
+            assert next(b.deliveries(timeout=WAIT)).payload == b"2"
+        assert [json.loads(state) for state in loaded] == [["total nyc/a 1"]]
+
+
+def test_an_application_that_lags_gets_no_cast_that_was_not_agreed(
+    connection: Connection, flushing: str, sequencer: TinySequencer
+) -> None:
+    """Its reader finds the dead member's cast before the flush; its hub, which has answered, found the flush first."""
+    change_settings(connection, flushing, "nyc", suspect_after_ms=300)
+    with contextlib.ExitStack() as closing:
+        blocked, go_on = threading.Event(), threading.Event()
+
+        def block() -> None:
+            blocked.set()
+            go_on.wait(WAIT)
+
+        a = Member(flushing, "nyc/a", connection=connection, casts=True, block=block)
+        closing.callback(a.close)
+        go_on.set()
+        b, c = (Member(flushing, f"nyc/{name}", connection=connection, casts=True) for name in "bc")
+        closing.callback(b.close)
+        for each in (a, b, c):
+            each.connect(timeout=WAIT)
+        assert a.view is not None
+        view = a.view.view_id
+        c.broadcast(b"agreed", order="fifo").result(WAIT)
+        eventually(lambda: _delivered(a, c) == 1)
+        go_on.clear()
+        blocked.clear()
+        life = Life("nyc/c", c.incarnation or 0)
+        kill(c)
+        eventually(blocked.is_set)
+        hub = forwarder_of(a).hub
+        assert hub is not None
+        eventually(lambda: hub.receiver.is_blocked)
+        late = Cast(*life, 2, b"not agreed", view=view)
+        producer = connection.producer()
+        producer.send(
+            str(Topic(flushing, "cast", "nyc")), key=b"nyc/c", value=late.payload, headers=cast_headers(late)
+        ).get(WAIT)
+        go_on.set()
+        eventually(lambda: a.view is not None and a.view.view_id > view)
+        a.broadcast(b"the end", order="causal").result(WAIT)
+        stream = a.deliveries(timeout=WAIT)
+        assert [next(stream).payload for _ in range(2)] == [b"agreed", b"the end"]
+
+
+def _delivered(member: Member, of_whom: Member) -> int | None:
+    hub = forwarder_of(member).hub
+    assert hub is not None
+    return hub.receiver.delivered_of(Life(str(of_whom.address), of_whom.incarnation or 0))

@@ -1,0 +1,40 @@
+"""A cut as bytes: what a joiner reads is what the supplier has said, and anything else is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.structs import TopicPartition
+
+from connectors.client.cut import Cut, packed, unpacked
+from ordering.causal import CausalState
+from ordering.errors import ProtocolViolation
+from ordering.fifo import FifoState
+from ordering.membership import Accepted, Life
+from ordering.merging import MergedState
+
+NUMBERS = st.integers(0, 10**15)
+NAMES = st.sampled_from(["abcast.g.cast.nyc", "abcast.g.cast.sfo"])
+LIVES = st.builds(Life, st.sampled_from(["nyc/a", "nyc/b", "sfo/c"]), st.integers(1, 10**15))
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> Cut:
+    lives = tuple(draw(st.lists(LIVES, unique=True, max_size=3)))
+    vector = tuple(draw(NUMBERS) for _ in lives)
+    causal = CausalState(draw(NUMBERS), lives, vector, draw(NUMBERS), vector)
+    received = draw(st.dictionaries(st.sampled_from(["nyc/a", "nyc/b"]), st.builds(Accepted, NUMBERS, NUMBERS)))
+    offsets = draw(st.dictionaries(st.builds(TopicPartition, NAMES, st.integers(0, 9)), NUMBERS))
+    return Cut(MergedState(causal, FifoState(received, draw(NUMBERS)), draw(st.booleans())), offsets, "kafka 1")
+
+
+@given(cut=cuts(), state=st.binary(max_size=100))
+def test_round_trip(cut: Cut, state: bytes) -> None:
+    assert unpacked(packed(cut, state)) == (cut, state)
+
+
+@pytest.mark.parametrize("raw", [b"", b"\0\0\0\2{}", b"\0\0\0\2[]", b"\xff" * 9, b'\0\0\0\x0c{"format":2}'])
+def test_what_is_no_cut(raw: bytes) -> None:
+    with pytest.raises(ProtocolViolation, match="not a cut"):
+        unpacked(raw)

@@ -1,0 +1,174 @@
+"""What the members' applications are given: by a reader of their own, beside the hub's, and from the cut of a state.
+
+The rules are the real core's (`ordering.fate`). The rest is a model of `connectors.client.merged_deliveries` and of
+`connectors.client.state_transfer`: a reader at its own pace, an application that is given what the hub has delivered, a
+joiner that asks a member for a state, which is on its way for some time, while members die.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ordering.casts import Cast, Ordered
+from ordering.causal import CausalReceiver, CausalState
+from ordering.checker import LOST, VIEW_VIOLATION
+from ordering.fate import Fate
+from ordering.membership import Life
+from ordering.records import MESSAGE, VIEW
+
+if TYPE_CHECKING:
+    from tests.simulator.orders import Orders, Process
+
+
+@dataclass
+class Application:
+    """One member's, with its own reader."""
+
+    process: Process
+    receiver: CausalReceiver
+    data_offset: int
+    offsets: dict[int, int]
+    delivered: int
+    """What it was given, and its state had, as a set of bits."""
+    progress: int = 0
+    full_at: dict[int, int] = field(default_factory=dict)
+    places: dict[tuple[Life, int, int], int] = field(default_factory=dict)
+    ready: deque[Cast | Ordered] = field(default_factory=deque)
+
+    @property
+    def is_alive(self) -> bool:
+        """As its process."""
+        return self.process.is_alive
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A state on its way to a joiner."""
+
+    of: Life
+    state: bytes
+    offsets: dict[int, int]
+    delivered: int
+
+
+class Applications:
+    """Those of all members of a history."""
+
+    def __init__(self, world: Orders) -> None:
+        self.world = world
+        self.random = world.random
+        self.running: list[Application] = []
+        self.asking: list[Process] = []
+        """Joiners that have no state yet."""
+        self.answers: dict[Life, Answer] = {}
+
+    def begin(self, process: Process, *, may_ask: bool = False) -> None:
+        """It begins where its hub does, or with the state of another one."""
+        if may_ask and self.random.random() < 0.7:
+            self.asking.append(process)
+            return
+        assert process.receiver is not None
+        self._begin_at(process, process.receiver.state, dict(process.offsets), process.delivered)
+
+    def _begin_at(self, process: Process, state: CausalState, offsets: dict[int, int], delivered: int) -> None:
+        receiver = self.world.rules.receiver(state, self.world.max_held, max_waiting=5)
+        self.running.append(Application(process, receiver, state.seqno, offsets, delivered))
+
+    def ask(self) -> None:
+        """A joiner asks an application that has been given its first view, between two deliveries."""
+        waiting = [each for each in self.asking if each.is_alive and each.life not in self.answers]
+        if not waiting:
+            return
+        joiner = self.random.choice(waiting)
+        suppliers = [
+            each
+            for each in self.running
+            if each.is_alive and (not each.ready or self.world.rules.supply_in_midst)
+            if joiner.life in each.receiver.lives and each.process.life in each.receiver.lives
+        ]
+        if not suppliers:
+            return
+        supplier = self.random.choice(suppliers)
+        offsets = {}  # at another site, all casts are read
+        if supplier.process.home.site == joiner.home.site:
+            offsets = self.world.offsets_behind(supplier)
+        self.answers[joiner.life] = Answer(
+            supplier.process.life, supplier.receiver.state.to_bytes(), offsets, supplier.delivered
+        )
+        self.world.seen["asked for a state"] += 1
+        if self.random.random() < 0.4:
+            self.world.die_serving(supplier.process, joiner)
+
+    def answer(self) -> None:
+        """A state has come."""
+        coming = [each for each in self.asking if each.life in self.answers and each.is_alive]
+        if not coming:
+            return
+        joiner = self.random.choice(coming)
+        answer = self.answers[joiner.life]
+        state = CausalState.from_bytes(answer.state)
+        assert joiner.receiver is not None
+        fate = self.world.rules.fate_of_state(joiner.receiver, state)
+        if fate is Fate.NOT_YET:
+            return
+        del self.answers[joiner.life]
+        if fate is Fate.NEVER:
+            self.world.seen["a state is void"] += 1
+            return
+        if answer.delivered & ~joiner.delivered:
+            self.world.find(LOST, f"the state for {joiner.life} has what the group does not deliver")
+        self.asking.remove(joiner)
+        self._begin_at(joiner, state, dict(answer.offsets), answer.delivered)
+        self.world.seen["began with a state"] += 1
+
+    def read(self) -> None:
+        """One of them reads on, or is given what was delivered."""
+        running = [each for each in self.running if each.is_alive]
+        if not running:
+            return
+        one = self.random.choice(running)
+        if one.ready:
+            self._give(one, self.random.randint(1, 8))
+        elif self.random.random() < 0.5:
+            self.world.read_some(one, one.process.life.address[0])
+        else:
+            self.world.read_data(one, self.random.randint(1, 3))
+
+    def _give(self, one: Application, count: int) -> None:
+        hub = one.process.receiver
+        assert hub is not None
+        for _ in range(min(count, len(one.ready))):
+            record = one.ready[0]
+            fate = self.world.rules.fate_of_record(hub, record)
+            if fate is Fate.NOT_YET:
+                return
+            one.ready.popleft()
+            if fate is Fate.NEVER:
+                self.world.seen["passed over by an application"] += 1
+            elif isinstance(record, Cast) or record.kind == MESSAGE:
+                one.delivered |= self.world.judge(one.process.life, one.delivered, record)
+            elif record.kind == VIEW and one.process.in_view.get(record.view, one.delivered) != one.delivered:
+                self.world.find(
+                    VIEW_VIOLATION, f"before view {record.view}, {one.process.life}'s application was given another set"
+                )
+
+    def finish(self, process: Process) -> None:
+        """It reads all that there is, and is given it. A joiner gets its state."""
+        for one in self.running:
+            if one.process is process:
+                self.world.read_all(one, process.life.address[0])
+                self._give(one, len(one.ready))
+        self.ask()
+        self.answer()
+
+    def check(self, alive: list[Process]) -> None:
+        """Who lives was given what its hub has delivered."""
+        for one in self.running:
+            if one.process in alive and one.delivered != one.process.delivered:
+                self.world.find(
+                    LOST, f"{one.process.life}'s application was given less, or more, than its hub delivers"
+                )
+        if any(each in alive for each in self.asking) and any(one.process in alive for one in self.running):
+            self.world.find(LOST, "a joiner gets no state")
