@@ -70,19 +70,20 @@ def decide(spark: SparkSession, rows: list[Row], chunk_rows: int) -> DataFrame:
     return encode_decided(runs.filter(runs["role"] != REPORT), SITE)
 
 
-def by_the_process_engine(rows: list[Row]) -> list[SinkRow]:
-    """The same rows, the same step."""
+def by_the_process_engine(rows: list[Row], chunk_rows: int) -> list[SinkRow]:
+    """The same rows, read in the same pieces, the same step."""
     group = AgreeingGroup(first_state(GROUP, SITE, [SITE]), SequencerState(GROUP, epoch=1))
     source = Input(SITE, f"{Topic(GROUP, 'forward', SITE)}-0")
     group.start_of(source, 0)
-    group.take(source, [record(row) for row in rows])
+    for begin in range(0, len(rows), chunk_rows):
+        group.take(source, [record(row) for row in rows[begin : begin + chunk_rows]])
     group.tick(0)
     entry = group.end_step()
     assert entry is not None
     return [SinkRow(topic, key, value, headers) for topic, (key, value, headers) in [entry, *group.due()]]
 
 
-@pytest.mark.parametrize("chunk_rows", [3, 10_000])
+@pytest.mark.parametrize("chunk_rows", [30, 10_000])
 def test_a_batch(spark: SparkSession, chunk_rows: int) -> None:
     """Messages, a join, and whatever can be wrong with a record: entry, DATA and dead letters are the same."""
     good = [
@@ -95,7 +96,7 @@ def test_a_batch(spark: SparkSession, chunk_rows: int) -> None:
     bad = [(case.key, case.value, tuple(case.headers)) for case in CORPUS if case.topic == TOPIC]
     last = (b"nyc/alice", b"x", codec.forward_headers(1, 3))
     rows = [own(offset, *each) for offset, each in enumerate([*good, *bad, last])]
-    expected = by_the_process_engine(rows)
+    expected = by_the_process_engine(rows, chunk_rows)
     assert {row.topic for row in expected} == {"abcast.orders.data.nyc", "abcast.orders.dead-letter.nyc"}
     assert_df_equality(decide(spark, rows, chunk_rows), sink_frame(spark, expected), ignore_nullable=True)
 
