@@ -149,7 +149,7 @@ class Group:
 
     def _needed(self, name: str) -> int:
         """From where its records are still to be sequenced: a mark may be far before that."""
-        runs = (part for ordered in self.site.state().since for part in ranges_of(ordered.run))
+        runs = (part for ordered in self.site.unsequenced for part in ranges_of(ordered.run))
         return min([self.site.place(name).ordered, *(part.first for part in runs if part.place == name)])
 
     def arrived(self, name: str, first: int, last: int, at: int) -> int:

@@ -314,14 +314,14 @@ class Site:
         return self.process.is_waiting
 
     @property
-    def unsequenced(self) -> int:
+    def unsequenced(self) -> Sequence[Ordered]:
         """Runs that are ordered, and not in the snapshot."""
-        return len(self._since)
+        return self._since
 
     @property
     def is_behind(self) -> bool:
         """Whether so much is ordered that can't be sequenced that other sites' logs are to be left alone for now."""
-        return self.unsequenced >= MAX_UNSEQUENCED_RUNS
+        return len(self._since) >= MAX_UNSEQUENCED_RUNS
 
     def place(self, name: str) -> Place:
         """How far a partition of FORWARD is."""

@@ -443,7 +443,7 @@ class Step:
     def _has_room(self) -> bool:
         """Whether something was left out that could be read now."""
         for_records = any(self._size(name) < KEPT_BYTES // 2 or self.group.lacks(name) for name in self._left_places)
-        return for_records or (bool(self._left_logs) and self.group.site.unsequenced < MAX_UNSEQUENCED_RUNS // 2)
+        return for_records or (bool(self._left_logs) and len(self.group.site.unsequenced) < MAX_UNSEQUENCED_RUNS // 2)
 
     def stored(self) -> Stored:
         """The group behind the step."""
