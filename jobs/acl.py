@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, connection_to
-from jobs.sites import SitesFile, required_sites
+from jobs.sites import SitesFile, optional_sites, required_sites
 from ordering.errors import UsageError
 from ordering.names import DEFAULT_SITE
 
@@ -27,14 +27,16 @@ class Role(str, Enum):
     observer = "observer"
     sequencer = "sequencer"
     ledger = "ledger"
+    maintainer = "maintainer"
     relay = "relay"
 
 
 RoleOption = Annotated[
     Role,
     typer.Option(
-        help="member: sends and delivers. observer: delivers, and checks. sequencer: decides the order. ledger: writes "
-        "the tables. relay: carries from a site to another (with --from, --to and --sites)."
+        help="member: sends and delivers. observer: delivers, and checks. sequencer: decides the order (with --sites, "
+        "where sites in one Kafka agree). ledger: writes the tables. maintainer: purges topics. relay: carries from a "
+        "site to another (with --from, --to and --sites)."
     ),
 ]
 Principal = Annotated[str, typer.Option(help="Who gets them, as Kafka has it: User:NAME.")]
@@ -100,14 +102,18 @@ def _rights(
     sites: Path | None,
     kafka_config: Path | None,
 ) -> list[Right]:
-    from connectors.kafka.rights import check_principal, rights_of, rights_of_relay
+    from connectors.kafka.rights import check_principal, rights_beside, rights_of, rights_of_relay
     from connectors.kafka.sites import Direction
 
     check_principal(principal)
     if role is not Role.relay:
         if source or target:
             raise UsageError("--from and --to are for --role relay.")
-        return [right for name in site or [DEFAULT_SITE] for right in rights_of(role.value, group, name)]
+        names = site or [DEFAULT_SITE]
+        rights = [right for name in names for right in rights_of(role.value, group, name)]
+        if role is Role.sequencer and (known := optional_sites(sites, kafka_config, "acl")) is not None:
+            rights += [right for name in names for right in rights_beside(known, group, name)]
+        return rights
     if not source or not target:
         raise UsageError("a relay carries --from SITE --to SITE.")
     return rights_of_relay(required_sites(sites, kafka_config, "acl"), group, Direction(source, target))

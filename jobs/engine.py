@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.streaming import await_end, reachable, stop_on_signals, working
+from jobs.streaming import EVERYTHING, Served, await_end, reachable, stop_on_signals, working
 from ordering.errors import UsageError
 from ordering.names import check_site
 
@@ -79,7 +79,13 @@ def agreement_of(sites: Sites | None, site: str, how: HowDecided | None) -> Agre
     return Agreement(neighbours_of(sites, site), sites.suspect_after_ms)
 
 
-def engine_job(connection: Connection, site: str, data: Path, agreement: Agreement | None = None) -> EngineJob:
+def engine_job(
+    connection: Connection,
+    site: str,
+    data: Path,
+    agreement: Agreement | None = None,
+    served: Served = EVERYTHING,
+) -> EngineJob:
     """The sequencer of the site as a plain Python job; where sites agree, the site's part in that.
 
     Raises UsageError, BrokerUnreachable, EnvironmentProblem.
@@ -90,8 +96,8 @@ def engine_job(connection: Connection, site: str, data: Path, agreement: Agreeme
     if agreement is not None:
         from connectors.engine.site_job import SiteJob
 
-        return SiteJob(reachable(connection), agreement)
-    return EngineJob(EngineOptions(reachable(connection), site, data.absolute() / "ledger"))
+        return SiteJob(reachable(connection, served), agreement, *served)
+    return EngineJob(EngineOptions(reachable(connection, served), site, data.absolute() / "ledger", *served))
 
 
 def tune() -> None:

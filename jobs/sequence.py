@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from connectors.kafka.group_choice import LOOK_EVERY_S
 from jobs.engine import AgreementOption, Engine, EngineOption, agreement_of, engine_job, run_engine
 from jobs.options import (
     DEFAULT_DATA,
     BootstrapServers,
     Data,
+    Groups,
     KafkaConfig,
+    LookEvery,
     MaxBatchRecords,
     Parallelism,
     Site,
     run_script,
 )
 from jobs.sites import SitesFile, check_sequences, kafka_of_site, optional_sites
-from jobs.streaming import job_options, run_jobs
+from jobs.streaming import job_options, run_jobs, served
 from ordering.names import DEFAULT_SITE
 
 
@@ -24,7 +27,9 @@ def sequence(
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
     max_batch_records: MaxBatchRecords = 200_000,
-    parallelism: Parallelism = 1,
+    parallelism: Parallelism = None,
+    groups: Groups = None,
+    look_every_s: LookEvery = LOOK_EVERY_S,
     sites: SitesFile = None,
     engine: EngineOption = Engine.spark,
     agreement: AgreementOption = None,
@@ -37,11 +42,12 @@ def sequence(
     topology = optional_sites(sites, kafka_config, "sequence")
     check_sequences(topology, site)
     agreed = agreement_of(topology, site, agreement)
+    which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "sequence")
     if engine is Engine.process:
-        run_engine(engine_job(connection, site, data, agreed))
+        run_engine(engine_job(connection, site, data, agreed, which))
         return
-    options = job_options(connection, site, data, max_batch_records, parallelism)
+    options = job_options(connection, site, data, max_batch_records, which, parallelism)
     run_jobs(["sequence"], options, agreement=agreed)
 
 

@@ -116,6 +116,11 @@ class ForwardTable:
         self._bytes += message_bytes(payload, headers)
         return pending
 
+    def entry(self, local_seqno: int) -> Pending | None:
+        """The entry of that number, if it is there. Quick near the beginning and the end."""
+        at = local_seqno - self.acknowledged - 1
+        return self._entries[at] if 0 <= at < len(self._entries) else None
+
     def acknowledge(self, local_seqno: int) -> int:
         """Forget everything up to `local_seqno`, whose DATA was seen; return how many were forgotten."""
         if local_seqno > self.last:

@@ -25,6 +25,8 @@ hypothesis.settings.register_profile("timeless", deadline=None)
 hypothesis.settings.register_profile("fast", max_examples=20, deadline=None)
 hypothesis.settings.load_profile("timeless")
 
+os.environ.update(SHORT_LIVED)
+
 PIPELINE = "tests/cli/test_pipeline.py"
 TOGETHER = {
     "tests/secure/": "tests/secure/",
@@ -116,15 +118,8 @@ def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded
 @contextmanager
 def started(directory: Path, secure: bool | None = None) -> Iterator[EmbeddedBroker]:
     """A broker for as long as tests last."""
-    broker = EmbeddedBroker(directory, port=0, secure=secure)
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in SHORT_LIVED.items():
-            environment.setenv(name, value)
-        broker.start()
-    try:
+    with EmbeddedBroker(directory, port=0, secure=secure) as broker:
         yield broker
-    finally:
-        broker.stop()
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,8 @@ class Bookmark:
         self._in_hand: tuple[int, int] | None = None
         self._committed = 0
         self._committed_at = time.monotonic()
+        self.due_at = self._committed_at + COMMIT_EVERY_S
+        """When, by the monotonic clock, the next commit is due."""
         self._remember: Remember | None = None
         self._is_told = False
 
@@ -70,14 +72,15 @@ class Bookmark:
         if number > self._taken[0]:
             self._taken = (number, next_offset)
 
-    def commit_if_due(self, now: float) -> None:
-        """Commit what was taken, twice a second. `now`: of the monotonic clock."""
-        if now - self._committed_at >= COMMIT_EVERY_S:
+    def commit_if_due(self) -> None:
+        """Commit what was taken, twice a second."""
+        if time.monotonic() >= self.due_at:
             self.commit()
 
     def commit(self) -> None:
         """Commit what was taken. A failure is not the application's: the next commit makes up for it."""
         taken, now = self.taken, time.monotonic()
+        self.due_at = now + COMMIT_EVERY_S
         is_old_news = 0 < taken.number == self._committed and now - self._committed_at > REFRESH_EVERY_S
         if self._remember is None or (taken.number <= self._committed and not is_old_news):
             return

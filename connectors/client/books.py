@@ -121,7 +121,7 @@ class Books:
         """Whether what was ordered under that id is what was sent under it."""
         if local_seqno <= self.table.acknowledged:
             return True
-        ours = next((entry for entry in self.table.pending() if entry.local_seqno == local_seqno), None)
+        ours = self.table.entry(local_seqno)
         return ours is not None and is_same(ours, record.kind, record.value or b"", record.application_headers())
 
     def take_out(self, earlier: Sequence[Effective]) -> int:

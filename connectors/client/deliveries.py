@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from connectors.client.bookmark import Bookmark, Mark
 from connectors.client.cut import Cut
@@ -25,9 +26,9 @@ from connectors.client.delivery import Delivery, Place
 from connectors.client.ledger_reader import read_ledger
 from connectors.client.member_memory import MemberMemory
 from connectors.client.silence import Silence
-from connectors.kafka.codec import data_number, given_headers, without_depends
+from connectors.kafka.codec import given_headers, without_depends
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_cursor import Effective
+from connectors.kafka.data_cursor import Effective, address_of
 from connectors.kafka.data_log import DataLog
 from ordering.casts import TOTAL
 from ordering.errors import HistoryUnavailable, UsageError
@@ -135,24 +136,28 @@ class Deliveries:
 
     def _deliver(self, memory: MemberMemory) -> Iterator[Delivery | Event]:
         self._next_seqno = self._first_seqno = self._begin(memory)
-        bookmark, silence, between = self._bookmark, self._silence, self._between
+        bookmark, counted, between = self._bookmark, self._counted, self._between
+        hand_out, take, is_stopping, clock = bookmark.hand_out, self.take, self._stopping.is_set, time.monotonic
         for places in self._places(memory):
+            given_at: float | None = None
             for seqno, next_offset, what in places:
-                if what is not None and (seqno > self._counted or not _is_total(what)):
-                    bookmark.hand_out(seqno, next_offset)
+                if what is not None and (seqno > counted or not _is_total(what)):
+                    hand_out(seqno, next_offset)
                     yield what
-                    self.take()
-                    now = time.monotonic()
-                    silence.broken(now)
-                    bookmark.commit_if_due(now)
-                    if self._stopping.is_set():
+                    take()
+                    given_at = clock()
+                    if given_at >= bookmark.due_at:
+                        bookmark.commit()
+                    if is_stopping():
                         return
                     if between is not None:
                         between(self)
                 else:
                     bookmark.pass_over(seqno, next_offset)
-            bookmark.commit_if_due(time.monotonic())
-            if self._stopping.is_set():
+            if given_at is not None:
+                self._silence.broken(given_at)
+            bookmark.commit_if_due()
+            if is_stopping():
                 return
             if between is not None:
                 between(self)
@@ -223,21 +228,12 @@ def _is_total(what: Delivery | Event) -> bool:
     return isinstance(what, Delivery) and what.order == TOTAL
 
 
-_address = functools.lru_cache(maxsize=10_000)(bytes.decode)
-"""Of a sender's key: there are few of them, and each comes often."""
-
-
 def _delivery(record: Effective) -> Delivery:
-    seqno, _, _, key, fields, headers, value, timestamp_ms = record
-    return Delivery(
-        seqno,
-        _address(key or b"", "ascii"),
-        int(fields[2]),
-        int(fields[3]),
-        value or b"",
-        without_depends(given_headers(headers[1:])) if len(headers) > 1 else (),
-        data_number(fields[6]),
-        int(fields[5]),
-        data_number(fields[8]),
-        timestamp_ms,
-    )
+    seqno, _, _, key, incarnation, local_seqno, epoch, view, forwarded_at_ms, headers, value, timestamp_ms = record
+    given = without_depends(given_headers(headers[1:])) if len(headers) > 1 else ()
+    which = seqno, address_of(key), incarnation, local_seqno
+    return _make((*which, value or b"", given, view, epoch, forwarded_at_ms, timestamp_ms, TOTAL, None))
+
+
+_make: Callable[[tuple[Any, ...]], Delivery] = functools.partial(tuple.__new__, Delivery)
+"""Of all its fields. There are many deliveries: to pass each by its name takes twice as long."""

@@ -242,6 +242,8 @@ class Feed:
         self._position, self._count, self._bytes = position, 0, 0
 
     def _tell(self, records: Sequence[Effective]) -> None:
+        if not self._hearings:
+            return
         heard: dict[bytes | None, list[Effective]] = {key: [] for key in self._hearings}
         for record in records:
             # Others' messages, the most of them, cost no more than this look-up.
@@ -482,10 +484,8 @@ def _look_after(listener: Listener) -> None:
 
 
 def _size(records: Sequence[Effective]) -> int:
-    size = 0
+    size = sum([len(record.value or b"") for record in records])
     for record in records:
-        if record.value is not None:
-            size += len(record.value)
         if len(record.headers) > 1:
-            size += sum(len(value) for _, value in record.headers)
+            size += sum(len(value or b"") for _, value in record.headers)
     return size

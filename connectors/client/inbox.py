@@ -125,16 +125,15 @@ class Inbox:
                     bookmark.hand_out(record.offset + 1, record.offset + 1)
                     yield letter
                     bookmark.take()
-                    now = time.monotonic()
-                    silence.broken(now)
-                    bookmark.commit_if_due(now)
+                    silence.broken(time.monotonic())
+                    bookmark.commit_if_due()
                     if self._stopping.is_set():
                         return
             if records:
                 position = records[-1].offset + 1
                 bookmark.pass_over(position, position)
                 silence.read_up_to(position)
-            bookmark.commit_if_due(time.monotonic())
+            bookmark.commit_if_due()
             if silence.is_over:
                 return
 

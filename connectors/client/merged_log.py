@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from connectors.client.cast_reader import CastReader, Found
+from connectors.client.cast_reader import CastReader, CastTopics, Found
 from connectors.client.feed import Feed
 from connectors.kafka.codec import depends_of
 from connectors.kafka.data_cursor import Effective
@@ -46,13 +46,13 @@ class Begin(NamedTuple):
 class MergedLog:
     """Not thread-safe. `close` it."""
 
-    def __init__(self, feed: Feed, begin: Begin) -> None:
+    def __init__(self, feed: Feed, topics: CastTopics, begin: Begin) -> None:
         """Raises BrokerUnreachable."""
         self.merger = Merger(begin.state)
         self.ready: deque[Cast | Ordered] = deque(begin.first)
         self._start = begin.start
         self._follower = feed.follow(begin.start)
-        self._reader = CastReader(feed.connection.consumer(), begin.offsets, feed.wake)
+        self._reader = CastReader(topics, begin.offsets, feed.wake)
         self._unread: deque[Ordered] = deque()
         self._held: dict[tuple[Life, int, int], tuple[TopicPartition, int]] = {}
         self._full_at: dict[TopicPartition, int] = {}
@@ -70,7 +70,7 @@ class MergedLog:
         """Read on, for so long at most if there is nothing; what there is of casts. Raises as its readers do."""
         if not self._unread:
             records = self._follower.poll(timeout, lambda: self._reader.has_news)
-            self._unread.extend(map(_ordered, records))
+            self._unread.extend(map(ordered, records))
         elif not self._reader.has_news:
             self._follower.pause(timeout, lambda: self._reader.has_news)
         return self._reader.take()
@@ -148,7 +148,7 @@ def _key(cast: Cast) -> tuple[Life, int, int]:
     return cast.life, cast.view, cast.local_seqno
 
 
-def _ordered(record: Effective) -> Ordered:
+def ordered(record: Effective) -> Ordered:
     """A record of DATA as the core knows it. Raises ProtocolViolation."""
     depends = depends_of(record.headers[1:]) if len(record.headers) > 1 else None
     if record.kind == MESSAGE:

@@ -15,68 +15,52 @@ from typing import Any, NamedTuple
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import data_fields, data_number, given_headers
+from connectors.kafka.codec import data_fields, data_number, given_headers, message_numbers
 from connectors.kafka.data_log import Start
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable
 from ordering.reader import Reader, Verdict
-from ordering.records import Headers
+from ordering.records import MESSAGE, Headers
 
 RETRY_PAUSE_S = 0.2
 
 _logger = logging.getLogger(__name__)
-_kind = functools.lru_cache(maxsize=100)(bytes.decode)
 
 
 class Effective(NamedTuple):
-    """A DATA record that was taken. `fields` are those of its header, still as bytes (`codec.DATA_FIELDS`).
+    """A DATA record that was taken. Numbers are 0 where its header has none.
 
-    What the sequencer decided by itself has no key, and so no sender.
+    What the sequencer decided by itself has no key, and so no sender. `forwarded_at_ms`: when the broker had the
+    FORWARD record that it was made from; `timestamp_ms`: when it had this one. Both in ms since the epoch.
     """
 
     seqno: int
     offset: int
     kind: str
     key: bytes | None
-    fields: Sequence[bytes]
+    incarnation: int
+    local_seqno: int
+    epoch: int
+    view: int
+    forwarded_at_ms: int
     headers: Sequence[tuple[str, bytes]]
     value: bytes | None
     timestamp_ms: int
-    """The broker's, in ms since the epoch: when it was written."""
 
     @property
     def sender(self) -> str:
         """The sender's address, or nothing."""
-        return (self.key or b"").decode("ascii")
-
-    @property
-    def incarnation(self) -> int:
-        """The sender's incarnation, or 0."""
-        return data_number(self.fields[2])
-
-    @property
-    def local_seqno(self) -> int:
-        """The sender's local seqno, or 0."""
-        return data_number(self.fields[3])
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that decided it."""
-        return int(self.fields[5])
-
-    @property
-    def view(self) -> int:
-        """The view in force."""
-        return data_number(self.fields[6])
-
-    @property
-    def forwarded_at_ms(self) -> int:
-        """When the broker had the FORWARD record that it was made from, in ms since the epoch; 0 of the sequencer's."""
-        return data_number(self.fields[8])
+        return address_of(self.key)
 
     def application_headers(self) -> Headers:
         """The headers that are not abcast's own, in their order."""
-        return given_headers(self.headers[1:])
+        return given_headers(self.headers[1:]) if len(self.headers) > 1 else ()
+
+
+@functools.lru_cache(maxsize=10_000)
+def address_of(key: bytes | None) -> str:
+    """The sender of DATA with that key, or nothing. There are few of them, and each comes often."""
+    return (key or b"").decode("ascii")
 
 
 class DataCursor:
@@ -132,19 +116,24 @@ class DataCursor:
         return self._judge(polled.get(self._partition, ()))
 
     def _judge(self, records: Sequence[Any]) -> list[Effective]:
-        accept = self._reader.accept
+        accept, effective = self._reader.accept, functools.partial(tuple.__new__, Effective)
         taken = []
         for record in records:
-            headers = record.headers
-            fields = data_fields(record.key, headers)
-            if not fields:
+            key, headers = record.key, record.headers
+            numbers = message_numbers(key, headers)
+            if numbers:
+                kind = MESSAGE
+                incarnation, local_seqno, seqno, epoch, view, forwarded_at_ms = numbers
+            elif fields := data_fields(key, headers):
+                kind = fields[1].decode("ascii")
+                incarnation, local_seqno, seqno, epoch, view = map(data_number, fields[2:7])
+                forwarded_at_ms = data_number(fields[8])
+            else:
                 self._pass_over(record.offset)
                 continue
-            kind = _kind(fields[1], "ascii")
-            seqno = data_number(fields[4])
-            if accept(kind, int(fields[5]), seqno) is Verdict.TAKE:
-                what = record.key, fields, headers, record.value, record.timestamp
-                taken.append(Effective(seqno, record.offset, kind, *what))
+            if accept(kind, epoch, seqno) is Verdict.TAKE:
+                where, who = (seqno, record.offset, kind, key), (incarnation, local_seqno, epoch, view, forwarded_at_ms)
+                taken.append(effective((*where, *who, headers, record.value, record.timestamp)))
         if records:
             self.position = records[-1].offset + 1
         return taken

@@ -125,15 +125,18 @@ class AgreeingLane(SequencerLane):
         names = [name for group in topics.values() for name in group]
         forward = [name for name in names if _topic(name).role in ("forward", "relayed")]
         starts = self._starts(names, groups)
-        logs = self.read(self.kafka_source([name for name in names if name not in forward], starts))
+        session, at_once = self.session(len(groups))
+        of_logs = self.kafka_source([name for name in names if name not in forward], starts)
+        read = [
+            session.readStream.format("kafka").options(**source).load()
+            for source in (self._forward_source(forward, starts), of_logs)
+        ]
         rows = (
-            forward_rows(self.read(self._forward_source(forward, starts)), site)
-            .unionByName(log_rows(logs))
-            .unionByName(tick_rows(seconds(self.spark), groups))
+            forward_rows(read[0], site).unionByName(log_rows(read[1])).unionByName(tick_rows(seconds(session), groups))
         )
         self._positions, self._has_room = {}, False
         initial = {name: begun(group) for name, group in groups.items()}
-        runs = agree(rows, neighbours, initial, self.options.parallelism)
+        runs = agree(rows, neighbours, initial, at_once)
         role = F.col("role")
         reports = F.collect_list(F.when(role == REPORT, F.get("value", F.lit(0)).cast("string"))).alias(_REPORTS)
         return encode_decided(self.observed(runs, reports).filter(role != REPORT), site)

@@ -28,7 +28,7 @@ from connectors.sequencer.query import decode_forward, encode_decided, sequence
 from connectors.sequencer.takeover import History, take_over_groups
 from connectors.sequencer.watchdog import Watchdog
 from connectors.spark.job import JobOptions, QueryFailed, StreamingJob
-from connectors.spark.session import PythonWorker
+from connectors.spark.session import PythonWorker, cores_of
 from connectors.spark.sink import SINK_OPTIONS
 from ordering.names import Topic
 from ordering.records import JOIN, REMOTE_VIEW, START_FLUSH, VIEW, WITHOUT_SEQNO
@@ -128,15 +128,23 @@ class SequencerLane(StreamingJob):
     def decide(self, topics: Mapping[str, list[str]], states: Mapping[str, SequencerState]) -> DataFrame:
         """What is read, decided, as the sink takes it."""
         site, names = self.options.site, [name for group in topics.values() for name in group]
-        forward = self.read(self.kafka_source(names, positions_of(states.values())))
+        session, at_once = self.session(len(states))
+        source = self.kafka_source(names, positions_of(states.values()))
+        forward = session.readStream.format("kafka").options(**source).load()
         relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
         decoded = decode_forward(forward, site, relayed=relayed)
-        runs = sequence(decoded, site, states, self.options.parallelism)
+        runs = sequence(decoded, site, states, at_once)
         return encode_decided(self.observed(runs), site, relayed=relayed)
 
-    def read(self, source: Mapping[str, str]) -> DataFrame:
-        """The rows of a Kafka source with these options."""
-        return self.spark.readStream.format("kafka").options(**source).load()
+    def session(self, groups: int) -> tuple[SparkSession, int]:
+        """One for this query of so many groups, and how many of them it decides at once.
+
+        The number of a query's shuffle partitions is a setting of its session.
+        """
+        at_once = min(self.options.parallelism or cores_of(self.spark), groups)
+        session = self.spark.newSession()
+        session.conf.set("spark.sql.shuffle.partitions", at_once)
+        return session, at_once
 
     def observed(self, runs: DataFrame, *more: Column) -> DataFrame:
         """The same runs, of which Spark reports what the driver need not read DATA for; `more` is for `see`."""

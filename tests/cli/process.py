@@ -14,8 +14,6 @@ from queue import Empty, Queue
 
 from typer.core import TyperCommand, TyperGroup
 
-from tests.jvm import SHORT_LIVED
-
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 ABCAST = str(BIN / "abcast")
@@ -29,7 +27,8 @@ def environment(**variables: str) -> dict[str, str]:
     A Spark session in the tests' own process has set PYSPARK_PYTHON for itself.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ABCAST_", "PYSPARK_PYTHON"))}
-    return {**kept, **SHORT_LIVED, "PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "COLUMNS": "160", **variables}
+    own = {"PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "COLUMNS": "160", "ABCAST_LOOK_EVERY_S": "1"}
+    return {**kept, **own, **variables}
 
 
 def abcast(

@@ -14,7 +14,7 @@ from connectors import Member
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
-from tests.cli.process import abcast
+from tests.cli.here import abcast_here
 from tests.crash.checkpoint import Checkpoint
 from tests.crash.conftest import MakeScenario
 from tests.crash.processes import ABCAST, Process
@@ -52,7 +52,7 @@ class Sites:
     def status(self, name: str) -> dict[str, object]:
         servers = ("--bootstrap-servers", self.connection.bootstrap_servers)
         command = ("status", "--group", self.scenario.group, "--site", name, *servers, "--json")
-        shown = abcast(*command, "--data", self.directory / name, cwd=self.directory)
+        shown = abcast_here(*command, "--data", self.directory / name, cwd=self.directory)
         told: dict[str, object] = json.loads(shown.stdout)
         return told
 
@@ -106,7 +106,7 @@ def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp
             member.close(timeout=0)
     eventually(lambda: len(sites.ends()) == 1, 30)
     assert sites.ends() == {len(sent) + 3}
-    verdict = abcast("check", "--group", group, "--sites", sites.file, "--settled", "--json", cwd=tmp_path)
+    verdict = abcast_here("check", "--group", group, "--sites", sites.file, "--settled", "--json", cwd=tmp_path)
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
     assert json.loads(verdict.stdout)["read"] == {f"DATA of {name}": len(sent) + 3 for name in sites.names}
     for name in sites.names:

@@ -43,10 +43,13 @@ def all_deliver_the_same(directory: Path, counts: list[int], faults: dict[str, A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("faults", ["on_time", "with_delays"])
+@pytest.mark.parametrize("faults", ["on_time", pytest.param("with_delays", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("counts", COUNTS)
 def test_total_order(tmp_path: Path, counts: str, faults: str) -> None:
-    """TestTotalOrderUniform, Different, SingleSender, DualSenders, Large; and each WithDelays."""
+    """TestTotalOrderUniform, Different, SingleSender, DualSenders, Large; and each WithDelays, in the soak.
+
+    In `make test`, the random counts are delayed, too.
+    """
     all_deliver_the_same(tmp_path, COUNTS[counts], FAULTS[faults])
 
 
@@ -64,6 +67,23 @@ def test_total_order_random(tmp_path: Path, faults: str) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 6, 10])
 def test_loss_and_repeats_at_every_size(tmp_path: Path, size: int) -> None:
     all_deliver_the_same(tmp_path, [8] * size, {"drop": 0.2, "repeat": 0.3})
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("faults", ["with_loss", "with_repeats", "with_all_of_it"])
+@pytest.mark.parametrize("counts", COUNTS)
+def test_total_order_on_a_bad_network(tmp_path: Path, counts: str, faults: str) -> None:
+    """The source's tests once more."""
+    all_deliver_the_same(tmp_path, COUNTS[counts], FAULTS[faults])
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("size", [4, 5, 7, 8, 9])
+@pytest.mark.parametrize("faults", ["on_time", "with_all_of_it"])
+def test_total_order_at_every_other_size(tmp_path: Path, size: int, faults: str) -> None:
+    all_deliver_the_same(tmp_path, [8] * size, FAULTS[faults])
 
 
 def test_there_is_no_order_in_which_processes_need_to_be_brought_up(tmp_path: Path) -> None:
@@ -98,7 +118,7 @@ def test_a_process_is_killed_under_load(tmp_path: Path) -> None:
     """What it had delivered is a beginning of what the others deliver; and all that these have sent is delivered."""
     with group(tmp_path, 4) as processes:
         for place in range(4):
-            processes.start(place, 1500, suspect_after=0.6, drop=0.05)
+            processes.start(place, 1500, suspect_after=1.5, drop=0.05)
         processes.wait_for([3], 300)
         processes.kill(3)
         processes.wait_for(range(3), 4500)
@@ -117,7 +137,7 @@ def test_a_process_that_was_suspected_wrongly_comes_back_as_itself(tmp_path: Pat
     """It is stopped under load, and excluded; it goes on, catches up, and its other messages are ordered once."""
     with group(tmp_path, 3) as processes:
         for place in range(3):
-            processes.start(place, 2000, suspect_after=0.6)
+            processes.start(place, 2000, suspect_after=1.5)
         processes.wait_for([2], 200)
         processes.stop(2)
         processes.wait_until_said(0, "view 2: 0, 1\n")

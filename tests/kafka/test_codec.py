@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,6 +171,21 @@ def test_what_is_data_and_what_is_a_stray(case: data_corpus.Case) -> None:
 def test_no_record_in_data_raises(key: bytes | None, headers: list[tuple[str, bytes]]) -> None:
     record = codec.decode_data(key, None, headers)
     assert (record.kind == STRAY) is not bool(codec.data_fields(key, headers))
+
+
+def _numbers_of_a_message(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> tuple[int, ...]:
+    fields = codec.data_fields(key, headers)
+    return tuple(map(codec.data_number, (*fields[2:7], fields[8]))) if fields[1:2] == [b"message"] else ()
+
+
+@pytest.mark.parametrize("case", data_corpus.CASES, ids=lambda case: case.name)
+def test_the_numbers_of_a_message_are_those_of_its_fields(case: data_corpus.Case) -> None:
+    assert codec.message_numbers(case.key, case.headers) == _numbers_of_a_message(case.key, case.headers)
+
+
+@given(st.sampled_from([None, b"sfo/bob", b"bob"]), st.lists(st.tuples(st.just("abcast"), fields_of_data), max_size=2))
+def test_the_numbers_of_any_record(key: bytes | None, headers: list[tuple[str, bytes]]) -> None:
+    assert codec.message_numbers(key, headers) == _numbers_of_a_message(key, headers)
 
 
 def test_a_dead_letter_keeps_the_original_headers() -> None:

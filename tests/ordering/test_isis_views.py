@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from ordering.errors import ProtocolViolation
@@ -34,7 +36,7 @@ SUSPECT_AFTER_MS = 200
 
 
 class Sites:
-    """Sites of one view that remember all; `cut` ones are reached by nobody."""
+    """Sites of one view that remember all; `cut` ones are reached by nobody, and nothing goes by a `cut_way`."""
 
     def __init__(self, names: str) -> None:
         self.view = first_view(Life(name) for name in names)
@@ -42,6 +44,7 @@ class Sites:
         self.said: dict[str, list[Output]] = {name: [] for name in names}
         self.letters: list[tuple[str, To]] = []
         self.cut: set[str] = set()
+        self.cut_ways: set[tuple[str, str]] = set()
         self.now_ms = 0
 
     def take(self, name: str, *events: From | Submit | Tick | Exclude) -> tuple[Output, ...]:
@@ -53,6 +56,8 @@ class Sites:
     def carry(self) -> None:
         while self.letters:
             sender, to = self.letters.pop(0)
+            if (sender, to.receiver.name) in self.cut_ways:
+                continue
             if sender not in self.cut and to.receiver.name in self.states.keys() - self.cut:
                 self.take(to.receiver.name, From(Life(sender), to.message))
 
@@ -179,6 +184,26 @@ def test_two_coordinators_of_one_view_change_install_the_same() -> None:
     assert len({sites.states[name].view for name in "abc"}) == 1
 
 
+@pytest.mark.parametrize("way_ms", [0.1 * SUSPECT_AFTER_MS, 0.5 * SUSPECT_AFTER_MS, 0.9 * SUSPECT_AFTER_MS])
+def test_a_view_comes_also_where_a_way_takes_nearly_as_long_as_a_suspicion(way_ms: float) -> None:
+    """A ballot is four ways long. Coordinators that cut each other off before that give each other more time."""
+    sites, dice = Sites("abcde"), random.Random(7)
+    on_their_way: list[tuple[float, str, To]] = []
+    alive = "abcd"
+    while any(sites.states[name].view.id == 1 for name in alive):
+        sites.now_ms += 10
+        assert sites.now_ms < 30 * SUSPECT_AFTER_MS, "they outbid each other for ever"
+        for name in alive:
+            sites.take(name, Tick(sites.now_ms))
+        on_their_way += [(sites.now_ms + way_ms * dice.uniform(0.8, 1.2), *letter) for letter in sites.letters]
+        sites.letters = []
+        for _, sender, to in [each for each in on_their_way if each[0] <= sites.now_ms]:
+            if to.receiver.name in alive:
+                sites.take(to.receiver.name, From(Life(sender), to.message))
+        on_their_way = [each for each in on_their_way if each[0] > sites.now_ms]
+    assert len({sites.states[name].view for name in alive}) == 1
+
+
 def test_a_value_that_may_be_decided_is_taken_over() -> None:
     """a's value was accepted by b, and nobody has heard that it is decided: the next ballot brings the same."""
     sites = Sites("abc")
@@ -268,6 +293,28 @@ def test_what_a_site_accepted_while_it_was_away_is_ordered_once_in_the_new_view(
     assert sites.delivered("a") == [(1, "c", b"before"), (2, "a", b"without c"), (3, "c", b"cut off")]
     assert sites.delivered("c") == [(1, "c", b"before"), (3, "c", b"cut off")]
     assert Missing(2, 2) in sites.said["c"]
+
+
+@pytest.mark.parametrize("ways", [{("a", "c"), ("c", "a")}, {("a", "c")}, {("a", "b")}], ids=["both", "one", "other"])
+def test_who_joins_waits_until_all_hear_it(ways: set[tuple[str, str]]) -> None:
+    """Two can't hear each other, and a third hears both. One is outside then, and stays there: the two others go on,
+    and do not take it in again and again, to wait for it and put it out.
+    """
+    sites = Sites("abc")
+    sites.cut_ways = ways
+    for number in range(40):
+        sites.wait(SUSPECT_AFTER_MS)
+        for name in "abc":
+            sites.take(name, Submit(Run(b"%d" % number)))
+    inside = [name for name in "abc" if sites.states[name].agreement is not None]
+    assert len(inside) == 2
+    assert max(sites.states[name].view.id for name in "abc") == 2
+    assert len(sites.delivered(inside[0])) > 2 * 30
+    sites.cut_ways = set()
+    sites.wait(2_000)
+    assert [sites.members(name) for name in "abc"] == ["abc"] * 3
+    assert len({sites.states[name].delivered for name in "abc"}) == 1
+    assert sites.states["a"].delivered == 3 * 40
 
 
 def test_a_process_without_memory_is_another_one() -> None:
