@@ -30,6 +30,8 @@ from ordering.records import MAX_RECORD_BYTES
 
 POLL_S = 0.1
 PURGE_S = 5.0
+QUEUE_BYTES, QUEUE_RECORDS = 64 * 1024 * 1024, 100_000
+"""What a producer takes on its way, of all who share it: about a member's forward table."""
 ROOM = 0.95
 """A queue that was full has room again when it is full to this part."""
 AGAIN_S = 0.5
@@ -181,7 +183,8 @@ class _Producer:
                 "max.in.flight.requests.per.connection": 1,
                 "partitioner": "murmur2_random",
                 "message.max.bytes": MAX_RECORD_BYTES,
-                "queue.buffering.max.kbytes": 64 * 1024,
+                "queue.buffering.max.kbytes": QUEUE_BYTES // 1024,
+                "queue.buffering.max.messages": QUEUE_RECORDS,
                 **settings,
             }
         )
