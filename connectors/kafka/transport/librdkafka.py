@@ -12,6 +12,7 @@ And `consume` waits until a batch is full: so the first record is waited for alo
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import operator
 import threading
@@ -287,6 +288,10 @@ def _headers(message: Any) -> list[tuple[str, bytes]]:
         return []
 
 
+_plain_record: Callable[[tuple[Any, ...]], PlainRecord] = functools.partial(tuple.__new__, PlainRecord)
+"""Of all its fields: there are many of them, and to pass each by itself takes twice as long."""
+
+
 class _Consumer:
     def __init__(self, cluster: Cluster, max_poll_records: int = 5000, **settings: Any) -> None:
         self._timeout_s = cluster.timeout
@@ -347,17 +352,8 @@ class _Consumer:
             topic, number = message.topic(), message.partition()
             if (records := found.get((topic, number))) is None:  # equal to a TopicPartition
                 records = found[TopicPartition(topic, number)] = []
-            records.append(
-                PlainRecord(
-                    topic,
-                    number,
-                    message.offset(),
-                    message.timestamp()[1],
-                    message.key(),
-                    message.value(),
-                    _headers(message),
-                )
-            )
+            when, what = message.timestamp()[1], (message.key(), message.value(), _headers(message))
+            records.append(_plain_record((topic, number, message.offset(), when, *what)))
         for partition, records in found.items():
             self._positions[partition] = records[-1].offset + 1
         return found
