@@ -21,6 +21,7 @@ from jobs.options import (
 )
 from jobs.progress import Progress
 from jobs.sites import SitesFile, optional_sites
+from ordering.errors import counted
 
 if TYPE_CHECKING:
     from connectors.diagnosis.report import Report
@@ -89,7 +90,7 @@ def _as_json(group: str, report: Report) -> str:
 
 
 def _as_text(report: Report) -> str:
-    lines = [f"{what}: {count} messages" for what, count in report.read.items()]
+    lines = [f"{what}: {counted(count, 'message')}" for what, count in report.read.items()]
     lines += [f"{what}: {strays}" for what, strays in report.strays.items()]
     lines += [f"under way: {lack}" for lack in report.under_way]
     for anomaly in report.anomalies:

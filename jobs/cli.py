@@ -19,6 +19,7 @@ from jobs.isis import isis
 from jobs.ledger import ledger
 from jobs.maintain import maintain
 from jobs.options import run_command
+from jobs.package import package
 from jobs.publish import publish
 from jobs.query import query
 from jobs.relay import relay
@@ -87,6 +88,7 @@ app.command()(status)
 app.command()(view)
 app.command()(isis)
 app.command()(maintain)
+app.command()(package)
 
 
 def command() -> TyperGroup:

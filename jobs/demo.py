@@ -96,9 +96,10 @@ def demo(
         logging.getLogger().setLevel(logging.WARNING)  # that members send again, say, is what is to be expected here
     lines = _read_earthquakes() if input_file is None else _read_lines(input_file, members)
     began = time.monotonic()
+    names = None if site_names is None else parse_names(site_names)
     directory = _empty_directory(data)
-    if site_names is not None:
-        has_anomalies = show_sites(list(lines.values()), parse_names(site_names), mode.value, directory)
+    if names is not None:
+        has_anomalies = show_sites(list(lines.values()), names, mode.value, directory)
         typer.echo(f"the sites: {directory / 'sites.toml'}; broker data and logs: {directory}/SITE/broker")
     else:
         has_anomalies = _show(lines, directory, port, engine, is_feed=input_file is None)

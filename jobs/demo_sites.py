@@ -26,6 +26,8 @@ CUT_SECONDS = 8.0
 """How long the link stays cut."""
 CUT_SECONDS_OF_AGREEING = 30.0
 """The same of sites that agree: long enough for the others to go on without the one."""
+_LOOK_EVERY_S = 1.0
+
 _ORDERS = {
     "hub": "one order for all, decided at {home}",
     "isis": "one order for all, agreed on",
@@ -83,19 +85,19 @@ def _sequencers(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[
     from connectors.sequencer.job import SequencerJob
     from connectors.spark.job import JobOptions, SparkJob
     from jobs.engine import engine_job
-    from jobs.streaming import await_ready, running
+    from jobs.streaming import Served, await_ready, running
 
     def at(site: str, connection: Connection, spark: SparkSession, _: JobOptions) -> SparkJob:
         if sites.mode == "isis":
-            return engine_job(connection, site, directory / site, sites)
-        return SequencerJob(spark, JobOptions(connection, site, directory / site))
+            return engine_job(connection, site, directory / site, sites, Served(look_every_s=_LOOK_EVERY_S))
+        return SequencerJob(spark, JobOptions(connection, site, directory / site, look_every_s=_LOOK_EVERY_S))
 
     makers = [
         functools.partial(at, site, connection)
         for site, connection in sites.connections.items()
         if sites.sequences(site)
     ]
-    with running(makers, spark, JobOptions(Connection(), "-", directory)) as jobs:
+    with running(makers, spark, JobOptions(Connection(), "-", directory, look_every_s=_LOOK_EVERY_S)) as jobs:
         await_ready(jobs)
         yield
 
@@ -107,7 +109,7 @@ def _link(spark: SparkSession, sites: Sites, directory: Path, directions: Sequen
     from jobs.streaming import Relays, await_ready, relay_makers, running
 
     makers = relay_makers(Relays(sites, directions))
-    with running(makers, spark, JobOptions(Connection(), "-", directory)) as jobs:
+    with running(makers, spark, JobOptions(Connection(), "-", directory, look_every_s=_LOOK_EVERY_S)) as jobs:
         await_ready(jobs)
         yield
 

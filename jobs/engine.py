@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.streaming import await_end, reachable, stop_on_signals, working
+from jobs.streaming import EVERYTHING, Served, await_end, reachable, stop_on_signals, working
 from ordering.errors import UsageError
 from ordering.names import check_site
 
@@ -52,7 +52,9 @@ def check_engine(sites: Sites | None, engine: Engine) -> None:
         raise UsageError('sites that agree (mode = "isis") do so in a plain process: add --engine process.')
 
 
-def engine_job(connection: Connection, site: str, data: Path, sites: Sites | None = None) -> EngineJob:
+def engine_job(
+    connection: Connection, site: str, data: Path, sites: Sites | None = None, served: Served = EVERYTHING
+) -> EngineJob:
     """The sequencer of the site as a plain Python job; where sites agree, the site's part in that.
 
     Raises UsageError, BrokerUnreachable, EnvironmentProblem.
@@ -65,8 +67,9 @@ def engine_job(connection: Connection, site: str, data: Path, sites: Sites | Non
         from connectors.kafka.inputs import neighbours_of
         from connectors.sequencer.agreement import Agreement
 
-        return SiteJob(reachable(connection), Agreement(neighbours_of(sites, site), sites.suspect_after_ms))
-    return EngineJob(EngineOptions(reachable(connection), site, data.absolute() / "ledger"))
+        agreement = Agreement(neighbours_of(sites, site), sites.suspect_after_ms)
+        return SiteJob(reachable(connection, served), agreement, *served)
+    return EngineJob(EngineOptions(reachable(connection, served), site, data.absolute() / "ledger", *served))
 
 
 def tune() -> None:

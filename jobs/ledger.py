@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from connectors.kafka.group_choice import LOOK_EVERY_S
 from jobs.options import (
     DEFAULT_DATA,
     BootstrapServers,
     Data,
+    Groups,
     KafkaConfig,
+    LookEvery,
     MaxBatchRecords,
     Site,
     run_script,
 )
 from jobs.sites import SitesFile, kafka_of_site, optional_sites
-from jobs.streaming import job_options, run_jobs
+from jobs.streaming import job_options, run_jobs, served
 from ordering.names import DEFAULT_SITE
 
 
@@ -22,6 +25,8 @@ def ledger(
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
     max_batch_records: MaxBatchRecords = 200_000,
+    groups: Groups = None,
+    look_every_s: LookEvery = LOOK_EVERY_S,
     sites: SitesFile = None,
 ) -> None:
     """Run the ledger: DATA into the Delta tables below --data.
@@ -30,7 +35,7 @@ def ledger(
     """
     topology = optional_sites(sites, kafka_config, "ledger")
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "ledger")
-    run_jobs(["ledger"], job_options(connection, site, data, max_batch_records))
+    run_jobs(["ledger"], job_options(connection, site, data, max_batch_records, served(groups, look_every_s)))
 
 
 if __name__ == "__main__":

@@ -61,7 +61,18 @@ MaxBatchRecords = Annotated[
     typer.Option("--max-batch-records", min=1, help="Records a micro-batch takes at most; fewer where they are large."),
 ]
 Parallelism = Annotated[
-    int, typer.Option("--parallelism", min=1, max=64, help="Groups decided at the same time, in one job.")
+    int | None,
+    typer.Option("--parallelism", min=1, max=64, help="Groups decided at the same time, in one job (one a core)."),
+]
+
+Groups = Annotated[
+    str | None, typer.Option("--groups", help="Only groups of these names, which may be patterns: 'orders,pay-*'.")
+]
+LookEvery = Annotated[
+    float,
+    typer.Option(
+        "--look-every-s", envvar="ABCAST_LOOK_EVERY_S", min=0.1, help="How often new groups are looked for, in seconds."
+    ),
 ]
 
 DEFAULT_DATA = Path("abcast-data")

@@ -15,7 +15,7 @@ from connectors.kafka.configuration import configured
 from jobs.interruption import EXIT_INTERRUPTED, tell
 from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, Member, connection_to, run_script
 from jobs.progress import Progress
-from ordering.errors import AbcastError, NotOrderedInTime, UsageError
+from ordering.errors import AbcastError, NotOrderedInTime, UsageError, counted
 from ordering.names import DEFAULT_SITE, Address
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class _Published:
         self._settle()
         if not self.sent:
             return "nothing was sent"
-        messages = f"{self.sent} message{'' if self.sent == 1 else 's'} ordered"
+        messages = f"{counted(self.sent, 'message')} ordered"
         if not self.is_waiting:
             return f"{messages}, last seqno {self.last_seqno}"
         behind = f", last seqno {self.last_seqno}" if self.ordered else ""

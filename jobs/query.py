@@ -43,7 +43,7 @@ _OF_SUFFIX = {".json": Format.json, ".jsonl": Format.json, ".csv": Format.csv, "
 
 
 def query(
-    sql: Annotated[str, typer.Argument(help="One query over the tables `ledger` and `views`.")],
+    sql: Annotated[str, typer.Argument(help="One query over the tables `ledger`, `views`, `casts`, `messages`.")],
     data: Data = DEFAULT_DATA,
     form: Annotated[
         Format | None, typer.Option("--format", help="Of the answer; default: what --output ends in, or a table.")
@@ -57,10 +57,14 @@ def query(
         Engine, typer.Option(help="duckdb answers at once; spark starts a JVM, and has Spark's functions.")
     ] = Engine.duckdb,
 ) -> None:
-    """Run SQL over the Delta tables `ledger` and `views`. It only reads.
+    """Run SQL over the Delta tables `ledger`, `views` and `casts`. It only reads.
+
+    `casts` (if there are any) has messages in fifo and causal order; `messages` those in all orders, with the column
+    "order" (total, causal, fifo). A cast has no seqno.
 
     `abcast query "SELECT sender, count(*) FROM ledger GROUP BY sender"`. Payloads are bytes: `text(payload)` is their
-    text, null if they are none; `text(payload)->>'field'` reads JSON. The column `"group"` needs its double quotes.
+    text, null if they are none; `text(payload)->>'field'` reads JSON. The columns `"group"` and `"order"` need their
+    double quotes.
 
     With --engine spark: `CAST(payload AS STRING)`, `get_json_object(CAST(payload AS STRING), '$.field')`.
     """

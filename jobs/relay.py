@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from jobs.options import DEFAULT_DATA, Data, KafkaConfig, MaxBatchRecords, run_script
+from connectors.kafka.group_choice import LOOK_EVERY_S
+from jobs.options import DEFAULT_DATA, Data, Groups, KafkaConfig, LookEvery, MaxBatchRecords, run_script
 from jobs.sites import SitesFile, required_sites
-from jobs.streaming import Relays, job_options, run_jobs
+from jobs.streaming import Relays, job_options, run_jobs, served
 from ordering.errors import UsageError
 
 
@@ -19,6 +20,8 @@ def relay(
     target: Annotated[str | None, typer.Option("--to", help="Only what goes to this site.")] = None,
     data: Data = DEFAULT_DATA,
     max_batch_records: MaxBatchRecords = 200_000,
+    groups: Groups = None,
+    look_every_s: LookEvery = LOOK_EVERY_S,
 ) -> None:
     """Carry messages between sites. It serves every direction of every link, or those chosen by --from and --to.
 
@@ -40,7 +43,8 @@ def relay(
     if topology.mode == "isis" and all(topology.shares_kafka(*direction) for direction in directions):
         raise UsageError("these sites share a Kafka, where each reads what stands there: no relay is needed.")
     source = directions[0].source
-    options = job_options(topology.connection(source), source, data, max_batch_records)
+    which = served(groups, look_every_s)
+    options = job_options(topology.connection(source), source, data, max_batch_records, which)
     run_jobs([], options, Relays(topology, directions))
 
 

@@ -6,20 +6,23 @@ from typing import Annotated
 
 import typer
 
+from connectors.kafka.group_choice import LOOK_EVERY_S
 from jobs.engine import Engine, EngineOption, check_engine, engine_job
 from jobs.maintain import every, seconds
 from jobs.options import (
     DEFAULT_DATA,
     BootstrapServers,
     Data,
+    Groups,
     KafkaConfig,
+    LookEvery,
     MaxBatchRecords,
     Parallelism,
     Site,
     run_script,
 )
 from jobs.sites import SitesFile, kafka_of_site, optional_sites
-from jobs.streaming import Relays, job_options, run_jobs
+from jobs.streaming import Relays, job_options, run_jobs, served
 from ordering.names import DEFAULT_SITE
 
 
@@ -29,7 +32,9 @@ def run(
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
     max_batch_records: MaxBatchRecords = 200_000,
-    parallelism: Parallelism = 1,
+    parallelism: Parallelism = None,
+    groups: Groups = None,
+    look_every_s: LookEvery = LOOK_EVERY_S,
     sites: SitesFile = None,
     engine: EngineOption = Engine.spark,
     maintain_every: Annotated[str | None, typer.Option(help="Do what `abcast maintain` does, every 1h or so.")] = None,
@@ -42,11 +47,12 @@ def run(
     maintenance = [every(seconds(maintain_every, "--maintain-every"))] if maintain_every is not None else []
     topology = optional_sites(sites, kafka_config, "run")
     check_engine(topology, engine)
+    which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "run")
-    options = job_options(connection, site, data, max_batch_records, parallelism)
+    options = job_options(connection, site, data, max_batch_records, which, parallelism)
     sequences = topology is None or topology.sequences(site)
     names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
-    beside = [engine_job(connection, site, data, topology)] if sequences and engine is Engine.process else []
+    beside = [engine_job(connection, site, data, topology, which)] if sequences and engine is Engine.process else []
     relays: Relays | None = None
     if topology is not None:
         relays = Relays(topology, [direction for direction in topology.directions() if direction.source == site])

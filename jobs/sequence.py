@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from connectors.kafka.group_choice import LOOK_EVERY_S
 from jobs.engine import Engine, EngineOption, check_engine, engine_job, run_engine
 from jobs.options import (
     DEFAULT_DATA,
     BootstrapServers,
     Data,
+    Groups,
     KafkaConfig,
+    LookEvery,
     MaxBatchRecords,
     Parallelism,
     Site,
     run_script,
 )
 from jobs.sites import SitesFile, check_sequences, kafka_of_site, optional_sites
-from jobs.streaming import job_options, run_jobs
+from jobs.streaming import job_options, run_jobs, served
 from ordering.names import DEFAULT_SITE
 
 
@@ -24,7 +27,9 @@ def sequence(
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
     max_batch_records: MaxBatchRecords = 200_000,
-    parallelism: Parallelism = 1,
+    parallelism: Parallelism = None,
+    groups: Groups = None,
+    look_every_s: LookEvery = LOOK_EVERY_S,
     sites: SitesFile = None,
     engine: EngineOption = Engine.spark,
 ) -> None:
@@ -36,11 +41,12 @@ def sequence(
     topology = optional_sites(sites, kafka_config, "sequence")
     check_sequences(topology, site)
     check_engine(topology, engine)
+    which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "sequence")
     if engine is Engine.process:
-        run_engine(engine_job(connection, site, data, topology))
+        run_engine(engine_job(connection, site, data, topology, which))
         return
-    run_jobs(["sequence"], job_options(connection, site, data, max_batch_records, parallelism))
+    run_jobs(["sequence"], job_options(connection, site, data, max_batch_records, which, parallelism))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import typer
 from jobs.options import EXIT_FAILED, AsJson, Group, KafkaConfig
 from jobs.progress import Progress
 from jobs.sites import SitesFile, required_sites
-from ordering.errors import UsageError
+from ordering.errors import UsageError, counted
 
 EXCLUDED_S = 30.0
 
@@ -56,7 +56,7 @@ def add(
     deliver from seqno 1. Cut off and run again, it goes on where it was. Start the relay afterwards, not before.
     """
     from connectors.kafka.topics import create_topics
-    from connectors.relay.joining import direction_of_history
+    from connectors.relay.joining import check_has_begun, direction_of_history
 
     topology = required_sites(sites, kafka_config, "site")
     if topology.mode == "isis":
@@ -65,6 +65,7 @@ def add(
         topology.connection(name),
         direction_of_history(topology, name, source, from_ledger=ledger is not None),
     )
+    check_has_begun(topology, group, name)
     write_history = None
     if ledger is not None and direction is not None:
         from connectors.relay.bootstrap import bootstrap  # it needs an extra, so before anything is created
@@ -103,7 +104,7 @@ def promote(
         return
     typer.echo(f"{name} is the home of {group}; the order goes on after seqno {done.last_seqno}")
     if done.copied:
-        typer.echo(f"{done.copied} seqnos were copied from other sites first")
+        typer.echo(f"copied from other sites first: {counted(done.copied, 'seqno')}")
     for silent in done.not_copied:
         typer.echo(f"{silent} did not answer: what it alone had ordered is not in the order any more")
 

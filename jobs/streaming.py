@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
+from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from jobs import interruption
 from ordering.errors import AbcastError, EnvironmentProblem
 from ordering.names import check_site
@@ -35,6 +36,21 @@ REAL_TIME_SLOTS = 64
 _STOPPING = "stopping …"
 
 
+class Served(NamedTuple):
+    """Which groups a job serves, and how often it looks for new ones."""
+
+    groups: GroupChoice = ALL_GROUPS
+    look_every_s: float = LOOK_EVERY_S
+
+
+EVERYTHING = Served()
+
+
+def served(groups: str | None, look_every_s: float) -> Served:
+    """What the command line told. Raises UsageError."""
+    return Served(ALL_GROUPS if groups is None else GroupChoice.parse(groups), look_every_s)
+
+
 class Relays(NamedTuple):
     """Which directions to run, of which sites."""
 
@@ -43,7 +59,12 @@ class Relays(NamedTuple):
 
 
 def job_options(
-    connection: Connection, site: str, data: Path, max_batch_records: int, parallelism: int = 1
+    connection: Connection,
+    site: str,
+    data: Path,
+    max_batch_records: int,
+    served: Served = EVERYTHING,
+    parallelism: int | None = None,
 ) -> JobOptions:
     """What the command line told, as the jobs take it; and whether they can work with it.
 
@@ -54,10 +75,10 @@ def job_options(
 
     check_site(site)
     check_writable(data.absolute())
-    return JobOptions(reachable(connection), site, data.absolute(), max_batch_records, parallelism)
+    return JobOptions(reachable(connection, served), site, data.absolute(), max_batch_records, parallelism, *served)
 
 
-def reachable(connection: Connection) -> Connection:
+def reachable(connection: Connection, served: Served = EVERYTHING) -> Connection:
     """That Kafka, which answers: an unreachable broker should be said before a job takes its time to start.
 
     Raises UsageError, BrokerUnreachable, EnvironmentProblem.
@@ -67,9 +88,11 @@ def reachable(connection: Connection) -> Connection:
     from connectors.kafka.topics import find_topics
 
     try:
-        find_topics(connection)
+        topics = find_topics(connection)
     except KafkaError as error:
         raise EnvironmentProblem(f"Kafka at {connection.bootstrap_servers} refuses: {error!r}.") from error
+    if served.groups.patterns and not any(served.groups.has(topic.group) for topic in topics):
+        log.warning("there is no group %s at %s yet: waiting for one", served.groups, connection.bootstrap_servers)
     return connection
 
 
@@ -89,7 +112,7 @@ def run_jobs(
         typer.echo(f"starting Spark for {' and '.join(what)} (about 5 s) …", err=True)
         from connectors.spark.session import hand_on_signals
 
-        session = start_session(f"abcast {' '.join(what)}", cores=task_slots(relays), parallelism=options.parallelism)
+        session = start_session(f"abcast {' '.join(what)}", cores=task_slots(relays))
         if session.spark is None:
             return
         spark = session.spark
@@ -119,7 +142,7 @@ class Started(NamedTuple):
     asked_to_stop: threading.Event
 
 
-def start_session(name: str, *, cores: int | None = None, parallelism: int = 1, said: str = _STOPPING) -> Started:
+def start_session(name: str, *, cores: int | None = None, said: str = _STOPPING) -> Started:
     """Start Spark. Interrupted while it launches the JVM, pyspark would leave that behind: so a signal waits until
     there is something to stop. `said`: what it is answered with.
     """
@@ -133,7 +156,7 @@ def start_session(name: str, *, cores: int | None = None, parallelism: int = 1, 
     try:
         from connectors.spark.session import build_session
 
-        return Started(build_session(name, cores=cores, parallelism=parallelism), asked_to_stop)
+        return Started(build_session(name, cores=cores), asked_to_stop)
     except Exception:
         if asked_to_stop.is_set():  # and so was the JVM, if all processes were
             return Started(None, asked_to_stop)
@@ -155,7 +178,7 @@ def relay_makers(relays: Relays | None) -> list[MakeJob]:
     """What makes each relay's job."""
     if relays is None:
         return []
-    from connectors.relay.job import relays_of
+    from connectors.relay.kinds import relays_of
 
     return [
         functools.partial(relay, sites=relays.sites, direction=direction)
@@ -173,11 +196,15 @@ def task_slots(relays: Relays | None) -> int | None:
 
 def job_classes(names: Sequence[str]) -> list[MakeJob]:
     """The named jobs."""
+    from connectors.ledger.cast_job import CastLedgerJob
     from connectors.ledger.job import LedgerJob
     from connectors.sequencer.job import SequencerJob
 
-    by_name: dict[str, MakeJob] = {job.name: job for job in (SequencerJob, LedgerJob)}
-    return [by_name[name] for name in names]
+    by_name: dict[str, list[MakeJob]] = {
+        SequencerJob.name: [SequencerJob],
+        LedgerJob.name: [LedgerJob, CastLedgerJob],
+    }
+    return [job for name in names for job in by_name[name]]
 
 
 class JobThread:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, connection_to
-from ordering.errors import UsageError
+from ordering.errors import UsageError, counted
 from ordering.names import DEFAULT_SITE
 
 SHORTEST_SILENCE_MS = 3_000
@@ -112,7 +112,7 @@ def delete(
         raise UsageError(f"there are no topics of group {group}: `abcast topics list` shows what there is.")
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"this deletes {len(found)} topics of group {group} for good: say --yes.")
+            raise UsageError(f"this deletes {counted(len(found), 'topic')} of group {group} for good: say --yes.")
         for topic in found:
             typer.echo(str(topic))
         typer.confirm(f"Delete these {len(found)} topics and all that was ordered in them?", abort=True)

@@ -12,6 +12,11 @@ def in_short(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """So many of them, in words: `1 message`, `2 messages`. `plural`: unless it is the noun with an s."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
 class AbcastError(Exception):
     """Base of all errors raised on purpose. `retriable`: the same call may succeed later, unchanged."""
 

@@ -20,6 +20,7 @@ from ordering.isis_messages import (
     Accepted,
     Beat,
     Decided,
+    Hears,
     Join,
     Message,
     Prepare,
@@ -29,7 +30,7 @@ from ordering.isis_messages import (
 
 _KINDS = {
     kind.__name__.lower(): kind
-    for kind in (Send, Propose, Finals, Known, Beat, Join, Prepare, Promise, Refuse, Accept, Accepted, Decided)
+    for kind in (Send, Propose, Finals, Known, Beat, Join, Hears, Prepare, Promise, Refuse, Accept, Accepted, Decided)
 }
 
 

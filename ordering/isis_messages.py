@@ -65,6 +65,13 @@ class Join(NamedTuple):
     view: int
 
 
+class Hears(NamedTuple):
+    """A member hears these lives ask to join."""
+
+    view: int
+    joiners: tuple[Life, ...]
+
+
 class Prepare(NamedTuple):
     """A coordinator opens a ballot."""
 
@@ -110,7 +117,7 @@ class Decided(NamedTuple):
 
 
 InView = Send | Propose | Finals | Known
-Message = InView | Hello | Beat | Join | Prepare | Promise | Refuse | Accept | Accepted | Decided
+Message = InView | Hello | Beat | Join | Hears | Prepare | Promise | Refuse | Accept | Accepted | Decided
 
 
 class From(NamedTuple):

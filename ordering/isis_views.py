@@ -16,6 +16,10 @@ has delivered, and whose final number one of them knows, in the order of these n
 A sender that stays sends its purged runs again in the new view, under the same numbers. So does one that was excluded,
 as soon as it is back. Members of v + 1 are those that have promised, and at most as many that have asked to join.
 
+Who asks to join waits until all members that are not suspected hear it (`Hears`), and the others go on without it. A
+member that is cut off from it would suspect it in the new view: it would be in and out for as long as the cut lasts.
+This decides nothing but when a ballot is opened, and whom a new value has.
+
 Invariants, whatever is cut off, crashes, comes back, or is suspected wrongly.
 
 1. *One next view.* A decided value was accepted by a majority of v. Every later ballot has a promise of one of them,
@@ -94,6 +98,7 @@ from ordering.isis_messages import (
     Deliver,
     Event,
     From,
+    Hears,
     Installed,
     Join,
     Message,
@@ -139,8 +144,9 @@ class ProcessState:
     above number `own_row`.
 
     `decided` is what installed the view, `promised` and `vote` are about the next one, `attempt` the ballot of its own.
-    `heard` is when each member was heard last, `joiners` when each life last asked to join, `told` when each was last
-    told the view, `excluded` what the operator has decided. `patience_ms` is when to open a ballot, 0 without a reason.
+    `heard` is when each member was heard last, `joiners` when each life last asked to join, `hears` when each member
+    last said which of these it hears, `told` when each was last told the view, `excluded` what the operator has
+    decided. `patience_ms` is when to open a ballot, 0 without a reason.
     """
 
     me: Life
@@ -164,6 +170,7 @@ class ProcessState:
     patience_ms: int = 0
     ignored: int = 0
     resend_after_ms: int = RESEND_AFTER_MS
+    hears: tuple[tuple[Life, int, tuple[Life, ...]], ...] = ()
 
     def to_bytes(self) -> bytes:
         """The state as JSON, equal states as equal bytes."""
@@ -253,6 +260,7 @@ class Process:
         self._highest_round = state.highest_round
         self._own_row, self._backlog = state.own_row, deque(state.backlog)
         self._heard, self._joiners, self._told = dict(state.heard), dict(state.joiners), dict(state.told)
+        self._hears = {life: (at, joiners) for life, at, joiners in state.hears}
         self._excluded = set(state.excluded)
         self._beat_at_ms, self._patience_ms = state.beat_at_ms, state.patience_ms
         self.ignored = state.ignored
@@ -281,6 +289,7 @@ class Process:
             beat_at_ms=self._beat_at_ms,
             patience_ms=self._patience_ms,
             ignored=self.ignored,
+            hears=tuple((life, at, joiners) for life, (at, joiners) in sorted(self._hears.items())),
         )
 
     @property
@@ -370,6 +379,8 @@ class Process:
             self._count_promise(place, message)
         elif isinstance(message, Accepted):
             self._count_accepted(place, message)
+        elif isinstance(message, Hears):
+            self._hears[sender] = self.now_ms, message.joiners
         elif isinstance(message, Refuse):
             self._highest_round = max(self._highest_round, message.promised.round)
             if self._attempt is not None and message.promised > self._attempt.ballot:
@@ -389,8 +400,15 @@ class Process:
         if self.agreement is not None and sender not in self._places and is_newest:
             for life in [life for life in self._joiners if life.name == sender.name and life < sender]:
                 del self._joiners[life]
-            if sender in self._joiners or len(self._joiners) < MAX_JOINERS:
+            is_known = sender in self._joiners
+            if is_known or len(self._joiners) < MAX_JOINERS:
                 self._joiners[sender] = self.now_ms
+            if not is_known:
+                self._say_who_joins()
+
+    def _say_who_joins(self) -> None:
+        if self._joiners:
+            self._cast(Hears(self.view.id, tuple(sorted(self._joiners))))
 
     def _tell_view(self, receiver: Life) -> None:
         """Say which view is in force, if this process is or was in one; and not to everybody all the time."""
@@ -420,6 +438,7 @@ class Process:
         if self.now_ms - self._beat_at_ms >= self.suspect_after_ms // 4:
             self._beat_at_ms = self.now_ms
             self._cast(Beat(self.view.id) if self.agreement.is_frozen else self.agreement.known())
+            self._say_who_joins()
         reason = self._reason()
         if self._attempt is not None:
             self._go_on(self._attempt)
@@ -451,7 +470,17 @@ class Process:
             for life, place in self._places.items()
             if life != self.me and (self._heard[life] <= late or life.name in again or life in self._excluded)
         }
-        return _Reason(suspects, sorted(self._joiners))
+        hearing = [
+            self._hears.get(life, (late, ()))
+            for life, place in self._places.items()
+            if life != self.me and place not in suspects
+        ]
+        heard_by_all = [
+            joiner
+            for joiner in sorted(self._joiners)
+            if all(at > late and joiner in joiners for at, joiners in hearing)
+        ]
+        return _Reason(suspects, heard_by_all)
 
     def _rank(self, suspects: set[int]) -> int:
         """How many unsuspected members stand before this one: the first opens the ballot, the others wait longer."""
@@ -646,6 +675,7 @@ class Process:
             for life, at in self._joiners.items()
             if not any(member.name == life.name and member >= life for member in self.view.members)
         }
+        self._hears = {life: row for life, row in self._hears.items() if life in self._places}
         self._told = {}
 
     def _install(self, view: View, counter: int) -> None:

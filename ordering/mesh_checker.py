@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ordering.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, LISTED_SEQNOS, LOST, Anomaly
+from ordering.errors import counted
 from ordering.links import origin_of
 from ordering.reader import Reader, Verdict
 from ordering.records import MESSAGE, Data
@@ -31,7 +32,8 @@ class Shortfall(NamedTuple):
     missing: int
 
     def __str__(self) -> str:
-        return f"{self.site} lacks {self.missing} messages of {self.origin}, after seqno {self.after_seqno} there"
+        missing = counted(self.missing, "message")
+        return f"{self.site} lacks {missing} of {self.origin}, after seqno {self.after_seqno} there"
 
 
 @dataclass(slots=True)

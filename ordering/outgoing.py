@@ -22,9 +22,9 @@ flush, and carry no clock.) A life that has left the view, or was put out of it,
 
 * a *causal* cast waits for what an earlier start, or life, has left to this one, too (`inherit`).
 
-A crash loses what was not acknowledged, as it does for total messages. A life that goes on in another process (an
-outbox keeps it) does not know how far it had counted: it casts under another life (`in_no_view`), and in a view from
-the next one on, which tells all members its count.
+A crash loses what was not acknowledged, unless an outbox keeps it (`ordering.left_casts`). A life that goes on in
+another process (an outbox keeps it) does not know how far it had counted: it casts under another life (`in_no_view`),
+and in a view from the next one on, which tells all members its count.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class Outgoing:
         self._inherited = local_seqno
 
     @property
-    def _was_put_out(self) -> bool:
-        """Its casts are dropped; the application hears of that when the member does."""
+    def was_put_out(self) -> bool:
+        """Whether a view has come without it. Its casts are dropped here, and are the next life's."""
         return self._was_in and bool(self._receiver.lives) and self._receiver.index_of(self.life) is None
 
     @property
@@ -127,13 +127,17 @@ class Outgoing:
 
         A control record (`kind`) is total, and finds room.
         """
-        if order not in ORDERS:
-            raise UsageError(f"there is no order {order!r}: take one of {', '.join(ORDERS)}.")
-        if order == CAUSAL and not self._was_put_out and self._receiver.index_of(self.life) is None:
-            raise UsageError(CAUSAL_NEEDS_A_VIEW)
+        self.check(order)
         assert self.has_room or kind != MESSAGE
         self._queue.append((order, kind, payload, headers))
         self.waiting_totals += order == TOTAL
+
+    def check(self, order: str) -> None:
+        """Raises UsageError for an order that can't be kept."""
+        if order not in ORDERS:
+            raise UsageError(f"there is no order {order!r}: take one of {', '.join(ORDERS)}.")
+        if order == CAUSAL and not self.was_put_out and self._receiver.index_of(self.life) is None:
+            raise UsageError(CAUSAL_NEEDS_A_VIEW)
 
     def flush_ok(self, flush_id: int) -> None:
         """Say FLUSH_OK when all that waits is sent; at once, if it was said in this flush before (it began anew)."""
@@ -189,7 +193,7 @@ class Outgoing:
         if is_in and not self._was_in:
             self.is_quiet = self._receiver.is_blocked
             self.sent = self._written = 0
-        if self._was_put_out:
+        if self.was_put_out:
             self._keep(lambda order, _: order == TOTAL)
             self.sent, self.sent_in_no_view = self._written, self._written_in_no_view
             return False

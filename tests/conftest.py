@@ -26,6 +26,8 @@ hypothesis.settings.register_profile("timeless", deadline=None)
 hypothesis.settings.register_profile("fast", max_examples=20, deadline=None)
 hypothesis.settings.load_profile("timeless")
 
+os.environ.update(SHORT_LIVED)
+
 os.environ.setdefault(VARIABLE, "kafka-python")
 """Tests that name no library run on this one, also in the processes that they start; `ABCAST_TRANSPORT=confluent make
 test` runs them on the other. What depends on the library names both."""
@@ -121,15 +123,8 @@ def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded
 @contextmanager
 def started(directory: Path, secure: bool | None = None) -> Iterator[EmbeddedBroker]:
     """A broker for as long as tests last."""
-    broker = EmbeddedBroker(directory, port=0, secure=secure)
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in SHORT_LIVED.items():
-            environment.setenv(name, value)
-        broker.start()
-    try:
+    with EmbeddedBroker(directory, port=0, secure=secure) as broker:
         yield broker
-    finally:
-        broker.stop()
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.core import TyperGroup
 
 from connectors.diagnosis.status import GroupStatus
-from connectors.kafka import codec, topics
+from connectors.kafka import cast_codec, codec, topics
 from connectors.kafka.client_configuration import ClientConfiguration
 from connectors.kafka.sites import SUSPECT_AFTER_MS, read_sites
 from jobs import options
@@ -126,6 +126,7 @@ def test_fields() -> None:
         ("## FORWARD: how to send", codec.FORWARD_FIELDS),
         ("## DATA: how to read", codec.DATA_FIELDS),
         ("## Letters", codec.LETTER_FIELDS),
+        ("## Casts", ("2", *cast_codec.CAST_FIELDS[1:])),
         ("## A relay's topic", codec.AGREED_FIELDS[len(codec.FORWARD_FIELDS) :]),
     ):
         assert tuple(first_spans(tables(section(page, heading))[0])) == fields
@@ -211,10 +212,11 @@ def test_python_that_is_not_run_is_python() -> None:
 
 def test_delta_columns() -> None:
     """The columns and their types are those of the tables."""
+    from connectors.ledger.casts import CASTS_SCHEMA
     from connectors.ledger.table import LEDGER_SCHEMA, VIEWS_SCHEMA
 
     shown = tables(section(doc("records"), "## Delta tables"))
-    for table, schema in zip(shown, (LEDGER_SCHEMA, VIEWS_SCHEMA), strict=True):
+    for table, schema in zip(shown, (LEDGER_SCHEMA, VIEWS_SCHEMA, CASTS_SCHEMA), strict=True):
         assert ", ".join(f"{spans(name)[0]} {kind.strip('`')}" for name, kind, _ in table) == schema
 
 
@@ -362,7 +364,7 @@ def test_limits() -> None:
         "in flight, with `--engine process`": (
             f"{DEPTH} batches of a group, or {IN_FLIGHT_BYTES // mebibyte} MiB of payload"
         ),
-        "groups decided at once (`--parallelism`)": f"{job['parallelism']}, at most 64",
+        "groups decided at once (`--parallelism`)": f"{job['parallelism'] or 'one a core'}, at most 64",
         "members that left, remembered": f"{MAX_LEFT:,}",
         "records between two snapshots": (
             f"{sequencer.SNAPSHOT_EVERY_RECORDS:,}, or {sequencer.SNAPSHOT_RECORDS_PER_SENDER} a sender if that is more"

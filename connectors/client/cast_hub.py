@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from connectors.client.cast_reader import cast_partitions
+from connectors.client.cast_reader import CastTopics
 from connectors.client.feed import Feed
 from connectors.client.merged_log import Begin, MergedLog
 from connectors.kafka.connection import Connection
@@ -86,7 +86,7 @@ class CastHub:
         """Held while the receiver is looked at, or changes. A leaf."""
         self.has_failed = False
         self.begins: dict[Life, Begin] = {}
-        self._desk = desk
+        self._topics = CastTopics(connection, desk, group, site)
         self._feed = feed
         self._starting = threading.Lock()
         self._users = 0
@@ -106,7 +106,7 @@ class CastHub:
         """One more uses it. Raises BrokerUnreachable, TopicMissing."""
         with self._starting:
             if self._thread is None:
-                self._log = MergedLog(self._feed, self._begin())
+                self._log = MergedLog(self._feed, self._topics, self._begin())
                 self._stopping = threading.Event()
                 self._thread = threading.Thread(
                     target=self._run, args=(self._log, self._stopping), name=f"abcast-{self.group}-orders", daemon=True
@@ -150,13 +150,16 @@ class CastHub:
         return self._fate(fate_of_state, state, timeout)
 
     def _fate(self, judge: Callable[[CausalReceiver, T], Fate], what: T, timeout: float) -> Fate:
+        deadline = time.monotonic() + timeout
         with self.lock:
-            self.lock.wait_for(
-                lambda: self._failure is not None or judge(self.receiver, what) is not Fate.NOT_YET, timeout
-            )
-            if self._failure is not None:
-                raise AbcastError(f"the orders of {self.group} can't be kept: {self._failure}") from self._failure
-            return judge(self.receiver, what)
+            while True:
+                if self._failure is not None:
+                    raise AbcastError(f"the orders of {self.group} can't be kept: {self._failure}") from self._failure
+                fate = judge(self.receiver, what)
+                left = deadline - time.monotonic() if fate is Fate.NOT_YET else 0.0
+                if left <= 0:
+                    return fate
+                self.lock.wait(left)
 
     def wait_for_seqno(self, seqno: int, timeout: float | None) -> None:
         """Until that is delivered here, or nothing more is. Raises NotOrderedInTime."""
@@ -177,7 +180,7 @@ class CastHub:
     def _begin(self) -> Begin:
         # Casts first: what is written later belongs to a later view than DATA shows, or follows in this one.
         with contextlib.closing(self.connection.consumer()) as consumer, self.connection.reachable():
-            places = cast_partitions(self.connection, self._desk, self.group, self.site)
+            places = self._topics.partitions()
             offsets = {place: int(end) for place, end in consumer.end_offsets(places).items()}
         start, state = self._feed.end()
         if state.membership.flush.id:

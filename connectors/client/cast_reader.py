@@ -4,6 +4,9 @@ Invariant. Of each partition, `take` gives the records in the order of their off
 `again`, it gives all of them again from there. Nothing is left out: a record that is no cast is passed over, with a
 warning, by all readers alike.
 
+A relay makes the copy of another site's topic when it has something to put there. So the thread looks for topics that
+it does not read yet, and reads such a one from its beginning: nothing in it was there when it was last looked for.
+
 Bounded: it reads no further while BUFFERED records, or BUFFERED_BYTES, wait to be taken.
 """
 
@@ -23,9 +26,8 @@ from kafka.structs import TopicPartition
 from connectors.kafka.cast_codec import decode_cast
 from connectors.kafka.connection import Connection
 from connectors.kafka.desk import Desk
-from connectors.kafka.transport import Consumer
 from ordering.casts import Cast, size_of
-from ordering.errors import HistoryUnavailable, TopicMissing
+from ordering.errors import BrokerUnreachable, HistoryUnavailable, TopicMissing
 from ordering.names import Topic
 
 POLL_S = 0.1
@@ -34,6 +36,12 @@ BUFFERED = 10_000
 
 BUFFERED_BYTES = 64 * 1024 * 1024
 FETCH_WAIT_MS = 100
+LOOK_S = 10.0
+"""How often it is looked for topics that are new: each look is a list of all topics, once a process."""
+
+LOOK_SOON_S = 1.0
+"""The same while something waits for casts, which may be in such a topic."""
+
 JOIN_S = 15.0
 _logger = logging.getLogger(__name__)
 
@@ -46,38 +54,61 @@ class Found(NamedTuple):
     cast: Cast
 
 
-def cast_partitions(connection: Connection, desk: Desk, group: str, site: str) -> list[TopicPartition]:
-    """The partitions of a group's cast topics in this Kafka: the site's own first. Raises TopicMissing."""
-    own = str(Topic(group, "cast", site))
-    topics = [own, *(str(topic) for topic in connection.topics_of(group, "cast") if str(topic) != own)]
-    found = [TopicPartition(name, number) for name in topics for number in sorted(desk.partitions_of(name))]
-    if not found or found[0].topic != own:
-        raise TopicMissing(
-            f"topic {own} does not exist in the Kafka at {connection.bootstrap_servers}: messages in fifo and causal "
-            f"order need it. `abcast topics create --group {group} --site {site}` creates what is missing."
-        )
-    return found
+class CastTopics(NamedTuple):
+    """The cast topics of a group in a site's Kafka: the site's own, and the copies of other sites' ones."""
+
+    connection: Connection
+    desk: Desk
+    group: str
+    site: str
+
+    def partitions(self) -> list[TopicPartition]:
+        """All that there are now, the site's own first. Raises TopicMissing, BrokerUnreachable."""
+        own = str(Topic(self.group, "cast", self.site))
+        found = self._partitions_of([own, *sorted(self._names(0.0) - {own})])
+        if not found or found[0].topic != own:
+            raise TopicMissing(
+                f"topic {own} does not exist in the Kafka at {self.connection.bootstrap_servers}: messages in fifo and "
+                f"causal order need it. `abcast topics create --group {self.group} --site {self.site}` creates what is "
+                "missing."
+            )
+        return found
+
+    def beside(self, known: Iterable[TopicPartition], max_age_s: float) -> list[TopicPartition]:
+        """Those of topics that are new, as of so long ago at most. Raises BrokerUnreachable."""
+        return self._partitions_of(sorted(self._names(max_age_s).difference(place.topic for place in known)))
+
+    def _names(self, max_age_s: float) -> set[str]:
+        topics = map(Topic.parse, self.desk.names(max_age_s))
+        return {str(topic) for topic in topics if topic and (topic.group, topic.role) == (self.group, "cast")}
+
+    def _partitions_of(self, topics: Iterable[str]) -> list[TopicPartition]:
+        return [TopicPartition(name, number) for name in topics for number in sorted(self.desk.partitions_of(name))]
 
 
 class CastReader:
     """Begins at the given offsets. `close` it. `take` and `again` are for one thread."""
 
-    def __init__(self, consumer: Consumer, offsets: Mapping[TopicPartition, int], wake: Callable[[], object]) -> None:
-        """`wake` is called, in a thread of its own, when there is something to take."""
-        self._consumer = consumer
+    def __init__(self, topics: CastTopics, offsets: Mapping[TopicPartition, int], wake: Callable[[], object]) -> None:
+        """`wake` is called, in a thread of its own, when there is something to take. Raises BrokerUnreachable."""
+        self._consumer = topics.connection.consumer()
+        self._topics = topics
         self._wake = wake
+        self._looked_at = time.monotonic()
+        self.is_awaited = False
+        """Whether something waits for casts that were not read yet."""
         self._lock = threading.Lock()
         self._found: deque[Found] = deque()
         self._bytes = 0
         self._again: dict[TopicPartition, int] = {}
+        self._read_up_to = dict(offsets)
+        self._new: list[TopicPartition] = []
         self._failure: Exception | None = None
         self._stopping = threading.Event()
         self._failing = False
         self.next = dict(offsets)
         """Of each partition, the offset behind what was taken."""
-        consumer.assign(list(offsets))
-        for place, offset in offsets.items():
-            consumer.seek(place, offset)
+        self._assign()
         self._thread = threading.Thread(target=self._run, name="abcast-casts", daemon=True)
         self._thread.start()
 
@@ -92,6 +123,8 @@ class CastReader:
             if self._failure is not None:
                 raise self._failure
             taken, self._found, self._bytes = list(self._found), deque(), 0
+            new, self._new = self._new, []
+        self.next.update(dict.fromkeys(new, 0))
         for place, offset, _ in taken:
             self.next[place] = offset + 1
         return taken
@@ -113,6 +146,7 @@ class CastReader:
         try:
             with contextlib.closing(self._consumer):
                 while not self._stopping.is_set():
+                    self._look()
                     if len(self._found) > BUFFERED or self._bytes > BUFFERED_BYTES:
                         self._stopping.wait(POLL_S)
                     else:
@@ -121,10 +155,32 @@ class CastReader:
             self._failure = error
             self._wake()
 
+    def _look(self) -> None:
+        """Read topics that are new, too."""
+        every_s = LOOK_SOON_S if self.is_awaited else LOOK_S
+        if time.monotonic() - self._looked_at < every_s:
+            return
+        self._looked_at = time.monotonic()
+        try:
+            new = self._topics.beside(self._read_up_to, every_s)
+        except BrokerUnreachable:
+            return  # the reading itself says so
+        if new:
+            with self._lock:
+                self._new += new
+                self._read_up_to.update(dict.fromkeys(new, 0))
+            self._assign()
+
+    def _assign(self) -> None:
+        self._consumer.assign(list(self._read_up_to))
+        for place, offset in self._read_up_to.items():
+            self._consumer.seek(place, offset)
+
     def _read(self) -> None:
         with self._lock:
             for place, offset in self._again.items():
                 self._consumer.seek(place, offset)
+            self._read_up_to.update(self._again)
             self._again.clear()
         try:
             polled = self._consumer.poll(timeout_ms=int(POLL_S * 1000))
@@ -141,8 +197,10 @@ class CastReader:
         self._failing = self._failing and not polled
         read = []
         for place, records in polled.items():
+            _, _, site = place.topic.rpartition(".")
             for record in records:
-                cast = decode_cast(record.key, record.value, record.headers, record.timestamp)
+                self._read_up_to[place] = record.offset + 1
+                cast = decode_cast(record.key, record.value, record.headers, record.timestamp, site)
                 if isinstance(cast, str):
                     _logger.warning("passed over what is no cast at %s-%d:%d: %s", *place, record.offset, cast)
                 else:

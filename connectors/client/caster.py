@@ -7,8 +7,10 @@ Invariant. The table holds the casts that have left and were not read back from 
 It is sent in that order, again and again until all were read (`connectors.client.go_back_n`). So a cast that is taken
 out of it stands in the log behind all that its life had cast before.
 
-A message that leaves goes into the table and to the producer in one step, under the members' lock. A crash loses what
-was not in the log: without a view nobody has it, and in a view nobody has delivered it, or all who go on do.
+A message that leaves goes into the table and to the producer in one step, under the members' lock. What an earlier
+life, or process, has left leaves first (`ordering.left_casts`). What this one leaves is handed over to the next one,
+and an outbox keeps it (`connectors.client.cast_keeper`). Without that, a crash loses what was not in the log: without a
+view nobody has it, and in a view nobody has delivered it, or all who go on do.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 from connectors.client.cast_hub import CastHub
+from connectors.client.cast_keeper import CastKeeper, Entry, LeftBehind
 from connectors.client.cast_receipt import CastReceipt
 from connectors.client.go_back_n import GoBackN
 from connectors.client.lives import SendingLimits
@@ -26,19 +28,11 @@ from connectors.client.producers import Producers
 from connectors.kafka.cast_codec import cast_headers
 from connectors.kafka.codec import depends_header
 from ordering.casts import NO_VIEW, TOTAL, Cast, Ordered
-from ordering.errors import AbcastError, Excluded, Superseded
-from ordering.forward_table import message_bytes
+from ordering.errors import AbcastError, Superseded
+from ordering.left_casts import Course, course_of
 from ordering.membership import Life
 from ordering.outgoing import Broadcast, Outgoing
 from ordering.records import FLUSH_OK, Headers
-
-
-class _Entry(NamedTuple):
-    """A cast that is not read back from the log."""
-
-    cast: Cast
-    receipt: CastReceipt
-    size: int
 
 
 class Caster:
@@ -52,12 +46,14 @@ class Caster:
         hub: CastHub,
         producers: Producers,
         limits: SendingLimits,
+        keeper: CastKeeper,
+        left: LeftBehind,
         changed: threading.Condition,
         heard: Callable[[], object],
         end: Callable[[Exception], object],
     ) -> None:
-        """`heard` is called, under the lock, when something may have changed; `end`, without it, when nothing more
-        will. Raises BrokerUnreachable.
+        """`left`: by earlier lives. `heard` is called, under the lock, when something may have changed; `end`, without
+        it, when nothing more will. Raises BrokerUnreachable.
         """
         self.life = life
         self._topic = topic
@@ -67,13 +63,19 @@ class Caster:
         self._changed = changed
         self._heard = heard
         self._end = end
-        self._waiting: deque[tuple[CastReceipt, int]] = deque()
-        self._table: deque[_Entry] = deque()
-        self._bytes = 0
+        self._keeper = keeper
+        self._left = deque(left.entries)
+        self._settled = left.settled
+        self._waiting: deque[Entry] = deque()
+        self._table: deque[Entry] = deque()
+        self._as_they_were = 0
+        """How many of the table an earlier life had sent in no view."""
+        self._bytes = sum(entry.size for entry in left.entries)
         self._is_closed = self._has_failed = False
         with hub.lock:
             # The forward table has its own bound, and this table has the other.
-            self._outgoing = Outgoing(life, hub.receiver, 2 * limits.max_pending_records + 2, in_no_view)
+            most = 2 * limits.max_pending_records + 2 + len(left.entries)
+            self._outgoing = Outgoing(life, hub.receiver, most, in_no_view)
         self._newest = max(life.incarnation, self._outgoing.in_no_view.incarnation)
         self._sending = GoBackN(
             *(producers, producers.lease(), f"{life.address}'s casts", changed, self._send_table),
@@ -85,8 +87,13 @@ class Caster:
 
     @property
     def pending(self) -> int:
-        """Casts that were accepted, and are not read back from the log."""
+        """Casts that were accepted, may leave or have left, and are not read back from the log."""
         return len(self._waiting) + len(self._table)
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether nothing of an earlier life stands before what is cast now."""
+        return not self._left and not self._as_they_were
 
     @property
     def waiting_totals(self) -> int:
@@ -101,19 +108,23 @@ class Caster:
     def has_room(self, size: int) -> bool:
         """Whether one more cast of `size` may wait."""
         limits = self._limits
-        return not self.pending or (
-            self.pending < limits.max_pending_records and self._bytes + size <= limits.max_pending_bytes
-        )
+        kept = self.pending + len(self._left)
+        return not kept or (kept < limits.max_pending_records and self._bytes + size <= limits.max_pending_bytes)
 
     def cast(self, order: str, payload: bytes, headers: Headers) -> CastReceipt:
-        """Take a message, if it `has_room`. Raises UsageError for an order that can't be kept."""
+        """Take a message, if it `has_room`. Raises UsageError for an order that can't be kept, EnvironmentProblem."""
         with self._hub.lock:
-            self._outgoing.send(order, payload, headers)
-        receipt = CastReceipt(*self.life, order, self._changed)
-        size = message_bytes(payload, headers)
-        self._waiting.append((receipt, size))
-        self._bytes += size
+            self._outgoing.check(order)
+        entry = self._keeper.keep(order, payload, headers)
+        entry.receipt = receipt = CastReceipt(*self.life, order, self._changed)
+        self._bytes += entry.size
+        self._wait_to_leave(entry)
         return receipt
+
+    def _wait_to_leave(self, entry: Entry) -> None:
+        with self._hub.lock:
+            self._outgoing.send(entry.order, entry.payload, entry.headers)
+        self._waiting.append(entry)
 
     def total(self, kind: str, flush_id: int = 0) -> None:
         """The next record of the forward table takes its place behind what was cast before."""
@@ -126,18 +137,15 @@ class Caster:
         """Send what casts may leave; for each record of the forward table that may, what stands beside its headers."""
         if self._has_failed:
             return
+        self._take_up_what_was_left()
         with self._hub.lock:
+            seqno = self._hub.receiver.seqno
             released = list(self._outgoing.release())
         for message in released:
             if isinstance(message, Broadcast):
                 yield depends_header(message.depends)
             else:
-                self._leave(message)
-        lost = len(self._waiting) - (len(self._outgoing) - self._outgoing.waiting_totals)
-        for _ in range(lost):  # it was put out of the view
-            receipt, size = self._waiting.popleft()
-            self._bytes -= size
-            receipt.fail(self._excluded())
+                self._leave(message, seqno)
 
     def knows(self, flush_id: int) -> bool:
         """Whether the START_FLUSH is delivered here."""
@@ -153,30 +161,66 @@ class Caster:
         """Up to there, the forward table has what an earlier start, or life, has left."""
         self._outgoing.inherit(local_seqno)
 
-    def _leave(self, cast: Cast) -> None:
-        receipt, size = self._waiting.popleft()
+    def _take_up_what_was_left(self) -> None:
+        while self._left and not self._outgoing.was_put_out:
+            entry = self._left[0]
+            with self._hub.lock:
+                course = course_of(entry.left, self.life, self._hub.receiver, self._settled)
+            if course is Course.WAIT or (course is Course.ANEW and self._as_they_were):
+                return
+            self._left.popleft()
+            if course is Course.DELIVERED:
+                self._is_written(entry)
+            elif course is Course.AS_IT_WAS:
+                self._as_they_were += 1
+                self._enter_the_table(entry)
+            else:
+                entry.cast, entry.is_numbered = None, False
+                self._wait_to_leave(entry)
+
+    def _leave(self, cast: Cast, seqno: int) -> None:
+        entry = self._waiting.popleft()
+        entry.cast, entry.seqno = cast._replace(payload=b"", headers=()), seqno
+        if entry.receipt is not None:
+            entry.receipt.incarnation = cast.incarnation
+        self._enter_the_table(entry)
+
+    def _enter_the_table(self, entry: Entry) -> None:
         if not self._table:
             self._sending.note_progress()
-        self._table.append(_Entry(cast, receipt, size))
-        self._send(cast)
+        self._table.append(entry)
+        self._send(entry)
 
-    def _send(self, cast: Cast) -> None:
-        self._sending.send(self._topic, self._key, cast.payload, cast_headers(cast))
+    def _send(self, entry: Entry) -> None:
+        assert entry.cast is not None
+        if self._keeper.leaves(entry):
+            headers = cast_headers(entry.cast._replace(headers=entry.headers))
+            self._sending.send(self._topic, self._key, entry.payload, headers)
+        else:
+            self._sending.note_failure("the outbox can't keep it")
 
     def _send_table(self) -> None:
         for entry in self._table:
-            self._send(entry.cast)
+            self._send(entry)
 
-    def _excluded(self) -> AbcastError:
-        return Excluded(f"{self.life.address} was taken for dead by the group before its message was sent.")
+    def hand_over(self) -> list[Entry]:
+        """What the next life is to cast, in the order in which the application gave it. Nothing more leaves."""
+        entries = sorted((*self._table, *self._waiting, *self._left), key=lambda entry: entry.place)
+        self._has_failed = True
+        self._forget_all()
+        return entries
 
     def fail(self, error: AbcastError) -> None:
         """The receipts of what is not in the log fail. Nothing more leaves."""
         self._has_failed = True
-        for receipt in (*(receipt for receipt, _ in self._waiting), *(entry.receipt for entry in self._table)):
-            receipt.fail(error)
-        self._waiting.clear()
-        self._table.clear()
+        for entry in (*self._table, *self._waiting, *self._left):
+            if entry.receipt is not None:
+                entry.receipt.fail(error)
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        for entries in (self._table, self._waiting, self._left):
+            entries.clear()
         self._bytes = 0
 
     def close(self, error: AbcastError) -> None:
@@ -185,6 +229,7 @@ class Caster:
             return
         self._is_closed = True
         self.fail(error)
+        self._keeper.forget()
         self._hub.remove(self)
         self._sending.close()
 
@@ -221,14 +266,25 @@ class Caster:
 
     def _take_out(self, cast: Cast) -> None:
         """It stands in the log. If it is not the first of the table, those before it are sent again."""
-        if not self._table or self._table[0].cast[:3] != cast[:3] or self._table[0].cast.view != cast.view:
+        ours = self._table[0].cast if self._table else None
+        if ours is None or ours[:3] != cast[:3] or ours.view != cast.view:
             return
-        entry = self._table.popleft()
-        self._bytes -= entry.size
-        entry.receipt.resolve(cast.local_seqno)
+        is_as_it_was = cast.view == NO_VIEW and cast.life != self._outgoing.in_no_view
         with self._hub.lock:
-            if cast.view == NO_VIEW:
+            if cast.view != NO_VIEW and self._outgoing.was_put_out:
+                return  # what counts of it is known with the view
+            if is_as_it_was:
+                self._as_they_were -= 1
+            elif cast.view == NO_VIEW:
                 self._outgoing.written_in_no_view(cast.local_seqno)
             else:
                 self._outgoing.written(cast.local_seqno)
+        self._is_written(self._table.popleft())
         self._sending.note_progress()
+
+    def _is_written(self, entry: Entry) -> None:
+        """It stands in the log, or was delivered."""
+        self._bytes -= entry.size
+        self._keeper.written(entry)
+        if entry.receipt is not None and entry.cast is not None:
+            entry.receipt.resolve(entry.cast.local_seqno)

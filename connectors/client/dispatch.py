@@ -14,11 +14,12 @@ The lock. All is called under `Lives.changed`, but `look_after`, which takes it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from connectors.client.books import Books
 from connectors.client.cast_hub import CastHub
+from connectors.client.cast_keeper import Entry, LeftBehind
 from connectors.client.caster import Caster
 from connectors.client.go_back_n import GoBackN
 from connectors.client.lives import Lives
@@ -73,20 +74,22 @@ class Dispatch:
             resend_after_s=lives.limits.resend_after_s,
         )
 
-    def begin_casting(self, casts_as: int | None = None) -> None:
-        """For the incarnation that the books have; `casts_as`: see `Opened`.
+    def begin_casting(self, casts_as: int | None = None, left: LeftBehind | None = None) -> None:
+        """For the incarnation that the books have; `casts_as`: see `Opened`; `left`: by earlier lives.
 
         Called under the lock, or before others know the life. Raises BrokerUnreachable.
         """
         hub = self._path.hub
         if hub is None:
             return
+        left = left or LeftBehind(self.hand_over_casts())
         self.stop_casting()
         books, limits, name = self._books, self._lives.limits, str(self.address)
         topic = str(Topic(self._path.group, "cast", self.address.site))
         in_no_view = None if casts_as is None else Life(name, casts_as)
         self.caster = Caster(
-            *(Life(name, books.incarnation), in_no_view, topic, hub, self._path.cast_producers, limits, self._changed),
+            *(Life(name, books.incarnation), in_no_view, topic, hub, self._path.cast_producers, limits),
+            *(self._lives.keeper, left, self._changed),
             *(self.release_all, self._end),
         )
         self._inherited = books.table.last if len(books.table) else 0
@@ -159,6 +162,10 @@ class Dispatch:
         if self._depends:
             headers += self._depends.get(pending.local_seqno, ())
         self.sending.send(self._topic, self._sender, pending.payload, headers)
+
+    def hand_over_casts(self) -> Sequence[Entry]:
+        """What the next life is to cast."""
+        return self.caster.hand_over() if self.caster is not None else ()
 
     def stop_casting(self) -> None:
         """Nothing more is cast; what waits fails."""

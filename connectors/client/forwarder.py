@@ -31,6 +31,7 @@ from collections.abc import Callable
 from connectors.client.books import Books
 from connectors.client.callbacks import Callbacks
 from connectors.client.cast_receipt import CastReceipt
+from connectors.client.caster import Caster
 from connectors.client.dispatch import Dispatch, Path
 from connectors.client.driver import Driver
 from connectors.client.echo import Echo
@@ -140,13 +141,14 @@ class Forwarder:
         return forwarder
 
     def _start(self, opened: Opened) -> None:
-        self._dispatch.begin_casting(opened.casts_as)
+        self._dispatch.begin_casting(opened.casts_as, opened.casts)
         with self.changed:
             pending = list(self._books.table.pending())
             joins = any(kind_of(entry) == JOIN for entry in pending)
             returns = begins_returning(pending)
             self._driver.step(Began(self._life, opened.state, joins, newest_answer(pending), returns=returns))
             self._dispatch.send_table()
+            self._dispatch.release_all()
 
     def _stop_casting(self) -> None:
         with self.changed:
@@ -220,6 +222,8 @@ class Forwarder:
                     raise UsageError(CASTS_ARE_OFF.format(address=self.address))
                 if not standing.takes_messages or not caster.has_room(size):
                     gate.wait_until_cast_is_taken(caster, size, timeout)
+                if not caster.is_caught_up:
+                    gate.wait_until_earlier_casts_have_left(caster, timeout)
                 if order == CAUSAL:
                     gate.wait_until_joined(timeout)
                 joined_at = standing.participant.joined_at
@@ -273,13 +277,13 @@ class Forwarder:
             )
 
     def wait_written(self, timeout: float | None) -> None:
-        """Wait until all casts stand in the log. Raises NotWrittenInTime."""
+        """Wait until all casts stand in the log. Raises NotWrittenInTime, unless an outbox keeps them."""
         with self.changed:
             caster = self._dispatch.caster
             if caster is None:
                 return
             self.changed.wait_for(lambda: not caster.pending or self.has_ended, timeout)
-            if caster.pending:
+            if caster.pending and not self._books.has_outbox:
                 raise NotWrittenInTime(
                     f"{caster.pending} messages of {self.address} in fifo or causal order were not written within "
                     f"{round(timeout or 0, 2):g} s. Does Kafka run?"
@@ -290,21 +294,30 @@ class Forwarder:
     def answer(self, flush_id: int) -> None:
         """block() has returned. Nothing if the flush is over already.
 
-        With casts, it waits until they are written, and the START_FLUSH is delivered in all orders.
+        With casts, it waits until they are written, and the START_FLUSH is delivered in all orders. From here on
+        nothing more is taken until the flush is over.
         """
         with self.changed:
-            dispatch, caster = self._dispatch, self._dispatch.caster
-            if caster is not None:
-                self.changed.wait_for(
-                    lambda: (
-                        self.has_ended
-                        or self.participant.known.flush_id != flush_id
-                        or dispatch.caster is not caster
-                        or (caster.is_settled and caster.knows(flush_id))
-                    )
-                )
-            if not self.has_ended:
-                self._driver.step(Answered(flush_id))
+            caster = self._dispatch.caster
+            if caster is None:
+                self._say_answered(flush_id)
+                return
+            with self._standing.held():
+                self.changed.wait_for(lambda: self._may_answer(caster, flush_id))
+                self._say_answered(flush_id)
+
+    def _may_answer(self, caster: Caster, flush_id: int) -> bool:
+        """Whether all that was taken has left, or there is nothing to answer any more."""
+        return (
+            self.has_ended
+            or self.participant.known.flush_id != flush_id
+            or self._dispatch.caster is not caster
+            or (caster.is_settled and caster.knows(flush_id))
+        )
+
+    def _say_answered(self, flush_id: int) -> None:
+        if not self.has_ended:
+            self._driver.step(Answered(flush_id))
 
     def heartbeat(self) -> None:
         """Say that this incarnation is alive, if that costs no waiting."""
@@ -334,7 +347,7 @@ class Forwarder:
             after, actions = step(self.participant, Asked(Cause.HAND_OVER))
             self._standing.become(after)
             self.has_handed_over = [action.do for action in actions] == [Do.CARRY]
-            left = self._books.leave(carries=self.has_handed_over)
+            left = self._books.leave(carries=self.has_handed_over)._replace(casts=self._dispatch.hand_over_casts())
             self._fail(failure)
             return left
 

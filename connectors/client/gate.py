@@ -25,8 +25,8 @@ class Gate:
     def wait_until_taken(self, size: int, timeout: float | None) -> None:
         """Until a message of `size` may enter the forward table. Raises Blocked, ForwardTableFull, Excluded."""
         standing, books = self._standing, self._books
-        while standing.participant.is_silent or not books.has_room(size):
-            if standing.participant.is_silent:
+        while standing.is_silent or not books.has_room(size):
+            if standing.is_silent:
                 self._wait_for_the_flush(timeout)
             elif not standing.wait(lambda: books.has_room(size), timeout):
                 raise ForwardTableFull(
@@ -39,8 +39,8 @@ class Gate:
     def wait_until_cast_is_taken(self, caster: Caster, size: int, timeout: float | None) -> None:
         """Until a cast of `size` may wait for Kafka. Raises Blocked, ForwardTableFull, Excluded."""
         standing = self._standing
-        while standing.participant.is_silent or not caster.has_room(size):
-            if standing.participant.is_silent:
+        while standing.is_silent or not caster.has_room(size):
+            if standing.is_silent:
                 self._wait_for_the_flush(timeout)
             elif not standing.wait(lambda: caster.has_room(size), timeout):
                 raise ForwardTableFull(
@@ -73,9 +73,18 @@ class Gate:
             )
         raise Blocked(f"the first view of {address} was not delivered within {timeout:g} s. Broadcast again.")
 
+    def wait_until_earlier_casts_have_left(self, caster: Caster, timeout: float | None) -> None:
+        """What earlier lives have left stands before what is cast now. Raises Blocked, Excluded."""
+        if not self._standing.wait(lambda: caster.is_caught_up, timeout):
+            raise Blocked(
+                f"what {self._standing.address} has cast before waits for a view, and leaves first: none came within "
+                f"{timeout:g} s. Call connect(), or broadcast again later."
+            )
+        self._standing.check_takes()
+
     def _wait_for_the_flush(self, timeout: float | None) -> None:
         standing = self._standing
-        if not standing.wait(lambda: not standing.participant.is_silent, timeout):
+        if not standing.wait(lambda: not standing.is_silent, timeout):
             raise Blocked(
                 f"a flush of the group did not end within {timeout:g} s, and {standing.address} may not send in it. "
                 "Broadcast again later."

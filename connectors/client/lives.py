@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from connectors.client.arguments import number, positive_seconds
+from connectors.client.cast_keeper import CastKeeper, Entry
 from connectors.client.member_memory import MemberMemory
 from connectors.client.outbox import Outbox
 from connectors.client.receipt import Receipt
@@ -91,6 +92,7 @@ class Left(NamedTuple):
 
     carried: Sequence[Carried]
     seqno: int
+    casts: Sequence[Entry] = ()
 
 
 class Beginning(NamedTuple):
@@ -116,9 +118,17 @@ class Lives:
     lock: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Condition = field(init=False)
     claimed: set[int] = field(default_factory=set)
+    _keeper: CastKeeper | None = None
 
     def __post_init__(self) -> None:
         self.changed = threading.Condition(self.lock)
+
+    @property
+    def keeper(self) -> CastKeeper:
+        """What all of them keep of their casts."""
+        if self._keeper is None:
+            self._keeper = CastKeeper(self.outbox)
+        return self._keeper
 
     def begin(self, memory: MemberMemory, state: SequencerState, left: Left | None, history: History) -> Beginning:
         """The life to send under, `state` being where the log stands.

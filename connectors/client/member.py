@@ -293,7 +293,7 @@ class Member(ReadingHalf):
 
         `order`: `total`, through the sequencer; `fifo` and `causal` go straight to the members, of a member with
         `casts`. Each of them keeps its sender's order; `causal` also comes after all that the sender had delivered, and
-        needs a view of a group with flush. Their receipts say when they are written. No outbox keeps them.
+        needs a view of a group with flush. Their receipts say when they are written; until then, an outbox keeps them.
 
         `payload`: bytes, a bytearray or a memoryview; with a `serializer`, what that takes.
 

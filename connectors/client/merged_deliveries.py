@@ -29,13 +29,14 @@ from typing import Any
 from kafka.structs import TopicPartition
 
 from connectors.client.cast_hub import CLOCKS_DIFFER_S, CastHub, since_now
-from connectors.client.cast_reader import cast_partitions
+from connectors.client.cast_reader import CastTopics
 from connectors.client.cut import Cut
 from connectors.client.deliveries import POLL_S, Deliveries
 from connectors.client.delivery import Delivery, Place
 from connectors.client.member_memory import MemberMemory
 from connectors.client.merged_log import Begin, MergedLog
 from connectors.client.sharing import Shared, share
+from connectors.kafka.cast_codec import is_late_copy
 from connectors.kafka.codec import INCARNATIONS_A_MS
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import Effective
@@ -49,7 +50,7 @@ from ordering.fate import Fate
 from ordering.fifo import FifoState
 from ordering.membership import Life
 from ordering.merging import MergedState, newcomer
-from ordering.names import Address
+from ordering.names import Address, Topic
 from ordering.reader import Reader
 from ordering.records import MESSAGE
 
@@ -87,22 +88,23 @@ class MergedSource:
         """
         if self._log is None:
             self._shared = self._shared or share(self.connection)
-            begin = self._begin(self._shared, first, or_end)
-            self._log = MergedLog(self._shared.feed(self.group, self.address.site), begin)
+            topics = CastTopics(self.connection, self._shared.desk, self.group, self.address.site)
+            begin = self._begin(topics, first, or_end)
+            self._log = MergedLog(self._shared.feed(self.group, self.address.site), topics, begin)
         return self._log
 
-    def _begin(self, shared: Shared, first: int, or_end: bool) -> Begin:
+    def _begin(self, topics: CastTopics, first: int, or_end: bool) -> Begin:
         if self._cut is not None:
-            return self._begin_of_cut(shared, self._cut)
-        return self._begin_of_life() if self._life is not None else self._begin_at(shared, first, or_end)
+            return self._begin_of_cut(topics, self._cut)
+        return self._begin_of_life() if self._life is not None else self._begin_at(topics, first, or_end)
 
-    def _begin_of_cut(self, shared: Shared, cut: Cut) -> Begin:
+    def _begin_of_cut(self, topics: CastTopics, cut: Cut) -> Begin:
         with (
             contextlib.closing(self.connection.consumer()) as consumer,
             DataLog(self.connection, self.group, self.address.site) as log,
             self.connection.reachable(),
         ):
-            places = cast_partitions(self.connection, shared.desk, self.group, self.address.site)
+            places = topics.partitions()
             offsets = {place: int(at) for place, at in consumer.beginning_offsets(places).items()}
             if cut.cluster_id == self.connection.cluster_id():
                 offsets |= {place: at for place, at in cut.offsets.items() if place in offsets}
@@ -116,20 +118,19 @@ class MergedSource:
             raise AbcastError(f"the first view of {self.address} was not delivered within {BEGIN_TIMEOUT_S:g} s.")
         return begin
 
-    def _begin_at(self, shared: Shared, first: int, or_end: bool) -> Begin:
+    def _begin_at(self, topics: CastTopics, first: int, or_end: bool) -> Begin:
         with (
             contextlib.closing(self.connection.consumer()) as consumer,
             DataLog(self.connection, self.group, self.address.site) as log,
             self.connection.reachable(),
         ):
-            places = cast_partitions(self.connection, shared.desk, self.group, self.address.site)
+            places = topics.partitions()
             if first <= 1:
                 beginnings = {place: int(at) for place, at in consumer.beginning_offsets(places).items()}
-                if not any(beginnings.values()):
-                    return Begin(log.after(0), MergedState(), beginnings)
                 dropped_at = self._dropped_at(consumer, beginnings)
-                data = shared.feed(self.group, self.address.site).partition
-                found = consumer.offsets_for_times({data: dropped_at + MARGIN_MS})[data]
+                if dropped_at is None:
+                    return Begin(log.after(0), MergedState(), beginnings)
+                found = consumer.offsets_for_times({log.partition: dropped_at + MARGIN_MS})[log.partition]
                 last = log.state(log.end() if found is None else found.offset).view
                 nothing = MergedState(CausalState(new_before=last + 1), FifoState(since=since_now()))
                 return Begin(log.after(0), nothing, beginnings)
@@ -150,16 +151,22 @@ class MergedSource:
                 _since(consumer, ends, at_ms),
             )
 
-    def _dropped_at(self, consumer: Consumer, beginnings: Mapping[TopicPartition, int]) -> int:
-        """Until when, in ms, at most, what retention has dropped was written. Raises BrokerUnreachable."""
+    def _dropped_at(self, consumer: Consumer, beginnings: Mapping[TopicPartition, int]) -> int | None:
+        """Until when, in ms, at most, what retention has dropped was written; None if it has dropped nothing.
+
+        The copy of another site's topic may lack what was dropped there before it was made. Raises BrokerUnreachable.
+        """
+        own = str(Topic(self.group, "cast", self.address.site))
         ends = consumer.end_offsets(list(beginnings))
-        newest = 0
+        times: list[int] = []
         for place, beginning in beginnings.items():
-            if beginning:
-                read = read_range(self.connection, consumer, place, beginning, min(beginning + 1, int(ends[place])))
-                first = next(read, None)
-                newest = max(newest, time.time_ns() // 10**6 if first is None else first.timestamp)
-        return newest
+            if not beginning and place.topic == own:
+                continue
+            read = read_range(self.connection, consumer, place, beginning, min(beginning + 1, int(ends[place])))
+            first = next(read, None)
+            if beginning or (first is not None and is_late_copy(first.headers)):
+                times.append(time.time_ns() // 10**6 if first is None else first.timestamp)
+        return max(times, default=None)
 
     def close(self) -> None:
         """Disconnect."""

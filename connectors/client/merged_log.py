@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
-from connectors.client.cast_reader import CastReader, Found
+from connectors.client.cast_reader import CastReader, CastTopics, Found
 from connectors.client.feed import Feed
 from connectors.kafka.codec import depends_of
 from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import Start
-from ordering.casts import Cast, Ordered, Step, Verdict
+from ordering.casts import NO_VIEW, Cast, Ordered, Step, Verdict
 from ordering.errors import ProtocolViolation
 from ordering.membership import Life
 from ordering.merging import MergedState, Merger
@@ -46,19 +46,21 @@ class Begin(NamedTuple):
 class MergedLog:
     """Not thread-safe. `close` it."""
 
-    def __init__(self, feed: Feed, begin: Begin) -> None:
+    def __init__(self, feed: Feed, topics: CastTopics, begin: Begin) -> None:
         """Raises BrokerUnreachable."""
         self.merger = Merger(begin.state)
         self.ready: deque[Cast | Ordered] = deque(begin.first)
         self._start = begin.start
         self._follower = feed.follow(begin.start)
-        self._reader = CastReader(feed.connection.consumer(), begin.offsets, feed.wake)
+        self._reader = CastReader(topics, begin.offsets, feed.wake)
         self._unread: deque[Ordered] = deque()
         self._held: dict[tuple[Life, int, int], tuple[TopicPartition, int]] = {}
         self._full_at: dict[TopicPartition, int] = {}
         self._full_since = 0.0
         self._again_after_s = AGAIN_AFTER_S
         self._progress = 0
+        self._sites: set[str] = set()
+        self._sites_of = NO_VIEW
         self._is_closed = False
 
     @property
@@ -70,7 +72,7 @@ class MergedLog:
         """Read on, for so long at most if there is nothing; what there is of casts. Raises as its readers do."""
         if not self._unread:
             records = self._follower.poll(timeout, lambda: self._reader.has_news)
-            self._unread.extend(map(_ordered, records))
+            self._unread.extend(map(ordered, records))
         elif not self._reader.has_news:
             self._follower.pause(timeout, lambda: self._reader.has_news)
         return self._reader.take()
@@ -88,7 +90,20 @@ class MergedLog:
                 self._full_at.setdefault(place, offset)
         if found:
             self._read_data()
+        self._reader.is_awaited = self._awaits_others()
         self._read_again(is_idle=not found and not self._unread)
+
+    def _awaits_others(self) -> bool:
+        """Whether casts are to come from a topic that may not be read yet: something waits, or a site is new."""
+        causal = self.merger.causal
+        if self._sites_of != causal.view:
+            self._sites_of = causal.view
+            self._sites = {life.address.partition("/")[0] for life in causal.lives}
+        if causal.waiting > 0 or causal.room.holding > 0:
+            return True
+        return len(self._sites) > 1 and not self._sites <= {
+            place.topic.rpartition(".")[2] for place in self._reader.next
+        }
 
     def _read_data(self) -> None:
         while self._unread:
@@ -148,7 +163,7 @@ def _key(cast: Cast) -> tuple[Life, int, int]:
     return cast.life, cast.view, cast.local_seqno
 
 
-def _ordered(record: Effective) -> Ordered:
+def ordered(record: Effective) -> Ordered:
     """A record of DATA as the core knows it. Raises ProtocolViolation."""
     depends = depends_of(record.headers) if record.headers else None
     if record.kind == MESSAGE:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from connectors.client.cast_hub import CastHub
+from connectors.client.cast_keeper import LeftBehind, left_behind
 from connectors.client.feed import Hearing
 from connectors.client.lives import Beginning, Left, Lives
 from connectors.client.member_memory import MemberMemory
@@ -40,6 +41,8 @@ class Opened(NamedTuple):
     hub: CastHub | None
     casts_as: int | None
     """The incarnation under which a life casts that an earlier process has begun, while it is in no view."""
+    casts: LeftBehind
+    """What earlier lives have left to cast."""
 
 
 def open_life(
@@ -68,7 +71,10 @@ def open_life(
         if hub is not None and beginning.is_continued:
             # The outbox does not know how far the casts of its incarnation had been numbered.
             casts_as = memory.claim_incarnation(beginning.incarnation, lives.claimed)
-    return Opened(shared, producer, hearing, beginning, start, state, hub, casts_as)
+    casts = LeftBehind()
+    if hub is not None:
+        casts = left_behind(connection, group, lives.address, lives.outbox, None if left is None else left.casts)
+    return Opened(shared, producer, hearing, beginning, start, state, hub, casts_as, casts)
 
 
 def _ordered_since(connection: Connection, group: str, address: Address, seqno: int, end: int) -> Iterator[Data]:

@@ -7,6 +7,9 @@ message ids, and the sequencer drops what it has already. Together: exactly once
 A second process can't open the file. Acknowledged rows are deleted in batches; rows that are ordered but not yet
 deleted do no harm, since DATA tells on the next start. The file says from where on to look there: every row that it
 still has is ordered behind `seqno`, if it is.
+
+Casts stand in a table of their own, in the order in which they were accepted, until they are known to be written. A row
+gets the id of its cast before that is sent (`ordering.left_casts` says what becomes of it after a restart).
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+from ordering.casts import Cast
 from ordering.errors import EnvironmentProblem, UsageError
 from ordering.forward_table import Pending
+from ordering.left_casts import LeftCast
 from ordering.records import Headers
 
 FORGET_RECORDS = 1000
@@ -38,6 +44,20 @@ CREATE TABLE pending (local_seqno INTEGER PRIMARY KEY, payload BLOB NOT NULL, he
 PRAGMA application_id = {_APPLICATION_ID};
 COMMIT;
 """
+_CASTS = """
+CREATE TABLE IF NOT EXISTS casts (
+    place INTEGER PRIMARY KEY, casting TEXT NOT NULL, payload BLOB NOT NULL, headers TEXT,
+    incarnation INTEGER, local_seqno INTEGER, view INTEGER, seqno INTEGER
+)
+"""
+
+
+class KeptCast(NamedTuple):
+    """A cast in the file. If it has left, DATA was delivered up to `seqno` then."""
+
+    place: int
+    left: LeftCast
+    seqno: int
 
 
 class Outbox:
@@ -79,6 +99,7 @@ class Outbox:
             raise UsageError(f"{self.path} is a database of another application: name another file as the outbox.")
         elif "seqno" not in [column[1] for column in execute("PRAGMA table_info(owner)")]:
             execute("ALTER TABLE owner ADD COLUMN seqno INTEGER")
+        execute(_CASTS)
         # A write makes sure that the lock is an exclusive one, also where the file was only read so far.
         execute("UPDATE owner SET acknowledged = acknowledged")
         owner = execute("SELECT group_name, member, incarnation, acknowledged, seqno FROM owner").fetchone()
@@ -150,6 +171,49 @@ class Outbox:
             self._database.execute("COMMIT")
         self.acknowledged, self.seqno = local_seqno, seqno
         self._forgotten_at = now
+
+    # --- casts ---
+
+    def last_cast(self) -> int:
+        """The highest place of a cast in the file, 0 if there is none. Raises EnvironmentProblem."""
+        with self._explained():
+            (highest,) = self._database.execute("SELECT max(place) FROM casts").fetchone()
+        return int(highest or 0)
+
+    def keep_cast(self, place: int, order: str, payload: bytes, headers: Headers) -> None:
+        """Keep a cast; it survives the process when this returns. Raises EnvironmentProblem (disk full)."""
+        with self._explained():
+            row = place, order, payload, _encode(headers)
+            self._database.execute("INSERT INTO casts (place, casting, payload, headers) VALUES (?, ?, ?, ?)", row)
+
+    def number_cast(self, place: int, cast: Cast, seqno: int) -> None:
+        """It leaves as that, where DATA is delivered up to `seqno`. Raises EnvironmentProblem."""
+        with self._explained():
+            self._database.execute(
+                "UPDATE casts SET incarnation = ?, local_seqno = ?, view = ?, seqno = ? WHERE place = ?",
+                (cast.incarnation, cast.local_seqno, cast.view, seqno, place),
+            )
+
+    def forget_casts(self, places: Sequence[int]) -> None:
+        """They are written. Raises EnvironmentProblem."""
+        with self._explained():
+            self._database.execute("BEGIN")
+            self._database.executemany("DELETE FROM casts WHERE place = ?", [(place,) for place in places])
+            self._database.execute("COMMIT")
+
+    def casts(self, sender: str) -> list[KeptCast]:
+        """What was accepted and is not known to be written, in that order. Raises EnvironmentProblem."""
+        with self._explained():
+            rows = self._database.execute(
+                "SELECT place, casting, payload, headers, seqno, incarnation, local_seqno, view FROM casts "
+                "ORDER BY place"
+            ).fetchall()
+        kept = []
+        for place, order, payload, headers, seqno, incarnation, local_seqno, view in rows:
+            has_left = incarnation is not None
+            cast = Cast(sender, incarnation, local_seqno, order=order, view=view) if has_left else None
+            kept.append(KeptCast(place, LeftCast(order, payload, _decode(headers), cast), seqno or 0))
+        return kept
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

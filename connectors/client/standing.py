@@ -10,8 +10,9 @@ read a value that is a moment old. `stop` takes no lock: it is called first, so 
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from connectors.client.promise import raised_again
 from ordering.errors import AbcastError, Excluded, UsageError
@@ -20,19 +21,42 @@ from ordering.participant import Participant
 
 
 class Standing:
-    """One life's. `takes_messages` and `sends_messages` are the participant's: they are asked for each message."""
+    """One life's. `takes_messages` and `sends_messages` are asked for each message.
+
+    They are the participant's. But while a flush waits for what was taken before (`held`), nothing more is taken: else
+    an application that never ceases to send would hold up the flush, until the group takes the member for dead.
+    """
 
     def __init__(self, address: Address, changed: threading.Condition, participant: Participant) -> None:
         self.address = address
         self.changed = changed
         self.failure: AbcastError | None = None
         self._stopping = threading.Event()
+        self._is_held = False
         self.become(participant)
 
     def become(self, participant: Participant) -> None:
         """The participant after a step."""
         self.participant = participant
-        self.takes_messages, self.sends_messages = participant.takes_messages, participant.sends_messages
+        self.takes_messages = participant.takes_messages and not self._is_held
+        self.sends_messages = participant.sends_messages
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing is taken because of a flush."""
+        return self.participant.is_silent or self._is_held
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Within this, nothing is taken."""
+        self._is_held = True
+        self.become(self.participant)
+        try:
+            yield
+        finally:
+            self._is_held = False
+            self.become(self.participant)
+            self.changed.notify_all()
 
     def stop(self) -> None:
         """It is closed. Who waits is woken by whoever takes the lock next."""

@@ -310,7 +310,8 @@ class Succession:
             failure = NotOrderedInTime(f"{self.address} was closed before its message was ordered.")
         old.fail(failure)
         with self._changed:
-            for _, receipt in left.carried:
+            receipts = [receipt for _, receipt in left.carried] + [entry.receipt for entry in left.casts]
+            for receipt in receipts:
                 if receipt is not None:
                     receipt.fail(failure)
             self._changed.notify_all()

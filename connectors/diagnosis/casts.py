@@ -1,12 +1,16 @@
-"""What `abcast check` says of casts: delivery logs against the cast topics and the views of DATA."""
+"""What `abcast check` says of casts: delivery logs against the cast topics and the views of DATA; and what is lost.
+
+Sites with one order have one set of views, so a delivery log may be of any of them: it is held against what the cast
+topics of all of them have, original or copy. In a mesh a log is held against its own site.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
@@ -16,9 +20,10 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.ranges import read_range
 from ordering.cast_checker import CastChecker
-from ordering.casts import TOTAL
-from ordering.checker import Anomaly
+from ordering.casts import NO_VIEW, TOTAL
+from ordering.checker import LOST, Anomaly
 from ordering.membership import Life
+from ordering.names import Topic
 from ordering.reader import Reader, Verdict
 from ordering.records import MESSAGE, VIEW
 
@@ -30,19 +35,41 @@ def is_cast(row: dict[str, Any]) -> bool:
     return bool(row.get("order", TOTAL) != TOTAL)
 
 
-def check_casts(
-    group: str, connection: Connection, site: str, logs: Sequence[Path]
-) -> tuple[dict[str, int], list[Anomaly]]:
-    """How many casts each log has, and what is wrong with them; nothing is read if there are none.
+class _Name(NamedTuple):
+    """Which cast it is."""
 
-    Raises BrokerUnreachable, HistoryUnavailable, TopicMissing.
+    life: Life
+    view: int
+    local_seqno: int
+
+
+class _Log(NamedTuple):
+    """What stands in a cast topic of one Kafka, and whether retention has dropped any of it."""
+
+    names: set[_Name]
+    is_whole: bool
+
+
+_NOTHING = _Log(set(), is_whole=True)
+
+
+def check_casts(
+    group: str, connections: Mapping[str, Connection], logs: Sequence[Path], *, one_order: bool, settled: bool
+) -> tuple[dict[str, int], list[Anomaly]]:
+    """How many casts each delivery log has, and what is wrong with casts at these sites.
+
+    `settled`: what one of several sites lacks is lost. If there is nothing to compare, nothing is read. Raises
+    BrokerUnreachable, HistoryUnavailable, TopicMissing.
     """
     counts = {log.name: sum(map(is_cast, _rows(log))) for log in logs}
-    if not any(counts.values()):
-        return {}, []
+    has_casts, compares = any(counts.values()), settled and len(connections) > 1
     checker = CastChecker()
-    _read_data(checker, connection, group, site)
-    _read_casts(checker, connection, group)
+    found: dict[str, dict[str, _Log]] = {}
+    for site, connection in connections.items() if has_casts or compares else ():
+        if has_casts:
+            _read_data(checker, connection, group, site)
+        found[site] = _read_casts(checker, connection, group)
+    lost = list(_lost(group, found, of_views=one_order)) if compares else []
     for log in logs:
         for row in _rows(log):
             if is_cast(row):
@@ -50,7 +77,19 @@ def check_casts(
                 checker.delivered_cast(log.name, life, row["local_seqno"], row.get("view_id", 0))
             elif "event" not in row:
                 checker.delivered_total(log.name, row["seqno"])
-    return {CASTS_OF.format(member=name): count for name, count in counts.items() if count}, checker.finish()
+    told = {CASTS_OF.format(member=name): count for name, count in counts.items() if count}
+    return told, [*lost, *checker.finish()]
+
+
+def _lost(group: str, found: Mapping[str, Mapping[str, _Log]], *, of_views: bool) -> Iterator[Anomaly]:
+    """The casts of each site that another one lacks. `of_views`: also those of a view, which a mesh does not carry."""
+    for origin, there in found.items():
+        topic = str(Topic(group, "cast", origin))
+        names = {name for name in there.get(topic, _NOTHING).names if of_views or name.view == NO_VIEW}
+        for site, here in found.items():
+            copy = here.get(topic, _NOTHING)
+            if copy.is_whole and (lacking := len(names - copy.names)):
+                yield Anomaly(LOST, f"{site} lacks {lacking} casts of {origin}.", ())
 
 
 def _rows(log: Path) -> Iterator[dict[str, Any]]:
@@ -78,13 +117,19 @@ def _lives(members: Iterable[Sequence[Any]]) -> tuple[Life, ...]:
     return tuple(Life(*row) for row in members)
 
 
-def _read_casts(checker: CastChecker, connection: Connection, group: str) -> None:
+def _read_casts(checker: CastChecker, connection: Connection, group: str) -> dict[str, _Log]:
+    """What each cast topic of a Kafka has."""
+    found: dict[str, _Log] = {}
     with contextlib.closing(connection.consumer()) as consumer, connection.reachable():
-        for topic in map(str, connection.topics_of(group, "cast")):
-            places = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic))]
+        for topic in connection.topics_of(group, "cast"):
+            name = str(topic)
+            places = [TopicPartition(name, number) for number in sorted(consumer.partitions_for_topic(name))]
             begins, ends = consumer.beginning_offsets(places), consumer.end_offsets(places)
+            log = found[name] = _Log(set(), not any(begins.values()))
             for place in places:
                 for record in read_range(connection, consumer, place, int(begins[place]), int(ends[place])):
-                    cast = decode_cast(record.key, record.value, record.headers, record.timestamp)
+                    cast = decode_cast(record.key, record.value, record.headers, record.timestamp, topic.site)
                     if not isinstance(cast, str):
                         checker.cast(cast)
+                        log.names.add(_Name(cast.life, cast.view, cast.local_seqno))
+    return found

@@ -19,7 +19,7 @@ from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import TopicsFound, find_groups, look_at_topics
 from connectors.kafka.transport import LIBRARIES
 from connectors.ledger.table_state import read_table_state
-from ordering.errors import AbcastError
+from ordering.errors import AbcastError, counted
 
 
 class Check(NamedTuple):
@@ -131,5 +131,4 @@ def _ledger(ledger: Path) -> Check:
         return Check("ledger", False, str(error))
     except ModuleNotFoundError:
         return Check("ledger", None, "reading one needs `pip install 'abcast[jobs]'`")
-    groups = len(held.last_seqno)
-    return Check("ledger", True, f"{groups} group{'' if groups == 1 else 's'} at {ledger}")
+    return Check("ledger", True, f"{counted(len(held.last_seqno), 'group')} at {ledger}")

@@ -76,7 +76,7 @@ def check_group(
                 read[f"deliveries of {file.name}"] = check_deliveries(checker, file.name, lines)
         except OSError as error:
             raise UsageError(f"{file} can't be read: {error.strerror}.") from error
-    counts, of_casts = check_casts(group, connections[chosen[0]], chosen[0], deliveries)
+    counts, of_casts = check_casts(group, connections, deliveries, one_order=one_order, settled=settled)
     read |= counts
     anomalies, lacks = [*verdict.anomalies(settled=settled), *of_casts], verdict.lacking()
     if sites is not None and not one_order and not settled:

@@ -38,6 +38,7 @@ from connectors.engine.group import GroupSequencer
 from connectors.engine.intake import Intake
 from connectors.engine.writing import Writer
 from connectors.kafka.connection import Connection
+from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.retrying import Retries
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.transport import Record
@@ -65,11 +66,15 @@ class AnyLoop(Protocol[_Attended]):
 
 
 class EngineOptions(NamedTuple):
-    """What the engine has to know. `ledger`: the Delta table, for a DATA topic that retention has emptied."""
+    """What the engine has to know. `ledger`: the Delta table, for a DATA topic that retention has emptied. `groups`:
+    those to serve. `look_every_s`: how often new topics are looked for.
+    """
 
     connection: Connection
     site: str
     ledger: Path | None = None
+    groups: GroupChoice = ALL_GROUPS
+    look_every_s: float = LOOK_EVERY_S
 
 
 class EngineJob:
@@ -85,7 +90,7 @@ class EngineJob:
         self._stop = threading.Event()
         self._epochs: dict[str, int] = {}
         self._failed: dict[str, float] = {}
-        self._finder = TopicFinder(options.connection)
+        self._finder = TopicFinder(options.connection, options.groups, options.look_every_s)
 
     def stop(self) -> None:
         """Ask `run` to return after the batch in hand."""
@@ -93,7 +98,8 @@ class EngineJob:
 
     def run(self) -> None:
         """Work until stopped. Raises what will not pass, such as Fenced, EnvironmentProblem or HistoryUnavailable."""
-        if yield_to_rival(self.options.connection, self.options.site, self._stop.wait):
+        options = self.options
+        if yield_to_rival(options.connection, options.site, self._stop.wait, options.groups):
             return
         retries = Retries(self.name)
         with contextlib.closing(self._finder):
@@ -110,7 +116,9 @@ class EngineJob:
         """From a takeover to the stop, or to the first failure."""
         options = self.options
         self._work(
-            lambda: Attendant(*options, self._finder, self._epochs, self._failed),
+            lambda: Attendant(
+                options.connection, options.site, options.ledger, self._finder, self._epochs, self._failed
+            ),
             lambda: Loop(options.connection, options.site, self._stop),
         )
 

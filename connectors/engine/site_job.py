@@ -30,6 +30,7 @@ from connectors.engine.job import IN_FLIGHT_BYTES, STOP_S, EngineJob, EngineOpti
 from connectors.engine.writing import Writer
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.inputs import Input, Neighbours
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.sequencer.agreement import ISIS, Agreement, known_state, told
@@ -126,9 +127,15 @@ class SiteAttendant(Attendant):
 class SiteJob(EngineJob):
     """Agrees on the order of all groups that have a DATA topic at the site."""
 
-    def __init__(self, connection: Connection, agreement: Agreement) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        agreement: Agreement,
+        groups: GroupChoice = ALL_GROUPS,
+        look_every_s: float = LOOK_EVERY_S,
+    ) -> None:
         """Raises UsageError if the site is none of those that agree."""
-        super().__init__(EngineOptions(connection, agreement.neighbours.site))
+        super().__init__(EngineOptions(connection, agreement.neighbours.site, None, groups, look_every_s))
         self._agreement = agreement.check()
 
     def _attempt(self) -> None:

@@ -20,7 +20,7 @@ from ordering.isis import Finals, Known, Propose, Send
 from ordering.isis_codec import decode, encode
 from ordering.isis_formation import Hello
 from ordering.isis_history import Answer, Ask
-from ordering.isis_messages import Accept, Accepted, Beat, Decided, Join, Message, Prepare, Promise, Refuse
+from ordering.isis_messages import Accept, Accepted, Beat, Decided, Hears, Join, Message, Prepare, Promise, Refuse
 from ordering.records import MAX_NUMBER
 
 MAX_DATAGRAM_BYTES = 60_000
@@ -45,7 +45,7 @@ _SEND, _RUN = struct.Struct("!QQH"), struct.Struct("!II")
 _PROPOSE, _FINALS, _KNOWN = struct.Struct("!QHQH"), struct.Struct("!QQH"), struct.Struct("!QQH")
 _KINDS: tuple[type[Any], ...] = (
     *(Send, Propose, Finals, Known),
-    *(Beat, Hello, Join, Prepare, Promise, Refuse, Accept, Accepted, Decided, Ask, Answer),
+    *(Beat, Hello, Join, Prepare, Promise, Refuse, Accept, Accepted, Decided, Ask, Answer, Hears),
 )
 _NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS, start=1)}
 

@@ -21,6 +21,7 @@ from connectors.kafka.codec import (
     VERSION,
     WRONG_INCARNATION,
     WRONG_LOCAL_SEQNO,
+    WRONG_SITE,
     WRONG_VERSION,
     first_fields,
     given_headers,
@@ -34,8 +35,9 @@ from ordering.casts import CAUSAL, FIFO, NO_VIEW, Cast
 from ordering.names import is_address
 from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES
 
-CAST_FIELDS = (VERSION, "ORDER", "INCARNATION", "LOCAL_SEQNO", "VIEW", "AFTER", "CLOCK")
-"""In a cast topic. ORDER is `fifo` or `causal`. A fifo cast has neither AFTER nor CLOCK; outside of a view, no VIEW."""
+CAST_FIELDS = (VERSION, "ORDER", "INCARNATION", "LOCAL_SEQNO", "VIEW", "AFTER", "CLOCK", "RELAYED_FROM")
+"""In a cast topic. ORDER is `fifo` or `causal`. A fifo cast has neither AFTER nor CLOCK; outside of a view, no VIEW.
+RELAYED_FROM is there only where a relay brought the record; no receiver looks at it."""
 WRONG_ORDER = "ORDER in the header abcast is neither fifo nor causal"
 WRONG_VIEW = "VIEW in the header abcast is not a number from 1, which a causal cast has to say"
 WRONG_CLOCK = "AFTER or CLOCK in the header abcast of a causal cast is missing"
@@ -50,17 +52,21 @@ def cast_headers(cast: Cast) -> list[tuple[str, bytes]]:
 
 
 def decode_cast(
-    key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]], timestamp_ms: int = 0
+    key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]], timestamp_ms: int = 0, site: str = ""
 ) -> Cast | str:
-    """One record of a cast topic, or the reason why it is none: all readers pass such a record over."""
+    """One record of a cast topic, or the reason why it is none: all readers pass such a record over.
+
+    `site`: whose topic it is, if that is known. Nobody speaks for members of another site.
+    """
     own, application = split_headers(headers)
     fields = first_fields(own, len(CAST_FIELDS))
+    # A relay writes `-` for a field that is missing: it means the same, so that all sites judge alike.
     version, order, raw_incarnation, raw_local_seqno, raw_view, raw_after, clock, *_ = [
         *fields,
-        *[b""] * len(CAST_FIELDS),
+        *[NOTHING.encode()] * len(CAST_FIELDS),
     ]
     incarnation, local_seqno, view = map(parse_number, (raw_incarnation, raw_local_seqno, raw_view))
-    after = 0 if raw_after in (NOTHING.encode(), b"0") else parse_number(raw_after)
+    after = 0 if raw_after == b"0" else parse_number(raw_after)
     is_causal, sender = order == CAUSAL.encode(), (key or b"").decode("latin-1")
     checks = (
         (sum(name == HEADER for name, _ in own) > 1, REPEATED_HEADER),
@@ -69,6 +75,7 @@ def decode_cast(
         (version != VERSION.encode(), WRONG_VERSION),
         (order not in (FIFO.encode(), CAUSAL.encode()), WRONG_ORDER),
         (not is_address(sender), NO_SENDER),
+        (bool(site) and not sender.startswith(f"{site}/"), WRONG_SITE),
         (incarnation is None, WRONG_INCARNATION),
         (local_seqno is None, WRONG_LOCAL_SEQNO),
         ((incarnation or 0) > highest_incarnation(timestamp_ms), FUTURE_INCARNATION),
@@ -83,3 +90,9 @@ def decode_cast(
     who = sender, incarnation or 0, local_seqno or 0, value or b""
     what = (CAUSAL, view or NO_VIEW, after or 0, clock.decode("ascii")) if is_causal else (FIFO, view or NO_VIEW, 0, "")
     return Cast(*who, *what, given_headers(without_depends(tuple(application))), timestamp_ms)
+
+
+def is_late_copy(headers: Sequence[tuple[str, bytes]]) -> bool:
+    """Whether a relay has made that record from one that was not the first of its partition."""
+    relayed_from = first_fields(headers, len(CAST_FIELDS))[CAST_FIELDS.index("RELAYED_FROM") :]
+    return any(not mark.endswith(b":0") for mark in relayed_from)

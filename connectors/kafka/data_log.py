@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -117,6 +118,8 @@ class DataLog:
             }
         for partition, count in counts.items():
             if not count:
+                with closing(self.connection.desk()) as desk:
+                    desk.partitions_of(partition.topic, "READ")  # it may be there, and hidden
                 raise topic_missing(partition.topic, group, site)
         if (count := counts[self.partition]) > 1:
             raise UsageError(too_many_partitions(self.topic, count))

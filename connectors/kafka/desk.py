@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TypeVar
 
@@ -65,11 +65,14 @@ class Desk:
         self._client: KafkaAdminClient | None = None
         self._askers: Counter[KafkaAdminClient] = Counter()
         """How many ask each client now."""
+        self._names: tuple[Collection[str], float] = ((), float("-inf"))
+        """The topics, and when they were asked for."""
 
     def partitions_of(self, topic: str, operation: str = "") -> set[int]:
         """The topic's partitions; none if there is no such topic.
 
-        `operation`: READ or WRITE, which this user must be allowed there. Raises BrokerUnreachable, KafkaRefused.
+        `operation`: READ, say, which this user must be allowed there. A topic that he may not see is refused, too.
+        Raises BrokerUnreachable, KafkaRefused.
         """
 
         def question(client: KafkaAdminClient) -> set[int]:
@@ -84,7 +87,15 @@ class Desk:
                 raise self._cluster.refused(TopicAuthorizationFailedError(topic), operation, topic)
             return {int(partition["partition_index"]) for partition in found["partitions"]}
 
-        return self._ask(question, self._cluster.timeout, "DESCRIBE", topic)
+        return self._ask(question, self._cluster.timeout, operation or "DESCRIBE", topic)
+
+    def names(self, max_age_s: float = 0.0) -> Collection[str]:
+        """The topics of this Kafka, as they were so long ago at most. Raises BrokerUnreachable, KafkaRefused."""
+        names, at = self._names
+        if time.monotonic() - at >= max_age_s:
+            names = self._ask(lambda client: list(client.list_topics()), self._cluster.timeout, "DESCRIBE", "topics")
+            self._names = names, time.monotonic()
+        return names
 
     def committed(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """What was committed, where something was. Raises BrokerUnreachable, KafkaRefused."""

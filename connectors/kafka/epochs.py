@@ -67,6 +67,13 @@ class Claim(NamedTuple):
         """The claimer, in words."""
         return f"process {self.pid} on host {self.host}" if self.host else "another process"
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the claimer is known to have ended: a process of this host that is gone, or whose number we have."""
+        if self.host != this_host():
+            return False
+        return self.pid == os.getpid() or not _is_there(self.pid)
+
 
 class Note(NamedTuple):
     """A fact about DATA below Kafka offset `offset`: `epoch` is in force there, and `seqno` is the last one decided."""
@@ -84,6 +91,16 @@ class Move(NamedTuple):
 
     home: str
     above: int = 0
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def this_host() -> str:

@@ -18,7 +18,8 @@ them are never read again:
 Who else reads FORWARD: a relay of a hub, of sites that are not the home. Those have no snapshot of their own and are
 left alone. So is the home of a hub: a site that was the home before may have to bring its FORWARD to the new one. So
 are groups whose sites agree, which order by reference to FORWARD. What relays have brought keeps their marks, and is
-left alone, too. Members read no FORWARD.
+left alone, too. Members read no FORWARD. A user who may not see what relays bring can't tell a group without them, so
+none of his is purged.
 
 *Dead letters* are for people; who wants them longer says so. A crash at any point leaves what is to be deleted next.
 """
@@ -37,7 +38,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka.backlog import partition_bytes
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.topics import find_topics
+from connectors.kafka.topics import check_relayed_is_seen, find_topics
 from connectors.kafka.transport import Consumer
 from ordering.errors import AbcastError, HistoryUnavailable
 from ordering.names import BY_RELAYS, Topic
@@ -58,15 +59,23 @@ def purge_group(
 ) -> list[Purged]:
     """Delete what nobody reads of the group's FORWARD at the site, and dead letters older than so many seconds.
 
-    Raises BrokerUnreachable, TopicMissing; AbcastError if Kafka refuses.
+    Raises BrokerUnreachable, TopicMissing; KafkaRefused for a right that is missing; AbcastError if Kafka refuses.
     """
     dead = TopicPartition(str(Topic(group, "dead-letter", site)), 0)
+    forward = str(Topic(group, "forward", site))
+    with closing(connection.desk()) as desk:
+        check_relayed_is_seen(desk, group, site)
+        there = {topic for topic in (forward, dead.topic) if desk.partitions_of(topic, "DELETE")}
     with closing(connection.consumer()) as consumer, connection.admin() as admin:
         below = considered(connection, group, site, find_topics(connection))
         with connection.reachable():
-            below |= _older(consumer, dead, dead_letters_s)
+            below |= _older(consumer, dead, dead_letters_s) if dead.topic in there else {}
             # Of one that is gone, DATA still tells a position.
-            below = {each: below[each] for each in below if each.partition in _numbers(consumer, each.topic)}
+            below = {
+                each: below[each]
+                for each in below
+                if each.topic in there and each.partition in _numbers(consumer, each.topic)
+            }
             beginnings, ends = (
                 (consumer.beginning_offsets([*below]), consumer.end_offsets([*below])) if below else ({}, {})
             )
@@ -112,9 +121,7 @@ def _kafkas(partition: Partition) -> TopicPartition:
 
 
 def _older(consumer: Consumer, partition: TopicPartition, seconds: float) -> dict[TopicPartition, int]:
-    """Below which offset all is older; nothing if the topic is not there."""
-    if not _numbers(consumer, partition.topic):
-        return {}
+    """Below which offset all is older."""
     end = int(consumer.end_offsets([partition])[partition])  # what comes later is no older than that
     first = consumer.offsets_for_times({partition: int((time.time() - seconds) * 1000)}).get(partition)
     return {partition: end if first is None else min(end, int(first.offset))}

@@ -17,7 +17,7 @@ from connectors.kafka.sites import Direction, Sites
 from ordering.errors import KafkaRefused, UsageError
 from ordering.names import Role, Topic, check_group, check_site
 
-Who = Literal["member", "observer", "sequencer", "ledger", "relay"]
+Who = Literal["member", "observer", "sequencer", "ledger", "maintainer", "relay"]
 WHO: tuple[Who, ...] = get_args(Who)
 
 _READ, _WRITE, _CONFIGS = "READ", "WRITE", "DESCRIBE_CONFIGS"
@@ -28,7 +28,7 @@ _OF_TOPICS: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
         "epoch": (_READ,),
         "inbox": (_READ, _WRITE),
         "memory": (_READ, _WRITE),
-        "cast": (_READ, _WRITE),
+        "cast": (_WRITE,),  # those of all sites it reads: see below
     },
     "observer": {
         "forward": ("DESCRIBE",),
@@ -43,6 +43,12 @@ _OF_TOPICS: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
         "dead-letter": (_WRITE, _CONFIGS),
     },
     "ledger": {"data": (_READ, _CONFIGS), "epoch": (_READ,)},
+    "maintainer": {
+        "forward": ("DELETE",),  # records, as all who purge topics
+        "dead-letter": ("DELETE",),
+        "data": (_READ,),  # which has what is not needed any more
+        "epoch": (_READ,),
+    },
 }
 _OF_RELAYED = (_READ, _WRITE, _CONFIGS)
 
@@ -84,11 +90,15 @@ def rights_of(who: Who, group: str, site: str) -> list[Right]:
     if who in ("member", "observer"):
         rights.append(Right(_READ, "group", f"abcast.member.{group}.{site}.", is_prefix=True))
         rights.append(Right("DESCRIBE", "group", _signs(site)))  # to say why nothing is ordered
-    elif who == "sequencer":
+    if who == "sequencer":
         # What relays bring: their topics have the names of the sites that they come from.
         rights += [Right(each, "topic", f"abcast.{group}.relayed-", is_prefix=True) for each in _OF_RELAYED]
         rights.append(Right(_READ, "topic", f"abcast.{group}.entries-", is_prefix=True))
         rights.append(Right(_READ, "group", _signs(site)))  # its signs of life
+    elif who == "maintainer":
+        rights.append(Right("DESCRIBE", "topic", f"abcast.{group}.relayed-", is_prefix=True))
+    else:  # the copies of other sites' casts, too
+        rights.append(Right(_READ, "topic", f"abcast.{group}.cast.", is_prefix=True))
     return rights
 
 
@@ -123,8 +133,11 @@ def _of_relay(sites: Sites, group: str, direction: Direction) -> Iterator[Right]
     for site in direction:
         yield from of("data", site, _READ, _CONFIGS)
         yield from of("epoch", site, _READ)
-    for site in sites.connections:  # letters, to sites behind the neighbour too
+    for site in sites.connections:  # letters and casts, of sites behind the neighbour too
         yield from of("inbox", site, _READ, _WRITE, "CREATE", "ALTER")
+        yield from of("data", site, "DESCRIBE")  # which sites are in a Kafka
+        if sites.next_hop(target, site) == source:
+            yield from of("cast", site, _READ, _WRITE, "CREATE", "ALTER")
     if sites.home == source:  # a copy of the order
         yield from of("data", target, _WRITE)
         yield from of("epoch", target, _WRITE)

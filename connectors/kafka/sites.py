@@ -96,6 +96,16 @@ class Sites:
         """Whether the site has a sequencer of its own, or agrees with the others."""
         return self.home in (None, site)
 
+    def distance(self, source: str, target: str) -> int | None:
+        """How many links a shortest path has; None if there is no path."""
+        links, at = 0, source
+        while at != target:
+            hop = self.next_hop(at, target)
+            if hop is None:
+                return None
+            links, at = links + 1, hop
+        return links
+
     def next_hop(self, source: str, target: str) -> str | None:
         """The neighbour of `source` on a shortest path to `target`; None if there is no path, or it needs none."""
         hops = {source: ""}

@@ -1,7 +1,7 @@
 """Looks for abcast's topics in one Kafka, again and again, by one connection that it keeps.
 
-A running job asks every second or so. Each look is a full list of the cluster's topics, so it is made at most every
-LOOK_S, however often it is asked for. Connecting anew each time (TLS, SASL) would cost the brokers more than the list.
+A running job asks every second or so. Each look is a full list of the cluster's topics, so it is made seldom, however
+often it is asked for. Connecting anew each time (TLS, SASL) would cost the brokers more than the list.
 """
 
 from __future__ import annotations
@@ -13,17 +13,23 @@ import time
 from kafka.admin import KafkaAdminClient
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from ordering.names import Topic
 
-LOOK_S = 2.0
-"""How old the list may be that `find` returns."""
+LOOK_S = 10.0
+"""How old the list may be that `find` returns, unless another time is given."""
 
 
 class TopicFinder:
     """Thread-safe. `close` it; asked again after that, it connects again."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(
+        self, connection: Connection, groups: GroupChoice = ALL_GROUPS, look_every_s: float = LOOK_EVERY_S
+    ) -> None:
+        """Finds topics of these groups only; the list that it returns may be so old."""
         self._connection = connection
+        self._groups = groups
+        self._look_every_s = look_every_s
         self._lock = threading.Lock()
         self._opened = contextlib.ExitStack()
         self._admin: KafkaAdminClient | None = None
@@ -31,7 +37,7 @@ class TopicFinder:
         self._found_at = float("-inf")
 
     def find(self, *, fresh: bool = False) -> list[Topic]:
-        """All of abcast's topics in the cluster, sorted by name; with `fresh`, as they are now.
+        """All topics of its groups in the cluster, sorted by name; with `fresh`, as they are now.
 
         Raises BrokerUnreachable.
         """
@@ -40,7 +46,7 @@ class TopicFinder:
     def count_partitions(self, *, fresh: bool = False) -> dict[Topic, int]:
         """The same, each with the number of its partitions. Raises BrokerUnreachable."""
         with self._lock:
-            if fresh or time.monotonic() - self._found_at >= LOOK_S:
+            if fresh or time.monotonic() - self._found_at >= self._look_every_s:
                 self._found = self._look()
                 self._found_at = time.monotonic()
             return self._found
@@ -55,7 +61,8 @@ class TopicFinder:
             self._disconnect()
             raise
         counts = {Topic.parse(each["name"]): len(each["partitions"]) for each in described}
-        return {topic: counts[topic] for topic in sorted(filter(None, counts), key=str)}
+        chosen = [topic for topic in counts if topic is not None and self._groups.has(topic.group)]
+        return {topic: counts[topic] for topic in sorted(chosen, key=str)}
 
     def close(self) -> None:
         """Close the connection, if there is one."""

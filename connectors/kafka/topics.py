@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import closing
 from typing import NamedTuple
 
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
@@ -13,10 +14,10 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import too_many_partitions, topic_missing
-from connectors.kafka.desk import ALLOWED
+from connectors.kafka.desk import ALLOWED, Desk
 from connectors.kafka.refusals import may_not
 from connectors.kafka.transport import Consumer
-from ordering.errors import TopicMissing, UsageError
+from ordering.errors import KafkaRefused, TopicMissing, UsageError, counted
 from ordering.names import Role, Topic, check_group, check_site
 from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
 from ordering.sequencer import SNAPSHOT_EVERY_MS
@@ -95,15 +96,16 @@ def check_layout(
     for topic in topics:
         found = known.get(topic)
         if found and partitions not in (None, len(found)):
-            many = "1 partition" if len(found) == 1 else f"{len(found)} partitions"
             raise UsageError(
-                f"{topic} has {many}, not {partitions}, and keeps that number: with more, senders "
-                "move to other partitions, and their messages overtake each other. Go on in a new group."
+                f"{topic} has {counted(len(found), 'partition')}, not {partitions}, and keeps that number: "
+                "with more, senders move to other partitions, and their messages overtake each other. Go on in a new "
+                "group."
             )
-        if found and copies not in (None, len(found[0]["replica_nodes"])):
+        held = len(found[0]["replica_nodes"]) if found else 0
+        if found and copies not in (None, held):
             raise UsageError(
-                f"{topic} has {len(found[0]['replica_nodes'])} copies, not {copies}: `kafka-reassign-partitions` "
-                "changes that."
+                f"{topic} has {counted(held, 'copy', 'copies')}, not {copies}: `kafka-reassign-partitions` changes "
+                "that."
             )
 
 
@@ -171,6 +173,12 @@ def check_topics(connection: Connection, groups: Iterable[str], site: str) -> No
         ours = {topic: each for topic, each in described.items() if topic and topic.group in wanted}
         of_site = {topic: each for topic, each in ours.items() if topic.site == site}
         settings = _read_settings(admin, of_site)
+    with closing(connection.desk()) as desk:
+        for group in sorted(wanted):
+            try:
+                check_relayed_is_seen(desk, group, site, "READ")
+            except KafkaRefused as error:
+                _logger.warning("what relays bring would not be seen, and not ordered: %s", error)
     for group in sorted(wanted):
         for role in ("data", "epoch", "forward", "dead-letter"):
             if Topic(group, role, site) not in of_site:
@@ -184,6 +192,15 @@ def check_topics(connection: Connection, groups: Iterable[str], site: str) -> No
             problems += _wrong_settings(connection, topic, found)
     if problems:
         raise UsageError("\n".join(problems))
+
+
+def check_relayed_is_seen(desk: Desk, group: str, site: str, operation: str = "DESCRIBE") -> None:
+    """See that this user would be told of topics that relays fill at the site: what is hidden seems not to be there.
+
+    Kafka tells by what it says of a topic that never is there, by which a site would relay to itself. Raises
+    KafkaRefused, BrokerUnreachable.
+    """
+    desk.partitions_of(str(Topic(group, "relayed", site, site)), operation)
 
 
 class TopicsFound(NamedTuple):

@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatchReader
 
-TABLES = ("ledger", "views")
+CASTS = "casts"
+TABLES = ("ledger", "views", CASTS)
+"""The Delta tables. `casts` is there if there ever was one."""
+MESSAGES = "messages"
+OF_MESSAGES = (
+    *("group", "order", "seqno", "view_id", "clock", "site", "sender", "incarnation", "local_seqno"),
+    *("payload", "headers", "written_at"),
+)
+"""The columns of the view `messages`: the messages in all orders. A cast has no seqno, a total message no clock."""
+
+
+def tables_in(data: Path) -> list[str]:
+    """Those that are there to be asked."""
+    has_casts = any((data / CASTS / "_delta_log").glob("*.json"))
+    return [name for name in TABLES if has_casts or name != CASTS]
+
+
+def select_messages(columns: Mapping[str, Collection[str]], quote: Callable[[str], str]) -> str:
+    """The query of the view `messages`, from the tables of which these are the columns (an old one may lack some).
+
+    `quote` makes a name what it is in the engine's SQL.
+    """
+
+    def part(table: str, instead: Mapping[str, str]) -> str:
+        there = {**{name: quote(name) for name in columns[table]}, **instead}
+        chosen = (f"{there.get(name, 'NULL')} AS {quote(name)}" for name in OF_MESSAGES)
+        return " ".join(("SELECT", ", ".join(chosen), "FROM", table))
+
+    at = "sequenced_at" if "sequenced_at" in columns["ledger"] else "NULL"
+    total = part("ledger", {"order": "'total'", "clock": "CAST(NULL AS STRING)", "written_at": at})
+    if "kind" in columns["ledger"]:
+        total += " WHERE kind = 'message'"
+    return f"{total} UNION ALL {part(CASTS, {})}" if CASTS in columns else total
+
+
 ONLY_QUERIES = "the tables are only read: give one query (SELECT, WITH, VALUES …) and nothing else."
 
 

@@ -31,7 +31,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from connectors.ledger.table import lock_of_tables
+from connectors.ledger.answer import TABLES
+from connectors.ledger.appending import lock_of_tables
 from connectors.ledger.table_state import open_table
 from connectors.spark.session import SMALL_FILE_BYTES
 from ordering.errors import EnvironmentProblem
@@ -90,7 +91,7 @@ def maintain_tables(spark: SparkSession, data: Path, is_ending: Callable[[], boo
 
 
 def _tables(data: Path) -> Iterator[tuple[Path, deltalake.DeltaTable]]:
-    for table in (data / "ledger", data / "views"):
+    for table in (data / name for name in TABLES):
         if table.exists() and (opened := open_table(table)) is not None:
             yield table, opened
 

@@ -57,7 +57,7 @@ def maintain(
         tables = maintain_tables(spark(), options.data, is_ending)
     topics: list[Purged] = []
     failures: list[AbcastError] = []
-    for group in find_groups(options.connection, options.site):
+    for group in filter(options.groups.has, find_groups(options.connection, options.site)):
         what = options.connection, group, options.site
         try:
             topics += purge_group(*what, dead_letters_s=wishes.dead_letters_s, dry_run=wishes.dry_run)

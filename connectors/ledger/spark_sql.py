@@ -13,7 +13,7 @@ from py4j.java_gateway import is_instance_of
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors.ledger.answer import ONLY_QUERIES, TABLES, Answer
+from connectors.ledger.answer import MESSAGES, ONLY_QUERIES, Answer, select_messages, tables_in
 from ordering.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,8 +31,11 @@ def ask_spark(spark: SparkSession, data: Path, sql: str, limit: int | None = Non
     """Run one query over the tables below `data`; at most `limit` rows of its answer. Raises UsageError."""
     # Spark would write its errors there as JSON, with all of Java's stack.
     logging.getLogger("SQLQueryContextLogger").disabled = True
-    for name in TABLES:
+    names = tables_in(data)
+    for name in names:
         spark.read.format("delta").load(str((data / name).absolute())).createOrReplaceTempView(name)
+    columns = {name: spark.table(name).columns for name in names}
+    spark.sql(select_messages(columns, "`{}`".format)).createOrReplaceTempView(MESSAGES)
     with _in_a_sentence():
         if not _is_query(spark, sql):
             raise UsageError(ONLY_QUERIES)

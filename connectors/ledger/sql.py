@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
-from connectors.ledger.answer import ONLY_QUERIES, TABLES, Answer
+from connectors.ledger.answer import CASTS, MESSAGES, ONLY_QUERIES, TABLES, Answer, select_messages, tables_in
 from connectors.local.scratch import make_scratch
 from ordering.errors import UsageError
 
@@ -47,11 +47,13 @@ _TYPES = {
     "timestamp_ntz": "TIMESTAMP",
 }
 _MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
-_RESERVED_COLUMN = re.compile(r'(?<!")\bgroup\b(?!"|\s+by\b)', re.IGNORECASE)
+_RESERVED_COLUMN = re.compile(r'(?<!")\b(group|order)\b(?!"|\s+by\b)', re.IGNORECASE)
 
 
 class Question:
-    """A session of DuckDB with the tables `ledger` and `views` and the function `text(payload)`."""
+    """A session of DuckDB with the tables `ledger`, `views` and `casts` (if it is there), the view `messages`, and the
+    function `text(payload)`.
+    """
 
     def __init__(self, session: duckdb.DuckDBPyConnection, thread: Executor) -> None:
         self._session = session
@@ -107,7 +109,7 @@ class Question:
 def question(data: Path) -> Iterator[Question]:
     """The tables below `data` as they are now, until the end of the block. Raises UsageError, LedgerDamaged."""
     files, views = [], []
-    for name in TABLES:
+    for name in tables_in(data):
         table = _open(data / name)
         of_table = [unquote(file) for file in table.file_uris()]
         views.append((name, table, of_table))
@@ -126,6 +128,8 @@ def question(data: Path) -> Iterator[Question]:
         session.execute("SET enable_external_access = false")
         for name, table, of_table in views:
             session.execute(f"CREATE VIEW {name} AS {_relation(session, table, of_table)}")
+        columns = {name: [field.name for field in table.schema().fields] for name, table, _ in views}
+        session.execute(f"CREATE VIEW {MESSAGES} AS {select_messages(columns, _name)}")
         session.execute("CREATE MACRO text(payload) AS TRY(decode(payload))")
         session.execute("SET lock_configuration = true")
         yield Question(session, thread)
@@ -189,6 +193,9 @@ def _in_a_sentence(sql: str) -> Iterator[None]:
         if isinstance(error, duckdb.IOException):
             raise UsageError(f"a file of the tables can't be read ({told}): ask again.") from None
         if missing := _MISSING_TABLE.match(told):
-            raise UsageError(f"there is no table {missing[1]}: there are {' and '.join(TABLES)}.") from None
-        hint = ' (the column is written "group", in double quotes)' if _RESERVED_COLUMN.search(sql) else ""
+            there = ", ".join((*TABLES, MESSAGES))
+            never = " Nobody has cast anything yet." if missing[1] == CASTS else ""
+            raise UsageError(f"there is no table {missing[1]}: there are {there}.{never}") from None
+        reserved = _RESERVED_COLUMN.search(sql)
+        hint = f' (the column is written "{reserved[1].lower()}", in double quotes)' if reserved else ""
         raise UsageError(f"DuckDB can't run this: {told.rstrip('.')}{hint}.") from None

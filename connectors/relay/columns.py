@@ -12,9 +12,10 @@ Stateless, record by record. Nothing here needs to be exactly-once: the neighbou
 * `AgreedForward` and `Entries` (between sites that agree, `ordering.isis_site`): FORWARD, partition by partition, into
   the neighbour's relayed topic, with the time of its broker; and out of DATA what makes the site's log.
 * `Letters`: the inbox topics, partition by partition.
+* `Casts`: the cast topics, partition by partition (`connectors.relay.casts`).
 
-The field RELAYED_FROM says which record a FORWARD or a letter was made from. A relay that starts goes on after the last
-one.
+The field RELAYED_FROM says which record a FORWARD, a letter or a cast was made from. A relay that starts goes on after
+the last one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from connectors.kafka import codec
+from connectors.kafka.cast_codec import CAST_FIELDS
 from connectors.kafka.sites import Direction
 from connectors.spark import codec as spark_codec
 from ordering.names import relay_of
@@ -124,6 +126,16 @@ def relay_letters(rows: DataFrame, direction: Direction) -> DataFrame:
     )
 
 
+def relay_casts(rows: DataFrame, direction: Direction, *, of_views: bool) -> DataFrame:
+    """Casts → the same casts, in the topic and the partition of the same name. `of_views`: also those of a view."""
+    if not of_views:
+        text = spark_codec.own_header(spark_codec.all_headers()).cast("string")
+        view = F.get(F.split(text, " "), F.lit(CAST_FIELDS.index("VIEW")))
+        rows = rows.filter(F.coalesce(view.isin(codec.NOTHING, ""), F.lit(True)))
+    at = CAST_FIELDS.index("RELAYED_FROM")
+    return rows.select("topic", "partition", "key", _payload(), _marked(_mark(direction), at, at + 1).alias("headers"))
+
+
 def _payload() -> Column:
     """The value; of one that is larger than a payload may be, only so much that this is seen.
 
@@ -141,9 +153,8 @@ def _marked(said: Column, begin: int, end: int) -> Column:
     All else stays as it is, so that what is wrong with a record has the same name at the other site; what lacks fields
     gets `-` for them. The header is the first one then, where the sequencer at the home finds it without a search.
     """
-    headers = F.coalesce("headers", F.array().cast(spark_codec.HEADERS_TYPE))
-    at = F.array_position(headers["key"], codec.HEADER).cast("int")  # 0 if there is none
-    value = F.coalesce(F.get(headers, at - 1)["value"], F.lit(b""))
+    headers = spark_codec.all_headers()
+    at, value = spark_codec.own_place(headers), spark_codec.own_header(headers)
     text = value.cast("string")
     head, replaced = F.substring_index(text, " ", begin), F.substring_index(text, " ", end)
     lacking = F.greatest(begin - F.size(F.split(text, " ")), F.lit(0))

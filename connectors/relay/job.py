@@ -9,10 +9,10 @@ copies a partition in order. It has one producer, which never gives up on a reco
 starts at or before the first record that the neighbour lacks, and only the neighbour is asked for that:
 
 * of a hub's DATA, the seqno that the copy has reached tells;
-* of FORWARD and letters, RELAYED_FROM of the last record tells.
+* of FORWARD, letters and casts, RELAYED_FROM of the last record tells.
 
 So a crash at any point, a lost checkpoint, or two relays at once repeat runs of records and leave no hole. The reading
-rule and the sequencer's received table drop the repeats.
+rule, the sequencer's received table and the receivers of casts drop the repeats.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -30,6 +31,7 @@ from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from connectors.kafka.cast_codec import CAST_FIELDS
 from connectors.kafka.codec import DATA_FIELDS, LETTER_FIELDS, RELAYED_FIELDS, encode_data, first_fields
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
@@ -38,7 +40,6 @@ from connectors.kafka.sending import append
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import count_partitions, ensure_topic
-from connectors.kafka.transport import Consumer
 from connectors.relay.columns import (
     relay_agreed_forward,
     relay_entries,
@@ -62,6 +63,12 @@ REAL_TIME_BATCH = "5 seconds"
 """How long a real-time query runs before it notes its offsets."""
 LOOK_EVERY_S = 30.0
 """How often a link looks whether what it has carried counts at the neighbour."""
+_MARKS: Mapping[str, tuple[Sequence[str], str]] = {
+    "inbox": (LETTER_FIELDS, "RELAYED_FROM"),
+    "cast": (CAST_FIELDS, "RELAYED_FROM"),
+    "entries": (DATA_FIELDS, "SOURCE"),
+}
+"""In which field a topic of that role says what its records were made from; all others have it as FORWARD does."""
 _FIRST_WINDOW = 256
 """Records read back first when looking for the last one of a source."""
 _LAST_RECORDS = 50
@@ -82,11 +89,13 @@ class Relay(StreamingJob):
         self.in_real_time = sites.trigger == "real-time"
         self.source = sites.connection(direction.source)
         self.target = sites.connection(direction.target)
-        self.target_finder = TopicFinder(self.target)
-        super().__init__(
-            spark,
-            JobOptions(self.source, direction.source, options.data, options.max_batch_records, options.parallelism),
-        )
+        self.target_finder = TopicFinder(self.target, options.groups, options.look_every_s)
+        super().__init__(spark, replace(options, connection=self.source, site=direction.source))
+
+    @cached_property
+    def is_apart(self) -> bool:
+        """Whether the two ends are two Kafkas; in one, letters and casts are where they should be."""
+        return self.source.cluster_id() != self.target.cluster_id()
 
     def run(self) -> None:
         """Work until stopped, as every job."""
@@ -152,21 +161,25 @@ class Relay(StreamingJob):
                 for number in partitions:
                     partition = TopicPartition(str(topic), number)
                     position = 1 + last_relayed(self.target, str(filled), number, self.direction.source, *partition)
-                    self._check_held(here, partition, position)
-                    positions[partition] = position
+                    with self.source.reachable():
+                        beginning = int(here.beginning_offsets([partition])[partition])
+                    positions[partition] = self.first_to_carry(partition, position, beginning)
             return positions
         finally:
             here.close()
 
-    def _check_held(self, here: Consumer, partition: TopicPartition, position: int) -> None:
-        with self.source.reachable():
-            beginning = here.beginning_offsets([partition])[partition]
+    def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
+        """The offset to go on from, if the neighbour lacks what stands at `position`, and `beginning` is what is left.
+
+        Raises HistoryUnavailable.
+        """
         if position < beginning:
             source, target = self.direction
             raise HistoryUnavailable(
                 f"{target} lacks offsets {position} to {beginning - 1} of {Partition(*partition)}, which retention has "
                 f"dropped at {source}. {_from_ledger(target, source)}"
             )
+        return position
 
 
 class HomeData(Relay):
@@ -358,18 +371,13 @@ class Letters(Relay):
         """The topic of the same name in the other Kafka."""
         return topic
 
-    @cached_property
-    def _is_apart(self) -> bool:
-        """Whether the two ends are two Kafkas; in one, an inbox is where it should be."""
-        return self.source.cluster_id() != self.target.cluster_id()
-
     def carry(self, rows: DataFrame) -> DataFrame:
         """As they stand, with the mark of this relay instead of the last one's."""
         return relay_letters(rows, self.direction)
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """None where both ends share one Kafka. Makes sure that members at the source can write to these inboxes."""
-        if not self._is_apart:
+        if not self.is_apart:
             return {}
         groups = {topic.group for topic in topics if topic.role == "data" and topic.site == self.direction.source}
         wanted = [Topic(group, "inbox", site) for site in self.sites.connections for group in sorted(groups)]
@@ -416,15 +424,6 @@ class Entries(Relay):
     def carry(self, rows: DataFrame) -> DataFrame:
         """As they stand, marked with where they came from."""
         return relay_entries(rows, self.direction)
-
-
-def relays_of(sites: Sites, direction: Direction) -> list[type[Relay]]:
-    """What is carried in a direction."""
-    if sites.mode == "isis":
-        return [] if sites.shares_kafka(*direction) else [AgreedForward, Entries, Letters]
-    if sites.home is None:
-        return [MeshData, Letters]
-    return [HomeData if direction.source == sites.home else SiteForward, Letters]
 
 
 class _Copy:
@@ -502,9 +501,7 @@ def last_relayed(
     filled = TopicPartition(topic, partition)
     parsed = Topic.parse(topic)
     role = parsed.role if parsed is not None else "relayed"
-    fields, name = {"inbox": (LETTER_FIELDS, "RELAYED_FROM"), "entries": (DATA_FIELDS, "SOURCE")}.get(
-        role, (RELAYED_FIELDS, "RELAYED_FROM")
-    )
+    fields, name = _MARKS.get(role, (RELAYED_FIELDS, "RELAYED_FROM"))
     at = fields.index(name)
     try:
         with connection.reachable():

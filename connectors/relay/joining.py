@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 from connectors.kafka.sites import Direction, Sites
-from ordering.errors import UsageError
+from connectors.kafka.topics import find_groups
+from ordering.errors import BrokerUnreachable, UsageError
+
+
+def check_has_begun(sites: Sites, group: str, name: str) -> None:
+    """Raise UsageError if the group is at none of the other sites: then its name is wrong, or there is nothing to join.
+
+    A site that does not answer may have it.
+    """
+    for other, connection in sites.connections.items():
+        try:
+            if other != name and group in find_groups(connection, other):
+                return
+        except BrokerUnreachable:
+            return
+    raise UsageError(f"no other site has a group {group!r}: `abcast topics create` begins one, at all of its sites.")
 
 
 def direction_of_history(sites: Sites, name: str, source: str | None, *, from_ledger: bool) -> Direction | None:

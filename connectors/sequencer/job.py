@@ -14,7 +14,6 @@ from collections.abc import Collection
 
 from pyspark.sql import SparkSession
 
-from connectors.kafka.topic_finder import LOOK_S, TopicFinder
 from connectors.sequencer.groups import groups_at
 from connectors.sequencer.lane import SequencerLane
 from connectors.sequencer.lanes import open_lane
@@ -42,7 +41,7 @@ class SequencerJob:
         self.spark = spark
         self.options = options
         self.ready = threading.Event()
-        self.finder = TopicFinder(options.connection)
+        self.finder = options.finder()
         self._stop = threading.Event()
         self._epochs: dict[str, int] = {}
         self._lanes: list[_LaneThread] = []
@@ -55,7 +54,8 @@ class SequencerJob:
 
     def run(self) -> None:
         """Work until stopped. Raises what will not pass, such as Fenced, EnvironmentProblem or HistoryUnavailable."""
-        if yield_to_rival(self.options.connection, self.options.site, self._stop.wait):
+        options = self.options
+        if yield_to_rival(options.connection, options.site, self._stop.wait, options.groups):
             return
         with contextlib.closing(PythonWorker(self.spark)) as worker:
             try:
@@ -63,7 +63,7 @@ class SequencerJob:
                 while not self._stop.is_set():
                     if time.monotonic() >= next_look:
                         self._look(worker)
-                        next_look = time.monotonic() + LOOK_S
+                        next_look = time.monotonic() + self.options.look_every_s
                     self._attend()
                     self._stop.wait(_POLL_S)
             finally:

@@ -28,7 +28,7 @@ from connectors.sequencer.query import decode_forward, encode_decided, sequence
 from connectors.sequencer.takeover import take_over_groups
 from connectors.sequencer.watchdog import Watchdog
 from connectors.spark.job import JobOptions, QueryFailed, StreamingJob
-from connectors.spark.session import PythonWorker
+from connectors.spark.session import PythonWorker, cores_of
 from connectors.spark.sink import SINK_OPTIONS
 from ordering.names import Topic
 from ordering.records import EPOCH, JOIN, REMOTE_VIEW, START_FLUSH, VIEW
@@ -108,10 +108,11 @@ class SequencerLane(StreamingJob):
         self._watched, self._stale = _watched(states), set()
         names = [name for group in topics.values() for name in group]
         source = self.kafka_source(names, positions_of(states.values()))
-        forward = self.spark.readStream.format("kafka").options(**source).load()
+        at_once = min(self.options.parallelism or cores_of(self.spark), len(states))
+        forward = self._session(at_once).readStream.format("kafka").options(**source).load()
         relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
         decoded = decode_forward(forward, site, relayed=relayed)
-        runs = sequence(decoded, site, states, self.options.parallelism)
+        runs = sequence(decoded, site, states, at_once)
         self._query = (
             encode_decided(runs.observe(_OBSERVED, *_observed()), site, relayed=relayed)
             .writeStream.format("kafka")
@@ -121,6 +122,12 @@ class SequencerLane(StreamingJob):
             .start()
         )
         return self._query
+
+    def _session(self, at_once: int) -> SparkSession:
+        """One for this query, as the number of a query's shuffle partitions is a setting of its session."""
+        session = self.spark.newSession()
+        session.conf.set("spark.sql.shuffle.partitions", at_once)
+        return session
 
     def _await_spark(self) -> None:
         while self._worker is not None and not self._worker.works(_POLL_S):

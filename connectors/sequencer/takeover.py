@@ -36,12 +36,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
+from kafka.errors import KafkaError
+
 from connectors.kafka.backlog import find_backlog
 from connectors.kafka.codec import encode_data
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, StateAt
 from connectors.kafka.epochs import Claim, Note, encode_claim, encode_note, seconds_to_yield, this_host
+from connectors.kafka.group_choice import ALL_GROUPS, GroupChoice
+from connectors.kafka.liveness import ALIVE, judge
 from connectors.kafka.sending import Record, append
+from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import find_groups
 from connectors.kafka.transport import Producer
 from ordering.errors import AbcastError, Fenced, HistoryUnavailable, ProtocolViolation, UsageError
@@ -115,6 +120,7 @@ def take_over_groups(
         )
         for group in groups:
             _check_agreement(logs[group], agreement)
+        _tell_who_serves(connection, site, {group: data for group, data in logs.items() if group not in claimed})
         horizons = _horizons(connection, groups, [found[group].state for group in groups])
         states = _ask_each(groups, lambda group: _claim(logs[group], producer, found[group], claimed, agreement))
         return {
@@ -164,6 +170,22 @@ def _survey(data: DataLog, claimed: Mapping[str, int], history: History | None, 
             "was it deleted? The two must be kept together."
         )
     return _Survey(state, end)
+
+
+def _tell_who_serves(connection: Connection, site: str, logs: Mapping[str, DataLog]) -> None:
+    """Say which groups another process seems to serve now, as its signs of life tell. Nothing rests on it."""
+    served: dict[str, list[str]] = {}
+    with contextlib.suppress(AbcastError, KafkaError):
+        signs = read_signs(connection, logs, site).of_groups
+        for group, data in logs.items():
+            claim = data.newest_claim()
+            if claim is None or judge(data, signs.get(group)).state != ALIVE or claim.is_over:
+                continue
+            served.setdefault(claim.who, []).append(group)
+    for who, groups in served.items():
+        _logger.warning(
+            "%s serves %s, as its signs of life tell. It stops now, as this process takes over.", who, ", ".join(groups)
+        )
 
 
 def _check_agreement(data: DataLog, agreement: str) -> None:
@@ -354,13 +376,15 @@ def check_not_fenced(data: DataLog, epoch: int) -> None:
         )
 
 
-def yield_to_rival(connection: Connection, site: str, wait: Callable[[float], object]) -> bool:
+def yield_to_rival(
+    connection: Connection, site: str, wait: Callable[[float], object], groups: GroupChoice = ALL_GROUPS
+) -> bool:
     """Before the first takeover of a process: leave the groups for a while to a sequencer that is in a feud with us.
 
     `wait` waits for so many seconds, and returns something true if it was woken to stop; so does this.
     """
     try:
-        claims = _claims_of_groups(connection, site)
+        claims = _claims_of_groups(connection, site, groups)
     except AbcastError:
         return False  # the takeover meets the same error, and tells it
     now_ms = time.time_ns() // 1_000_000
@@ -379,9 +403,9 @@ def yield_to_rival(connection: Connection, site: str, wait: Callable[[float], ob
     return bool(wait(seconds))
 
 
-def _claims_of_groups(connection: Connection, site: str) -> dict[str, list[Claim]]:
+def _claims_of_groups(connection: Connection, site: str, groups: GroupChoice) -> dict[str, list[Claim]]:
     claims = {}
-    for group in find_groups(connection, site):
+    for group in filter(groups.has, find_groups(connection, site)):
         with DataLog(connection, group, site) as data:
             claims[group] = data.claims()
     return claims

@@ -87,6 +87,21 @@ def application_headers() -> Column:
     return F.slice(headers, 2, F.greatest(F.size(headers) - 1, F.lit(0)))
 
 
+def all_headers() -> Column:
+    """The headers of a row of Spark's Kafka source, none if there are none."""
+    return F.coalesce("headers", F.array().cast(HEADERS_TYPE))
+
+
+def own_place(headers: Column) -> Column:
+    """Where among them the header `abcast` is, counted from 1; 0 if it is not there."""
+    return F.array_position(headers["key"], codec.HEADER).cast("int")
+
+
+def own_header(headers: Column) -> Column:
+    """What the header `abcast` says, wherever it is; nothing if it is not there."""
+    return F.coalesce(F.get(headers, own_place(headers) - 1)["value"], F.lit(b""))
+
+
 def number(name: str) -> Column:
     """A field of FORWARD that is a canonical decimal from 1 to MAX_NUMBER, or null.
 

@@ -30,11 +30,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.backlog import find_backlog, records_that_fit
 from connectors.kafka.connection import Connection
+from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.retrying import Retries
-from connectors.kafka.topic_finder import LOOK_S, TopicFinder
+from connectors.kafka.topic_finder import TopicFinder
 from connectors.spark.data_directory import CHECKPOINTS, HeldDirectory, held
 from connectors.spark.jvm import jvm
 from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain
+from connectors.spark.session import what_tasks_need
 from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem
 from ordering.names import Topic
 
@@ -66,14 +68,21 @@ class JobOptions:
 
     `site`: the site whose groups it serves. `data`: the directory for `checkpoints/` and the Delta tables.
     `max_batch_records`: records a micro-batch takes at most, for all groups of a query; fewer where they are large.
-    `parallelism`: groups that the sequencer decides at the same time.
+    `parallelism`: groups that the sequencer decides at the same time, None for one a core. `groups`:
+    those to serve. `look_every_s`: how often new topics are looked for.
     """
 
     connection: Connection
     site: str
     data: Path
     max_batch_records: int = 200_000
-    parallelism: int = 1
+    parallelism: int | None = None
+    groups: GroupChoice = ALL_GROUPS
+    look_every_s: float = LOOK_EVERY_S
+
+    def finder(self) -> TopicFinder:
+        """What finds the topics of these groups. Close it."""
+        return TopicFinder(self.connection, self.groups, self.look_every_s)
 
 
 class SparkJob(Protocol):
@@ -108,7 +117,7 @@ class StreamingJob(ABC):
     def __init__(self, spark: SparkSession, options: JobOptions, finder: TopicFinder | None = None) -> None:
         self.spark = spark
         self.options = options
-        self.finder = finder or TopicFinder(options.connection)
+        self.finder = finder or options.finder()
         self.checkpoints = options.data / CHECKPOINTS / self.name
         self.ready = threading.Event()
         self._stop = threading.Event()
@@ -179,7 +188,7 @@ class StreamingJob(ABC):
             topics = self._find_topics(fresh=True)
             if not topics:
                 self.ready.set()
-                self._ends.wait(LOOK_S)
+                self._ends.wait(self.options.look_every_s)
                 return
             with contextlib.ExitStack() as cleanup:
                 directory = cleanup.enter_context(held(self.checkpoints))
@@ -250,10 +259,11 @@ class StreamingJob(ABC):
 
     def _tell_slow_start(self, query: StreamingQuery, running_s: float) -> None:
         _logger.warning(
-            "%s: the first batch is not through after %.0f s (Spark says: %s). Does Spark have a free core?",
+            "%s: the first batch is not through after %.0f s (Spark says: %s). %s",
             self.name,
             running_s,
             query.status["message"],
+            what_tasks_need(self.spark.sparkContext),
         )
 
     def _stop_query(self, query: StreamingQuery) -> None:

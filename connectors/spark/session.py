@@ -17,12 +17,12 @@ from importlib.util import resolve_name
 from pathlib import Path
 from typing import ClassVar
 
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from connectors.local.configuration import configuration_file
-from connectors.local.jars import jars_directory, spark_jars
+from connectors.local.jars import jars_directory, locked_hashes, spark_jars
 from connectors.spark.given import check_given, given_settings, is_local
 from connectors.spark.jvm import SUBMITTED, join_jvm, jvm, start_jvm
 from connectors.spark.query_failure import full_text, true_reason
@@ -44,6 +44,8 @@ SETTINGS = {
     "spark.databricks.delta.optimize.maxFileSize": str(2 * SMALL_FILE_BYTES),
     # VACUUM lists a table's files in so many tasks, by Spark's default 10,000.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
+    # A sequencer's query has as many as it decides groups at a time.
+    "spark.sql.shuffle.partitions": "1",
     # Adaptive planning is off for streaming anyway, and costs time on small batch queries.
     "spark.sql.adaptive.enabled": "false",
     # A batch without data would change nothing: time is data.
@@ -111,19 +113,14 @@ def build_session(
     *,
     cores: int | None = None,
     driver_memory: str = "1536m",
-    parallelism: int = 1,
     archive_to: Path | None = None,
 ) -> SparkSession:
     """The application's Spark session, with the Kafka and Delta jars. What the user has set of Spark is kept.
 
     `cores`: local threads (default: all, at least 2, since a streaming job runs more than one query).
-    `parallelism`: groups that the sequencer decides at the same time. `archive_to`: where the JVM leaves an archive of
-    its classes when it ends. Raises EnvironmentProblem if Java or the jars are missing, UsageError if the user has
-    set what breaks a promise.
+    `archive_to`: where the JVM leaves an archive of its classes when it ends. Raises EnvironmentProblem if Java or the
+    jars are missing, UsageError if the user has set what breaks a promise.
     """
-    # Workers must run this very environment, whatever `python3` is on the PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    jars = spark_jars()
     if SUBMITTED:
         join_jvm()
         given = dict(SparkConf().getAll())
@@ -132,7 +129,10 @@ def build_session(
     else:
         given = given_settings()
     check_given(given)
-    settings = default_settings(name, parallelism, cores, given.get("spark.master")) | given
+    # Workers must run this very environment, whatever `python3` is on the PATH, unless they have one of their own.
+    os.environ.setdefault("PYSPARK_PYTHON", given.get("spark.pyspark.python", sys.executable))
+    jars = _lacking(given.get("spark.jars", ""))
+    settings = default_settings(name, cores, given.get("spark.master")) | given
     if SUBMITTED:
         _add_to_class_path(jars)
         settings["spark.jars"] = _joined(",", given.get("spark.jars"), *jars)
@@ -158,7 +158,7 @@ def build_session(
     return session
 
 
-def default_settings(name: str, parallelism: int, cores: int | None, master: str | None) -> dict[str, str]:
+def default_settings(name: str, cores: int | None, master: str | None) -> dict[str, str]:
     """Our own settings for an application of that name. `master`: the user's, if there is one."""
     master = master or f"local[{cores or max(2, os.cpu_count() or 2)}]"
     return {
@@ -166,8 +166,29 @@ def default_settings(name: str, parallelism: int, cores: int | None, master: str
         **(LOCAL_SETTINGS if is_local(master) else {}),
         "spark.master": master,
         "spark.app.name": name,
-        "spark.sql.shuffle.partitions": str(parallelism),
     }
+
+
+def cores_of(session: SparkSession) -> int:
+    """The cores that the session's tasks have, as far as their executors have come. Local threads may be more."""
+    threads = session.sparkContext.defaultParallelism
+    return min(threads, os.cpu_count() or 1) if is_local(str(session.sparkContext.master)) else threads
+
+
+def what_tasks_need(context: SparkContext) -> str:
+    """A question to who waits for a task that does not run."""
+    if is_local(str(context.master)):
+        return "Does Spark have a free core?"
+    driver = context.getConf().get("spark.driver.host")
+    return f"Does {context.master} have a free core for this job, and do executors reach the driver, {driver}?"
+
+
+def _lacking(given: str) -> list[Path]:
+    """The jars of ours that the user's `spark.jars` do not have."""
+    names = {Path(each).name for each in given.split(",")}
+    if names >= locked_hashes("spark").keys():
+        return []
+    return [jar for jar in spark_jars() if jar.name not in names]
 
 
 def _joined(between: str, *parts: object) -> str:
@@ -245,7 +266,8 @@ class PythonWorker:
         now = time.monotonic()
         if self._thread.is_alive() and now - self._told_at > _TELL_S:
             self._told_at = now
-            _logger.warning("Spark has run no task for %.0f s: does it have a free core?", now - self._started_at)
+            waited_s = now - self._started_at
+            _logger.warning("Spark has run no task for %.0f s. %s", waited_s, what_tasks_need(self._spark))
         return not self._thread.is_alive()
 
     def close(self) -> None:

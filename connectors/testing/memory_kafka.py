@@ -43,7 +43,7 @@ class Topics:
 
     def numbers(self, topic: str) -> set[int]:
         """The topic's partitions."""
-        return {place.partition for place in self.partitions if place.topic == topic}
+        return {place.partition for place in list(self.partitions) if place.topic == topic}
 
     def drop(self, topic: str, below: int, partition: int = 0) -> None:
         """Retention takes what stands below the offset."""
@@ -85,7 +85,7 @@ class MemoryConnection(Connection):
 
     def topics_of(self, group: str, role: Role) -> list[Topic]:
         """As a connection finds them."""
-        found = map(Topic.parse, sorted({place.topic for place in self.topics.partitions}))
+        found = map(Topic.parse, sorted({place.topic for place in list(self.topics.partitions)}))
         return [topic for topic in found if topic and (topic.group, topic.role) == (group, role)]
 
     def drop(self, topic: Topic) -> None:
@@ -223,6 +223,10 @@ class MemoryDesk(Desk):
     def __init__(self, connection: MemoryConnection) -> None:
         super().__init__(connection)
         self.kafka = connection.topics
+
+    def names(self, max_age_s: float = 0.0) -> set[str]:  # noqa: ARG002 - as a desk has it
+        """The topics."""
+        return {place.topic for place in list(self.kafka.partitions)}
 
     def partitions_of(self, topic: str, operation: str = "") -> set[int]:  # noqa: ARG002 - everybody may do everything
         """The topic's partitions."""

@@ -24,7 +24,7 @@ Seen = Callable[[Forward], bool]
 
 
 class TinySequencer:
-    """Orders one group at one site in a thread of this process.
+    """Orders one group at one site in a thread of this process: what its members send, and what relays have brought.
 
     `drop` may return True for a FORWARD record that is to be lost, as if it had never reached Kafka; `repeat` writes
     every batch of DATA twice, as Spark's sink does after a retry.
@@ -72,8 +72,12 @@ class TinySequencer:
             consumer = self.connection.consumer()
             topic = str(Topic(self.group, "forward", self.site))
             partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
-            consumer.assign(partitions)
-            for partition in partitions:
+            relayed = [str(each) for each in self.connection.topics_of(self.group, "relayed") if each.site == self.site]
+            brought = [
+                TopicPartition(name, number) for name in relayed for number in consumer.partitions_for_topic(name)
+            ]
+            consumer.assign([*partitions, *brought])
+            for partition in (*partitions, *brought):
                 consumer.seek(partition, self.state.positions.get(Partition(*partition), 0))
             ticked = 0.0
             while not self._stop.is_set():
@@ -84,7 +88,7 @@ class TinySequencer:
                 batch: list[Forward | Malformed] = []
                 for partition in sorted(polled):
                     for record in polled[partition]:
-                        source = Source(topic, partition.partition, record.offset)
+                        source = Source(partition.topic, partition.partition, record.offset)
                         forward = decode_forward(source, record.key, record.value, record.headers, record.timestamp)
                         if not (isinstance(forward, Forward) and self.drop(forward)):
                             batch.append(forward)

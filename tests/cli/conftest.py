@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import json
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,10 +16,10 @@ import pytest
 from connectors.kafka.connection import Connection
 from connectors.ledger.table import read_table_state
 from connectors.local.broker import EmbeddedBroker
-from jobs.cli import command
-from jobs.options import run_command
 from ordering.errors import BrokerUnreachable, EnvironmentProblem
-from tests.cli.process import ABCAST, abcast, background
+from tests import deployment
+from tests.cli.here import abcast_here
+from tests.cli.process import ABCAST, background
 from tests.ledger.test_sql import write_tables
 
 SITE = "cli"
@@ -48,7 +44,7 @@ class Pipeline:
             "ABCAST_DATA": str(self.data),
             "ABCAST_SITE": SITE,
         }
-        return abcast(*arguments, cwd=self.directory, text=text, variables=variables)
+        return abcast_here(*arguments, cwd=self.directory, text=text, variables=variables)
 
     def json_lines(self, *arguments: str | Path) -> list[Any]:
         """What a command that must succeed prints with `--json`."""
@@ -73,10 +69,10 @@ class Pipeline:
 
 @pytest.fixture(scope="package")
 def pipeline(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    """The pipeline. At the end, SIGTERM must stop it with exit code 0."""
+    """The pipeline, as it is deployed. At the end, SIGTERM must stop it with exit code 0."""
     found = Pipeline(Connection(broker.bootstrap_servers), tmp_path_factory.mktemp("cli"))
     options: list[str | Path] = ["--bootstrap-servers", broker.bootstrap_servers, "--site", SITE, "--data", found.data]
-    with background(ABCAST, "run", *options, cwd=found.directory) as run:
+    with background(ABCAST, *deployment.command("compose.yaml", "run"), *options, cwd=found.directory) as run:
         run.wait_for("ready")
         yield found
         assert run.terminate() == 0, "".join(run.lines)
@@ -92,9 +88,8 @@ def not_started(*_: Any, **__: Any) -> NoReturn:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], str]]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str]:
     """Run a command line here, where no broker answers and none is started; what it said."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     write_tables(tmp_path / "abcast-data")
     (tmp_path / "sites.toml").write_text('[sites.nyc]\nbootstrap_servers = "127.0.0.1:1"\n')
     monkeypatch.chdir(tmp_path)
@@ -105,14 +100,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[l
     monkeypatch.setattr("jobs.streaming.session_of_command", not_started)
 
     def run(arguments: list[str]) -> str:
-        said = io.StringIO()
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), pytest.raises(SystemExit) as ended:
-            run_command(command(), arguments)
-        assert ended.value.code in (0, 1, 2, 3)
-        assert "Traceback" not in said.getvalue()
-        return said.getvalue()
+        done = abcast_here(*arguments, cwd=tmp_path, text=b"one\ntwo\n")
+        said = done.stdout + done.stderr
+        assert done.returncode in (0, 1, 2, 3)
+        assert "Traceback" not in said
+        return said
 
-    yield run
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return run

@@ -15,7 +15,6 @@ from queue import Empty, Queue
 from typer.core import TyperCommand, TyperGroup
 
 from connectors.kafka.transport import VARIABLE
-from tests.jvm import SHORT_LIVED
 
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
@@ -32,7 +31,8 @@ def environment(**variables: str) -> dict[str, str]:
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ABCAST_", "PYSPARK_PYTHON"))}
     kept[VARIABLE] = os.environ[VARIABLE]
-    return {**kept, **SHORT_LIVED, "PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "COLUMNS": "160", **variables}
+    own = {"PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "COLUMNS": "160", "ABCAST_LOOK_EVERY_S": "1"}
+    return {**kept, **own, **variables}
 
 
 def abcast(

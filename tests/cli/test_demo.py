@@ -98,10 +98,10 @@ def running(text: str) -> list[str]:
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_interrupted(tmp_path: Path, how: signal.Signals) -> None:
-    """Nothing is left running, and no traceback is shown, also if it is killed."""
-    with background(ABCAST, "demo", "--data", tmp_path, cwd=tmp_path) as shown:
+@pytest.mark.parametrize(("how", "engine"), [(signal.SIGINT, "process"), (signal.SIGKILL, "spark")])
+def test_interrupted(tmp_path: Path, how: signal.Signals, engine: str) -> None:
+    """Nothing is left running, and no traceback is shown, also if it is killed, with a JVM below it."""
+    with background(ABCAST, "demo", "--data", tmp_path, "--engine", engine, cwd=tmp_path) as shown:
         shown.wait_for("members join")
         shown.process.send_signal(how)
         shown.process.wait(timeout=100)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.process import ABCAST, abcast, background
+from tests.cli.here import abcast_here
+from tests.cli.process import ABCAST, background
 from tests.isis.processes import free_ports
 
 LINE = re.compile(r"0: Processed message (\d+) from sender 0 with seq \((\d+), 0\)\n")
@@ -34,7 +35,7 @@ def test_a_process_prints_its_deliveries_and_stays_until_ctrl_c(tmp_path: Path) 
 
 
 def test_help_teaches(tmp_path: Path) -> None:
-    said = abcast("isis", "--help", cwd=tmp_path).stdout
+    said = abcast_here("isis", "--help", cwd=tmp_path).stdout
     for word in ("--hostfile", "-h", "--id", "-i", "--count", "-c", "--delays", "-d", "--verbose", "-v", "Example"):
         assert word in said
 
@@ -57,14 +58,14 @@ def test_help_teaches(tmp_path: Path) -> None:
 def test_mistakes(tmp_path: Path, lines: list[str], options: list[str], code: int, said: str) -> None:
     """One sentence, no stack trace."""
     hostfile(tmp_path, *lines)
-    done = abcast("isis", "--hostfile", "hosts", "--count", "1", *options, cwd=tmp_path)
+    done = abcast_here("isis", "--hostfile", "hosts", "--count", "1", *options, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith(f"abcast: {said}")
     assert done.stderr.count("\n") == 1
 
 
 def test_a_hostfile_that_is_not_there(tmp_path: Path) -> None:
-    done = abcast("isis", "-h", "nowhere", "-i", "0", "-c", "1", cwd=tmp_path)
+    done = abcast_here("isis", "-h", "nowhere", "-i", "0", "-c", "1", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("abcast: the hostfile nowhere can't be read")
 
@@ -90,7 +91,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
         hosts = hostfile(tmp_path, f"127.0.0.1:{taken.getsockname()[1]}")
-        done = abcast("isis", "-h", hosts, "-i", "0", "-c", "1", cwd=tmp_path)
+        done = abcast_here("isis", "-h", hosts, "-i", "0", "-c", "1", cwd=tmp_path)
     assert done.returncode == 1
     assert "is in use" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -98,6 +99,6 @@ def test_a_port_in_use(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--count", "-1"], ["--count", "1", "--drop", "1.5"]], ids=" ".join)
 def test_wrong_usage(tmp_path: Path, options: list[str]) -> None:
-    done = abcast("isis", "--hostfile", "hosts", "--id", "0", *options, cwd=tmp_path)
+    done = abcast_here("isis", "--hostfile", "hosts", "--id", "0", *options, cwd=tmp_path)
     assert done.returncode == 2
     assert "Usage: abcast isis" in done.stderr

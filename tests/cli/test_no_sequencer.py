@@ -16,7 +16,8 @@ from connectors.diagnosis.status import read_status
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
-from tests.cli.process import ABCAST, abcast, environment
+from tests.cli.here import abcast_here
+from tests.cli.process import ABCAST, environment
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(200)]
 
@@ -31,13 +32,15 @@ def variables(broker: EmbeddedBroker) -> dict[str, str]:
 
 def test_what_waits_is_told_everywhere(variables: dict[str, str], tmp_path: Path) -> None:
     """`publish` in its error, `status` by its exit code, `deliver` on the terminal that it makes wait."""
-    assert abcast("status", cwd=tmp_path, variables=variables).returncode == 0
-    late = abcast("publish", "-m", "alice", "--timeout", "1", cwd=tmp_path, variables=variables, text=b"one\ntwo\n")
+    assert abcast_here("status", cwd=tmp_path, variables=variables).returncode == 0
+    late = abcast_here(
+        "publish", "-m", "alice", "--timeout", "1", cwd=tmp_path, variables=variables, text=b"one\ntwo\n"
+    )
     assert late.returncode == 1
     assert late.stderr == (
         "abcast: 0 of 2 messages ordered within 1 s. The group never had a sequencer: start `abcast run`.\n"
     )
-    shown = abcast("status", cwd=tmp_path, variables=variables)
+    shown = abcast_here("status", cwd=tmp_path, variables=variables)
     assert shown.returncode == 1
     assert shown.stdout.splitlines()[2].split()[:4] == [GROUP, "none", "0", "2"]
     ours, theirs = pty.openpty()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jobs.cli import command
 from tests.cli.process import abcast, commands
+from tests.random_examples import examples
 
 NONSENSE = st.sampled_from(
     [
@@ -77,14 +78,14 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     return line
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(command_lines())
 def test_any_command_line(run: Callable[[list[str]], str], line: list[str]) -> None:
     if line[0] not in ENDLESS:
         run(line)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_configuration_file(run: Callable[[list[str]], str], data: st.DataObject) -> None:
     """Keys that there are, with values of any type."""
@@ -104,7 +105,7 @@ def toml(value: object) -> str:
     return json.dumps(value).replace("\\u007f", "")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=40))
 def test_any_bytes_as_a_file(run: Callable[[list[str]], str], raw: bytes) -> None:
     """As a configuration, a sites' file, a delivery log."""

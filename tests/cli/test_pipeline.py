@@ -15,7 +15,9 @@ from jobs.demo import EARTHQUAKES
 from ordering.names import Topic
 from ordering.records import Data, Source
 from ordering.sequencer import seal
+from tests import deployment
 from tests.cli.conftest import SITE, Pipeline
+from tests.cli.here import abcast_here
 from tests.cli.process import BIN, ROOT, abcast, background
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
@@ -37,13 +39,25 @@ def test_topics(pipeline: Pipeline) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["Dockerfile", "kubernetes.yaml"])
+def test_a_probe_of_what_is_deployed(pipeline: Pipeline, name: str) -> None:
+    done = pipeline.abcast(*deployment.command(name, "status"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_group_is_created_as_it_is_deployed(pipeline: Pipeline) -> None:
+    create = deployment.command("compose.yaml", "topics")
+    done = pipeline.abcast(*create, "--site", "cli-deployed")
+    assert (done.returncode, done.stdout.count("created abcast.orders.")) == (0, 7), done.stderr
+
+
 def test_what_topics_create_does_not_change(pipeline: Pipeline) -> None:
     """A number of partitions or of copies that is not there is refused, not ignored; so are times that can't work."""
     group = pipeline.new_group("--partitions", "2")
     create = ("topics", "create", "--group", group, "--site", SITE)
     for options, said in (
-        (("--partitions", "8"), f"abcast.{group}.forward.{SITE} has 2 partition(s), not 8, and keeps that number"),
-        (("--replication-factor", "2"), f"abcast.{group}.forward.{SITE} has 1 copies, not 2"),
+        (("--partitions", "8"), f"abcast.{group}.forward.{SITE} has 2 partitions, not 8, and keeps that number"),
+        (("--replication-factor", "2"), f"abcast.{group}.forward.{SITE} has 1 copy, not 2"),
         (("--suspect-after-ms", "1"), "greater than or equal to 3000"),
         (("--flush-timeout-ms", "1"), "greater than or equal to 1000"),
     ):
@@ -198,17 +212,17 @@ def test_broker_commands(tmp_path: Path) -> None:
     try:
         started = abcast("broker", "start", "--port", "0", *directory, cwd=tmp_path)
         assert started.returncode == 0, started.stderr
-        shown = abcast("broker", "status", "--json", *directory, cwd=tmp_path)
+        shown = abcast_here("broker", "status", "--json", *directory, cwd=tmp_path)
         status = json.loads(shown.stdout)
         assert (shown.returncode, status["running"]) == (0, True)
         assert started.stdout == f"running at {status['bootstrap_servers']}\n"
-        again = abcast("broker", "start", *directory, cwd=tmp_path)
+        again = abcast_here("broker", "start", *directory, cwd=tmp_path)
         assert again.stdout == f"was running already at {status['bootstrap_servers']}\n"
     finally:
-        stopped = abcast("broker", "stop", *directory, cwd=tmp_path)
+        stopped = abcast_here("broker", "stop", *directory, cwd=tmp_path)
     assert stopped.stdout == "stopped\n"
-    assert abcast("broker", "stop", *directory, cwd=tmp_path).stdout == "was not running\n"
-    assert abcast("broker", "status", *directory, cwd=tmp_path).returncode == 1
+    assert abcast_here("broker", "stop", *directory, cwd=tmp_path).stdout == "was not running\n"
+    assert abcast_here("broker", "status", *directory, cwd=tmp_path).returncode == 1
 
 
 def test_spark_submit(pipeline: Pipeline, tmp_path: Path) -> None:

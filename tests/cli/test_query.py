@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
-from tests.cli.process import ABCAST, abcast, environment
+from tests.cli.here import abcast_here
+from tests.cli.process import ABCAST, environment
 from tests.ledger.test_sql import write_tables
 
 SQL = "SELECT seqno, sender, payload FROM ledger WHERE seqno < 3 ORDER BY seqno"
@@ -33,7 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def query(data: Path, *arguments: str | Path) -> str:
-    done = abcast("query", "--data", data, *arguments, cwd=data)
+    done = abcast_here("query", "--data", data, *arguments, cwd=data)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout
 
@@ -56,7 +57,7 @@ def test_forms(data: Path, tmp_path: Path) -> None:
 
 def test_rows_beyond_a_table(data: Path) -> None:
     """A table ends after 1,000 rows and says so; what programs read has all."""
-    done = abcast("query", "--data", data, "SELECT * FROM range(1500)", cwd=data)
+    done = abcast_here("query", "--data", data, "SELECT * FROM range(1500)", cwd=data)
     assert done.stdout.splitlines()[-1].strip() == "999"
     assert done.stderr == "these are the first 1000 rows: --limit N shows more, --output FILE.csv takes all\n"
     assert len(query(data, "SELECT * FROM range(1500)", "--json").splitlines()) == 1500
@@ -74,7 +75,7 @@ def test_rows_beyond_a_table(data: Path) -> None:
     ],
 )
 def test_mistakes(data: Path, arguments: list[str], said: str) -> None:
-    done = abcast("query", "--data", data, *arguments, cwd=data)
+    done = abcast_here("query", "--data", data, *arguments, cwd=data)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1

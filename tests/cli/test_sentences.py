@@ -11,12 +11,14 @@ from typing import Any, cast
 import pytest
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.sites import Sites
+from connectors.relay import joining
 from jobs import interruption, progress, status, streaming
 from jobs.options import connection_to
 from jobs.progress import Progress
 from jobs.publish import _Published
 from jobs.rows import show_sentence
-from ordering.errors import BrokerUnreachable
+from ordering.errors import BrokerUnreachable, UsageError, counted
 from tests.waiting import eventually
 
 
@@ -40,16 +42,55 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     ("arguments", "said"),
     [
         (["status", "--site", "a b"], "site name 'a b' can't be used"),
-        (["query", "SELECT * FROM nosuch"], "there is no table nosuch: there are ledger and views."),
+        (["query", "SELECT * FROM nosuch"], "there is no table nosuch: there are ledger, views, "),
         (["doctor", "--bootstrap-servers", "127.0.0.1:1"], "refused. `abcast broker start` starts one here; ABCAST_B"),
         (["doctor", "--bootstrap-servers", "no.such.host.invalid:1"], ". ABCAST_BOOTSTRAP_SERVERS names another\n"),
         (["broker", "status", "--dir", "sites.toml"], "sites.toml/cluster.json can't be read (Not a directory): "),
+        (["demo", "--sites", "nyc", "--data", "/proc/x"], "give two different names or more"),
         (["check", "-g", "g", "--sites", "nosuch"], "the sites' file nosuch can't be read: No such file or directory."),
     ],
 )
 def test_a_mistake(run: Callable[[list[str]], str], arguments: list[str], said: str) -> None:
     """The sentence is whole, and says what there is instead."""
     assert said in run(arguments)
+
+
+def test_one_is_no_plural() -> None:
+    assert [counted(count, "message") for count in (0, 1, 2)] == ["0 messages", "1 message", "2 messages"]
+    assert [counted(count, "copy", "copies") for count in (1, 2)] == ["1 copy", "2 copies"]
+
+
+class TestJoining:
+    """`site add` with a group's name that is wrong makes no topics."""
+
+    SITES = Sites("mesh", None, "micro-batch", {"a": Connection("a:1"), "b": Connection("b:1")}, frozenset())
+
+    @pytest.fixture
+    def found(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        """The groups at each site, or why they are not known."""
+        found: dict[str, Any] = {"a": ["g"], "b": ["new"]}
+
+        def find(_connection: Connection, site: str) -> list[str]:
+            if isinstance(found[site], Exception):
+                raise found[site]
+            return cast("list[str]", found[site])
+
+        monkeypatch.setattr(joining, "find_groups", find)
+        return found
+
+    @pytest.mark.usefixtures("found")
+    def test_the_others_have_it(self) -> None:
+        joining.check_has_begun(self.SITES, "g", "b")
+
+    @pytest.mark.usefixtures("found")
+    @pytest.mark.parametrize("group", ["gg", "new"])
+    def test_nobody_else_has_it(self, group: str) -> None:
+        with pytest.raises(UsageError, match=f"no other site has a group '{group}'"):
+            joining.check_has_begun(self.SITES, group, "b")
+
+    def test_who_does_not_answer_may_have_it(self, found: dict[str, Any]) -> None:
+        found["a"] = BrokerUnreachable("nobody answers.")
+        joining.check_has_begun(self.SITES, "gg", "b")
 
 
 class TestWaiting:

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jobs.cli import app, command
+from tests.cli.here import abcast_here
 from tests.cli.process import ABCAST, ROOT, abcast, commands, environment
 
 COMMANDS = [
@@ -80,10 +81,19 @@ print([name for name in ("pyspark", "delta", "deltalake", "pandas", "pyarrow") i
 )
 def test_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
     """Wrong usage ends with exit code 2 and the usage, not with a stack trace."""
-    done = abcast(*arguments, cwd=tmp_path)
+    done = abcast_here(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert "Usage: abcast" in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["publish", "--grup", "g"], ["query", "SELECT 1"], ["config", "show"]], ids=" ".join
+)
+def test_a_process_says_and_ends_the_same(tmp_path: Path, arguments: list[str]) -> None:
+    """So most tests run a command in their own process, which takes far less time."""
+    here, there = abcast_here(*arguments, cwd=tmp_path), abcast(*arguments, cwd=tmp_path)
+    assert (here.returncode, here.stdout, here.stderr) == (there.returncode, there.stdout, there.stderr)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +110,7 @@ def test_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
 )
 def test_bad_names(tmp_path: Path, broker_is_not_asked: dict[str, str], arguments: list[str], said: str) -> None:
     """A name that can't be used is refused with one sentence and exit code 2."""
-    done = abcast(*arguments, cwd=tmp_path, variables=broker_is_not_asked)
+    done = abcast_here(*arguments, cwd=tmp_path, variables=broker_is_not_asked)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert done.stderr.startswith("abcast: ")
@@ -115,7 +125,7 @@ def broker_is_not_asked() -> dict[str, str]:
 
 def data_in_use(cwd: Path, *arguments: str, **variables: str) -> str:
     """The value of --data that a command works with: `query` names it when no ledger is there."""
-    done = abcast("query", "SELECT 1", *arguments, cwd=cwd, variables=variables)
+    done = abcast_here("query", "SELECT 1", *arguments, cwd=cwd, variables=variables)
     assert done.returncode == 2
     return done.stderr.partition("there is no ledger in ")[2].partition(":")[0]
 
@@ -140,7 +150,7 @@ def test_unknown_keys(tmp_path: Path) -> None:
     (tmp_path / "abcast.toml").write_text(
         'bootstrap-servers = "x"\nsite = "nyc"\n[publish]\ncount = 3\n[publsh]\ntimeout = 1\n[topics]\npartitions = 1\n'
     )
-    done = abcast("status", cwd=tmp_path)
+    done = abcast_here("status", cwd=tmp_path)
     assert done.returncode == 2
     told = "bootstrap-servers (bootstrap_servers?), publish.count, publsh (publish?), topics.partitions."
     assert f"unknown keys: {told}" in done.stderr
@@ -150,11 +160,11 @@ def test_version(tmp_path: Path) -> None:
     """It is shown for the option alone: a deployment may have a variable ABCAST_VERSION, and no file has such a key."""
     shown = abcast("--version", cwd=tmp_path)
     assert (shown.returncode, shown.stdout) == (0, f"abcast {version('abcast')}\n")
-    used = abcast("query", "SELECT 1", cwd=tmp_path, variables={"ABCAST_VERSION": "7"})
+    used = abcast_here("query", "SELECT 1", cwd=tmp_path, variables={"ABCAST_VERSION": "7"})
     assert (used.returncode, used.stdout) == (2, "")
     assert "there is no ledger" in used.stderr
     (tmp_path / "abcast.toml").write_text("version = true\n")
-    assert "unknown keys: version." in abcast("status", cwd=tmp_path).stderr
+    assert "unknown keys: version." in abcast_here("status", cwd=tmp_path).stderr
 
 
 def test_scripts(tmp_path: Path) -> None:
@@ -179,10 +189,10 @@ def test_scripts(tmp_path: Path) -> None:
 def test_unreadable_configuration(tmp_path: Path, text: bytes) -> None:
     """A file that is no TOML is named, as is one that is not there."""
     (tmp_path / "abcast.toml").write_bytes(text)
-    done = abcast("status", cwd=tmp_path)
+    done = abcast_here("status", cwd=tmp_path)
     assert done.returncode == 2
     assert "abcast.toml can't be read" in done.stderr
-    missing = abcast("status", cwd=tmp_path, variables={"ABCAST_CONFIG": "missing.toml"})
+    missing = abcast_here("status", cwd=tmp_path, variables={"ABCAST_CONFIG": "missing.toml"})
     assert missing.returncode == 2
     assert "missing.toml can't be read: No such file or directory.\n" in missing.stderr
 

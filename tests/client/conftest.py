@@ -17,10 +17,19 @@ _numbers = itertools.count(1)
 ON_A_BROKER = pytest.mark.parametrize("connection", [pytest.param("broker", marks=pytest.mark.broker)], indirect=True)
 """For what is too slow for the fast suite, or kills a process."""
 
+ALSO_ON_A_BROKER = pytest.mark.parametrize(
+    "connection", ["memory", pytest.param("broker", marks=pytest.mark.broker)], indirect=True
+)
+"""For what of each kind uses the most of Kafka: the same in memory and on a broker, in `make test`."""
 
-@pytest.fixture(params=["memory", pytest.param("broker", marks=pytest.mark.broker)])
+
+@pytest.fixture(params=["memory", pytest.param("broker", marks=[pytest.mark.broker, pytest.mark.soak])])
 def connection(request: pytest.FixtureRequest) -> Connection:
-    """Every test that asks for one runs twice, unless it says `ON_A_BROKER`."""
+    """Every test that asks for one runs in memory, and in the soak on a broker, too.
+
+    What members do is the same on both; that Kafka does as the one in memory is for `tests/testing`, for
+    `tests/kafka/test_transport.py`, and for the tests that say `ON_A_BROKER` or `ALSO_ON_A_BROKER`.
+    """
     if request.param == "memory":
         return MemoryConnection()
     broker: EmbeddedBroker = request.getfixturevalue("broker")

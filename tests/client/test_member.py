@@ -34,15 +34,23 @@ from ordering.errors import (
 from ordering.names import RELAY_NAME, Address
 from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, Data, Forward, Source
 from ordering.sequencer import snapshot
-from tests.cli.process import abcast
+from tests.cli.here import abcast_here
 from tests.waiting import WAIT, eventually
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(params=TRANSPORTS)
+WITH_EITHER = pytest.mark.parametrize("connection", TRANSPORTS, indirect=True)
+"""For what rests on a library's own threads, errors or acknowledgements: with each of them in `make test`."""
+
+
+@pytest.fixture(params=["kafka-python", pytest.param("confluent", marks=pytest.mark.soak)])
 def connection(request: pytest.FixtureRequest, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> Connection:
-    """With each transport, also in the processes that a test starts."""
+    """With each transport, also in the processes that a test starts; with librdkafka in the soak, unless `WITH_EITHER`.
+
+    All other tests of members on a broker have librdkafka, as it is installed; `tests/kafka/test_transport.py` shows
+    that both libraries keep what a transport promises.
+    """
     monkeypatch.setenv(VARIABLE, request.param)
     return Connection(broker.bootstrap_servers)
 
@@ -158,6 +166,7 @@ class TestBroadcast:
             assert all(receipt.done() for receipt in receipts)
         assert [delivery.payload for delivery in delivered(connection, group)] == [b"%d" % n for n in range(500)]
 
+    @WITH_EITHER
     def test_threads_share_a_member(self, connection: Connection, group: str) -> None:
         """Each thread's own messages keep their order, and local seqnos have no gap."""
         with TinySequencer(connection, group), Member(group, "nyc/alice", connection=connection) as alice:
@@ -178,6 +187,7 @@ class TestBroadcast:
             own = [int(d.payload.split()[1]) for d in got if d.payload.startswith(b"%d " % sender)]
             assert own == list(range(100))
 
+    @WITH_EITHER
     def test_everything_travels(self, connection: Connection, group: str) -> None:
         headers = (("k", b"\x00\xff"), ("k", b""), ("", b"x"))
         with TinySequencer(connection, group), Member(group, "nyc/alice", connection=connection) as alice:
@@ -245,6 +255,7 @@ class TestBroadcast:
         consumer.close()
         assert 3 <= sent <= 6
 
+    @WITH_EITHER
     def test_a_failed_produce_request_is_repaired(self, connection: Connection, group: str) -> None:
         """The producer dies; a new one sends the table from its beginning, and no message overtakes another."""
         with (
@@ -285,6 +296,7 @@ class TestBroadcast:
             fail()
         assert time.monotonic() - started < 5
 
+    @WITH_EITHER
     def test_close_leaves_no_threads(self, connection: Connection, group: str) -> None:
         before = set(threading.enumerate())
         with TinySequencer(connection, group), Member(group, "nyc/alice", connection=connection) as alice:
@@ -308,6 +320,7 @@ class TestBroadcast:
         alice.close()
         assert ended.wait(WAIT)
 
+    @WITH_EITHER
     def test_a_member_that_is_not_closed_does_not_keep_the_process(self, connection: Connection, group: str) -> None:
         script = (
             "import sys; from connectors import Member\n"
@@ -392,13 +405,13 @@ class TestDeliveries:
                     alice.broadcast(b"%d" % number)
         return group
 
-    @pytest.mark.parametrize("start", [1, 2, 5, 6, 7, 10, 11])
-    def test_start_anywhere(self, connection: Connection, filled: str, start: int) -> None:
+    def test_start_anywhere(self, connection: Connection, filled: str) -> None:
         """Exactly there; repeats and leftovers of a fenced epoch are never seen."""
-        with Member(filled, "nyc/bob", connection=connection) as bob:
-            got = list(bob.deliveries(from_seqno=start, timeout=0.5))
-        assert [(d.seqno, d.payload) for d in got] == [(n, b"%d" % n) for n in range(start, 11)]
-        assert [d.epoch for d in got] == [1 if n < 6 else 3 for n in range(start, 11)]
+        for start in (1, 2, 5, 6, 7, 10, 11):
+            with Member(filled, "nyc/bob", connection=connection) as bob:
+                got = list(bob.deliveries(from_seqno=start, timeout=0.5))
+            assert [(d.seqno, d.payload) for d in got] == [(n, b"%d" % n) for n in range(start, 11)]
+            assert [d.epoch for d in got] == [1 if n < 6 else 3 for n in range(start, 11)]
 
     def test_a_seqno_still_to_come(self, connection: Connection, filled: str) -> None:
         with TinySequencer(connection, filled), Member(filled, "nyc/bob", connection=connection) as bob:
@@ -429,7 +442,7 @@ class TestDeliveries:
         runs += [("1", "--from-seqno", "8", "--remember"), ("1",)]
         seqnos = []
         for count, *options in runs:
-            done = abcast(
+            done = abcast_here(
                 *("deliver", "--group", filled, "--member", "nyc/bob", "--timeout", "5", "--count", count, *options),
                 *("--bootstrap-servers", connection.bootstrap_servers),
                 cwd=ROOT,
@@ -438,6 +451,7 @@ class TestDeliveries:
             seqnos.append([int(line.split()[0]) for line in done.stdout.splitlines()])
         assert seqnos == [[1, 2], [3, 4], [9], [5], [8], [9]]
 
+    @WITH_EITHER
     def test_the_position_is_committed_on_the_way(self, connection: Connection, filled: str) -> None:
         """At least twice a second of consuming, so that kill -9 costs little."""
         bob = Member(filled, "nyc/bob", connection=connection)
@@ -574,6 +588,7 @@ class TestOutbox:
             rest = sender.stdout.read().split()  # `communicate` would pass over what has been read ahead
         return int(rest[-1]) if rest and rest[-1].isdigit() else -1
 
+    @WITH_EITHER
     @pytest.mark.parametrize("ordered_meanwhile", [False, True])
     def test_kill_9_loses_nothing_and_repeats_nothing(
         self, connection: Connection, group: str, tmp_path: Path, ordered_meanwhile: bool

@@ -38,7 +38,7 @@ from ordering.errors import (
 from ordering.events import Block, Event, Unblock, ViewChange
 from ordering.membership import Life
 from ordering.records import HEARTBEAT, JOIN, LEAVE, MESSAGE, START_FLUSH, VIEW
-from tests.client.conftest import ON_A_BROKER
+from tests.client.conftest import ALSO_ON_A_BROKER, ON_A_BROKER
 from tests.client.members import forwarder_of, kill, silence
 from tests.waiting import WAIT, eventually
 
@@ -83,6 +83,7 @@ def test_views_of_those_who_come_and_go(connection: Connection, group: str) -> N
     assert anomalies(connection, group) == []
 
 
+@ALSO_ON_A_BROKER
 def test_with_flush_every_view_is_inside_one(connection: Connection, group: str) -> None:
     change_settings(connection, group, "nyc", flush=True)
     calls: list[str] = []
@@ -108,6 +109,7 @@ def test_with_flush_every_view_is_inside_one(connection: Connection, group: str)
     assert anomalies(connection, group) == []
 
 
+@ALSO_ON_A_BROKER
 def test_a_quiet_point(connection: Connection, group: str) -> None:
     with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
         with pytest.raises(UsageError, match="call connect"), a.flush():

@@ -58,11 +58,12 @@ def test_a_cast_that_all_wait_for_is_read_again_although_others_never_cease(
         data.clear()
         return read
 
-    monkeypatch.setattr(merged_log, "_ordered", lambda record: record)
+    monkeypatch.setattr(merged_log, "ordered", lambda record: record)
     connection = SimpleNamespace(consumer=lambda: None)
     feed: Any = SimpleNamespace(follow=lambda _: SimpleNamespace(poll=poll), connection=connection, wake=None)
+    topics: Any = None
     state = MergedState(CausalState(1, (A, B), (0, 0), agreed=(0, 0)), flush=True)
-    log = MergedLog(feed, Begin(Start(0, Reader()), state, {}))
+    log = MergedLog(feed, topics, Begin(Start(0, Reader()), state, {}))
     log.merger.causal.room.max_held = 4
     for _ in range(4):
         log.step(log.read(0))

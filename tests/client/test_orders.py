@@ -11,6 +11,7 @@ from connectors import Delivery, Member
 from connectors.kafka.connection import Connection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import UsageError
+from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.client.members import with_casts
 from tests.waiting import WAIT
 
@@ -79,6 +80,7 @@ def test_causal_order_across_members(connection: Connection, flushing: str) -> N
         assert texts(streams["c"], 3) == ["total statement", "causal complaint", "fifo letter"]
 
 
+@ALSO_ON_A_BROKER
 def test_a_chain_through_all_orders(connection: Connection, flushing: str) -> None:
     """Two members answer each other, in an order after another: every member has the chain as it was."""
     with contextlib.ExitStack() as closing:

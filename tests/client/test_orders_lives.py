@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import Blocked, ProtocolViolation, Superseded
 from ordering.names import Topic
 from ordering.records import JOIN, MESSAGE, Forward
-from tests.client.members import kill, with_casts
+from tests.client.members import forwarder_of, kill, with_casts
 from tests.waiting import WAIT, eventually
 
 pytestmark = pytest.mark.parametrize("connection", ["memory"], indirect=True)
@@ -175,6 +176,33 @@ def test_a_causal_cast_waits_for_the_view_that_was_asked_for(
             a.broadcast(b"1", order="causal", timeout=0.1)
         sequencer.drop = lambda _: False
         assert a.broadcast(b"2", order="causal", timeout=WAIT).result(WAIT) == 1
+
+
+def test_an_application_that_never_ceases_to_send_holds_up_no_flush(
+    connection: Connection, flushing: str, sequencer: TinySequencer
+) -> None:
+    """Once block() has returned, the flush waits for what was taken before, and nothing more is taken."""
+    with (
+        with_casts(connection, flushing, "a", resend_after_s=0.2) as a,
+        with_casts(connection, flushing, "b") as b,
+    ):
+        a.connect(timeout=WAIT)
+        dropped = drop_messages(sequencer)
+        a.broadcast(b"total")
+        eventually(lambda: dropped)
+        a.broadcast(b"causal", order="causal")  # waits for the total one
+        joining = threading.Thread(target=lambda: b.connect(timeout=WAIT))
+        joining.start()
+        eventually(lambda: forwarder_of(a)._standing.is_silent)
+        assert not a._sending.known.view or len(a._sending.known.view.members) == 1
+        for order in ("fifo", "total"):
+            with pytest.raises(Blocked, match="flush"):
+                a.broadcast(b"more", order=order, timeout=0.1)
+        sequencer.drop = lambda _: False
+        joining.join(WAIT)
+        assert a.broadcast(b"more", order="fifo", timeout=WAIT).result(WAIT) == 2
+        stream = a.deliveries(timeout=WAIT)
+        assert [next(stream).payload for _ in range(3)] == [b"total", b"causal", b"more"]
 
 
 def test_casts_of_a_newer_process_end_the_older_one(connection: Connection, group: str) -> None:

@@ -40,7 +40,7 @@ from ordering.membership import Life
 from ordering.names import Address
 from ordering.records import Headers
 from ordering.sequencer import snapshot
-from tests.client.conftest import ON_A_BROKER
+from tests.client.conftest import ALSO_ON_A_BROKER, ON_A_BROKER
 from tests.waiting import WAIT, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -229,6 +229,7 @@ def test_no_letter_ends_the_thread(connection: Connection, group: str, monkeypat
             assert b.taken == ["x"]
 
 
+@ALSO_ON_A_BROKER
 @pytest.mark.parametrize("flush", [False, True])
 def test_a_joiner_under_load(connection: Connection, group: str, flush: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two senders go on all the time; every joiner has each message once, in the one order."""
@@ -510,6 +511,7 @@ def test_a_new_group_begins_empty(connection: Connection, group: str) -> None:
         assert a.loaded == []
 
 
+@ALSO_ON_A_BROKER
 def test_a_total_restart(connection: Connection, group: str) -> None:
     """Nobody has the state: an error, unless the history may make it. Then there is a supplier again."""
     with Replica(connection, group, "a", state=False) as a, Replica(connection, group, "b"):

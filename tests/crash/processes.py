@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.jvm import SHORT_LIVED
 from tests.waiting import eventually
 
 ABCAST = Path(sys.executable).with_name("abcast")
@@ -25,7 +24,7 @@ TAIL_LINES = 40
 ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "PYTHONUNBUFFERED": "1",
-    **SHORT_LIVED,
+    "ABCAST_LOOK_EVERY_S": "1",
 }
 
 

@@ -14,7 +14,7 @@ from connectors import Member
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
-from tests.cli.process import abcast
+from tests.cli.here import abcast_here
 from tests.crash.conftest import MakeScenario
 from tests.crash.processes import ABCAST, Process
 from tests.crash.scenario import Load, Scenario
@@ -50,7 +50,7 @@ class Sites:
     def status(self, name: str) -> dict[str, object]:
         servers = ("--bootstrap-servers", self.connection.bootstrap_servers)
         command = ("status", "--group", self.scenario.group, "--site", name, *servers, "--json")
-        shown = abcast(*command, "--data", self.directory / name, cwd=self.directory)
+        shown = abcast_here(*command, "--data", self.directory / name, cwd=self.directory)
         told: dict[str, object] = json.loads(shown.stdout)
         return told
 
@@ -73,7 +73,7 @@ def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp
     group, rng = sites.scenario.group, random.Random(18)
     processes = {name: sites.start(name) for name in sites.names}
     members = [Member(group, f"{name}/alice", connection=Connection(broker.bootstrap_servers)) for name in sites.names]
-    loads = [Load(member, 0.02, 1) for member in members]
+    loads = [Load(member, 0.05, 1) for member in members]
     try:
         for number in range(KILLS):
             time.sleep(rng.random())
@@ -101,9 +101,9 @@ def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp
         for load, member in zip(loads, members, strict=True):
             load.halt()
             member.close(timeout=0)
-    eventually(lambda: len(sites.ends()) == 1, 30)
+    eventually(lambda: len(sites.ends()) == 1, 30, "all have the same", 0.5)
     assert sites.ends() == {len(sent) + 3}
-    verdict = abcast("check", "--group", group, "--sites", sites.file, "--settled", "--json", cwd=tmp_path)
+    verdict = abcast_here("check", "--group", group, "--sites", sites.file, "--settled", "--json", cwd=tmp_path)
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
     assert json.loads(verdict.stdout)["read"] == {f"DATA of {name}": len(sent) + 3 for name in sites.names}
     for name in sites.names:

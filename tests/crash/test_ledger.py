@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -72,9 +71,13 @@ def test_each_seqno_once(scenario: Scenario) -> None:
     rivals[1].stop()
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(200)
 def test_overtaken_by_retention(scenario: Scenario) -> None:
-    """The job ends with one sentence that says what is missing. Before, it went on, and wrote nothing for ever."""
+    """The job ends with one sentence that says what is missing. Before, it went on, and wrote nothing for ever.
+
+    In `make test`, `test_retention_overtakes_the_writer` of tests/spark/test_ledger.py shows that it is noticed.
+    """
     ledger = scenario.data / "ledger"
     with TinySequencer(scenario.connection, scenario.group, scenario.site) as sequencer:
         alice = scenario.member("alice")
@@ -99,9 +102,14 @@ def test_overtaken_by_retention(scenario: Scenario) -> None:
         assert "can't go on without a gap" in again.stderr()
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(200)
 def test_its_directory_is_deleted(scenario: Scenario) -> None:
-    """The job says so and ends, although nothing comes; started again, it rebuilds the ledger from DATA."""
+    """The job says so and ends, although nothing comes; started again, it rebuilds the ledger from DATA.
+
+    In `make test`, tests/spark shows the parts: `test_a_data_directory_that_goes_stops_the_job` and
+    `test_deleted_under_the_writer`.
+    """
     ledger = scenario.data / "ledger"
     with TinySequencer(scenario.connection, scenario.group, scenario.site):
         alice = scenario.member("alice")
@@ -110,7 +118,8 @@ def test_its_directory_is_deleted(scenario: Scenario) -> None:
         eventually(lambda: ledger_seqno(ledger, scenario.group) == 1, 60, "the ledger has seqno 1")
         checkpoint = Checkpoint(scenario.data, "ledger")
         eventually(lambda: checkpoint.committed() == checkpoint.begun() >= 0, 30, "no batch is in hand")
-        shutil.rmtree(scenario.data)
+        # At one stroke: of what is deleted file by file, the job would see a part, and could write another.
+        scenario.data.rename(scenario.data.with_name("deleted"))
         assert process.wait_exit(60) == 1
         # The checkpoint went with it: whichever is looked at first is named.
         assert f"abcast: {scenario.data}" in process.stderr() or f"the Delta table {ledger} is gone" in process.stderr()

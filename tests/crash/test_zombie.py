@@ -20,7 +20,6 @@ SUSPENDED_S = {"spark": 30.0, "process": 5.0}
 """By engine. A JVM has more that could time out meanwhile."""
 
 
-@pytest.mark.parametrize("on_either_engine", ["spark", "process"], indirect=True)
 @pytest.mark.usefixtures("on_either_engine")
 def test_suspended_while_another_took_over(scenario: Scenario) -> None:
     """What it still writes is stale for every reader, and it stops with a clear error."""

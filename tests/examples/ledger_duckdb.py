@@ -9,6 +9,8 @@ from deltalake import DeltaTable
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     data, group = sys.argv[1:]
     ledger = DeltaTable(f"{data}/ledger").to_pyarrow_dataset()
     session = duckdb.connect()

@@ -8,6 +8,8 @@ import polars as pl
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     data, group = sys.argv[1:]
     messages = (
         pl.scan_delta(f"{data}/ledger")

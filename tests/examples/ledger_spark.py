@@ -17,6 +17,8 @@ def messages(spark: SparkSession, data: str, group: str) -> DataFrame:
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     data, group = sys.argv[1:]
     spark = SparkSession.builder.getOrCreate()
     for row in messages(spark, data, group).collect():

@@ -102,6 +102,8 @@ class LockService:
 
 
 def main() -> None:
+    if len(sys.argv) != 5:
+        sys.exit(__doc__)
     servers, group, name, lock = sys.argv[1:]
     service = LockService(group, name, servers)
     with service.lock(lock) as token:

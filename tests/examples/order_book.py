@@ -71,6 +71,8 @@ def trades(engine: Member, count: int) -> Iterator[Trade]:
 
 
 def main() -> None:
+    if len(sys.argv) not in (6, 8):
+        sys.exit(__doc__)
     servers, group, command, name, *rest = sys.argv[1:]
     with Member(group, name, bootstrap_servers=servers) as member:
         if command == "trade":

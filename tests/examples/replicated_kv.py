@@ -99,6 +99,8 @@ class Replica:
 
 
 def main() -> None:
+    if len(sys.argv) != 5:
+        sys.exit(__doc__)
     servers, group, name, file = sys.argv[1:]
     replica = Replica(group, name, file, servers)
     for line in sys.stdin:

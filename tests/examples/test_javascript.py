@@ -63,3 +63,9 @@ def test_producer_and_consumer(broker: EmbeddedBroker, programs: Path) -> None:
         assert seen.stdout.splitlines() == delivered, seen.stderr
         assert [line.split("\t")[1] for line in delivered] == ["local/alice", *["local/carol"] * 3, "local/alice"]
         assert sequencer.state.duplicates == 0
+
+
+@pytest.mark.parametrize("program", ["producer.mjs", "consumer.mjs"])
+def test_what_to_give_is_said(programs: Path, program: str) -> None:
+    done = node(programs, program)
+    assert (done.returncode, done.stderr.startswith(f"usage: node {program} SERVERS GROUP SITE")) == (2, True)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from pathlib import Path
+
+import pytest
 
 from tests.papers import doc, fences
 
@@ -24,6 +28,14 @@ def test_what_is_shown_is_run() -> None:
     assert len(shown) > 8
     for code in shown:
         assert any(code in without_margin(source, code) for source in sources), code
+
+
+@pytest.mark.parametrize("path", [path for path in PROGRAMS if path.suffix == ".py"], ids=lambda path: path.stem)
+def test_what_to_give_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started without anything, a program says how it is started."""
+    monkeypatch.setattr(sys, "argv", [path.name])
+    with pytest.raises(SystemExit, match=f"python {path.name} "):
+        runpy.run_path(str(path), run_name="__main__")
 
 
 def without_margin(source: str, code: str) -> str:

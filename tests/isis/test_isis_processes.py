@@ -43,10 +43,13 @@ def all_deliver_the_same(directory: Path, counts: list[int], faults: dict[str, A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("faults", ["on_time", "with_delays"])
+@pytest.mark.parametrize("faults", ["on_time", pytest.param("with_delays", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("counts", COUNTS)
 def test_total_order(tmp_path: Path, counts: str, faults: str) -> None:
-    """TestTotalOrderUniform, Different, SingleSender, DualSenders, Large; and each WithDelays."""
+    """TestTotalOrderUniform, Different, SingleSender, DualSenders, Large; and each WithDelays, in the soak.
+
+    In `make test`, the random counts are delayed, too.
+    """
     all_deliver_the_same(tmp_path, COUNTS[counts], FAULTS[faults])
 
 

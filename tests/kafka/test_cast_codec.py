@@ -39,6 +39,8 @@ def test_a_cast_comes_back_as_it_was(cast: Cast) -> None:
         (b"2 causal 7 1 - 1 0", cast_codec.WRONG_VIEW),
         (b"2 fifo 7 1 x", cast_codec.WRONG_VIEW),
         (b"2 causal 7 1 3 x 0", cast_codec.WRONG_CLOCK),
+        (b"2 causal 7 1 3", cast_codec.WRONG_CLOCK),
+        (b"2 causal 7 1 3 - 0", cast_codec.WRONG_CLOCK),
         (b"2 causal 7 1 3 1 \xff", cast_codec.WRONG_CLOCK),
     ],
 )
@@ -49,6 +51,13 @@ def test_what_is_no_cast_has_a_reason(text: bytes | None, reason: str) -> None:
 @pytest.mark.parametrize("key", [None, b"", b"a", b"\xff/a", b"s/a/b"])
 def test_a_key_that_is_no_address(key: bytes | None) -> None:
     assert decode_cast(key, b"m", [("abcast", b"2 fifo 7 1")]) == codec.NO_SENDER
+
+
+def test_nobody_speaks_for_members_of_another_site() -> None:
+    """In the topic of a site stand casts of its members."""
+    headers = [("abcast", b"2 fifo 7 1")]
+    assert isinstance(decode_cast(KEY, b"m", headers, site="s"), Cast)
+    assert decode_cast(KEY, b"m", headers, site="other") == codec.WRONG_SITE
 
 
 def test_null_values_are_allowed_where_kafka_allows_them() -> None:

@@ -24,7 +24,7 @@ from connectors.kafka.sites import read_sites
 from connectors.kafka.transport import kafka_python, librdkafka
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.errors import UsageError
-from tests.cli.process import abcast
+from tests.cli.here import abcast_here
 
 SECRET = "open sesame"
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nQUJD\n-----END CERTIFICATE-----"
@@ -283,15 +283,15 @@ class TestWhereItIsSaid:
         table = '[kafka]\nprotocol = "SASL_SSL"\nusername = "alice"\n'
         (here / "abcast.toml").write_text(f'site = "nyc"\n{table}[publish]\ntimeout = 3\n')
         variables = {"ABCAST_KAFKA_PASSWORD": SECRET, "ABCAST_DATA": "/d"}
-        done = abcast("config", "show", "--bootstrap-servers", "h:1", cwd=here, variables=variables)
+        done = abcast_here("config", "show", "--bootstrap-servers", "h:1", cwd=here, variables=variables)
         assert done.returncode == 0, done.stderr
-        shown = abcast("config", "show", "--json", cwd=here, variables=variables)
+        shown = abcast_here("config", "show", "--json", cwd=here, variables=variables)
         assert SECRET not in done.stdout + done.stderr + shown.stdout
         rows = {row["name"]: (row["value"], row["from"]) for row in map(json.loads, shown.stdout.splitlines())}
         assert rows["bootstrap_servers"] == ("127.0.0.1:9092", "default")
         variables |= {"ABCAST_BOOTSTRAP_SERVERS": "e:1"}
         assert '"e:1", "from": "ABCAST_BOOTSTRAP_SERVERS"' in (
-            abcast("config", "show", "--json", cwd=here, variables=variables).stdout
+            abcast_here("config", "show", "--json", cwd=here, variables=variables).stdout
         )
         assert rows["kafka.password"] == ("**********", "ABCAST_KAFKA_PASSWORD")
         assert rows["kafka.username"] == ("alice", "abcast.toml [kafka]")

@@ -15,6 +15,7 @@ from connectors.ledger.sql import Question, question
 from connectors.ledger.table_state import LedgerDamaged
 from ordering.errors import AbcastError, UsageError
 from tests.ledger.ledger_of import decided, effective, write_ledger
+from tests.random_examples import examples
 
 VIEWS = pa.schema(
     [
@@ -128,7 +129,7 @@ def test_only_queries_are_run(asked: Question, sql: str) -> None:
     ],
 )
 def test_nothing_else_is_read(asked: Question, sql: str) -> None:
-    with pytest.raises(UsageError, match="DuckDB can't run this"):
+    with pytest.raises(UsageError, match=r"DuckDB can't run this|there is no table"):
         list(asked.ask(sql).rows)
 
 
@@ -147,7 +148,7 @@ def test_what_can_not_run_is_told_in_a_sentence(asked: Question, sql: str, said:
     assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(
         st.sampled_from(

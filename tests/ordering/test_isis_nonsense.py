@@ -18,6 +18,7 @@ from ordering.isis_messages import (
     Beat,
     Decided,
     Deliver,
+    Hears,
     Join,
     Missing,
     NextView,
@@ -31,7 +32,7 @@ NAMES = ("a", "b", "c")
 LIVES = [Life(name, 5) for name in NAMES]
 STRANGERS = [Life("b", 6), Life("z", 1)]
 KINDS: tuple[Any, ...] = (
-    *(Send, Propose, Finals, Known, Beat, Hello, Join, Prepare, Promise, Refuse, Accept, Accepted, Decided),
+    *(Send, Propose, Finals, Known, Beat, Hello, Join, Hears, Prepare, Promise, Refuse, Accept, Accepted, Decided),
     *(Ask, Answer),
 )
 

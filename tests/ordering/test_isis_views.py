@@ -36,7 +36,7 @@ SUSPECT_AFTER_MS = 200
 
 
 class Sites:
-    """Sites of one view that remember all; `cut` ones are reached by nobody."""
+    """Sites of one view that remember all; `cut` ones are reached by nobody, and nothing goes by a `cut_way`."""
 
     def __init__(self, names: str) -> None:
         self.view = first_view(Life(name) for name in names)
@@ -44,6 +44,7 @@ class Sites:
         self.said: dict[str, list[Output]] = {name: [] for name in names}
         self.letters: list[tuple[str, To]] = []
         self.cut: set[str] = set()
+        self.cut_ways: set[tuple[str, str]] = set()
         self.now_ms = 0
 
     def take(self, name: str, *events: From | Submit | Tick | Exclude) -> tuple[Output, ...]:
@@ -55,6 +56,8 @@ class Sites:
     def carry(self) -> None:
         while self.letters:
             sender, to = self.letters.pop(0)
+            if (sender, to.receiver.name) in self.cut_ways:
+                continue
             if sender not in self.cut and to.receiver.name in self.states.keys() - self.cut:
                 self.take(to.receiver.name, From(Life(sender), to.message))
 
@@ -290,6 +293,28 @@ def test_what_a_site_accepted_while_it_was_away_is_ordered_once_in_the_new_view(
     assert sites.delivered("a") == [(1, "c", b"before"), (2, "a", b"without c"), (3, "c", b"cut off")]
     assert sites.delivered("c") == [(1, "c", b"before"), (3, "c", b"cut off")]
     assert Missing(2, 2) in sites.said["c"]
+
+
+@pytest.mark.parametrize("ways", [{("a", "c"), ("c", "a")}, {("a", "c")}, {("a", "b")}], ids=["both", "one", "other"])
+def test_who_joins_waits_until_all_hear_it(ways: set[tuple[str, str]]) -> None:
+    """Two can't hear each other, and a third hears both. One is outside then, and stays there: the two others go on,
+    and do not take it in again and again, to wait for it and put it out.
+    """
+    sites = Sites("abc")
+    sites.cut_ways = ways
+    for number in range(40):
+        sites.wait(SUSPECT_AFTER_MS)
+        for name in "abc":
+            sites.take(name, Submit(Run(b"%d" % number)))
+    inside = [name for name in "abc" if sites.states[name].agreement is not None]
+    assert len(inside) == 2
+    assert max(sites.states[name].view.id for name in "abc") == 2
+    assert len(sites.delivered(inside[0])) > 2 * 30
+    sites.cut_ways = set()
+    sites.wait(2_000)
+    assert [sites.members(name) for name in "abc"] == ["abc"] * 3
+    assert len({sites.states[name].delivered for name in "abc"}) == 1
+    assert sites.states["a"].delivered == 3 * 40
 
 
 def test_a_process_without_memory_is_another_one() -> None:

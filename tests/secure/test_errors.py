@@ -20,7 +20,7 @@ from connectors.kafka.topics import create_topics
 from connectors.kafka.transport import TRANSPORTS
 from connectors.local.broker import EmbeddedBroker
 from ordering.errors import AbcastError, BrokerUnreachable, KafkaRefused
-from tests.cli.process import abcast
+from tests.cli.here import abcast_here
 from tests.secure.users import login, login_file
 
 pytestmark = pytest.mark.broker
@@ -57,7 +57,7 @@ class TestLogin:
     """Each mistake by a command and, with both libraries, by a member: in a moment, not after a time-out."""
 
     def check(self, file: Path, code: int, says: str, tmp_path: Path) -> None:
-        done = abcast("publish", "-g", "told", "-m", "nyc/a", "--kafka-config", file, cwd=tmp_path, text=b"x\n")
+        done = abcast_here("publish", "-g", "told", "-m", "nyc/a", "--kafka-config", file, cwd=tmp_path, text=b"x\n")
         assert done.returncode == code, done.stderr
         [sentence] = done.stderr.splitlines()
         assert re.search(says, sentence), sentence
@@ -136,7 +136,7 @@ class TestRights:
             ("deliver", "-m", "nyc/a", "-g", group),
             ("topics", "create", "-g", "other"),
         ):
-            done = abcast(*command, "--kafka-config", nobody, cwd=tmp_path, text=b"x\n")
+            done = abcast_here(*command, "--kafka-config", nobody, cwd=tmp_path, text=b"x\n")
             assert done.returncode == 1, done.stderr
             [sentence] = done.stderr.splitlines()
             assert re.match(

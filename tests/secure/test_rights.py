@@ -15,7 +15,8 @@ from connectors.kafka.sites import Direction, read_sites
 from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from ordering.errors import KafkaRefused, UsageError
-from tests.cli.process import ABCAST, abcast, background
+from tests.cli.here import abcast_here
+from tests.cli.process import ABCAST, background
 from tests.secure.users import login, login_file
 
 GROUP, SITE = "rights", "local"
@@ -27,7 +28,7 @@ def give(broker: EmbeddedBroker, directory: Path, *roles: str, user: str = "") -
     user = user or roles[0]
     file = login_file(broker, user)
     for role in roles:
-        done = abcast(
+        done = abcast_here(
             *("acl", "apply", "-g", GROUP, "--role", role, "--principal", f"User:{user}", "--site", SITE),
             *("--kafka-config", login_file(broker, "admin")),
             cwd=directory,
@@ -41,14 +42,14 @@ class TestPrint:
 
     def test_the_commands(self, tmp_path: Path) -> None:
         asked = ("acl", "print", "-g", "orders", "--role", "observer", "--principal", "User:x", "--site", "nyc")
-        done = abcast(*asked, "--bootstrap-servers", "k:1", cwd=tmp_path)
+        done = abcast_here(*asked, "--bootstrap-servers", "k:1", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
         common = "kafka-acls --bootstrap-server k:1 --add --allow-principal User:x --operation"
         assert f"{common} Read --topic abcast.orders.data.nyc" in lines
         assert f"{common} Read --group abcast.member.orders.nyc. --resource-pattern-type prefixed" in lines
         assert not [line for line in lines if "Write" in line and "memory" not in line]
-        rows = [json.loads(row) for row in abcast(*asked, "--json", cwd=tmp_path).stdout.splitlines()]
+        rows = [json.loads(row) for row in abcast_here(*asked, "--json", cwd=tmp_path).stdout.splitlines()]
         assert len(rows) == len(lines)
         assert {row["principal"] for row in rows} == {"User:x"}
 
@@ -62,7 +63,7 @@ class TestPrint:
         ],
     )
     def test_wrong_usage(self, arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
-        done = abcast("acl", "print", "-g", "orders", *arguments, cwd=tmp_path)
+        done = abcast_here("acl", "print", "-g", "orders", *arguments, cwd=tmp_path)
         assert (done.returncode, says in done.stderr) == (2, True), done.stderr
 
     def test_a_relay_of_a_hub(self, tmp_path: Path) -> None:
@@ -85,6 +86,7 @@ class TestPrint:
         assert {right.name for right in rights if right.operation == "WRITE" and "inbox" not in right.name} == {
             "abcast.g.relayed-a.b",
             "abcast.g.entries-a.b",
+            "abcast.g.cast.a",
         }
         assert Right("READ", "topic", "abcast.g.entries-", is_prefix=True) in rights_of("sequencer", "g", "b")
 
@@ -114,7 +116,7 @@ class TestPrint:
 @pytest.mark.broker
 def test_an_open_broker_has_no_rights_to_give(broker: EmbeddedBroker, tmp_path: Path) -> None:
     asked = ("acl", "apply", "-g", "x", "--role", "member", "--principal", "User:x")
-    done = abcast(*asked, "--bootstrap-servers", broker.bootstrap_servers, cwd=tmp_path)
+    done = abcast_here(*asked, "--bootstrap-servers", broker.bootstrap_servers, cwd=tmp_path)
     assert (done.returncode, "has no authorizer" in done.stderr) == (1, True), done.stderr
 
 
@@ -134,11 +136,11 @@ def test_the_whole_pipeline(secure_broker: EmbeddedBroker, tmp_path: Path) -> No
     ):
         sequencer.wait_for("ready")
         writer.wait_for("ready")
-        sent = abcast("publish", *of_group, "alice", "--kafka-config", alice, cwd=tmp_path, text=b"one\ntwo\n")
+        sent = abcast_here("publish", *of_group, "alice", "--kafka-config", alice, cwd=tmp_path, text=b"one\ntwo\n")
         assert sent.returncode == 0, sent.stderr + "".join(sequencer.lines)
-        got = abcast("deliver", *of_group, "bob", "--count", "2", "--kafka-config", bob, cwd=tmp_path)
+        got = abcast_here("deliver", *of_group, "bob", "--count", "2", "--kafka-config", bob, cwd=tmp_path)
         assert [line.split("\t")[2] for line in got.stdout.splitlines()] == ["one", "two"], got.stderr
-        again = abcast("deliver", *of_group, "bob", "--timeout", "1", "--kafka-config", bob, cwd=tmp_path)
+        again = abcast_here("deliver", *of_group, "bob", "--timeout", "1", "--kafka-config", bob, cwd=tmp_path)
         assert (again.returncode, again.stdout) == (0, ""), "its position was kept"
         assert not [line for line in (got.stderr + again.stderr).splitlines() if "WARNING" in line]
         with Member(GROUP, "carol", default_site=SITE, connection=login(secure_broker, "member")) as carol:
@@ -147,16 +149,16 @@ def test_the_whole_pipeline(secure_broker: EmbeddedBroker, tmp_path: Path) -> No
             assert [next(iter(carol.inbox(timeout=30))).payload] == [b"note"]
         for _ in itertools.takewhile(lambda _: not (tmp_path / "data" / "ledger" / "_delta_log").exists(), range(300)):
             time.sleep(0.2)
-        checked = abcast("check", "-g", GROUP, "--kafka-config", bob, *data, cwd=tmp_path)
+        checked = abcast_here("check", "-g", GROUP, "--kafka-config", bob, *data, cwd=tmp_path)
         assert (checked.returncode, "ledger" in checked.stdout) == (0, True), checked.stdout + checked.stderr
         for command, user in ((("view", "-g", GROUP), bob), (("status", "-g", GROUP, *data), jobs)):
-            shown = abcast(*command, "--kafka-config", user, cwd=tmp_path)
+            shown = abcast_here(*command, "--kafka-config", user, cwd=tmp_path)
             assert (shown.returncode, shown.stderr) == (0, ""), shown.stderr
         lines = "".join(sequencer.lines + writer.lines)
         assert "password=" not in lines
         assert sequencer.terminate() == writer.terminate() == 0, lines
     assert not [word for word in ("Authorization", "can't commit", "not checked", "Traceback") if word in lines], lines
-    refused = abcast("publish", *of_group, "bob", "--kafka-config", bob, cwd=tmp_path, text=b"x\n")
+    refused = abcast_here("publish", *of_group, "bob", "--kafka-config", bob, cwd=tmp_path, text=b"x\n")
     assert (refused.returncode, refused.stderr) == (
         1,
         "abcast: User:observer may not WRITE abcast.rights.forward.local: `abcast acl` gives each role the rights that "
@@ -180,7 +182,7 @@ def test_two_sites_that_agree(secure_broker: EmbeddedBroker, tmp_path: Path) -> 
         for role in ("sequencer", "member"):
             user = f"{role}-of-{site}-in-{group}"
             files[role, site] = ("--kafka-config", login_file(secure_broker, user))
-            done = abcast(
+            done = abcast_here(
                 *("acl", "apply", "-g", group, "--role", role, "--principal", f"User:{user}", "--site", site),
                 *("--sites", sites, "--kafka-config", login_file(secure_broker, "admin")),
                 cwd=tmp_path,
@@ -195,11 +197,11 @@ def test_two_sites_that_agree(secure_broker: EmbeddedBroker, tmp_path: Path) -> 
         at_b.wait_for("ready")
         for site in ("a", "b"):
             publish = ("publish", "-g", group, "-m", f"{site}/bob", *files["member", site])
-            sent = abcast(*publish, cwd=tmp_path, text=f"{site}\n".encode())
+            sent = abcast_here(*publish, cwd=tmp_path, text=f"{site}\n".encode())
             assert sent.returncode == 0, sent.stderr + "".join(at_a.lines + at_b.lines)
         for site in ("a", "b"):
             deliver = ("deliver", "-g", group, "-m", f"{site}/ann", "--count", "2", *files["member", site])
-            got = abcast(*deliver, cwd=tmp_path)
+            got = abcast_here(*deliver, cwd=tmp_path)
             assert [line.split("\t")[2] for line in got.stdout.splitlines()] == ["a", "b"], got.stderr
         assert at_a.terminate() == at_b.terminate() == 0
     lines = "".join(at_a.lines + at_b.lines)
@@ -223,7 +225,7 @@ def test_two_sites(secure_broker: EmbeddedBroker, tmp_path: Path) -> None:
     for who, *where in asked:
         user = f"{who}-of-two"
         files[who] = ("--kafka-config", login_file(secure_broker, user))
-        done = abcast(
+        done = abcast_here(
             *("acl", "apply", "-g", group, "--role", str(who), "--principal", f"User:{user}", *where),
             *("--kafka-config", login_file(secure_broker, "admin")),
             cwd=tmp_path,
@@ -238,12 +240,14 @@ def test_two_sites(secure_broker: EmbeddedBroker, tmp_path: Path) -> None:
         jobs.wait_for("ready")
         relay.wait_for("ready")
         for name in ("b/bob", "a/alice"):
-            sent = abcast("publish", "-g", group, "-m", name, *files["member"], cwd=tmp_path, text=f"{name}\n".encode())
+            sent = abcast_here(
+                "publish", "-g", group, "-m", name, *files["member"], cwd=tmp_path, text=f"{name}\n".encode()
+            )
             assert sent.returncode == 0, sent.stderr + "".join(jobs.lines + relay.lines)
         for name in ("a/ann", "b/ben"):
-            got = abcast("deliver", "-g", group, "-m", name, "--count", "2", *files["member"], cwd=tmp_path)
+            got = abcast_here("deliver", "-g", group, "-m", name, "--count", "2", *files["member"], cwd=tmp_path)
             assert [line.split("\t")[2] for line in got.stdout.splitlines()] == ["b/bob", "a/alice"], got.stderr
-        checked = abcast("check", "-g", group, "--sites", sites, *files["member"], cwd=tmp_path)
+        checked = abcast_here("check", "-g", group, "--sites", sites, *files["member"], cwd=tmp_path)
         assert checked.returncode == 0, checked.stdout + checked.stderr
         assert relay.terminate() == jobs.terminate() == 0
     lines = "".join(jobs.lines + relay.lines)
@@ -256,7 +260,7 @@ class TestDoctor:
         """As it is for the administrator: topics and rights are in order, and nobody orders anything."""
         create_topics(login(secure_broker), "ill", [SITE])
         admin = ("--kafka-config", login_file(secure_broker, "admin"))
-        done = abcast("doctor", "-g", "ill", *admin, cwd=tmp_path)
+        done = abcast_here("doctor", "-g", "ill", *admin, cwd=tmp_path)
         marks = {line[2:].split(" of ")[0].split(":")[0]: line[0] for line in done.stdout.splitlines()}
         assert marks == {
             **dict.fromkeys(("library", "name", "TCP", "TLS", "login", "topics", "rights in ill", "settings"), "✓"),
@@ -266,24 +270,25 @@ class TestDoctor:
         assert done.returncode == 1
         assert "start `abcast run`" in done.stdout
         rows = [
-            json.loads(row) for row in abcast("doctor", "-g", "ill", *admin, "--json", cwd=tmp_path).stdout.splitlines()
+            json.loads(row)
+            for row in abcast_here("doctor", "-g", "ill", *admin, "--json", cwd=tmp_path).stdout.splitlines()
         ]
         assert [row["ok"] for row in rows if row["check"].startswith("sequencer")] == [False]
 
     def test_what_a_user_lacks(self, secure_broker: EmbeddedBroker, tmp_path: Path) -> None:
         create_topics(login(secure_broker), GROUP, [SITE])
         observer = give(secure_broker, tmp_path, "observer")
-        done = abcast("doctor", "-g", GROUP, "--kafka-config", observer, cwd=tmp_path)
+        done = abcast_here("doctor", "-g", GROUP, "--kafka-config", observer, cwd=tmp_path)
         assert f"✗ rights in {GROUP}: User:observer may not READ abcast.{GROUP}.forward.{SITE}" in done.stdout, (
             done.stdout
         )
         assert (
             f"`abcast acl apply --group {GROUP} --site {SITE} --role member --principal User:observer`" in done.stdout
         )
-        done = abcast("doctor", "-g", GROUP, "--role", "observer", "--kafka-config", observer, cwd=tmp_path)
+        done = abcast_here("doctor", "-g", GROUP, "--role", "observer", "--kafka-config", observer, cwd=tmp_path)
         assert f"✓ rights in {GROUP}: those of a observer" in done.stdout
 
     def test_nobody_is_there(self, tmp_path: Path) -> None:
-        done = abcast("doctor", "--bootstrap-servers", "127.0.0.1:1", cwd=tmp_path)
+        done = abcast_here("doctor", "--bootstrap-servers", "127.0.0.1:1", cwd=tmp_path)
         assert done.returncode == 1
         assert "✗ TCP of 127.0.0.1:1: 127.0.0.1:1 does not answer" in done.stdout

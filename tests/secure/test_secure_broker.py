@@ -14,7 +14,7 @@ from connectors.kafka.topics import create_topics, find_topics
 from connectors.kafka.transport import TRANSPORTS
 from connectors.local.broker import EmbeddedBroker
 from ordering.errors import KafkaRefused, UsageError
-from tests.cli.process import abcast
+from tests.cli.here import abcast_here
 from tests.secure.users import login
 from tests.waiting import WAIT
 
@@ -78,19 +78,19 @@ def test_a_directory_stays_what_it_is(secure_broker: EmbeddedBroker, tmp_path: P
     assert EmbeddedBroker(secure_broker.directory).secure is not None
     with pytest.raises(UsageError, match="with users and passwords, which it keeps"):
         EmbeddedBroker(secure_broker.directory, secure=False)
-    done = abcast("broker", "start", "--user", "alice", "--dir", tmp_path / "open", cwd=tmp_path)
+    done = abcast_here("broker", "start", "--user", "alice", "--dir", tmp_path / "open", cwd=tmp_path)
     assert (done.returncode, "only a secure broker has users" in done.stderr) == (2, True)
 
 
 def test_what_the_command_says(secure_broker: EmbeddedBroker, tmp_path: Path) -> None:
     """It runs already: the users are added, and their files named."""
     place = ("--dir", secure_broker.directory)
-    done = abcast("broker", "start", "--secure", "--user", "bob", "--user", "bob", *place, cwd=tmp_path)
+    done = abcast_here("broker", "start", "--secure", "--user", "bob", "--user", "bob", *place, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     files = [line.rpartition(" ")[2] for line in done.stdout.splitlines()[1:]]
     assert [Path(file).stem for file in files] == ["admin", "bob"]
-    listed = abcast("topics", "list", "--kafka-config", files[0], cwd=tmp_path)
+    listed = abcast_here("topics", "list", "--kafka-config", files[0], cwd=tmp_path)
     assert listed.returncode == 0, listed.stderr
     for wrong in ("broker", "a b", "../x"):
-        done = abcast("broker", "start", "--user", wrong, *place, cwd=tmp_path)
+        done = abcast_here("broker", "start", "--user", wrong, *place, cwd=tmp_path)
         assert (done.returncode, "can't be a user" in done.stderr) == (2, True)

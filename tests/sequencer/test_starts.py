@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -314,6 +315,23 @@ class TestTwoUnderSupervisors:
         assert "process 7 on host elsewhere" in warning.call_args.args
         assert [round(wait) for wait in waits] == [40]
         assert yield_to_rival(kafka, "nyc", lambda _: True)
+
+    @pytest.mark.parametrize("claimer", ["elsewhere 7", f"{this_host()} {os.getppid()}"])
+    def test_who_is_replaced_is_told(self, kafka: MemoryConnection, claimer: str) -> None:
+        """By a job that is started for groups that another one serves."""
+        kafka.producer().send(str(EPOCH), value=f"0 {claimer}".encode(), headers=[("abcast", b"2 claim")])
+        host, pid = claimer.split()
+        with patch("connectors.sequencer.takeover._logger.warning") as warning:
+            take_over(kafka, "g", "nyc")
+        assert warning.call_args.args[1:] == (f"process {pid} on host {host}", "g")
+
+    @pytest.mark.parametrize("claimer", [f"{this_host()} {os.getpid()}", f"{this_host()} {2**22 + 1}"])
+    def test_who_is_gone_is_not_told(self, kafka: MemoryConnection, claimer: str) -> None:
+        """A container that starts again has its number, and one that was killed left fresh signs."""
+        kafka.producer().send(str(EPOCH), value=f"0 {claimer}".encode(), headers=[("abcast", b"2 claim")])
+        with patch("connectors.sequencer.takeover._logger.warning") as warning:
+            take_over(kafka, "g", "nyc")
+        assert not warning.called
 
     def test_a_fenced_sequencer_hears_who_it_was(self, kafka: MemoryConnection) -> None:
         own: dict[str, int] = {}

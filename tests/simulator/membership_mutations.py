@@ -124,7 +124,7 @@ MEMBER_MUTATIONS = (
         "it does not see its view",
         STUCK,
         staying(C.ADMITTED, (P.JOINING, P.AWAITING)),
-        from_seed=15,
+        from_seed=24,
     ),
     MemberMutation(
         "sends-from-outside",
@@ -145,20 +145,21 @@ MEMBER_MUTATIONS = (
         "a stranger does not notice that the group closes",
         WRONG_VIEW,
         staying(C.CLOSED, (P.STRANGER, P.JOINING)),
+        from_seed=10,
     ),
     MemberMutation(
         "stranded-for-good",
         "whose JOIN can't be ordered waits for it",
         WRONG_VIEW,
         patches=((f"{_P}.Participant.is_stranded", never),),
-        from_seed=95,
+        from_seed=101,
     ),
     MemberMutation(
         "unheard-for-long",
         "what was dropped for an earlier start's answer waits for the next resend",
         LATE,
         staying(C.HEARD, (P.STRANGER, P.JOINING, P.MEMBER, P.BLOCKING)),
-        from_seed=45,
+        from_seed=50,
     ),
     MemberMutation("kept-back", "what was kept back waits for the next resend", LATE, without(SEND_TABLE)),
     MemberMutation(
@@ -188,7 +189,7 @@ MEMBER_MUTATIONS = (
         "a flush from scratch calls block() again",
         UNPAIRED,
         {(P.BLOCKING, C.FLUSH): Row(P.BLOCKING, (BLOCK, ASK))},
-        from_seed=18,
+        from_seed=21,
     ),
     MemberMutation(
         "deaf-to-the-second-start",
@@ -204,7 +205,7 @@ MEMBER_MUTATIONS = (
         "who is put out of the view in a flush stays in block()",
         UNPAIRED,
         without(UNBLOCK, [(phase, cause) for phase in IN_A_FLUSH for cause in (C.EXCLUDED, C.OVER)]),
-        from_seed=8,
+        from_seed=41,
     ),
     MemberMutation(
         "flush-not-stopped",
@@ -218,7 +219,7 @@ MEMBER_MUTATIONS = (
         "it does not see that it was put out",
         WRONG_VIEW,
         {**staying(C.EXCLUDED, INSIDE), **staying(C.OVER, INSIDE)},
-        from_seed=7,
+        from_seed=10,
     ),
     MemberMutation(
         "no-next-life",
@@ -232,14 +233,14 @@ MEMBER_MUTATIONS = (
         "a life that is over loses its messages",
         LOST,
         {(P.OVER, C.HAND_OVER): Row(P.BETWEEN, (LOSE,))},
-        from_seed=9,
+        from_seed=13,
     ),
     MemberMutation(
         "carried-at-once",
         "what is carried over is sent before its JOIN is ordered",
         DUPLICATE,
         patches=(("tests.simulator.membership.begins_returning", never),),
-        from_seed=5_080,
+        from_seed=5_089,
     ),
     MemberMutation(
         "next-life-without-join",
@@ -253,7 +254,7 @@ MEMBER_MUTATIONS = (
         "LEAVE is not sent",
         RETURNED,
         {(phase, C.LEAVE): Row(P.LEAVING) for phase in INSIDE},
-        from_seed=6,
+        from_seed=22,
     ),
     MemberMutation(
         "returns",
@@ -270,7 +271,7 @@ MEMBER_MUTATIONS = (
         "what retention has dropped is not made up for",
         WRONG_VIEW,
         patches=((f"{_P}._catch_up_view", ignoring),),
-        from_seed=8,
+        from_seed=17,
     ),
 )
 

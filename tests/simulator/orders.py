@@ -1,9 +1,10 @@
 """A group that casts and broadcasts in all orders at once, at two sites: one seed, one history.
 
-Receivers and senders are the real core (`ordering.causal`, `ordering.outgoing`). The rest is a model: partitions in
-which one sender's casts keep their order, but for gaps and repeats of a failed request; relays that carry partitions at
-their own pace, and repeat; a sequencer and its flushes, which never fail here (`tests.simulator.membership` has those);
-members that die, leave, start again and join late.
+Receivers and senders are the real core (`ordering.merging`, `ordering.causal`, `ordering.outgoing`). The rest is a
+model: partitions in which one sender's casts keep their order, but for gaps and repeats of a failed request; relays
+(`connectors.relay.casts`), each at its own pace, that are killed, that begin again by the mark of the last copy, that
+run twice at once, and that are cut off for long; a sequencer and its flushes, which never fail here
+(`tests.simulator.membership` has those); members that die, leave, start again and join late.
 
 The judge knows nothing of clocks. It writes down, for each message, all that happened before it was sent: what its
 sender had sent or delivered, and what had happened before that; and compares that with what others had delivered.
@@ -13,17 +14,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ordering.casts import CAUSAL, FIFO, TOTAL, Cast, Ordered, Settled, Verdict
 from ordering.causal import CausalReceiver, CausalState
 from ordering.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.fate import Fate, fate_of_record, fate_of_state
+from ordering.left_casts import Course, LeftCast, course_of
 from ordering.membership import Life
+from ordering.merging import MergedState, Merger
 from ordering.outgoing import Broadcast, Outgoing
 from ordering.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
 from tests.simulator.orders_applications import Application, Applications
+from tests.simulator.orders_starts import Starts
 
 ACTIONS = 400
 MAX_MEMBERS = 8
@@ -41,18 +45,26 @@ class Rules:
     """A state is supplied while something is delivered that its application was not given yet."""
     read_full_again: bool = True
     """What was FULL is read again when there is room."""
+    course_of: Callable[[LeftCast, Life, CausalReceiver, Mapping[Life, int]], Course] = course_of
+    begin_by_mark: bool = True
+    """A relay goes on behind the record that its last copy was made from, not behind so many as there are copies."""
     fate_of_record: Callable[[CausalReceiver, Cast | Ordered], Fate] = fate_of_record
     fate_of_state: Callable[[CausalReceiver, CausalState], Fate] = fate_of_state
 
 
 @dataclass
 class Partition:
-    """One log of casts. A copy of another site's has it as its `origin`, and follows it."""
+    """One log of casts. A copy of another site's has it as its `origin`, and follows it.
+
+    `marks`: which record of the origin each copy was made from. `relays`: where each relay that runs will go on.
+    """
 
     site: str
     records: list[Cast] = field(default_factory=list)
     origin: Partition | None = None
-    carried: int = 0
+    marks: list[int] = field(default_factory=list)
+    relays: list[int] = field(default_factory=list)
+    is_cut: bool = False
 
 
 @dataclass
@@ -61,7 +73,7 @@ class Process:
 
     life: Life
     home: Partition
-    receiver: CausalReceiver | None = None
+    merger: Merger | None = None
     outgoing: Outgoing | None = None
     offsets: dict[int, int] = field(default_factory=dict)
     progress: int = 0
@@ -84,6 +96,11 @@ class Process:
     is_alive: bool = True
     is_leaving: bool = False
     is_suspected: bool = False
+
+    @property
+    def receiver(self) -> CausalReceiver | None:
+        """What it has delivered in its views."""
+        return self.merger.causal if self.merger is not None else None
 
     @property
     def stays(self) -> bool:
@@ -118,6 +135,7 @@ class Orders:
         self.settled: dict[int, tuple[Settled, ...]] = {}
         self.problems: list[tuple[str, str]] = []
         self.applications = Applications(self)
+        self.starts = Starts(self)
         self.seen: Counter[str] = Counter()
         """What happened how often, so that a test can say that it did."""
         for _ in range(self.random.randint(2, 4)):
@@ -131,7 +149,7 @@ class Orders:
         weights = {
             "send": 30, "read": 60, "read_data": 30, "write": 25, "relay": 20, "sequence": 25, "acknowledge": 10,
             "join": 3, "die": 2, "leave": 1, "suspect": 1, "flush": 2, "transfer": 4, "coordinate": 10, "again": 5,
-            "repeat": 2, "ask": 5, "answer": 3, "application": 60,
+            "repeat": 2, "ask": 5, "answer": 3, "application": 60, "kill_relay": 3, "run_relay_twice": 1, "cut": 1,
         }  # fmt: skip
         for name in self.random.choices(list(weights), list(weights.values()), k=ACTIONS):
             getattr(self, f"_do_{name}")()
@@ -159,11 +177,18 @@ class Orders:
         process = Process(Life(address, self.lives), homes[sum(address.encode()) % len(homes)])
         self.processes.append(process)
         self.joining.append(process)
+        self.starts.begins(process)
 
     def _take_state(self, process: Process, state: CausalState) -> None:
-        process.receiver = self.rules.receiver(CausalState.from_bytes(state.to_bytes()), self.max_held, max_waiting=5)
-        process.outgoing = self.rules.outgoing(process.life, process.receiver)
+        process.merger = self.merger_at(CausalState.from_bytes(state.to_bytes()))
+        process.outgoing = self.rules.outgoing(process.life, process.merger.causal)
         process.data_offset = state.seqno
+
+    def merger_at(self, state: CausalState) -> Merger:
+        """The merging of a reader that begins there."""
+        merger = Merger(MergedState(flush=True))
+        merger.causal = self.rules.receiver(state, self.max_held, max_waiting=5)
+        return merger
 
     def _do_transfer(self) -> None:
         """A late joiner takes the state of a member that has delivered its view, or a later one."""
@@ -250,6 +275,7 @@ class Orders:
         process.is_alive = False
         self.seen["died with casts unwritten" if process.unwritten else "died"] += 1
         self.seen["died in a flush"] += self.flush > 0
+        self.starts.ends(process)
         process.unwritten.clear()
 
     def die_serving(self, supplier: Process, joiner: Process) -> None:
@@ -274,6 +300,7 @@ class Orders:
     def _do_leave(self) -> None:
         if (process := self._one_to_spare()) is not None:
             process.is_leaving = True
+            self.seen["left with casts in flight"] += bool(process.unwritten or process.unacknowledged)
 
     def _do_suspect(self) -> None:
         """A member that lives is put out of the view."""
@@ -298,21 +325,30 @@ class Orders:
 
     def _release(self, process: Process) -> None:
         assert process.outgoing is not None
+        self.starts.take_up(process)
         for message in process.outgoing.release():
             if isinstance(message, Broadcast):
                 if message.kind == MESSAGE:
                     message = message._replace(payload=self._note(process, TOTAL))
                 process.forwards.append(message)
             else:
-                process.unwritten.append(message._replace(payload=self._note(process, message.order)))
+                cast = message._replace(payload=self._note(process, message.order, message.payload))
+                self.starts.leaves(process, cast)
+                process.unwritten.append(cast)
 
-    def _note(self, process: Process, order: str) -> bytes:
-        """Write down what happened before a message that leaves now; its number is its payload."""
-        number = len(self.past)
+    def _note(self, process: Process, order: str, again: bytes = b"") -> bytes:
+        """Write down what happened before a message that leaves now; its number is its payload.
+
+        `again`: the number of one that an earlier life has left.
+        """
         past = process.happened_to_casts if order == FIFO else process.happened
-        self.past.append(past)
-        self.orders.append(order)
-        self.senders.append(process.life)
+        number = int(again) if again else len(self.past)
+        if again:
+            self.past[number], self.senders[number] = past, process.life
+        else:
+            self.past.append(past)
+            self.orders.append(order)
+            self.senders.append(process.life)
         process.happened |= past | 1 << number
         if order != TOTAL:
             process.happened_to_casts |= past | 1 << number
@@ -355,16 +391,52 @@ class Orders:
             log.records += [cast for cast in log.records[at : at + 3] if cast.sender == sender]
 
     def _do_relay(self) -> None:
+        if (log := self._one_copy()) is not None and not log.is_cut:
+            self._carry(log, self.random.randint(1, 10))
+
+    def _one_copy(self) -> Partition | None:
         copies = [log for log in self.partitions if log.origin is not None]
-        if copies:
-            self._carry(self.random.choice(copies), self.random.randint(1, 10))
+        return self.random.choice(copies) if copies else None
+
+    def _do_kill_relay(self) -> None:
+        if (log := self._one_copy()) is not None and log.relays:
+            log.relays.pop(self.random.randrange(len(log.relays)))
+            self.seen["relay killed"] += 1
+
+    def _do_run_relay_twice(self) -> None:
+        if (log := self._one_copy()) is not None and len(log.relays) < 3:
+            log.relays.append(self._beginning(log))
+            self.seen["relay ran twice"] += len(log.relays) > 1
+
+    def _do_cut(self) -> None:
+        """The link is cut, or heals."""
+        if (log := self._one_copy()) is not None:
+            log.is_cut = not log.is_cut
+            self.seen["cut"] += log.is_cut
+
+    def _beginning(self, log: Partition) -> int:
+        if not self.rules.begin_by_mark:
+            return len(log.records)
+        return log.marks[-1] + 1 if log.marks else 0
 
     def _carry(self, log: Partition, count: int) -> None:
+        """A request of one of the relays. It may fail, and be written again, after some of it was written."""
         assert log.origin is not None
-        if self.random.random() < 0.1:  # started again: from a little before
-            log.carried = max(0, log.carried - self.random.randint(0, 5))
-        log.records += log.origin.records[log.carried : log.carried + count]
-        log.carried = min(len(log.origin.records), log.carried + count)
+        if not log.relays:
+            log.relays.append(self._beginning(log))
+        which = self.random.randrange(len(log.relays))
+        start = log.relays[which]
+        end = min(start + count, len(log.origin.records))
+        if self.random.random() < 0.1:
+            self._copy(log, start, self.random.randint(start, max(start, end)))
+            self.seen["request of a relay repeated"] += 1
+        self._copy(log, start, end)
+        log.relays[which] = max(start, end)
+
+    def _copy(self, log: Partition, start: int, end: int) -> None:
+        assert log.origin is not None
+        log.records += log.origin.records[start:end]
+        log.marks += range(start, end)
 
     # Reading.
 
@@ -443,8 +515,8 @@ class Orders:
         self._read_again(process)
 
     def _step(self, process: Process | Application, record: Cast | Ordered) -> Verdict:
-        assert process.receiver is not None
-        step = process.receiver.step(record)
+        assert process.merger is not None
+        step = process.merger.step(record)
         if isinstance(process, Application):
             process.ready.extend(step.deliveries)
             return step.verdict
@@ -493,6 +565,7 @@ class Orders:
             else:
                 self.seen["put out of a view"] += process.is_suspected
                 process.is_alive = False
+                self.starts.ends(process)
 
     # The sequencer.
 
@@ -549,7 +622,8 @@ class Orders:
             self.answered |= {each.life for each in self.joining}
         self.joining = []
         self.views += 1
-        self._decide(VIEW, Ordered(0, view=self.views, lives=tuple(each.life for each in self.members)))
+        lives = tuple(each.life for each in self.members)
+        self._decide(VIEW, Ordered(0, view=self.views, lives=lives, is_in_flush=self.flush > 0))
 
     # The end.
 
@@ -559,7 +633,8 @@ class Orders:
         for _ in range(ROUNDS_TO_HEAL):
             for log in self.partitions:
                 if log.origin is not None:
-                    self._carry(log, len(log.origin.records))
+                    for _ in range(len(log.relays) + 2):
+                        self._carry(log, len(log.origin.records))
             for process in self.processes:
                 if process.is_alive and process.receiver is not None and not self._finish(process):
                     return
@@ -570,7 +645,10 @@ class Orders:
             self._do_coordinate()
             receivers = [each.receiver for each in self.processes if each.receiver is not None]
             given = [(one.receiver.progress, len(one.ready)) for one in self.applications.running]
-            mine = [(each.progress, each.room.holding) for each in receivers]
+            mine = (
+                [(each.progress, each.room.holding) for each in receivers],
+                sum(len(each.unwritten) for each in self.members),
+            )
             now = len(self.data), self.flush, len(self.past), mine, given
             is_full = any(each.full_at for each in self.members) or any(
                 one.full_at for one in self.applications.running

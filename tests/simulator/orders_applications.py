@@ -16,6 +16,7 @@ from ordering.causal import CausalReceiver, CausalState
 from ordering.checker import LOST, VIEW_VIOLATION
 from ordering.fate import Fate
 from ordering.membership import Life
+from ordering.merging import Merger
 from ordering.records import MESSAGE, VIEW
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Application:
     """One member's, with its own reader."""
 
     process: Process
-    receiver: CausalReceiver
+    merger: Merger
     data_offset: int
     offsets: dict[int, int]
     delivered: int
@@ -36,6 +37,11 @@ class Application:
     full_at: dict[int, int] = field(default_factory=dict)
     places: dict[tuple[Life, int, int], int] = field(default_factory=dict)
     ready: deque[Cast | Ordered] = field(default_factory=deque)
+
+    @property
+    def receiver(self) -> CausalReceiver:
+        """What its reader has delivered in its views."""
+        return self.merger.causal
 
     @property
     def is_alive(self) -> bool:
@@ -73,8 +79,7 @@ class Applications:
         self._begin_at(process, process.receiver.state, dict(process.offsets), process.delivered)
 
     def _begin_at(self, process: Process, state: CausalState, offsets: dict[int, int], delivered: int) -> None:
-        receiver = self.world.rules.receiver(state, self.world.max_held, max_waiting=5)
-        self.running.append(Application(process, receiver, state.seqno, offsets, delivered))
+        self.running.append(Application(process, self.world.merger_at(state), state.seqno, offsets, delivered))
 
     def ask(self) -> None:
         """A joiner asks an application that has been given its first view, between two deliveries."""

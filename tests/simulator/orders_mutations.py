@@ -10,6 +10,8 @@ from ordering.causal import CausalReceiver, CausalState, Need
 from ordering.checker import CAUSAL_VIOLATION, DUPLICATE, FIFO_VIOLATION, LOST, VIEW_VIOLATION
 from ordering.clocks import Clock
 from ordering.fate import Fate, fate_of_record, fate_of_state
+from ordering.left_casts import Course, LeftCast
+from ordering.membership import Life
 from ordering.outgoing import Outgoing
 from tests.simulator.orders import Rules
 
@@ -20,6 +22,16 @@ class BlindToOthers(CausalReceiver):
     def _missing(self, index: int, cast: Cast) -> Need | None:
         need = super()._missing(index, cast)
         return need if need is not None and need.entry < 0 else None
+
+
+class BlindToOtherSites(CausalReceiver):
+    """It does not wait for casts of another site than the sender's, which its clock says that he had delivered."""
+
+    def _missing(self, index: int, cast: Cast) -> Need | None:
+        need = super()._missing(index, cast)
+        if need is None or need.entry < 0:
+            return need
+        return need if self.lives[need.entry].address[0] == cast.sender[0] else None
 
 
 class BlindToTotal(CausalReceiver):
@@ -146,6 +158,16 @@ def state_at_once(hub: CausalReceiver, state: CausalState) -> Fate:
     return Fate.DELIVERED
 
 
+def takes_all_for_lost(message: LeftCast, own: Life, hub: object, settled: object) -> Course:
+    """A mutation: what had left is cast again, whatever was delivered of it."""
+    return Course.ANEW
+
+
+def takes_all_for_delivered(message: LeftCast, own: Life, hub: object, settled: object) -> Course:
+    """A mutation: what had left counts as delivered."""
+    return Course.DELIVERED
+
+
 class Mutation(NamedTuple):
     """A broken rule: what is wrong about it, the anomaly it must show, and how it is broken."""
 
@@ -156,6 +178,7 @@ class Mutation(NamedTuple):
 
 MUTATIONS = (
     Mutation("blind-to-others", CAUSAL_VIOLATION, Rules(receiver=BlindToOthers)),
+    Mutation("blind-to-other-sites", CAUSAL_VIOLATION, Rules(receiver=BlindToOtherSites)),
     Mutation("forgets-to-merge", CAUSAL_VIOLATION, Rules(receiver=Forgetful)),
     Mutation("takes-older", DUPLICATE, Rules(receiver=TakesOlder)),
     Mutation("takes-ahead", FIFO_VIOLATION, Rules(receiver=TakesAhead)),
@@ -172,5 +195,8 @@ MUTATIONS = (
     Mutation("state-of-the-dead", LOST, Rules(fate_of_state=state_of_the_dead)),
     Mutation("state-before-the-hub", LOST, Rules(fate_of_state=state_at_once)),
     Mutation("state-in-midst-of-a-delivery", LOST, Rules(supply_in_midst=True)),
+    Mutation("casts-again-what-was-delivered", DUPLICATE, Rules(course_of=takes_all_for_lost)),
+    Mutation("forgets-what-was-not-delivered", LOST, Rules(course_of=takes_all_for_delivered)),
     Mutation("full-is-not-read-again", LOST, Rules(read_full_again=False)),
+    Mutation("relay-counts-its-copies", LOST, Rules(begin_by_mark=False)),
 )

@@ -33,9 +33,12 @@ def test_every_order_holds() -> None:
         "gap", "written again", "full", "over", "DATA waits", "DATA is full", "joined late", "joined from offsets",
         "began with a view", "started again", "died in a flush", "died with casts unwritten", "put out of a view",
         "dropped with a view", "began with a state", "died serving", "passed over by an application",
+        "left: anew", "left with casts in flight",
+        "relay killed", "relay ran twice", "cut", "request of a relay repeated",
     }  # fmt: skip
     assert {name for name in rare if seen[name] < 20} == set()
     assert seen["a state is void"]
+    assert seen["left: delivered"]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from connectors.kafka.topics import find_topics
-from tests.cli.process import abcast
+from tests.cli.here import abcast_here
 from tests.crash.processes import ABCAST, Process
 from tests.sites.conftest import MakeWorld
 from tests.sites.test_relay import messages
@@ -29,7 +29,10 @@ def processes(tmp_path: Path) -> Iterator[list[Process]]:
 
 
 def test_a_home_that_runs_is_replaced(make_world: MakeWorld, processes: list[Process]) -> None:
-    """Its job ends and says why; as it says, the site becomes a copy; both sites go on in the new home's order."""
+    """Its job ends and says why; as it says, the site becomes a copy; both sites go on in the new home's order.
+
+    The homes are processes. What serves the other site, a relay and no more, runs here.
+    """
     world = make_world("hub", "nyc", "sfo")
     nyc, sfo = world.sites.connections
 
@@ -39,14 +42,13 @@ def test_a_home_that_runs_is_replaced(make_world: MakeWorld, processes: list[Pro
         processes.append(process)
         return process
 
-    old_home, copy = run(nyc), run(sfo)
+    old_home = run(nyc)
     old_home.wait_ready()
-    copy.wait_ready()
-    world.broadcast(nyc, "alice", messages("a", 200))
-    world.broadcast(sfo, "bob", messages("b", 200))
+    with world.running(world.relay(sfo, nyc)):
+        world.broadcast(nyc, "alice", messages("a", 200))
+        world.broadcast(sfo, "bob", messages("b", 200))
     world.sites = replace(world.sites, home=sfo)
-    copy.stop()
-    done = abcast(
+    done = abcast_here(
         "site", "promote", sfo, "--group", world.group, "--sites", world.file(), "--json", cwd=world.directory
     )
     assert done.returncode == 0, done.stderr
@@ -61,14 +63,14 @@ def test_a_home_that_runs_is_replaced(make_world: MakeWorld, processes: list[Pro
             [str(topic) for topic in find_topics(world.sites.connection(nyc)) if topic.group == world.group]
         )
     add = ("site", "add", nyc, "--group", world.group, "--sites", world.file())
-    eventually(lambda: abcast(*add, cwd=world.directory).returncode == 0, 60, "the old home is a copy", 1.0)
+    eventually(lambda: abcast_here(*add, cwd=world.directory).returncode == 0, 60, "the old home is a copy", 1.0)
     run(sfo).wait_ready()
-    run(nyc).wait_ready()
-    world.broadcast(nyc, "carol", messages("c", 50))
-    world.broadcast(sfo, "dave", messages("d", 50))
-    order = world.deliveries(sfo, 500)
-    assert [delivery.seqno for delivery in order] == list(range(1, 501))
-    assert world.deliveries(nyc, 500) == order
+    with world.running(world.relay(nyc, sfo)):
+        world.broadcast(nyc, "carol", messages("c", 50))
+        world.broadcast(sfo, "dave", messages("d", 50))
+        order = world.deliveries(sfo, 500)
+        assert [delivery.seqno for delivery in order] == list(range(1, 501))
+        assert world.deliveries(nyc, 500) == order
     command = ("check", "--group", world.group, "--sites", world.file(), "--settled", "--json")
-    verdict = abcast(*command, "--data", world.directory / "none", cwd=world.directory)
+    verdict = abcast_here(*command, "--data", world.directory / "none", cwd=world.directory)
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr

@@ -23,7 +23,7 @@ def test_hub_one_order_for_the_world(make_world: MakeWorld) -> None:
     """Members at both sites broadcast and deliver the same seqnos, epoch records included in the copy."""
     world = make_world("hub", "nyc", "sfo")
     nyc, sfo = world.sites.connections
-    with world.running([world.sequencer(nyc), *world.relays()]):
+    with world.running([world.sequencer_on_spark(nyc), *world.relays()]):
         world.broadcast(nyc, "alice", messages("a", 50))
         world.broadcast(sfo, "bob", messages("b", 50))
         at_home, away = world.deliveries(nyc, 100), world.deliveries(sfo, 100)
@@ -37,7 +37,7 @@ def test_hub_one_order_for_the_world(make_world: MakeWorld) -> None:
 def test_mesh_each_site_orders_all(make_world: MakeWorld) -> None:
     world = make_world("mesh", "nyc", "sfo")
     nyc, sfo = world.sites.connections
-    with world.running([world.sequencer(nyc), world.sequencer(sfo), *world.relays()]):
+    with world.running([world.sequencer_on_spark(nyc), world.sequencer(sfo), *world.relays()]):
         world.broadcast(nyc, "alice", messages("a", 50))
         world.broadcast(sfo, "bob", messages("b", 50))
         for site in (nyc, sfo):

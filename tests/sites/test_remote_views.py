@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ordering.events import RemoteView
-from tests.cli.process import abcast
+from tests.cli.here import abcast_here
 from tests.sites.conftest import MakeWorld
 from tests.waiting import eventually
 
@@ -23,7 +23,7 @@ def test_remote_views_come_and_go_with_the_relay(make_world: MakeWorld) -> None:
     there, back = (f"{sfo}/bob",), world.relay(sfo, nyc)
     world.change_settings(nyc, suspect_after_ms=60_000)
     with (
-        world.running([world.sequencer(nyc), *world.relay(nyc, sfo)]),
+        world.running([world.sequencer_on_spark(nyc), *world.relay(nyc, sfo)]),
         world.member(nyc, "alice") as alice,
         world.member(sfo, "bob") as bob,
     ):
@@ -49,7 +49,7 @@ def test_remote_views_come_and_go_with_the_relay(make_world: MakeWorld) -> None:
                 world.change_settings(nyc, suspect_after_ms=3_000)
                 killed.kill()
                 sees()
-            shown = abcast(*_view(world.group, nyc, alice.connection.bootstrap_servers), cwd=world.directory)
+            shown = abcast_here(*_view(world.group, nyc, alice.connection.bootstrap_servers), cwd=world.directory)
             assert json.loads(shown.stdout)["remote_views"] == {sfo: {"members": [], "reachable": False}}
         # Another sequencer there: the same view under a new epoch, and then one without bob.
         with world.running([world.sequencer(sfo), *back]):
@@ -61,7 +61,7 @@ def test_remote_views_come_and_go_with_the_relay(make_world: MakeWorld) -> None:
         found = list(itertools.islice(alice.deliveries(timeout=5, events=True), 7))
     told = [(event.members, event.reachable) for event in found if isinstance(event, RemoteView)]
     assert told == [(there, True), ((), False), (there, True), ((), False), (there, True), ((), True)]
-    checked = abcast(
+    checked = abcast_here(
         *("check", "--group", world.group, "--site", nyc, "--bootstrap-servers"),
         world.sites.connection(nyc).bootstrap_servers,
         cwd=world.directory,
@@ -71,11 +71,11 @@ def test_remote_views_come_and_go_with_the_relay(make_world: MakeWorld) -> None:
         *("deliver", "--group", world.group, "--member", f"{nyc}/reader", "--from-seqno", "1", "--events"),
         *("--timeout", "1", "--bootstrap-servers", world.sites.connection(nyc).bootstrap_servers),
     )
-    lines = [line.split("\t")[2] for line in abcast(*command, cwd=world.directory).stdout.splitlines()]
+    lines = [line.split("\t")[2] for line in abcast_here(*command, cwd=world.directory).stdout.splitlines()]
     said = [line for line in lines if line.startswith("remote")]
     assert said[:2] == [f"remote view of {sfo}: {sfo}/bob", f"remote view of {sfo}: unreachable"]
     assert said[-1] == f"remote view of {sfo}: nobody"
-    objects = map(json.loads, abcast(*command, "--json", cwd=world.directory).stdout.splitlines())
+    objects = map(json.loads, abcast_here(*command, "--json", cwd=world.directory).stdout.splitlines())
     remote = [line for line in objects if line["event"] == "remote-view"]
     assert [(line["site"], tuple(line["members"]), line["reachable"]) for line in remote] == [
         (sfo, *event) for event in told

@@ -26,7 +26,7 @@ from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from ordering.errors import Excluded
 from ordering.reader import Reader, Verdict
-from tests.cli.process import abcast
+from tests.cli.here import abcast_here
 from tests.crash.processes import ABCAST, Process
 from tests.waiting import eventually
 
@@ -152,7 +152,7 @@ def test_everything_is_killed_and_nothing_is_lost(
         found: dict[str, object] = {}
 
         def is_settled() -> bool:
-            found.update(json.loads(abcast(*check, "--settled", cwd=tmp_path).stdout))
+            found.update(json.loads(abcast_here(*check, "--settled", cwd=tmp_path).stdout))
             return not found["lacking"]
 
         eventually(is_settled, PATIENCE_S, "every site has what the others have", 2.0)

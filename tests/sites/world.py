@@ -25,7 +25,7 @@ from connectors.kafka.settings import change_settings
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topics import count_partitions, create_topics, find_topics
 from connectors.ledger.job import LedgerJob
-from connectors.relay.job import relays_of
+from connectors.relay.kinds import relays_of
 from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions, SparkJob, StreamingJob
@@ -52,15 +52,20 @@ class World:
             create_topics(connection, self.group, [site])
 
     def sequencer(self, site: str) -> MakeJob:
-        """What makes the site's sequencer: on Spark at the first site, the process engine at the others."""
+        """What makes the site's sequencer: the process engine, which starts sooner than one on Spark."""
         if self.sites.mode == "isis":
-            return lambda _spark, _options: SiteJob(
-                self.sites.connection(site), Agreement(neighbours_of(self.sites, site))
+            agreement = Agreement(neighbours_of(self.sites, site))
+            return lambda _spark, options: SiteJob(
+                self.sites.connection(site), agreement, look_every_s=options.look_every_s
             )
-        if site == next(iter(self.sites.connections)):
-            return lambda spark, options: SequencerJob(spark, self._at(site, options))
         ledger = self.directory / site / "ledger"
-        return lambda _spark, _options: EngineJob(EngineOptions(self.sites.connection(site), site, ledger))
+        return lambda _spark, options: EngineJob(
+            EngineOptions(self.sites.connection(site), site, ledger, look_every_s=options.look_every_s)
+        )
+
+    def sequencer_on_spark(self, site: str) -> MakeJob:
+        """What makes one on Spark. Where a sequencer and a relay meet, one test of each mode has it."""
+        return lambda spark, options: SequencerJob(spark, self._at(site, options))
 
     def ledger(self, site: str) -> MakeJob:
         """What makes the site's ledger job."""
@@ -80,7 +85,7 @@ class World:
 
     def try_relay(self, source: str, target: str) -> None:
         """Start the relay of DATA, no more than that; what ends it comes from here, though the job might try again."""
-        job = self.relay(source, target)[0](self.spark, JobOptions(Connection(), "-", self.directory))
+        job = self.relay(source, target)[0](self.spark, JobOptions(Connection(), "-", self.directory, look_every_s=1.0))
         assert isinstance(job, StreamingJob)
         data = {self.group: [str(Topic(self.group, "data", source))]}
         try:
@@ -91,7 +96,7 @@ class World:
     @contextlib.contextmanager
     def running(self, makers: Sequence[MakeJob]) -> Iterator[list[JobThread]]:
         """Run the jobs until the block ends."""
-        options = JobOptions(Connection(), "-", self.directory)
+        options = JobOptions(Connection(), "-", self.directory, look_every_s=1.0)
         with running(makers, self.spark, options) as jobs:
             for job in jobs:
                 while not job.ready.wait(0.2):
@@ -145,9 +150,9 @@ class World:
         """Ask the site's sequencer for other settings of the group."""
         change_settings(self.sites.connection(site), self.group, site, **changes)
 
-    def member(self, site: str, name: str) -> Member:
+    def member(self, site: str, name: str, *, casts: bool = False) -> Member:
         """A member at the site."""
-        return Member(self.group, f"{site}/{name}", connection=self.sites.connection(site))
+        return Member(self.group, f"{site}/{name}", connection=self.sites.connection(site), casts=casts)
 
     def broadcast(self, site: str, name: str, payloads: Iterable[bytes]) -> None:
         """Broadcast and wait until all is ordered at the site."""

@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from connectors.spark.given import REQUIRED, check_given, given_settings
-from connectors.spark.session import LOCAL_SETTINGS, SETTINGS, default_settings
+from connectors.spark.session import LOCAL_SETTINGS, SETTINGS, default_settings, what_tasks_need
 from ordering.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -87,12 +88,21 @@ def test_what_breaks_no_promise(defaults: Path) -> None:
     assert all(SETTINGS[name] == value for name, (value, _) in REQUIRED.items())
 
 
+def test_who_waits_for_a_task_is_asked_the_right_question() -> None:
+    """An executor that can't reach the driver looks like none."""
+    context = SimpleNamespace(master="spark://h:7077", getConf=lambda: {"spark.driver.host": "d.example"})
+    asked = what_tasks_need(context)  # type: ignore[arg-type]
+    assert "Does spark://h:7077 have a free core" in asked
+    assert "reach the driver, d.example?" in asked
+    assert what_tasks_need(SimpleNamespace(master="local[2]")) == "Does Spark have a free core?"  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("master", "is_loopback"),
     [(None, True), ("local", True), ("local[4]", True), ("spark://h:7077", False), ("k8s://h", False), ("yarn", False)],
 )
 def test_the_driver_is_on_loopback_in_local_mode_only(master: str | None, is_loopback: bool) -> None:
-    settings = default_settings("abcast", 1, 2, master)
+    settings = default_settings("abcast", 2, master)
     assert (settings.items() >= LOCAL_SETTINGS.items()) is is_loopback
     assert settings["spark.master"] == (master or "local[2]")
 

@@ -14,6 +14,7 @@ import pytest
 from kafka.errors import TopicAuthorizationFailedError
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.group_choice import GroupChoice
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.ledger.job import LedgerJob
 from connectors.sequencer.takeover import _ask_each
@@ -205,14 +206,15 @@ class _Cluster:
         self.asked += 1
         if self.is_away:
             raise BrokerUnreachable("away")
-        return [{"name": name, "partitions": [{}]} for name in ("abcast.g.data.nyc", "other")]
+        names = ("abcast.g.data.nyc", "abcast.h.data.nyc", "other")
+        return [{"name": name, "partitions": [{}]} for name in names]
 
 
 def test_topics_are_looked_for_seldom_and_by_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("connectors.kafka.topic_finder.time", SimpleNamespace(monotonic=lambda: now[0]))
     cluster = _Cluster()
-    finder = TopicFinder(cluster)  # type: ignore[arg-type]
+    finder = TopicFinder(cluster, GroupChoice(("g*",)), look_every_s=2.0)  # type: ignore[arg-type]
     for _ in range(100):
         assert finder.find() == [Topic("g", "data", "nyc")]
         now[0] += 0.1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from connectors.local.java import require_java
 from connectors.spark.jvm import java_command
 from tests.cli.process import ROOT
+from tests.jvm import SHORT_LIVED
 
 pytestmark = pytest.mark.spark
 
@@ -44,7 +46,11 @@ def test_the_command_is_that_of_the_launcher(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_start_says_nothing() -> None:
     """No warning on standard error; and the end of Python is the end of the JVM."""
     code = "from connectors.spark.session import build_session; build_session('quiet', cores=1).stop()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    # Java says that it was given options by the environment.
+    variables = {name: value for name, value in os.environ.items() if name not in SHORT_LIVED}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120, env=variables
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -329,10 +329,14 @@ def test_an_append_waits_for_the_other_jvm(spark: SparkSession, table: Path, gro
     assert rows_of(spark, table, group) == expected(1, 2, 3, 4)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_two_writers_in_two_jvms(spark: SparkSession, table: Path, group: str) -> None:
-    """Each seqno once: each finds what the other has written, or waits for it."""
+    """Each seqno once: each finds what the other has written, or waits for it.
+
+    In `make test`, two ledger jobs do the same in `test_each_seqno_once` of tests/crash/test_ledger.py.
+    """
     count = 6
     rival = subprocess.Popen(
         [sys.executable, "-m", "tests.spark.rival_writer", str(table), group, str(count)], stdout=subprocess.PIPE

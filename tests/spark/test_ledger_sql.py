@@ -100,7 +100,7 @@ def test_what_spark_can_not_run_is_told_in_a_sentence(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("seconds", [pytest.param(1.0, marks=pytest.mark.soak), 2.5, 6.0])
+@pytest.mark.parametrize("seconds", [*(pytest.param(early, marks=pytest.mark.soak) for early in (1.0, 2.5)), 6.0])
 def test_ctrl_c_leaves_no_jvm(data: Path, seconds: float) -> None:
     """However far Spark has come with its start. A terminal sends it to all processes, the JVM among them."""
     process = subprocess.Popen(

@@ -69,7 +69,7 @@ def test_care(spark: SparkSession, tmp_path: Path) -> None:
         assert rows_of(spark, table, group) == expected(1, 2, 3, 4)
 
     # The writer that was there goes on behind it, though its last commit is no longer in the log.
-    newest = writer._table._state.newest
+    newest = writer._table.state.newest
     assert newest is not None
     writer.check()
     opened = DeltaTable(str(table))

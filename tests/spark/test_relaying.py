@@ -10,12 +10,15 @@ from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 
 from connectors.kafka import codec
+from connectors.kafka.cast_codec import decode_cast
+from connectors.kafka.codec import first_fields
 from connectors.kafka.inputs import of_log, original
 from connectors.kafka.sites import Direction
 from connectors.kafka.transport import PlainRecord
 from connectors.ledger.table import ledger_rows
 from connectors.relay.columns import (
     relay_agreed_forward,
+    relay_casts,
     relay_entries,
     relay_forward,
     relay_letters,
@@ -261,6 +264,41 @@ def test_letters_are_marked(spark: SparkSession) -> None:
     for row, (_, marked), written in zip(rows, LETTERS, found, strict=True):
         assert written[:4] == (row.topic, 1, row.key, row.value)
         assert [tuple(header) for header in written["headers"]] == _whole([_said(marked), ("trace", b"1")], row)
+
+
+CASTS: list[Any] = [
+    "2 fifo 7 1 - - -",
+    "2 fifo 7 1",
+    "2 fifo 7 2 3 - -",
+    "2 causal 7 3 3 12 +1,4=2",
+    "2 causal 7 3 3 0 0 fra/abcast.g.cast.fra-0:5",
+    "2 causal 7 3 3 12",
+    "2 causal 7 3 3",
+    "2 causal 7 3",
+    "2 total 7 1 - - -",
+    b"2 causal 7 3 3 1 \xff",
+    "",
+]
+
+
+def test_casts_are_marked(spark: SparkSession) -> None:
+    """At the other site a cast is the same cast, and what is none, none for the same reason. Of a mesh, those of no
+    view are carried, and what has no view to tell.
+    """
+    rows = [
+        Row("abcast.g.cast.fra", 1, offset, b"fra/al", b"x", _whole([("trace", b"1"), _said(header)]))
+        for offset, header in enumerate(CASTS)
+    ]
+    rows.append(Row("abcast.g.cast.fra", 1, len(rows), None, None, []))
+    frame = source_frame(spark, rows)
+    found = relay_casts(frame, WAY, of_views=True).collect()
+    for row, written in zip(rows, found, strict=True):
+        assert written[:4] == (row.topic, row.partition, row.key, row.value)
+        headers = [(name, bytes(value)) for name, value in written["headers"]]
+        assert decode_cast(row.key, row.value, headers) == decode_cast(row.key, row.value, row.headers)
+        assert first_fields(headers, 8)[7] == f"sfo/{row.source}".encode()
+    of_no_view = [row for row in rows if first_fields(row.headers, 5)[4:] in ([], [b"-"])]
+    assert relay_casts(frame, WAY, of_views=False).count() == len(of_no_view)
 
 
 def test_nobody_speaks_in_the_name_of_the_relay_that_carries_him(spark: SparkSession) -> None:

@@ -3,6 +3,10 @@
 import { connect, read } from "./abcast.mjs";
 
 const [servers, group, site, count] = process.argv.slice(2);
+if (!count) {
+  console.error("usage: node consumer.mjs SERVERS GROUP SITE COUNT");
+  process.exit(2);
+}
 let printed = 0;
 await new Promise((done) =>
   read(connect(servers), group, site, (fields, message) => {

@@ -5,6 +5,10 @@ import { connect, read } from "./abcast.mjs";
 
 const RESEND_AFTER_MS = 20_000;
 const [servers, group, member] = process.argv.slice(2);
+if (!member) {
+  console.error("usage: node producer.mjs SERVERS GROUP SITE/NAME < FILE");
+  process.exit(2);
+}
 const site = member.split("/")[0];
 const kafka = connect(servers);
 // Higher than that of every earlier start under this name: the time in units of 10 ns.

@@ -1,0 +1,220 @@
+"""How rows get into a Delta table of ours: tables that only grow, and appends that are a compare-and-set.
+
+Invariant. An append stands in the table if, and only if, nobody has appended since its writer has read what the table
+holds. It carries Delta's transaction identifier `abcast-ledger` with the version after the one that was read. Of two
+writers that read the same version, one commits; the other finds that it did not (under the lock of
+`connectors.ledger.table_lock` it reads the table again before it tries; without, Delta refuses it, or skips it). So
+what a writer leaves out because the table has it, it has; and what it appends, the table had not.
+
+A table that is deleted or replaced under a writer lacks the last commit that the writer knows. The writer looks for
+that commit before each append, and stops if it is not there. Else Delta would make a new table, of these rows alone.
+
+A crash at any point keeps it. Before the rename that makes the commit, the table is as it was, and the files written so
+far belong to no version. After the rename, the table itself says what it holds. Making a table, adding a column and
+setting a property are one commit each; the next start looks which of them are still to be done.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+from delta.tables import DeltaTable
+from py4j.java_gateway import JVMView
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+
+from connectors.ledger.table_lock import TableLock
+from connectors.ledger.table_state import (
+    TRANSACTION,
+    LedgerReplaced,
+    TableState,
+    check_log,
+    commit_file,
+    damaged,
+    newest_commit,
+    open_table,
+)
+from ordering.errors import AbcastError
+
+APPEND_ONLY = "delta.appendOnly"
+KEPT = {
+    # A commit a second makes 86,400 files a day, of which Delta would keep those of 30 days.
+    "delta.logRetentionDuration": "interval 2 days",
+    "delta.deletedFileRetentionDuration": "interval 2 days",
+    # A checkpoint names all files: after every tenth commit that is more work than the commits are.
+    "delta.checkpointInterval": "100",
+}
+"""So much of the past stays, for readers that have opened an older version. Who has set another, keeps it."""
+MAX_ATTEMPTS = 20
+
+
+State = TypeVar("State", bound=TableState)
+
+
+class Layout(NamedTuple):
+    """How one of the tables is made."""
+
+    name: str
+    schema: str
+    partitioned_by: list[str]
+    properties: Mapping[str, str]
+    added_later: frozenset[str] = frozenset()
+    """Columns that tables of an earlier layout lack."""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The type of each column."""
+        return {name: kind for name, _, kind in (column.partition(" ") for column in self.schema.split(", "))}
+
+
+def lock_of_tables(spark: SparkSession, data: Path) -> TableLock:
+    """What all that commit to the tables below `data` take."""
+    jvm = spark._jvm  # noqa: SLF001 - there is no public way
+    assert isinstance(jvm, JVMView)
+    return TableLock(jvm, data / "ledger.lock")
+
+
+def create_or_mend(spark: SparkSession, path: Path, layout: Layout) -> None:
+    """Make a table if it is missing, and bring an older one up to date. The caller holds the lock.
+
+    Raises LedgerDamaged.
+    """
+    table = open_table(path)
+    if table is None:
+        # To Delta a log directory is a table, also without a commit: a job killed in its first start leaves that.
+        shutil.rmtree(path / "_delta_log", ignore_errors=True)
+        new = DeltaTable.createIfNotExists(spark).location(str(path)).partitionedBy(*layout.partitioned_by)
+        for name, kind in layout.columns.items():
+            new = new.addColumn(name, kind)
+        for key, value in layout.properties.items():
+            new = new.property(key, value)
+        new.execute()
+        return
+    check_log(path)
+    present = {column.name for column in table.schema().fields}
+    lacking = {name: kind for name, kind in layout.columns.items() if name not in present}
+    if strange := lacking.keys() - layout.added_later:
+        raise damaged(path, f"it has no column {min(strange)}")
+    if table.metadata().partition_columns != layout.partitioned_by:
+        raise damaged(path, f"it is not partitioned by {layout.partitioned_by or 'nothing'}")
+    if lacking:
+        spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({_ddl(lacking)})")
+    set_already = table.metadata().configuration
+    lacking_properties = {key: value for key, value in KEPT.items() if key not in set_already}
+    if set_already.get(APPEND_ONLY) != "true":
+        lacking_properties[APPEND_ONLY] = "true"
+    if lacking_properties:
+        properties = ", ".join(f"'{key}' = '{value}'" for key, value in lacking_properties.items())
+        spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({properties})")
+
+
+def _ddl(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+
+
+class AppendOnlyTable(Generic[State]):
+    """A Delta table as its one writer here knows it: `state` is what it holds."""
+
+    def __init__(self, path: Path, read_state: Callable[[Path], State]) -> None:
+        self._path = path
+        self._read_state = read_state
+        self.state = read_state(path)
+        if self.state.newest is None:
+            raise self._replaced()
+        self._seen = self.state.newest
+        """The last commit that is known to stand in the log. It goes ahead of those that are counted: while nothing is
+        written here, others' commits may shorten the log."""
+
+    def check(self) -> None:
+        """Raise LedgerReplaced unless the last known commit stands in the log."""
+        if not self._seen.stands(self._path):
+            raise self._replaced()
+        if not self._seen.is_newest(self._path):
+            self._seen = newest_commit(self._path, self._seen.version)
+
+    def has_appended(self, state: State) -> None:
+        """It holds that now."""
+        newest = newest_commit(self._path, self._newest_version)
+        self.state = replace(state, version=self.state.version + 1, newest=newest)
+        self._seen = newest
+
+    def contended(self) -> LedgerContended:
+        """The error for a writer that has tried MAX_ATTEMPTS times."""
+        return LedgerContended(
+            f"somebody changed the ledger at {self._path} {MAX_ATTEMPTS} times in a row without its lock: run nothing "
+            "else that writes there."
+        )
+
+    def look_again(self) -> None:
+        """Read the state anew if others have committed since."""
+        self.check()
+        if self._seen != self.state.newest:
+            self.state = self._read_state(self._path)
+            if self.state.newest is None:
+                raise self._replaced()
+            self._seen = self.state.newest
+
+    @property
+    def _newest_version(self) -> int:
+        assert self.state.newest is not None
+        return self.state.newest.version
+
+    def append_once(self, rows: DataFrame) -> str | None:
+        """Append if no other writer has since the table was read; return the commit's text, None if it was not done."""
+        tag = uuid.uuid4().hex
+        try:
+            (
+                # One file a group. Each topic's rows come in their order.
+                rows.coalesce(1)
+                .write.format("delta")
+                .mode("append")
+                .option("txnAppId", TRANSACTION)
+                .option("txnVersion", self.state.version + 1)
+                .option("userMetadata", tag)
+                .save(str(self._path))
+            )
+        except (PySparkException, Py4JJavaError) as error:
+            # Delta's own exceptions come through py4j as they are.
+            if "ConcurrentTransactionException" in str(error) or "DELTA_CONCURRENT" in str(error):
+                return None
+            self.check()  # else it is no wonder
+            raise
+        return self._commit_with(tag)
+
+    def _commit_with(self, tag: str) -> str | None:
+        """The text of the commit with the tag, which is after the last known.
+
+        Delta skips an append whose transaction version is already taken, without a word.
+        """
+        version = self._newest_version + 1
+        while (file := commit_file(self._path, version)).exists():
+            text = file.read_text(encoding="utf-8")
+            if tag in text:
+                return text
+            version += 1
+        return None
+
+    def _replaced(self) -> LedgerReplaced:
+        return LedgerReplaced(
+            f"the Delta table {self._path} is gone, or is not the one that it was: somebody deleted or replaced it. "
+            "Put it back, or start again without it: it is written anew from DATA, if that still has its beginning."
+        )
+
+
+class LedgerContended(AbcastError):
+    """Other writers kept changing the ledger."""
+
+    retriable = True
+
+
+def any_of(conditions: Iterable[Column]) -> Column:
+    """Whether one of them holds."""
+    return functools.reduce(operator.or_, conditions)

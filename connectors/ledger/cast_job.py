@@ -1,0 +1,116 @@
+"""The job of the table `casts`: cast topics to Delta, beside the ledger's own query (`connectors.ledger.casts`)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+from kafka.structs import TopicPartition
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from connectors.kafka.topic_finder import LOOK_S
+from connectors.kafka.transport import Consumer
+from connectors.ledger.casts import CastTableState, CastWriter, create_cast_table
+from connectors.ledger.job import TRIGGER_S
+from connectors.spark.job import JobOptions, StreamingJob
+from ordering.names import Topic
+
+_logger = logging.getLogger(__name__)
+
+
+class CastLedgerJob(StreamingJob):
+    """Writes the casts of all groups at the site to `data/casts`: those of its members, and those that relays bring.
+
+    A group whose cast topics are empty is not read: where they end is asked for now and then, by one connection. Every
+    start goes on behind the table's last rows.
+    """
+
+    name = "ledger-casts"
+
+    def __init__(self, spark: SparkSession, options: JobOptions) -> None:
+        super().__init__(spark, options)
+        self._writer: CastWriter | None = None
+        self._with_casts: set[str] = set()
+        self._asking: Consumer | None = None
+        self._looked_at = float("-inf")
+
+    def run(self) -> None:
+        """Work until stopped, as every job."""
+        try:
+            super().run()
+        finally:
+            self._stop_asking()
+
+    def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
+        """Of each group that has DATA at this site, the cast topics in which something stands, or has stood."""
+        groups = {topic.group for topic in topics if topic.role == "data" and topic.site == self.options.site}
+        of_groups = [topic for topic in topics if topic.role == "cast" and topic.group in groups]
+        self._look([str(topic) for topic in of_groups if str(topic) not in self._with_casts])
+        selected: dict[str, list[str]] = {}
+        for topic in of_groups:
+            if str(topic) in self._with_casts:
+                selected.setdefault(topic.group, []).append(str(topic))
+        return selected
+
+    def _look(self, names: list[str]) -> None:
+        """Find out in which of these something stands."""
+        if not names or time.monotonic() - self._looked_at < LOOK_S:
+            return
+        self._looked_at = time.monotonic()
+        try:
+            consumer = self._asking = self._asking or self.options.connection.consumer()
+            with self.options.connection.reachable():
+                places = [TopicPartition(name, at) for name in names for at in consumer.partitions_for_topic(name)]
+                self._with_casts |= {place.topic for place, end in consumer.end_offsets(places).items() if end}
+        except BaseException:
+            self._stop_asking()
+            raise
+
+    def _stop_asking(self) -> None:
+        consumer, self._asking = self._asking, None
+        if consumer is not None:
+            consumer.close()
+
+    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
+        """Read on behind the table's last rows."""
+        if self._writer is not None:
+            self._writer.check()  # else it would be made anew while the job runs
+        path = create_cast_table(self.spark, self.options.data, self._stop.is_set)
+        self._writer = CastWriter(path, self._query_ends.is_set)
+        names = [name for group in topics.values() for name in group]
+        source = self.kafka_source(names, self._positions(names, self._writer.state))
+        return (
+            self.spark.readStream.format("kafka")
+            .options(**{**source, "kafka.isolation.level": "read_uncommitted"})  # as members read casts
+            .load()
+            .writeStream.queryName(f"{self.name}-{self.options.site}")
+            .foreachBatch(self._writer.write)
+            .trigger(processingTime=f"{TRIGGER_S} seconds")
+            .option("checkpointLocation", str(checkpoint))
+            .start()
+        )
+
+    def check(self) -> None:
+        """Raise what keeps the writer from going on."""
+        if self._writer is not None:
+            self._writer.check()
+
+    def _positions(self, names: list[str], state: CastTableState) -> dict[TopicPartition, int]:
+        """Where each partition goes on; at its beginning if it does not reach so far, or retention has been there."""
+        positions = {}
+        with closing(self.options.connection.consumer()) as consumer, self.options.connection.reachable():
+            places = [TopicPartition(name, at) for name in names for at in consumer.partitions_for_topic(name)]
+            beginnings, ends = consumer.beginning_offsets(places), consumer.end_offsets(places)
+        for place in places:
+            position = state.offsets.get((place.topic, place.partition), 0)
+            if position < beginnings[place]:
+                _logger.warning(
+                    "retention has dropped offsets %d to %d of %s-%d: the table `casts` lacks what stood there",
+                    *(position, beginnings[place] - 1, *place),
+                )
+            positions[place] = position if beginnings[place] <= position <= ends[place] else int(beginnings[place])
+        return positions

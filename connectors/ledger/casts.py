@@ -1,0 +1,301 @@
+"""The table `casts`: the messages in FIFO and causal order, each once. They have no seqno.
+
+It is a table of its own. What makes the ledger exact is that seqnos are one line without a gap: its end says where to
+go on, and a batch is held against it, row by row (`connectors.ledger.one_pass`). Casts are no such line. They stand in
+several partitions, of which each brings its own numbers, some of them twice; among the ledger's rows they would take
+that argument away. `abcast query` puts both together, as `messages`.
+
+Invariant. The table has each cast that the job has read from the cast topics of its site's Kafka, once. What makes it
+the same cast is (sender, incarnation, view or none, local seqno): in a view no life gives a number twice. (In the next
+one it may. Then the view between them has left the first one to nobody: `ordering.outgoing`.) It rests on three things:
+
+* what the table holds of each life's numbers is read from the table itself, as is up to which offset of a partition it
+  has rows. Reading begins there, and reading more again does no harm: a number that is held is left out. So neither
+  a crash nor a lost checkpoint, a sender who writes again, or a relay that repeats brings a row twice;
+* an append is a compare-and-set (`connectors.ledger.appending`), and what is left out is decided by the version that it
+  follows;
+* rows of a partition are appended in the order of offsets, and a batch as a whole: so all before the highest offset
+  in the table were looked at.
+
+It has what was cast, not what was delivered: the last casts of a member that died may be among it, which no member of
+the view has delivered. Who asks for a member's deliveries keeps a delivery log.
+
+Where retention has dropped casts before they were read, they are missing, and the log of the job says so.
+
+A group without casts has no table, and its cast topics are looked at, not read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from connectors.kafka.cast_codec import CAST_FIELDS, decode_cast
+from connectors.kafka.codec import HEADER, NOTHING
+from connectors.ledger.answer import CASTS
+from connectors.ledger.appending import (
+    APPEND_ONLY,
+    KEPT,
+    MAX_ATTEMPTS,
+    AppendOnlyTable,
+    Layout,
+    any_of,
+    create_or_mend,
+    lock_of_tables,
+)
+from connectors.ledger.delta_files import dataset_of
+from connectors.ledger.table_lock import StoppedWaiting
+from connectors.ledger.table_state import TRANSACTION, Commit, TableState, digest_of, open_table
+from connectors.spark import codec as spark_codec
+from ordering.casts import NO_VIEW, Cast
+from ordering.errors import AbcastError, EnvironmentProblem
+from ordering.names import Topic
+from ordering.records import MAX_PAYLOAD_BYTES
+
+CASTS_SCHEMA = (
+    "group string, order string, view_id long, after_seqno long, clock string, site string, sender string, "
+    "incarnation long, local_seqno long, payload binary, headers array<struct<key:string,value:binary>>, "
+    "cast_partition int, cast_offset long, written_at timestamp"
+)
+_LAYOUT = Layout(
+    CASTS,
+    CASTS_SCHEMA,
+    ["group"],
+    {
+        APPEND_ONLY: "true",
+        **KEPT,
+        "delta.dataSkippingStatsColumns": "view_id,sender,incarnation,local_seqno,cast_offset",
+        "delta.autoOptimize.autoCompact": "true",
+    },
+)
+
+_logger = logging.getLogger(__name__)
+
+
+class Numbering(NamedTuple):
+    """Whose numbers: a life's in a view, or in none."""
+
+    group: str
+    sender: str
+    incarnation: int
+    view: int
+
+
+class Numbers(NamedTuple):
+    """All numbers from `first` to `last`, and some others, few or none: casts nearly always come in their order."""
+
+    first: int
+    last: int
+    others: frozenset[int] = frozenset()
+
+    def has(self, number: int) -> bool:
+        """Whether that is one of them."""
+        return self.first <= number <= self.last or number in self.others
+
+    def with_one(self, number: int) -> Numbers:
+        """These and that one, which is none of them."""
+        if number != self.last + 1:
+            return self._replace(others=self.others | {number})
+        others = set(self.others)
+        while number + 1 in others:
+            number += 1
+            others.remove(number)
+        return Numbers(self.first, number, frozenset(others))
+
+
+@dataclass(frozen=True, slots=True)
+class CastTableState(TableState):
+    """What the table holds: of each life the numbers, of each partition the offset behind its last row."""
+
+    numbers: Mapping[Numbering, Numbers] = field(default_factory=dict)
+    offsets: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """By topic and partition."""
+
+
+def read_cast_state(path: Path) -> CastTableState:
+    """Nothing, if there is no table. Reads no payloads. Raises LedgerDamaged."""
+    table = open_table(path)
+    if table is None:
+        return CastTableState()
+    columns = ["group", "site", "sender", "incarnation", "view_id", "local_seqno", "cast_partition", "cast_offset"]
+    found: dict[Numbering, list[int]] = {}
+    offsets: dict[tuple[str, int], int] = {}
+    for batch in dataset_of(table, path).to_batches(columns=columns):
+        for row in batch.to_pylist():
+            numbering = Numbering(row["group"], row["sender"], row["incarnation"], row["view_id"] or NO_VIEW)
+            found.setdefault(numbering, []).append(row["local_seqno"])
+            place = str(Topic(row["group"], "cast", row["site"])), row["cast_partition"]
+            offsets[place] = max(offsets.get(place, 0), row["cast_offset"] + 1)
+    version = table.version()
+    newest = Commit(version, digest_of(path, version))
+    numbers = {numbering: _numbers(all_of_it) for numbering, all_of_it in found.items()}
+    return CastTableState({}, table.transaction_version(TRANSACTION) or 0, newest, numbers, offsets)
+
+
+def _numbers(found: Iterable[int]) -> Numbers:
+    first, *others = sorted(found)
+    numbers = Numbers(first, first)
+    for number in others:
+        numbers = numbers.with_one(number)
+    return numbers
+
+
+def create_cast_table(spark: SparkSession, data: Path, is_ending: Callable[[], bool] = lambda: False) -> Path:
+    """Make the table `casts` below `data` if it is missing. Raises as `connectors.ledger.table.create_tables` does."""
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentProblem(f"the directory {data} can't be made ({error.strerror or error}).") from error
+    with lock_of_tables(spark, data).held(is_ending):
+        create_or_mend(spark, data / CASTS, _LAYOUT)
+    return data / CASTS
+
+
+def cast_rows(kafka_rows: DataFrame) -> DataFrame:
+    """Rows of Spark's Kafka source over cast topics → the columns of `casts`, plus topic and offset.
+
+    They must be casts (`decode_cast`): what the header says is not judged here.
+    """
+    headers = spark_codec.all_headers()
+    header = spark_codec.own_header(headers)
+
+    def said(name: str) -> Column:
+        text = F.get(F.split(header.cast("string"), " "), F.lit(CAST_FIELDS.index(name)))
+        return F.when((text != NOTHING) & (text != ""), text)
+
+    sender = F.col("key").cast("string")
+    return kafka_rows.select(
+        spark_codec.group_of(F.col("topic")).alias("group"),
+        said("ORDER").alias("order"),
+        said("VIEW").try_cast("bigint").alias("view_id"),
+        F.when(said("ORDER") == "causal", said("AFTER").try_cast("bigint")).alias("after_seqno"),
+        F.when(said("ORDER") == "causal", said("CLOCK")).alias("clock"),
+        F.substring_index(sender, "/", 1).alias("site"),
+        sender.alias("sender"),
+        said("INCARNATION").try_cast("bigint").alias("incarnation"),
+        said("LOCAL_SEQNO").try_cast("bigint").alias("local_seqno"),
+        F.col("value").alias("payload"),
+        F.filter(headers, lambda each: ~each["key"].startswith(HEADER)).alias("headers"),
+        F.col("partition").cast("int").alias("cast_partition"),
+        F.col("offset").alias("cast_offset"),
+        F.col("timestamp").alias("written_at"),
+        "topic",
+    )
+
+
+class _Place(NamedTuple):
+    """Where in a batch a cast stands, and which one it is."""
+
+    topic: str
+    partition: int
+    offset: int
+    numbering: Numbering
+    local_seqno: int
+
+
+class CastWriter:
+    """Appends batches of casts; `write` is the function of Spark's foreachBatch.
+
+    What keeps it from writing is raised by `check`, as `connectors.ledger.table.LedgerWriter` does.
+    """
+
+    def __init__(self, path: Path, is_ending: Callable[[], bool] = lambda: False) -> None:
+        self._path = path
+        self._is_ending = is_ending
+        self._failure: AbcastError | None = None
+        self._table = AppendOnlyTable(path, read_cast_state)
+
+    @property
+    def state(self) -> CastTableState:
+        """What the table holds, as far as this writer knows."""
+        return self._table.state
+
+    def check(self) -> None:
+        """Raise what has kept the last batch from being written, and LedgerReplaced if the table is gone."""
+        if self._failure is not None:
+            raise self._failure
+        self._table.check()
+
+    def write(self, batch: DataFrame, _batch_id: int) -> None:
+        """Append what the table does not hold yet."""
+        if self._is_ending() or self._failure is not None:
+            return  # what is not written now, the next start finds missing
+        try:
+            self._write(batch)
+        except StoppedWaiting:
+            return
+        except AbcastError as error:
+            self._failure = error
+
+    def _write(self, batch: DataFrame) -> None:
+        batch.persist()
+        try:
+            found = list(_places(batch))
+            if not found:
+                return
+            with lock_of_tables(batch.sparkSession, self._path.parent).held(self._is_ending):
+                for _ in range(MAX_ATTEMPTS):
+                    self._table.look_again()
+                    missing, state = _missing(self._table.state, found)
+                    if not missing:
+                        return
+                    rows = cast_rows(batch.filter(any_of(_span(*span) for span in _spans(missing)))).drop("topic")
+                    if self._table.append_once(rows):
+                        self._table.has_appended(state)
+                        return
+                raise self._table.contended()
+        finally:
+            batch.unpersist()
+
+
+def _places(batch: DataFrame) -> Iterable[_Place]:
+    """The rows of a batch, in the order of their offsets. The payload of none is read here."""
+    size = F.octet_length("value").alias("size")
+    at = F.unix_millis("timestamp").alias("at")
+    columns = batch.select("topic", "partition", "offset", "key", size, "headers", at)
+    for row in sorted(columns.toArrow().to_pylist(), key=lambda row: (row["topic"], row["partition"], row["offset"])):
+        topic = Topic.parse(row["topic"])
+        assert topic is not None
+        headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
+        # Of the payload, only whether it is there and too large is judged.
+        value = None if row["size"] is None else bytes(row["size"] if row["size"] > MAX_PAYLOAD_BYTES else 0)
+        cast = decode_cast(row["key"], value, headers, row["at"], topic.site)
+        place = row["topic"], row["partition"], row["offset"]
+        if isinstance(cast, Cast):
+            yield _Place(*place, Numbering(topic.group, *cast.life, cast.view), cast.local_seqno)
+        else:
+            _logger.warning("passed over what is no cast at %s-%d:%d: %s", *place, cast)
+
+
+def _missing(state: CastTableState, found: Iterable[_Place]) -> tuple[list[_Place], CastTableState]:
+    """Of these casts, those that the table lacks, each once; and what it holds with them."""
+    numbers, offsets = dict(state.numbers), dict(state.offsets)
+    missing = []
+    for place in found:
+        held, number = numbers.get(place.numbering), place.local_seqno
+        if held is None or not held.has(number):
+            numbers[place.numbering] = Numbers(number, number) if held is None else held.with_one(number)
+            offsets[place.topic, place.partition] = place.offset + 1
+            missing.append(place)
+    return missing, replace(state, numbers=numbers, offsets=offsets)
+
+
+def _spans(places: Iterable[_Place]) -> list[tuple[str, int, int, int]]:
+    """Topic, partition, first and last offset of rows that stand next to each other."""
+    spans: list[tuple[str, int, int, int]] = []
+    for place in places:
+        if spans and spans[-1][:2] == place[:2] and spans[-1][3] + 1 == place.offset:
+            spans[-1] = (*spans[-1][:3], place.offset)
+        else:
+            spans.append((*place[:3], place.offset))
+    return spans
+
+
+def _span(topic: str, partition: int, first: int, last: int) -> Column:
+    return (F.col("topic") == topic) & (F.col("partition") == partition) & F.col("offset").between(first, last)

@@ -1,0 +1,95 @@
+"""Casts between sites: each site's cast topic has a copy of the same name, and of as many partitions, in other Kafkas.
+
+What a cast's VIEW, AFTER and CLOCK mean is decided where DATA is. So what is carried follows from the mode:
+
+* *Hub, and sites that agree*: all sites have the same seqnos and the same views. A cast means the same everywhere, so
+  all are carried. A receiver (`ordering.merging`) takes records of any partition in any order against each other, and
+  asks no more than that what stands in one log comes to all. So the table of `ordering.casts` holds between sites as it
+  does within one: a cast, or a total message, that is here before what it depends on is held.
+* *Mesh*: seqnos and views are each site's own. A cast of a view is for that view, whose members are all at one site:
+  it stays there. A cast of no view needs neither, only its sender's numbers, and is carried.
+
+Invariant. The copies of a partition are a beginning of it, as a set (`connectors.relay.job`). A receiver discards what
+it has by the sender, the incarnation and the number. So a relay that is killed at any point loses nothing, and what it
+repeats is not delivered again.
+
+Invariant, *once over each bridge, and never back*. A topic is filled in one Kafka by one direction, by `is_entrance`:
+of the sites in that Kafka, the one that is nearest to the sender's site takes it in, from its next hop there. In a
+Kafka where the sender's site is itself, nobody does. So each copy is made from one that is nearer to the original, by
+at least a link, and there is no circle.
+
+Reading begins behind the last record that the copy has from this relay's source. Where it has none, it begins at the
+oldest cast that the source still has: a site that is new has no member who could miss what retention has dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from kafka.structs import TopicPartition
+from pyspark.sql import DataFrame
+
+from connectors.kafka.sites import Direction, Sites
+from connectors.relay.columns import relay_casts
+from connectors.relay.job import Relay
+from ordering.errors import HistoryUnavailable
+from ordering.names import Topic
+from ordering.records import Partition
+
+
+def is_entrance(sites: Sites, direction: Direction, origin: str, at_target: Collection[str]) -> bool:
+    """Whether a direction carries the casts of an origin. `at_target`: the sites in the same Kafka as its target."""
+    if origin in at_target or sites.next_hop(direction.target, origin) != direction.source:
+        return False
+    distances = {site: sites.distance(site, origin) for site in at_target if site in sites.connections}
+    ranked = sorted((links, site) for site, links in distances.items() if links is not None)
+    return bool(ranked) and ranked[0][1] == direction.target
+
+
+class Casts(Relay):
+    """Casts of the sites that lie behind the source, and its own."""
+
+    carries = "casts"
+
+    def is_read(self, topic: Topic) -> bool:
+        """The cast topics that enter the other Kafka by this direction."""
+        return topic.role == "cast" and is_entrance(
+            self.sites, self.direction, topic.site, self._at_target.get(topic.group, ())
+        )
+
+    def filled(self, topic: Topic) -> Topic:
+        """The topic of the same name in the other Kafka."""
+        return topic
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """As they stand, with the mark of this relay; from a mesh, those of no view."""
+        return relay_casts(rows, self.direction, of_views=self.sites.one_order)
+
+    def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
+        """None where both ends share one Kafka."""
+        return super().select_topics(topics) if self.is_apart else {}
+
+    @property
+    def _at_target(self) -> Mapping[str, set[str]]:
+        """Of each group, the sites in the target's Kafka: by the topics there, and by the sites' file."""
+        in_file = {site for site in self.sites.connections if self.sites.shares_kafka(site, self.direction.target)}
+        found: dict[str, set[str]] = {}
+        for topic in self.target_finder.find():
+            if topic.role == "data":
+                found.setdefault(topic.group, set(in_file)).add(topic.site)
+        return found
+
+    def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:
+        """As members read casts, who see what a transaction has taken back."""
+        return {**super().kafka_source(topics, positions), "kafka.isolation.level": "read_uncommitted"}
+
+    def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
+        """Where the source begins, if the copy has nothing yet. Raises HistoryUnavailable if it has a part of it."""
+        if 0 < position < beginning:
+            source, target = self.direction
+            raise HistoryUnavailable(
+                f"{target} lacks offsets {position} to {beginning - 1} of {Partition(*partition)}, which retention has "
+                f"dropped at {source}: these casts never come there. Give the cast topics a longer retention.ms than a "
+                f"site may be away, delete {partition.topic} at {target}, and start the members there again."
+            )
+        return max(position, beginning)

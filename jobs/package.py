@@ -1,0 +1,49 @@
+"""`abcast package`: what the executors of a Spark cluster need, and the line that starts a job there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.options import require
+
+_MANAGERS = ("standalone", "yarn", "kubernetes")
+
+
+def package(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write; made if it is not there.")],
+    master: Annotated[
+        list[str] | None,
+        typer.Option(help="standalone, yarn, kubernetes, or a master's URL; repeat for more (all three)."),
+    ] = None,
+    python: Annotated[
+        str, typer.Option(help="Python on the executors: the same minor version as here.")
+    ] = f"python{sys.version_info.major}.{sys.version_info.minor}",
+    libraries: Annotated[
+        bool,
+        typer.Option("--libraries/--no-libraries", help="Pack numpy, pandas and pyarrow, which executors may have."),
+    ] = True,
+) -> None:
+    """Write what a Spark cluster's executors need.
+
+    It goes to DIR: jars, our code, and its libraries. Executors need nothing of abcast but this. What is printed is the
+    spark-submit line that starts a job there; options of the job follow it.
+    """
+    require("pyspark")
+    from connectors.spark.packing import manager_of, pack, submit_line
+
+    masters = master or list(_MANAGERS)
+    for each in masters:
+        manager_of(each)
+    packed = pack(directory, with_libraries=libraries)
+    size = packed.archive.stat().st_size + sum(jar.stat().st_size for jar in packed.jars)
+    typer.echo(
+        f"wrote {packed.archive.name}, {len(packed.jars)} jars, {packed.script.name} ({size >> 20} MiB)", err=True
+    )
+    for number, each in enumerate(masters):
+        if len(masters) > 1:
+            typer.echo(f"{'' if number == 0 else chr(10)}# {each}")
+        typer.echo(submit_line(packed, each, python))

@@ -1,0 +1,170 @@
+"""Casts that an outbox keeps: what was not written is cast again, and everything is delivered once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from connectors import Member
+from connectors.client.outbox import Outbox
+from connectors.kafka.connection import Connection
+from connectors.kafka.settings import change_settings
+from connectors.testing.tiny_sequencer import TinySequencer
+from ordering.casts import Cast
+from ordering.errors import Blocked, EnvironmentProblem
+from tests.client.members import forwarder_of, kill, silence, with_casts
+from tests.waiting import WAIT, eventually
+
+pytestmark = pytest.mark.parametrize("connection", ["memory"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def sequencer(connection: Connection, group: str) -> Iterator[TinySequencer]:
+    with TinySequencer(connection, group) as running:
+        yield running
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Path:
+    return tmp_path / "outbox"
+
+
+def mute(member: Member) -> None:
+    """From here on, its casts do not reach Kafka."""
+    casting = forwarder_of(member)._dispatch.caster
+    assert casting is not None
+    casting._sending.send = lambda *_: None  # type: ignore[method-assign]
+
+
+def payloads(member: Member, count: int) -> list[bytes]:
+    """Its next deliveries, and that there are no more."""
+    seen = [each.payload for each in member.deliveries(timeout=1)]
+    assert len(seen) == count, seen
+    return seen
+
+
+def test_in_no_view(connection: Connection, group: str, outbox: Path) -> None:
+    """Some were written, and the process was killed before it knew; some were not."""
+    with with_casts(connection, group, "b") as b:
+        killed = with_casts(connection, group, "a", outbox=outbox)
+        casting = forwarder_of(killed)._dispatch.caster
+        assert casting is not None
+        casting._take_out = lambda cast: None  # type: ignore[method-assign]
+        for number in range(3):
+            killed.broadcast(b"written %d" % number, order="fifo")
+        mute(killed)
+        for number in range(3):
+            killed.broadcast(b"lost %d" % number, [("n", b"v")], order="fifo")
+        kill(killed)
+        with with_casts(connection, group, "a", outbox=outbox) as a:
+            a.broadcast(b"new", order="fifo", timeout=WAIT).result(WAIT)
+        casts = list(b.deliveries(timeout=1))
+        expected = [*(b"written %d" % n for n in range(3)), *(b"lost %d" % n for n in range(3)), b"new"]
+        assert [each.payload for each in casts] == expected
+        assert [each.headers for each in casts[2:5]] == [(), (("n", b"v"),), (("n", b"v"),)]
+    with_casts(connection, group, "a", outbox=outbox).close()
+    assert kept(outbox, group) == []
+
+
+def kept(outbox: Path, group: str) -> list[bytes]:
+    """What stands in the file."""
+    file = Outbox(outbox, group, "nyc/a")
+    try:
+        return [each.left.payload for each in file.casts("nyc/a")]
+    finally:
+        file.close()
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["while it is in the view", "when it has been put out"])
+def test_in_a_view(connection: Connection, flushing: str, outbox: Path, stays: bool) -> None:
+    """The next view tells what was delivered of it; the others leave again, in that view."""
+    if not stays:
+        change_settings(connection, flushing, "nyc", suspect_after_ms=1_500)
+    with with_casts(connection, flushing, "b") as b:
+        b.connect(timeout=WAIT)
+        killed = with_casts(connection, flushing, "a", outbox=outbox)
+        killed.connect(timeout=WAIT)
+        casting = forwarder_of(killed)._dispatch.caster
+        assert casting is not None
+        casting._take_out = lambda cast: None  # type: ignore[method-assign]
+        killed.broadcast(b"written", order="causal")
+        stream = b.deliveries(timeout=WAIT)
+        assert next(stream).payload == b"written"
+        mute(killed)
+        for number, order in enumerate(("fifo", "causal", "fifo")):
+            killed.broadcast(b"lost %d" % number, order=order)  # type: ignore[call-overload]
+        kill(killed)
+        if not stays:
+            eventually(lambda: b.view is not None and b.view.members == ("nyc/b",))
+        with with_casts(connection, flushing, "a", outbox=outbox) as a:
+            a.connect(timeout=WAIT)
+            with with_casts(connection, flushing, "c") as c:
+                c.connect(timeout=WAIT)
+                a.broadcast(b"new", order="causal", timeout=WAIT).result(WAIT)
+                assert [next(stream).payload for _ in range(4)] == [*(b"lost %d" % n for n in range(3)), b"new"]
+        stream.close()
+        assert [each.payload for each in b.deliveries(timeout=0.5)] == [b"new"]  # it was in hand, and no more came
+    assert kept(outbox, flushing) == []
+
+
+def test_a_causal_one_waits_for_a_view(connection: Connection, flushing: str, outbox: Path) -> None:
+    change_settings(connection, flushing, "nyc", suspect_after_ms=1_500)
+    with with_casts(connection, flushing, "b") as b:
+        b.connect(timeout=WAIT)
+        killed = with_casts(connection, flushing, "a", outbox=outbox)
+        killed.connect(timeout=WAIT)
+        mute(killed)
+        killed.broadcast(b"lost", order="causal")
+        kill(killed)
+        eventually(lambda: b.view is not None and b.view.members == ("nyc/b",))
+        with with_casts(connection, flushing, "a", outbox=outbox) as a:
+            with pytest.raises(Blocked, match="leaves first"):
+                a.broadcast(b"new", order="fifo", timeout=0.2)
+            a.connect(timeout=WAIT)
+            a.broadcast(b"new", order="fifo", timeout=WAIT).result(WAIT)
+        assert payloads(b, 2) == [b"lost", b"new"]
+
+
+@pytest.mark.parametrize("has_outbox", [True, False])
+def test_a_member_that_was_put_out_casts_again(
+    connection: Connection, flushing: str, outbox: Path, has_outbox: bool
+) -> None:
+    """In the same process: its receipts go on, as those of total messages do."""
+    change_settings(connection, flushing, "nyc", suspect_after_ms=1_500)
+    options = {"outbox": outbox} if has_outbox else {}
+    with with_casts(connection, flushing, "b") as b, with_casts(connection, flushing, "a", **options) as a:
+        for each in (b, a):
+            each.connect(timeout=WAIT)
+        first = a.incarnation
+        assert a.broadcast(b"written", order="causal").result(WAIT) == 1
+        mute(a)
+        receipts = [a.broadcast(b"lost %d" % number, order="causal") for number in range(2)]
+        silence(a)
+        eventually(lambda: a.incarnation != first)
+        assert [receipt.result(WAIT) for receipt in receipts] == [1, 2]
+        assert {receipt.incarnation for receipt in receipts} == {a.incarnation}
+        assert payloads(b, 3) == [b"written", b"lost 0", b"lost 1"]
+
+
+def test_a_full_disk(connection: Connection, group: str, outbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can't be numbered in the file is not sent, until it can be."""
+    monkeypatch.setattr("connectors.client.go_back_n.FAILED_RESEND_S", 0.05)
+    with with_casts(connection, group, "b") as b, with_casts(connection, group, "a", outbox=outbox) as a:
+        file = a._lives.outbox
+        assert file is not None
+        number = file.number_cast
+        refused: list[int] = []
+
+        def refuse(place: int, cast: Cast, seqno: int) -> None:
+            if len(refused) < 3:
+                refused.append(place)
+                raise EnvironmentProblem("the disk is full")
+            number(place, cast, seqno)
+
+        monkeypatch.setattr(file, "number_cast", refuse)
+        receipts = [a.broadcast(b"%d" % each, order="fifo") for each in range(3)]
+        assert [receipt.result(WAIT) for receipt in receipts] == [1, 2, 3]
+        assert len(refused) == 3
+        assert payloads(b, 3) == [b"0", b"1", b"2"]

@@ -1,0 +1,59 @@
+"""Jobs that share the groups of a site: real Kafka, the process engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from connectors import Member
+from connectors.engine.job import EngineJob, EngineOptions
+from connectors.kafka.connection import Connection
+from connectors.kafka.group_choice import GroupChoice
+from connectors.kafka.topics import create_topics
+from connectors.local.broker import EmbeddedBroker
+from jobs.streaming import JobThread, working
+from ordering.errors import Fenced
+from tests.waiting import WAIT, eventually
+
+pytestmark = pytest.mark.broker
+
+SITE = "shared"
+
+
+@contextmanager
+def serving(connection: Connection, groups: str) -> Iterator[JobThread]:
+    options = EngineOptions(connection, SITE, groups=GroupChoice.parse(groups), look_every_s=0.5)
+    with working([EngineJob(options)]) as [job]:
+        assert job.ready.wait(WAIT)
+        yield job
+
+
+def ordered(connection: Connection, group: str) -> int:
+    with Member(group, f"{SITE}/alice", connection=connection) as alice:
+        return alice.broadcast(b"x").result(WAIT)
+
+
+def test_each_job_serves_its_own_groups(broker: EmbeddedBroker) -> None:
+    """Also groups that come later. Who is started for another's group ends that job, and no other."""
+    connection = Connection(broker.bootstrap_servers)
+    for group in ("shared-orders", "shared-pay-eu"):
+        create_topics(connection, group, [SITE])
+    with (
+        suppress(Fenced),  # by which the first ends
+        serving(connection, "shared-orders") as first,
+        serving(connection, "shared-pay-*") as second,
+    ):
+        assert ordered(connection, "shared-orders") == ordered(connection, "shared-pay-eu") == 1
+        create_topics(connection, "shared-pay-us", [SITE])
+        assert ordered(connection, "shared-pay-us") == 1
+        assert not first.done.is_set()
+        with serving(connection, "shared-or*"):
+            eventually(first.done.is_set, what="the job whose group was taken has ended")
+            assert ordered(connection, "shared-orders") == 2
+        assert not second.done.is_set()
+        assert ordered(connection, "shared-pay-eu") == 2
+    with pytest.raises(Fenced):
+        first.raise_failure()
+    second.raise_failure()

@@ -1,0 +1,66 @@
+"""What becomes of the casts that an earlier life has left."""
+
+from __future__ import annotations
+
+import pytest
+
+from ordering.casts import CAUSAL, FIFO, NO_VIEW, Cast, Depends, Ordered
+from ordering.causal import CausalReceiver, CausalState
+from ordering.left_casts import Course, LeftCast, course_of, settled_since
+from ordering.membership import Life
+from ordering.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
+
+OLD, OWN, B = Life("s/a", 1), Life("s/a", 9), Life("s/b", 2)
+
+
+def left(order: str, number: int = 0, view: int = 1, life: Life = OLD) -> LeftCast:
+    """One that had left under that number, or had not (0)."""
+    return LeftCast(order, b"", (), Cast(*life, number, order=order, view=view) if number else None)
+
+
+def flush(agreed: str, *lives: Life) -> list[Ordered]:
+    """b says that clock in view 1, and view 2 comes."""
+    said = Ordered(3, FLUSH_OK, *B, 1, Depends(1, agreed))
+    return [Ordered(2, START_FLUSH), said, Ordered(4, VIEW, view=2, lives=lives), Ordered(5, STOP_FLUSH)]
+
+
+def hub(*records: Ordered) -> CausalReceiver:
+    """Of a process that begins anew in view 1."""
+    receiver = CausalReceiver(CausalState(1, (OLD, B), (0, 0), 1, (0, 0), is_new=True))
+    for record in records:
+        receiver.step(record)
+    return receiver
+
+
+def course(message: LeftCast, own: Life, receiver: CausalReceiver) -> Course:
+    return course_of(message, own, receiver, {})
+
+
+def test_what_had_not_left_is_new() -> None:
+    assert course(left(FIFO), OWN, hub()) is Course.ANEW
+    assert course(left(CAUSAL), OWN, hub()) is Course.WAIT
+    assert course(left(CAUSAL), OWN, hub(*flush("3", OWN, B))) is Course.ANEW
+
+
+def test_what_had_left_in_no_view_goes_as_it_was() -> None:
+    assert course(left(FIFO, 4, NO_VIEW), OWN, hub()) is Course.AS_IT_WAS
+
+
+@pytest.mark.parametrize("own", [OLD, OWN], ids=["the life goes on", "a new life"])
+def test_the_next_view_tells_what_was_delivered(own: Life) -> None:
+    assert course(left(FIFO, 3), own, hub()) is Course.WAIT
+    after = hub(*flush("3", own, B))
+    assert [course(left(FIFO, number), own, after) for number in (3, 4)] == [Course.DELIVERED, Course.ANEW]
+
+
+def test_a_life_that_was_gone_before() -> None:
+    """DATA tells: what its members had said in the flush."""
+    begin = CausalState(1, (OLD, B), (0, 0), 1, (0, 0))
+    held = Ordered(6, MESSAGE, *B, 2, Depends(2, "7"))  # depends on casts, which nobody waits for here
+    data = [*flush("3", B), held, Ordered(7, START_FLUSH), Ordered(8, VIEW, view=3), Ordered(9, STOP_FLUSH)]
+    settled = settled_since(begin, data)
+    assert settled == {OLD: 3, B: 7}
+    late = CausalReceiver(CausalState(2, (B,), (0,), 5, (0,), is_new=True))
+    assert course_of(left(FIFO, 3), OWN, late, settled) is Course.DELIVERED
+    assert course_of(left(FIFO, 4), OWN, late, settled) is Course.ANEW
+    assert course_of(left(CAUSAL, 4), OWN, late, settled) is Course.WAIT

@@ -1,0 +1,84 @@
+"""Which direction brings whose casts into a Kafka: one, and never back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connectors.kafka.connection import Connection
+from connectors.kafka.sites import Mode, Sites
+from connectors.relay.casts import is_entrance
+
+NAMES = "abcd"
+
+
+def deployment(mode: Mode, kafkas: str, links: set[frozenset[str]]) -> Sites:
+    """Sites a, b, c …, each in the Kafka that `kafkas` names in its place."""
+    connections = {name: Connection(f"k{kafka}:1") for name, kafka in zip(NAMES, kafkas, strict=False)}
+    return Sites(mode, "a" if mode == "hub" else None, "micro-batch", connections, frozenset(links))
+
+
+def ways(sites: Sites, origin: str) -> list[str]:
+    """The directions that carry an origin's casts, between different Kafkas."""
+    found = []
+    for direction in sites.directions():
+        source, target = direction
+        at_target = {name for name in sites.connections if sites.shares_kafka(name, target)}
+        if source not in at_target and is_entrance(sites, direction, origin, at_target):
+            found.append(str(direction))
+    return found
+
+
+def pairs(*links: str) -> set[frozenset[str]]:
+    return set(map(frozenset, links))
+
+
+FULL = pairs("ab", "ac", "bc")
+
+
+@pytest.mark.parametrize(
+    ("mode", "kafkas", "links", "carried"),
+    [
+        ("hub", "123", pairs("ab", "ac"), {"a": ["a-b", "a-c"], "b": ["a-c", "b-a"], "c": ["a-b", "c-a"]}),
+        # The sites that share a Kafka take in what comes once, and what one of them has said does not come back.
+        ("hub", "122", pairs("ab", "ac"), {"a": ["a-b"], "b": ["b-a"], "c": ["c-a"]}),
+        ("hub", "112", pairs("ab", "ac"), {"a": ["a-c"], "b": ["a-c"], "c": ["c-a"]}),
+        ("isis", "123", FULL, {"a": ["a-b", "a-c"], "b": ["b-a", "b-c"], "c": ["c-a", "c-b"]}),
+        ("isis", "112", FULL, {"a": ["a-c"], "b": ["b-c"], "c": ["c-a"]}),
+        ("mesh", "123", pairs("ab", "bc"), {"a": ["a-b", "b-c"], "b": ["b-a", "b-c"], "c": ["b-a", "c-b"]}),
+        ("mesh", "121", pairs("ab", "bc"), {"a": ["a-b"], "b": ["b-a"], "c": ["c-b"]}),
+    ],
+)
+def test_who_carries_what(
+    mode: Mode, kafkas: str, links: set[frozenset[str]], carried: Mapping[str, list[str]]
+) -> None:
+    sites = deployment(mode, kafkas, links)
+    assert {origin: ways(sites, origin) for origin in sites.connections} == carried
+
+
+@given(
+    st.lists(st.sampled_from("1234"), min_size=4, max_size=4),
+    st.sets(st.sampled_from(["ab", "ac", "ad", "bc", "bd", "cd"]), min_size=1),
+)
+def test_each_kafka_has_one_entrance_and_nothing_goes_round(kafkas: list[str], links: set[str]) -> None:
+    """However the sites are linked, and share Kafkas: by a path from the original, once."""
+    sites = deployment("mesh", "".join(kafkas), pairs(*links))
+    kafka_of = dict(zip(NAMES, kafkas, strict=True))
+    for origin in NAMES:
+        made_from: dict[str, str] = {}
+        for way in ways(sites, origin):
+            source, _, target = way.partition("-")
+            assert kafka_of[target] not in made_from, f"{origin}: two fill {kafka_of[target]}"
+            made_from[kafka_of[target]] = kafka_of[source]
+        assert kafka_of[origin] not in made_from
+        reachable = {kafka_of[name] for name in NAMES if sites.distance(name, origin) is not None}
+        assert {*made_from, kafka_of[origin]} == reachable
+        for kafka in made_from:
+            seen = [kafka]
+            while seen[-1] in made_from:
+                seen.append(made_from[seen[-1]])
+                assert len(seen) <= len(NAMES), f"{origin}: {seen} is a circle"
+            assert seen[-1] == kafka_of[origin]

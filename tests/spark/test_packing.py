@@ -1,0 +1,70 @@
+"""What `abcast package` writes and prints. (`test_standalone` runs it.)"""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from connectors.local.jars import check_hashes
+from connectors.spark.packing import LIBRARIES, UNPACKED, Manager, Package, manager_of, pack, submit_line
+from connectors.spark.session import SETTINGS
+from ordering.errors import UsageError
+
+PACKAGE = Package(Path("/d d/python.tar.gz"), [Path("/d d/a.jar"), Path("/d d/b.jar")], Path("/d d/job.py"))
+
+
+def words(line: str) -> list[str]:
+    """As a shell reads it."""
+    return shlex.split(line.replace("\\\n", " "))
+
+
+def settings(line: str) -> dict[str, str]:
+    parts = words(line)
+    return dict(value.split("=", 1) for name, value in itertools.pairwise(parts) if name == "--conf")
+
+
+def test_what_is_written(tmp_path: Path) -> None:
+    """The workers' daemon is there under the name by which the driver knows it; a second call replaces all."""
+    pack(tmp_path, with_libraries=False)
+    (tmp_path / "jars" / "old.jar").touch()
+    packed = pack(tmp_path, with_libraries=False)
+    check_hashes(tmp_path / "jars", "spark")
+    with tarfile.open(packed.archive) as archive:
+        names = {member.name for member in archive}
+        assert {member.uname for member in archive} == {""}
+    assert f"{SETTINGS['spark.python.daemon.module'].replace('.', '/')}.py" in names
+    assert "ordering/sequencer.py" in names
+    assert not [name for name in names if "__pycache__" in name or name.startswith(LIBRARIES)]
+    assert {path.name for path in tmp_path.iterdir()} == {f"{UNPACKED}.tar.gz", "jars", "abcast_job.py"}
+
+
+@pytest.mark.parametrize("manager", Manager)
+def test_a_line_for_each_manager(manager: Manager) -> None:
+    line = submit_line(PACKAGE, manager.value, "python3.11")
+    parts = words(line)
+    assert parts[0].endswith("/spark-submit")
+    assert Path(parts[0]).exists()
+    assert parts[-2:] == ["/d d/job.py", "run"]
+    assert manager_of(parts[parts.index("--master") + 1]) is manager
+    assert parts[parts.index("--archives") + 1] == f"/d d/python.tar.gz#{UNPACKED}"
+    assert parts[parts.index("--jars") + 1] == "/d d/a.jar,/d d/b.jar"
+    told = settings(line)
+    assert told["spark.executorEnv.PYTHONPATH"] == UNPACKED
+    assert told["spark.pyspark.driver.python"] == sys.executable
+    assert told["spark.pyspark.python"] == "python3.11"
+    assert ("spark.kubernetes.container.image" in told) == (manager is Manager.kubernetes)
+
+
+def test_a_masters_url_stands_in_the_line() -> None:
+    assert "--master spark://h:1" in submit_line(PACKAGE, "spark://h:1", "python3")
+
+
+@pytest.mark.parametrize("master", ["local", "local[2]", "mesos://h:1", "spark", ""])
+def test_no_master_of_a_cluster(master: str) -> None:
+    with pytest.raises(UsageError, match="is none of standalone, yarn"):
+        manager_of(master)
