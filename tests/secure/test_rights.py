@@ -272,7 +272,7 @@ class TestDoctor:
         done = abcast_here("doctor", "-g", "ill", *admin, cwd=tmp_path)
         marks = {line[2:].split(" of ")[0].split(":")[0]: line[0] for line in done.stdout.splitlines()}
         assert marks == {
-            **dict.fromkeys(("name", "TCP", "TLS", "login", "topics", "rights in ill", "settings"), "✓"),
+            **dict.fromkeys(("library", "name", "TCP", "TLS", "login", "topics", "rights in ill", "settings"), "✓"),
             "sequencer": "✗",
             "ledger": "-",
         }, done.stdout + done.stderr
