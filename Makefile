@@ -2,8 +2,8 @@
 
 PYTHON ?= python3
 SEEDS ?= 1000
-# How many tests run at a time. With three, two cores save little time, and each test takes half as long again.
-PROCESSES ?= 2
+# How many tests run at a time. Of three, one waits for something most of the time: two cores are busy with two.
+PROCESSES ?= 3
 ARGS ?=
 
 VENV := .venv
@@ -26,7 +26,7 @@ setup: $(VENV)/.classes ## install everything into .venv (two or three minutes t
 test-fast: setup ## run the tests that need no broker and no Spark, kill nothing and are quick, with fewer random examples
 	@$(PYTEST) --hypothesis-profile fast -m "not broker and not spark and not crash and not slow" $(ARGS)
 
-test: setup ## run every test but the soak, PROCESSES=2 at a time
+test: setup ## run every test but the soak, PROCESSES=3 at a time
 	@$(PYTEST) $(ARGS)
 
 soak: setup ## run what takes long: thousands of seeds and examples, clusters in which everything is killed

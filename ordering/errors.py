@@ -12,9 +12,9 @@ def in_short(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
-def counted(count: int, noun: str) -> str:
-    """So many of them, in words: `1 message`, `2 messages`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """So many of them, in words: `1 message`, `2 messages`. `plural`: unless it is the noun with an s."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 class AbcastError(Exception):

@@ -36,8 +36,11 @@ BUFFERED = 10_000
 
 BUFFERED_BYTES = 64 * 1024 * 1024
 FETCH_WAIT_MS = 100
-LOOK_S = 2.0
-"""How often it is looked for topics that are new."""
+LOOK_S = 10.0
+"""How often it is looked for topics that are new: each look is a list of all topics, once a process."""
+
+LOOK_SOON_S = 1.0
+"""The same while something waits for casts, which may be in such a topic."""
 
 JOIN_S = 15.0
 _logger = logging.getLogger(__name__)
@@ -71,9 +74,9 @@ class CastTopics(NamedTuple):
             )
         return found
 
-    def beside(self, known: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Those of topics that are new. Raises BrokerUnreachable."""
-        return self._partitions_of(sorted(self._names(LOOK_S).difference(place.topic for place in known)))
+    def beside(self, known: Iterable[TopicPartition], max_age_s: float) -> list[TopicPartition]:
+        """Those of topics that are new, as of so long ago at most. Raises BrokerUnreachable."""
+        return self._partitions_of(sorted(self._names(max_age_s).difference(place.topic for place in known)))
 
     def _names(self, max_age_s: float) -> set[str]:
         topics = map(Topic.parse, self.desk.names(max_age_s))
@@ -92,6 +95,8 @@ class CastReader:
         self._topics = topics
         self._wake = wake
         self._looked_at = time.monotonic()
+        self.is_awaited = False
+        """Whether something waits for casts that were not read yet."""
         self._lock = threading.Lock()
         self._found: deque[Found] = deque()
         self._bytes = 0
@@ -152,11 +157,12 @@ class CastReader:
 
     def _look(self) -> None:
         """Read topics that are new, too."""
-        if time.monotonic() - self._looked_at < LOOK_S:
+        every_s = LOOK_SOON_S if self.is_awaited else LOOK_S
+        if time.monotonic() - self._looked_at < every_s:
             return
         self._looked_at = time.monotonic()
         try:
-            new = self._topics.beside(self._read_up_to)
+            new = self._topics.beside(self._read_up_to, every_s)
         except BrokerUnreachable:
             return  # the reading itself says so
         if new:

@@ -23,7 +23,7 @@ from connectors.client.feed import Feed
 from connectors.kafka.codec import depends_of
 from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import Start
-from ordering.casts import Cast, Ordered, Step, Verdict
+from ordering.casts import NO_VIEW, Cast, Ordered, Step, Verdict
 from ordering.errors import ProtocolViolation
 from ordering.membership import Life
 from ordering.merging import MergedState, Merger
@@ -59,6 +59,8 @@ class MergedLog:
         self._full_since = 0.0
         self._again_after_s = AGAIN_AFTER_S
         self._progress = 0
+        self._sites: set[str] = set()
+        self._sites_of = NO_VIEW
         self._is_closed = False
 
     @property
@@ -88,7 +90,20 @@ class MergedLog:
                 self._full_at.setdefault(place, offset)
         if found:
             self._read_data()
+        self._reader.is_awaited = self._awaits_others()
         self._read_again(is_idle=not found and not self._unread)
+
+    def _awaits_others(self) -> bool:
+        """Whether casts are to come from a topic that may not be read yet: something waits, or a site is new."""
+        causal = self.merger.causal
+        if self._sites_of != causal.view:
+            self._sites_of = causal.view
+            self._sites = {life.address.partition("/")[0] for life in causal.lives}
+        if causal.waiting > 0 or causal.room.holding > 0:
+            return True
+        return len(self._sites) > 1 and not self._sites <= {
+            place.topic.rpartition(".")[2] for place in self._reader.next
+        }
 
     def _read_data(self) -> None:
         while self._unread:
@@ -150,7 +165,7 @@ def _key(cast: Cast) -> tuple[Life, int, int]:
 
 def ordered(record: Effective) -> Ordered:
     """A record of DATA as the core knows it. Raises ProtocolViolation."""
-    depends = depends_of(record.headers[1:]) if len(record.headers) > 1 else None
+    depends = depends_of(record.headers) if record.headers else None
     if record.kind == MESSAGE:
         who = record.sender, record.incarnation, record.local_seqno
         return Ordered(record.seqno, MESSAGE, *who, depends, record=record)

@@ -101,10 +101,11 @@ def check_layout(
                 "with more, senders move to other partitions, and their messages overtake each other. Go on in a new "
                 "group."
             )
-        if found and copies not in (None, len(found[0]["replica_nodes"])):
+        held = len(found[0]["replica_nodes"]) if found else 0
+        if found and copies not in (None, held):
             raise UsageError(
-                f"{topic} has {len(found[0]['replica_nodes'])} copies, not {copies}: `kafka-reassign-partitions` "
-                "changes that."
+                f"{topic} has {counted(held, 'copy', 'copies')}, not {copies}: `kafka-reassign-partitions` changes "
+                "that."
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,8 @@ from kafka.structs import TopicPartition
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from connectors.kafka.topic_finder import LOOK_S
+from connectors.kafka.transport import Consumer
 from connectors.ledger.casts import CastTableState, CastWriter, create_cast_table
 from connectors.ledger.job import TRIGGER_S
 from connectors.spark.job import JobOptions, StreamingJob
@@ -22,7 +25,8 @@ _logger = logging.getLogger(__name__)
 class CastLedgerJob(StreamingJob):
     """Writes the casts of all groups at the site to `data/casts`: those of its members, and those that relays bring.
 
-    A group whose cast topics are empty is not read. Every start goes on behind the table's last rows.
+    A group whose cast topics are empty is not read: where they end is asked for now and then, by one connection. Every
+    start goes on behind the table's last rows.
     """
 
     name = "ledger-casts"
@@ -31,6 +35,15 @@ class CastLedgerJob(StreamingJob):
         super().__init__(spark, options)
         self._writer: CastWriter | None = None
         self._with_casts: set[str] = set()
+        self._asking: Consumer | None = None
+        self._looked_at = float("-inf")
+
+    def run(self) -> None:
+        """Work until stopped, as every job."""
+        try:
+            super().run()
+        finally:
+            self._stop_asking()
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """Of each group that has DATA at this site, the cast topics in which something stands, or has stood."""
@@ -44,11 +57,23 @@ class CastLedgerJob(StreamingJob):
         return selected
 
     def _look(self, names: list[str]) -> None:
-        if not names:
+        """Find out in which of these something stands."""
+        if not names or time.monotonic() - self._looked_at < LOOK_S:
             return
-        with closing(self.options.connection.consumer()) as consumer, self.options.connection.reachable():
-            places = [TopicPartition(name, at) for name in names for at in consumer.partitions_for_topic(name)]
-            self._with_casts |= {place.topic for place, end in consumer.end_offsets(places).items() if end}
+        self._looked_at = time.monotonic()
+        try:
+            consumer = self._asking = self._asking or self.options.connection.consumer()
+            with self.options.connection.reachable():
+                places = [TopicPartition(name, at) for name in names for at in consumer.partitions_for_topic(name)]
+                self._with_casts |= {place.topic for place, end in consumer.end_offsets(places).items() if end}
+        except BaseException:
+            self._stop_asking()
+            raise
+
+    def _stop_asking(self) -> None:
+        consumer, self._asking = self._asking, None
+        if consumer is not None:
+            consumer.close()
 
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """Read on behind the table's last rows."""

@@ -56,8 +56,8 @@ def test_what_topics_create_does_not_change(pipeline: Pipeline) -> None:
     group = pipeline.new_group("--partitions", "2")
     create = ("topics", "create", "--group", group, "--site", SITE)
     for options, said in (
-        (("--partitions", "8"), f"abcast.{group}.forward.{SITE} has 2 partition(s), not 8, and keeps that number"),
-        (("--replication-factor", "2"), f"abcast.{group}.forward.{SITE} has 1 copies, not 2"),
+        (("--partitions", "8"), f"abcast.{group}.forward.{SITE} has 2 partitions, not 8, and keeps that number"),
+        (("--replication-factor", "2"), f"abcast.{group}.forward.{SITE} has 1 copy, not 2"),
         (("--suspect-after-ms", "1"), "greater than or equal to 3000"),
         (("--flush-timeout-ms", "1"), "greater than or equal to 1000"),
     ):

@@ -81,7 +81,7 @@ def kept(outbox: Path, group: str) -> list[bytes]:
 def test_in_a_view(connection: Connection, flushing: str, outbox: Path, stays: bool) -> None:
     """The next view tells what was delivered of it; the others leave again, in that view."""
     if not stays:
-        change_settings(connection, flushing, "nyc", suspect_after_ms=500)
+        change_settings(connection, flushing, "nyc", suspect_after_ms=1_500)
     with with_casts(connection, flushing, "b") as b:
         b.connect(timeout=WAIT)
         killed = with_casts(connection, flushing, "a", outbox=outbox)
@@ -110,7 +110,7 @@ def test_in_a_view(connection: Connection, flushing: str, outbox: Path, stays: b
 
 
 def test_a_causal_one_waits_for_a_view(connection: Connection, flushing: str, outbox: Path) -> None:
-    change_settings(connection, flushing, "nyc", suspect_after_ms=500)
+    change_settings(connection, flushing, "nyc", suspect_after_ms=1_500)
     with with_casts(connection, flushing, "b") as b:
         b.connect(timeout=WAIT)
         killed = with_casts(connection, flushing, "a", outbox=outbox)
@@ -132,7 +132,7 @@ def test_a_member_that_was_put_out_casts_again(
     connection: Connection, flushing: str, outbox: Path, has_outbox: bool
 ) -> None:
     """In the same process: its receipts go on, as those of total messages do."""
-    change_settings(connection, flushing, "nyc", suspect_after_ms=500)
+    change_settings(connection, flushing, "nyc", suspect_after_ms=1_500)
     options = {"outbox": outbox} if has_outbox else {}
     with with_casts(connection, flushing, "b") as b, with_casts(connection, flushing, "a", **options) as a:
         for each in (b, a):

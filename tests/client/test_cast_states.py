@@ -6,24 +6,30 @@ import contextlib
 import itertools
 import json
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from connectors import Member
 from connectors.client import state_transfer
+from connectors.client.cast_reader import Found
+from connectors.client.letter import LetterReceipt
+from connectors.client.merged_log import MergedLog
 from connectors.kafka.cast_codec import cast_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.settings import change_settings
 from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.casts import ORDERS, Cast
-from ordering.errors import StateUnavailable
+from ordering.errors import AbcastError, StateUnavailable, UsageError
 from ordering.membership import Life
 from ordering.names import Topic
 from tests.client.members import forwarder_of, kill
 from tests.client.replica import Replica, Talker, of
 from tests.waiting import WAIT, eventually
+
+TOTALS = 600
 
 pytestmark = pytest.mark.parametrize("connection", ["memory"], indirect=True)
 
@@ -53,6 +59,58 @@ def test_a_joiner_has_everything_once(connection: Connection, flushing: str) -> 
                 assert expected == of(each.taken, str(talker.member.address), order)
         eventually(lambda: [each.views[-1] for each in late] == [5] * 3)
         assert [each.views[0] for each in late] == [3, 4, 5]
+
+
+def test_a_supplier_that_dies_while_it_serves(connection: Connection, flushing: str) -> None:
+    """Both cast. The joiner asks the next one, and has what that has, also of the dead one's."""
+    change_settings(connection, flushing, "nyc", suspect_after_ms=3_000)
+    with contextlib.ExitStack() as closing:
+        victim = Replica(connection, flushing, "v", state=False)
+
+        def close() -> None:
+            with contextlib.suppress(UsageError):  # it was killed
+                victim.member.close()
+
+        closing.callback(close)
+        victim.ballast = 2_000_000
+        a = closing.enter_context(Replica(connection, flushing, "a", state=False))
+        transfer = victim.member._transfer
+        assert transfer is not None
+        letters, is_sending = itertools.count(), threading.Event()
+        send = transfer._send
+
+        def send_one(*letter: object) -> LetterReceipt:
+            if next(letters) == 1:
+                is_sending.set()
+                transfer.close()
+                raise AbcastError("killed")
+            return send(*letter)  # type: ignore[arg-type]
+
+        transfer._send = send_one
+        joined: list[Replica] = []
+        with Talker(a.member) as of_a, Talker(victim.member) as of_v:
+            for talker in (of_a, of_v):
+                talker.say_more(60)
+            joining = threading.Thread(target=lambda: joined.append(Replica(connection, flushing, "b")))
+            joining.start()
+            assert is_sending.wait(WAIT)
+            of_v.stopping.set()
+            of_v.thread.join(WAIT)
+            kill(victim.member)
+            joining.join(WAIT)
+            b = closing.enter_context(joined[0])
+            of_a.say_more(60)
+        eventually(lambda: a.member.view is not None and a.member.view.members == ("nyc/a", "nyc/b"))
+        a.member.broadcast(b"the end", order="causal").result(WAIT)
+        for each in (a, b):
+            eventually(lambda each=each: "causal nyc/a the end" in each.taken)  # type: ignore[misc]
+        assert b.counted >= 60
+        assert sorted(a.taken) == sorted(b.taken)
+        assert len(set(a.taken)) == len(a.taken)
+        for talker, order in itertools.product((of_v, of_a), ORDERS):
+            sender = str(talker.member.address)
+            assert of(a.taken, sender, order) == of(b.taken, sender, order)
+            assert set(of(talker.sent, sender, order)) >= set(of(b.taken, sender, order)[:-1])
 
 
 def test_a_joiner_in_another_kafka(connection: Connection, flushing: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +149,9 @@ def test_one_without_casts_may_have_the_state_of_one_with(connection: Connection
 
 
 def test_an_application_that_lags_gets_no_cast_that_was_not_agreed(
-    connection: Connection, flushing: str, sequencer: TinySequencer
+    connection: Connection, flushing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its reader finds the dead member's cast before the flush; its hub, which has answered, found the flush first."""
-    change_settings(connection, flushing, "nyc", suspect_after_ms=300)
     with contextlib.ExitStack() as closing:
         blocked, go_on = threading.Event(), threading.Event()
 
@@ -113,9 +170,13 @@ def test_an_application_that_lags_gets_no_cast_that_was_not_agreed(
         view = a.view.view_id
         c.broadcast(b"agreed", order="fifo").result(WAIT)
         eventually(lambda: _delivered(a, c) == 1)
+        for _ in range(TOTALS):  # so many that the application does not find the flush with its first request
+            last = b.broadcast(b"total")
+        last.result(WAIT)
         go_on.clear()
         blocked.clear()
         life = Life("nyc/c", c.incarnation or 0)
+        change_settings(connection, flushing, "nyc", suspect_after_ms=2_000)
         kill(c)
         eventually(blocked.is_set)
         hub = forwarder_of(a).hub
@@ -129,8 +190,18 @@ def test_an_application_that_lags_gets_no_cast_that_was_not_agreed(
         go_on.set()
         eventually(lambda: a.view is not None and a.view.view_id > view)
         a.broadcast(b"the end", order="causal").result(WAIT)
-        stream = a.deliveries(timeout=WAIT)
-        assert [next(stream).payload for _ in range(2)] == [b"agreed", b"the end"]
+        read = MergedLog.read
+
+        def read_casts_first(log: MergedLog, timeout: float) -> list[Found]:
+            deadline = time.monotonic() + 0.2
+            while not log._reader.has_news and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return read(log, timeout)
+
+        monkeypatch.setattr(MergedLog, "read", read_casts_first)
+        seen = list(a.deliveries(timeout=2))
+        casts = [each.payload for each in seen if each.order != "total"]
+        assert casts == [b"agreed", b"the end"]
 
 
 def _delivered(member: Member, of_whom: Member) -> int | None:

@@ -28,7 +28,8 @@ CAST_SFO = str(Topic(GROUP, "cast", "sfo"))
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cast_reader, "LOOK_S", 0.05)
+    for name in ("LOOK_S", "LOOK_SOON_S"):
+        monkeypatch.setattr(cast_reader, name, 0.05)
 
 
 @pytest.fixture

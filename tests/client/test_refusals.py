@@ -37,7 +37,7 @@ def kafka(request: pytest.FixtureRequest) -> MemoryConnection:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(go_back_n, "FAILED_RESEND_S", 0.02)
+    monkeypatch.setattr(go_back_n, "FAILED_RESEND_S", 0.005)
 
 
 def written(kafka: MemoryConnection, role: str) -> list[int]:

@@ -76,7 +76,7 @@ def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp
     group, rng = sites.scenario.group, random.Random(18)
     processes = {name: sites.start(name) for name in sites.names}
     members = [Member(group, f"{name}/alice", connection=Connection(broker.bootstrap_servers)) for name in sites.names]
-    loads = [Load(member, 0.02, 1) for member in members]
+    loads = [Load(member, 0.05, 1) for member in members]
     try:
         for number in range(KILLS):
             time.sleep(rng.random())
@@ -104,7 +104,7 @@ def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp
         for load, member in zip(loads, members, strict=True):
             load.halt()
             member.close(timeout=0)
-    eventually(lambda: len(sites.ends()) == 1, 30)
+    eventually(lambda: len(sites.ends()) == 1, 30, "all have the same", 0.5)
     assert sites.ends() == {len(sent) + 3}
     verdict = abcast_here("check", "--group", group, "--sites", sites.file, "--settled", "--json", cwd=tmp_path)
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr

@@ -129,7 +129,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.broker
 @pytest.mark.crash
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_a_broker_ends_with_the_process_that_started_it(tmp_path: Path, how: signal.Signals) -> None:
     script = (
         "import sys, time; from pathlib import Path; from connectors.local.broker import EmbeddedBroker;"

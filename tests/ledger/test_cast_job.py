@@ -1,0 +1,69 @@
+"""Which topics the job of the table `casts` reads, and what groups without casts cost it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.ledger import cast_job
+from connectors.ledger.cast_job import CastLedgerJob
+from connectors.ledger.casts import CastTableState
+from connectors.spark.job import JobOptions
+from connectors.testing import MemoryConnection
+from ordering.names import Topic
+
+OWN, COPY = Topic("g", "cast", "nyc"), Topic("g", "cast", "sfo")
+TOPICS = [Topic("g", "data", "nyc"), OWN, COPY, Topic("elsewhere", "cast", "nyc")]
+
+
+def write(connection: MemoryConnection, topic: Topic, partition: int = 1) -> None:
+    connection.topics.append(TopicPartition(str(topic), partition), b"nyc/a", b"", [])
+
+
+@pytest.fixture
+def connection() -> MemoryConnection:
+    connection = MemoryConnection()
+    for site in ("nyc", "sfo"):
+        connection.create("g", site, partitions=2)
+    return connection
+
+
+def test_empty_topics_are_not_read(
+    connection: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are looked at by one connection, now and then; what has casts is read with the rest of its group."""
+    job = CastLedgerJob(None, JobOptions(connection, "nyc", tmp_path))  # type: ignore[arg-type]
+    with patch.object(MemoryConnection, "consumer", autospec=True, side_effect=MemoryConnection.consumer) as opened:
+        assert job.select_topics(TOPICS) == {}
+        write(connection, COPY)
+        assert job.select_topics(TOPICS) == {}, "it has looked just now"
+        monkeypatch.setattr(cast_job, "LOOK_S", 0.0)
+        assert job.select_topics(TOPICS) == {"g": [str(COPY)]}
+        write(connection, OWN)
+        assert job.select_topics(TOPICS) == {"g": [str(OWN), str(COPY)]}
+        assert opened.call_count == 1
+
+
+def test_where_reading_goes_on(connection: MemoryConnection, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Behind the table's last row; at the beginning where the topic was made anew, or has lost what follows."""
+    job: Any = CastLedgerJob(None, JobOptions(connection, "nyc", tmp_path))  # type: ignore[arg-type]
+    for _ in range(5):
+        write(connection, OWN)
+    own, copy = ((str(topic), 1) for topic in (OWN, COPY))
+
+    def position(offset: int) -> int:
+        found = job._positions([str(OWN), str(COPY)], CastTableState(offsets={own: offset, copy: 7}))
+        assert found[TopicPartition(*copy)] == 0, "there were more once"
+        return int(found[TopicPartition(*own)])
+
+    assert [position(offset) for offset in (0, 3, 5)] == [0, 3, 5]
+    assert not caplog.records
+    connection.topics.drop(str(OWN), below=2, partition=1)
+    assert [position(offset) for offset in (2, 1)] == [2, 2]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"retention has dropped offsets 1 to 1 of {OWN}-1: the table `casts` lacks what stood there"
+    ]
