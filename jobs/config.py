@@ -22,7 +22,7 @@ _OF_ALL = {
     "site": DEFAULT_SITE,
     "data": str(DEFAULT_DATA),
     "sites": "",
-    "transport": "kafka-python",
+    "transport": "",
     "log_level": "INFO",
 }
 """What holds for all commands beside Kafka, and the defaults."""
@@ -58,6 +58,7 @@ def read_configuration(bootstrap_servers: str | None, kafka_config: Any) -> Iter
     """Each value. Raises UsageError for what can't be read, or can't be."""
     from connectors.kafka.client_configuration import SERVERS_VARIABLE, ClientConfiguration
     from connectors.kafka.security import SECRETS, Security
+    from connectors.kafka.transport import choose
 
     if bootstrap_servers == os.environ.get(SERVERS_VARIABLE):
         bootstrap_servers = None  # the option has it from there
@@ -78,6 +79,8 @@ def read_configuration(bootstrap_servers: str | None, kafka_config: Any) -> Iter
             yield Row(name, os.environ[variable], variable)
         elif name in file.values:
             yield Row(name, str(file.values[name]), str(file.path))
+        elif name == "transport":
+            yield Row(name, choose("", security), "default")
         elif default:
             yield Row(name, default, "default")
     yield from _others(file.values, str(file.path))

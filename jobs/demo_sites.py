@@ -84,12 +84,13 @@ def _sequencers(spark: SparkSession, sites: Sites, directory: Path) -> Iterator[
     from connectors.kafka.connection import Connection
     from connectors.sequencer.job import SequencerJob
     from connectors.spark.job import JobOptions, SparkJob
-    from jobs.engine import engine_job
+    from jobs.engine import agreement_of, engine_job
     from jobs.streaming import Served, await_ready, running
 
     def at(site: str, connection: Connection, spark: SparkSession, _: JobOptions) -> SparkJob:
         if sites.mode == "isis":
-            return engine_job(connection, site, directory / site, sites, Served(look_every_s=_LOOK_EVERY_S))
+            agreement = agreement_of(sites, site, None)
+            return engine_job(connection, site, directory / site, agreement, Served(look_every_s=_LOOK_EVERY_S))
         return SequencerJob(spark, JobOptions(connection, site, directory / site, look_every_s=_LOOK_EVERY_S))
 
     makers = [

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from connectors.engine.job import EngineJob
     from connectors.kafka.connection import Connection
     from connectors.kafka.sites import Sites
+    from connectors.sequencer.agreement import Agreement
 
 
 GARBAGE_AFTER = 50_000
@@ -46,14 +47,44 @@ EngineOption = Annotated[
 ]
 
 
-def check_engine(sites: Sites | None, engine: Engine) -> None:
-    """Raise UsageError if the sites can't have their order by that engine."""
-    if sites is not None and sites.mode == "isis" and engine is not Engine.process:
-        raise UsageError('sites that agree (mode = "isis") do so in a plain process: add --engine process.')
+class HowDecided(str, Enum):
+    """What `--agreement` may be."""
+
+    isis = "isis"
+
+
+AgreementOption = Annotated[
+    HowDecided | None,
+    typer.Option(
+        "--agreement",
+        help="Have the order agreed on, not decided. Without a sites' file, the site agrees with itself alone.",
+    ),
+]
+
+
+def agreement_of(sites: Sites | None, site: str, how: HowDecided | None) -> Agreement | None:
+    """With whom the site agrees on the order; None if it is decided here. Raises UsageError."""
+    check_site(site)
+    if how is None and (sites is None or sites.mode != "isis"):
+        return None
+    from connectors.kafka.inputs import Neighbours, neighbours_of
+    from connectors.sequencer.agreement import Agreement
+
+    if sites is None:
+        return Agreement(Neighbours(site, (site,)))
+    if sites.mode != "isis":
+        raise UsageError(
+            f'the sites\' file has mode "{sites.mode}", not "isis": leave --agreement out, or change the file.'
+        )
+    return Agreement(neighbours_of(sites, site), sites.suspect_after_ms)
 
 
 def engine_job(
-    connection: Connection, site: str, data: Path, sites: Sites | None = None, served: Served = EVERYTHING
+    connection: Connection,
+    site: str,
+    data: Path,
+    agreement: Agreement | None = None,
+    served: Served = EVERYTHING,
 ) -> EngineJob:
     """The sequencer of the site as a plain Python job; where sites agree, the site's part in that.
 
@@ -62,12 +93,9 @@ def engine_job(
     from connectors.engine.job import EngineJob, EngineOptions
 
     check_site(site)
-    if sites is not None and sites.mode == "isis":
+    if agreement is not None:
         from connectors.engine.site_job import SiteJob
-        from connectors.kafka.inputs import neighbours_of
-        from connectors.sequencer.agreement import Agreement
 
-        agreement = Agreement(neighbours_of(sites, site), sites.suspect_after_ms)
         return SiteJob(reachable(connection, served), agreement, *served)
     return EngineJob(EngineOptions(reachable(connection, served), site, data.absolute() / "ledger", *served))
 

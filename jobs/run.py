@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from connectors.kafka.group_choice import LOOK_EVERY_S
-from jobs.engine import Engine, EngineOption, check_engine, engine_job
+from jobs.engine import AgreementOption, Engine, EngineOption, agreement_of, engine_job
 from jobs.maintain import every, seconds
 from jobs.options import (
     DEFAULT_DATA,
@@ -37,6 +37,7 @@ def run(
     look_every_s: LookEvery = LOOK_EVERY_S,
     sites: SitesFile = None,
     engine: EngineOption = Engine.spark,
+    agreement: AgreementOption = None,
     maintain_every: Annotated[str | None, typer.Option(help="Do what `abcast maintain` does, every 1h or so.")] = None,
 ) -> None:
     """Run the sequencer and the ledger in one Spark application. It is what most people start.
@@ -46,17 +47,17 @@ def run(
     """
     maintenance = [every(seconds(maintain_every, "--maintain-every"))] if maintain_every is not None else []
     topology = optional_sites(sites, kafka_config, "run")
-    check_engine(topology, engine)
+    agreed = agreement_of(topology, site, agreement)
     which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "run")
     options = job_options(connection, site, data, max_batch_records, which, parallelism)
     sequences = topology is None or topology.sequences(site)
     names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
-    beside = [engine_job(connection, site, data, topology, which)] if sequences and engine is Engine.process else []
+    beside = [engine_job(connection, site, data, agreed, which)] if sequences and engine is Engine.process else []
     relays: Relays | None = None
     if topology is not None:
         relays = Relays(topology, [direction for direction in topology.directions() if direction.source == site])
-    run_jobs(names, options, relays, beside, maintenance)
+    run_jobs(names, options, relays, beside, maintenance, agreed)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from connectors.kafka.group_choice import LOOK_EVERY_S
-from jobs.engine import Engine, EngineOption, check_engine, engine_job, run_engine
+from jobs.engine import AgreementOption, Engine, EngineOption, agreement_of, engine_job, run_engine
 from jobs.options import (
     DEFAULT_DATA,
     BootstrapServers,
@@ -32,6 +32,7 @@ def sequence(
     look_every_s: LookEvery = LOOK_EVERY_S,
     sites: SitesFile = None,
     engine: EngineOption = Engine.spark,
+    agreement: AgreementOption = None,
 ) -> None:
     """Run the sequencer: FORWARD in, DATA with seqnos out.
 
@@ -40,13 +41,14 @@ def sequence(
     """
     topology = optional_sites(sites, kafka_config, "sequence")
     check_sequences(topology, site)
-    check_engine(topology, engine)
+    agreed = agreement_of(topology, site, agreement)
     which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "sequence")
     if engine is Engine.process:
-        run_engine(engine_job(connection, site, data, topology, which))
+        run_engine(engine_job(connection, site, data, agreed, which))
         return
-    run_jobs(["sequence"], job_options(connection, site, data, max_batch_records, which, parallelism))
+    options = job_options(connection, site, data, max_batch_records, which, parallelism)
+    run_jobs(["sequence"], options, agreement=agreed)
 
 
 if __name__ == "__main__":

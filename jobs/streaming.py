@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from connectors.kafka.connection import Connection
     from connectors.kafka.sites import Direction, Sites
+    from connectors.sequencer.agreement import Agreement
     from connectors.spark.job import JobOptions, SparkJob
 
     MakeJob = Callable[[SparkSession, JobOptions], SparkJob]
@@ -102,10 +103,12 @@ def run_jobs(
     relays: Relays | None = None,
     beside: Sequence[SparkJob] = (),
     more: Sequence[MakeJob] = (),
+    agreement: Agreement | None = None,
 ) -> None:
     """Run the named jobs (`sequence`, `ledger`), relays and `more` in one Spark application until SIGTERM or Ctrl-C.
 
-    Jobs that need no Spark run `beside`, and have begun before it starts.
+    Jobs that need no Spark run `beside`, and have begun before it starts. `agreement`: of a site that does not decide
+    the order, but agrees on it.
     """
     with working(beside) as first:
         what = [*names, *(f"relay {direction}" for direction in (relays.directions if relays else ()))]
@@ -116,7 +119,7 @@ def run_jobs(
         if session.spark is None:
             return
         spark = session.spark
-        with running([*job_classes(names), *relay_makers(relays), *more], spark, options) as others:
+        with running([*job_classes(names, agreement), *relay_makers(relays), *more], spark, options) as others:
             jobs = [*first, *others]
             stop_on_signals(jobs)
             if session.asked_to_stop.is_set():
@@ -194,14 +197,14 @@ def task_slots(relays: Relays | None) -> int | None:
     return REAL_TIME_SLOTS * len(relays.directions) + 2
 
 
-def job_classes(names: Sequence[str]) -> list[MakeJob]:
+def job_classes(names: Sequence[str], agreement: Agreement | None = None) -> list[MakeJob]:
     """The named jobs."""
     from connectors.ledger.cast_job import CastLedgerJob
     from connectors.ledger.job import LedgerJob
     from connectors.sequencer.job import SequencerJob
 
     by_name: dict[str, list[MakeJob]] = {
-        SequencerJob.name: [SequencerJob],
+        SequencerJob.name: [functools.partial(SequencerJob, agreement=agreement)],
         LedgerJob.name: [LedgerJob, CastLedgerJob],
     }
     return [job for name in names for job in by_name[name]]

@@ -128,3 +128,7 @@ class NoSnapshot(HistoryUnavailable):
 
 class ProtocolViolation(AbcastError):
     """What was read from the log breaks a rule that no correct writer breaks (a bug, or a foreign writer)."""
+
+
+class Disagreement(ProtocolViolation):
+    """Of sites that agree: what one has promised or ordered is not what another one knows of it. It must not go on."""

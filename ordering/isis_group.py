@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ordering.errors import HistoryUnavailable, ProtocolViolation
+from ordering.errors import Disagreement, HistoryUnavailable, ProtocolViolation
 from ordering.isis import Tick
 from ordering.isis_codec import decode, encode
 from ordering.isis_log import Entry, Ordered, ranges_of
@@ -149,7 +149,7 @@ class Group:
 
     def _needed(self, name: str) -> int:
         """From where its records are still to be sequenced: a mark may be far before that."""
-        runs = (part for ordered in self.site.state().since for part in ranges_of(ordered.run))
+        runs = (part for ordered in self.site.unsequenced for part in ranges_of(ordered.run))
         return min([self.site.place(name).ordered, *(part.first for part in runs if part.place == name)])
 
     def arrived(self, name: str, first: int, last: int, at: int) -> int:
@@ -170,7 +170,7 @@ class Group:
     def hear(self, site: str, at: int, record: Data, read_entry: Callable[[Data], Entry]) -> bool:
         """Take a record of another site's log; False if nobody of the agreement can have written it.
 
-        `read_entry`: how the record is read as an entry. Raises ProtocolViolation if the two sites contradict.
+        `read_entry`: how the record is read as an entry. Raises Disagreement.
         """
         try:
             counts = judge(self.site.log_row(site), record)[1]
@@ -179,7 +179,7 @@ class Group:
         except ProtocolViolation:
             return False
         if known > self.site.number:
-            raise ProtocolViolation(
+            raise Disagreement(
                 f"site {site} has read entry {known} of the log of {self.site.me.name}, which ends at "
                 f"{self.site.number} now: it was lost. Have the others exclude this site, and take a new name."
             )

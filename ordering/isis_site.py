@@ -76,7 +76,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ordering.errors import ProtocolViolation
+from ordering.errors import Disagreement, ProtocolViolation
 from ordering.isis import RESEND_AFTER_MS, Send, Tick
 from ordering.isis_codec import decode, encode
 from ordering.isis_formation import Life, first_view
@@ -314,6 +314,11 @@ class Site:
         return self.process.is_waiting
 
     @property
+    def unsequenced(self) -> Sequence[Ordered]:
+        """Runs that are ordered, and not in the snapshot."""
+        return self._since
+
+    @property
     def is_behind(self) -> bool:
         """Whether so much is ordered that can't be sequenced that other sites' logs are to be left alone for now."""
         return len(self._since) >= MAX_UNSEQUENCED_RUNS
@@ -399,7 +404,7 @@ class Site:
     def _hear(self, event: Heard) -> None:
         entry = event.entry
         if entry is not None and entry.origin != self.process.view.origin:
-            raise ProtocolViolation(
+            raise Disagreement(
                 f"site {event.site} is of another group of sites than {self.me.name}: have they the same sites' file?"
             )
         row = self.log_row(event.site)
@@ -465,7 +470,7 @@ class Site:
             return
         known = self._ahead.get(ordered.first)
         if known is not None and known != ordered:
-            raise ProtocolViolation(f"{known} and {ordered} are both ordered.")
+            raise Disagreement(f"{known} and {ordered} are both ordered.")
         if ordered.first == self.position + 1 or len(self._ahead) < MAX_AHEAD_RUNS:
             self._ahead[ordered.first] = ordered
         while (following := self._ahead.pop(self.position + 1, None)) is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from connectors.kafka.transport import VARIABLE
 from connectors.local.broker import EmbeddedBroker
 from tests.jvm import SHORT_LIVED
 
@@ -26,6 +27,10 @@ hypothesis.settings.register_profile("fast", max_examples=20, deadline=None)
 hypothesis.settings.load_profile("timeless")
 
 os.environ.update(SHORT_LIVED)
+
+os.environ.setdefault(VARIABLE, "kafka-python")
+"""Tests that name no library run on this one, also in the processes that they start; `ABCAST_TRANSPORT=confluent make
+test` runs them on the other. What depends on the library names both."""
 
 PIPELINE = "tests/cli/test_pipeline.py"
 TOGETHER = {

@@ -329,6 +329,7 @@ def test_limits() -> None:
     from connectors.engine.job import IN_FLIGHT_BYTES
     from connectors.kafka.backlog import BATCH_BYTES
     from connectors.kafka.connection import Connection
+    from connectors.kafka.transport.librdkafka import QUEUE_BYTES, QUEUE_RECORDS
     from connectors.ledger.job import TRIGGER_S
     from connectors.spark.job import JobOptions
     from ordering.pipeline import DEPTH
@@ -348,6 +349,9 @@ def test_limits() -> None:
         "a DATA record, a snapshot": f"{records.MAX_RECORD_BYTES // mebibyte} MiB",
         "forward table (`max_pending_records`, `max_pending_bytes`)": (
             f"{sending.max_pending_records:,} messages, {sending.max_pending_bytes // mebibyte} MiB"
+        ),
+        "on the way to Kafka, with `confluent`": (
+            f"{QUEUE_BYTES // mebibyte} MiB, {QUEUE_RECORDS:,} records: all members of a process on one connection"
         ),
         "first answer of a broker (`connect_timeout`)": f"{Connection().timeout:g} s",
         "resend (`resend_after_s`)": (

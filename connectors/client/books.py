@@ -123,7 +123,7 @@ class Books:
         if local_seqno <= self.table.acknowledged:
             return True
         ours = self.table.entry(local_seqno)
-        return ours is not None and is_same(ours, record.kind, record.value or b"", record.application_headers())
+        return ours is not None and is_same(ours, record.kind, record.value or b"", record.headers)
 
     def take_out(self, earlier: Sequence[Effective]) -> int:
         """`earlier`: what is ordered of the life before, whose messages this one has taken over and not sent yet.
@@ -135,7 +135,7 @@ class Books:
             record = ordered.get(carried_from(entry) or (0, 0))
             if record is None:
                 continue
-            if not is_same(entry, record.kind, record.value or b"", record.application_headers()):
+            if not is_same(entry, record.kind, record.value or b"", record.headers):
                 raise self._lives.shared(record.incarnation, record.local_seqno)
             if receipt is not None:
                 receipt.resolve(record.seqno)

@@ -14,7 +14,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from enum import Enum
 from pathlib import Path
@@ -26,7 +26,7 @@ from connectors.client.delivery import Delivery, Place
 from connectors.client.ledger_reader import read_ledger
 from connectors.client.member_memory import MemberMemory
 from connectors.client.silence import Silence
-from connectors.kafka.codec import given_headers, without_depends
+from connectors.kafka.codec import without_depends
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import Effective, address_of
 from connectors.kafka.data_log import DataLog
@@ -175,12 +175,11 @@ class Deliveries:
         self._bookmark.begin(Mark(0, 0), committed, remember)
         return self.from_seqno
 
-    def _places(self, memory: MemberMemory) -> Iterator[list[Place]]:
-        """Everything from `_next_seqno` on without a seam, from Kafka or the ledger; an empty list now and then."""
+    def _places(self, memory: MemberMemory) -> Iterator[Iterable[Place]]:
+        """Everything from `_next_seqno` on without a seam, from Kafka or the ledger; nothing now and then."""
         while True:
             try:
-                for places in self._from_kafka(memory):
-                    yield self._moved(places)
+                yield from self._from_kafka(memory)
             except HistoryUnavailable as gone:
                 if self.ledger is None:
                     raise HistoryUnavailable(
@@ -188,19 +187,16 @@ class Deliveries:
                     ) from gone
                 before = self._next_seqno
                 for places in read_ledger(self.ledger, self.group, before, self._events):
-                    yield self._moved(places)
+                    yield places
+                    if places:
+                        self._next_seqno = places[-1][0] + 1
                 if self._next_seqno == before:
                     raise HistoryUnavailable(
                         f"seqno {before} is neither in Kafka ({gone}) nor in the ledger {self.ledger}: "
                         "is it the right one, and does its job run?"
                     ) from gone
 
-    def _moved(self, places: list[Place]) -> list[Place]:
-        if places:
-            self._next_seqno = places[-1][0] + 1
-        return places
-
-    def _from_kafka(self, memory: MemberMemory) -> Generator[list[Place], None, None]:
+    def _from_kafka(self, memory: MemberMemory) -> Generator[Iterable[Place], None, None]:
         first = self._next_seqno
         with DataLog(self.connection, self.group, self.address.site) as log:
             self._silence.expect(log.end())
@@ -212,7 +208,12 @@ class Deliveries:
             while True:
                 effective = follower.poll(POLL_S)
                 self._silence.read_up_to(follower.position)
-                yield [self._place(record) for record in effective if record.seqno >= first]
+                if effective:
+                    # One after the other: a delivery that the application has done with is gone before the next one.
+                    yield (self._place(record) for record in effective if record.seqno >= first)
+                    self._next_seqno = max(first, effective[-1].seqno + 1)
+                else:
+                    yield ()
 
     def _place(self, record: Effective) -> Place:
         what: Delivery | Event | None = None
@@ -230,7 +231,7 @@ def _is_total(what: Delivery | Event) -> bool:
 
 def _delivery(record: Effective) -> Delivery:
     seqno, _, _, key, incarnation, local_seqno, epoch, view, forwarded_at_ms, headers, value, timestamp_ms = record
-    given = without_depends(given_headers(headers[1:])) if len(headers) > 1 else ()
+    given = without_depends(headers) if headers else ()
     which = seqno, address_of(key), incarnation, local_seqno
     return _make((*which, value or b"", given, view, epoch, forwarded_at_ms, timestamp_ms, TOTAL, None))
 

@@ -486,6 +486,6 @@ def _look_after(listener: Listener) -> None:
 def _size(records: Sequence[Effective]) -> int:
     size = sum([len(record.value or b"") for record in records])
     for record in records:
-        if len(record.headers) > 1:
-            size += sum(len(value or b"") for _, value in record.headers)
+        if record.headers:
+            size += sum(len(value) for _, value in record.headers)
     return size

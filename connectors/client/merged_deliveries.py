@@ -253,7 +253,8 @@ class MergedDeliveries(Deliveries):
     def _events_of_a_state(self, memory: MemberMemory) -> Iterator[list[Place]]:
         """Of what a state counts, the events are given all the same."""
         with contextlib.closing(self._from_kafka(memory)) as reading:
-            for places in reading:
+            for batch in reading:
+                places = list(batch)
                 yield [place for place in places if place[0] <= self._counted]
                 if places and places[-1][0] >= self._counted:
                     return

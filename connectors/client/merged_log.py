@@ -165,7 +165,7 @@ def _key(cast: Cast) -> tuple[Life, int, int]:
 
 def ordered(record: Effective) -> Ordered:
     """A record of DATA as the core knows it. Raises ProtocolViolation."""
-    depends = depends_of(record.headers[1:]) if len(record.headers) > 1 else None
+    depends = depends_of(record.headers) if record.headers else None
     if record.kind == MESSAGE:
         who = record.sender, record.incarnation, record.local_seqno
         return Ordered(record.seqno, MESSAGE, *who, depends, record=record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from connectors.kafka.refusals import may_not
 from connectors.kafka.rights import Who, rights_of
 from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import TopicsFound, find_groups, look_at_topics
+from connectors.kafka.transport import LIBRARIES
 from connectors.ledger.table_state import read_table_state
 from ordering.errors import AbcastError, counted
 
@@ -33,6 +35,7 @@ def examine(connection: Connection, site: str, group: str | None, who: Who, ledg
 
     `group`: this one, or all that are seen at the site. `who`: the role whose rights are looked for.
     """
+    yield _library(connection)
     findings = probe(connection.bootstrap_servers, connection.security, connection.timeout)
     lets_in = False
     for found in findings:
@@ -51,6 +54,12 @@ def examine(connection: Connection, site: str, group: str | None, who: Who, ledg
         except KafkaError as error:
             yield Check("Kafka", False, str(connection.refused(error)))
     yield _ledger(ledger)
+
+
+def _library(connection: Connection) -> Check:
+    name = connection.transport_in_use
+    version = importlib.metadata.version(LIBRARIES[name])
+    return Check("library", True, f"{LIBRARIES[name]} {version} (ABCAST_TRANSPORT={name})")
 
 
 def _what_to_do(found: Finding) -> str:

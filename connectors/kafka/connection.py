@@ -18,7 +18,7 @@ from connectors.kafka.dialects import for_spark
 from connectors.kafka.probe import found_there, probe, refusal
 from connectors.kafka.refusals import refused
 from connectors.kafka.security import Security
-from connectors.kafka.transport import Consumer, Producer, check_transport, transport
+from connectors.kafka.transport import Consumer, Producer, check_transport, choose, transport
 from connectors.kafka.transport.kafka_python import client_settings
 from ordering.errors import BrokerUnreachable, KafkaRefused
 from ordering.names import Role, Topic
@@ -31,7 +31,8 @@ _known: set[Connection] = set()
 class Connection:
     """A Kafka cluster. `timeout` is how long, in seconds, a client waits for a first answer from it.
 
-    `transport` names the library that reads and appends (`connectors.kafka.transport`); "" leaves the choice to it.
+    `transport` names the library that reads and appends; "": what ABCAST_TRANSPORT names, or else confluent-kafka where
+    it is installed, or else kafka-python (`connectors.kafka.transport`).
     `client_id` is what the brokers log of a client, and count its quotas by; connections that differ in it alone are
     equal. `waiting`: a client waits for its first answer in the context that this makes of what it waits for, so that
     a command can say so. Raises UsageError.
@@ -47,6 +48,11 @@ class Connection:
     def __post_init__(self) -> None:
         check_servers(self.bootstrap_servers)
         check_transport(self.transport)
+
+    @property
+    def transport_in_use(self) -> str:
+        """The name of the library that is used. Raises UsageError."""
+        return choose(self.transport, self.security)
 
     def named(self, client_id: str) -> Connection:
         """The same, for a client of that name; what has one keeps it."""
@@ -124,12 +130,12 @@ class Connection:
     def consumer(self, **settings: Any) -> Consumer:
         """A consumer that commits nothing. Raises BrokerUnreachable, KafkaRefused."""
         with self.opening():
-            return transport(self.transport).consumer(self, **settings)
+            return transport(self.transport_in_use).consumer(self, **settings)
 
     def producer(self, **settings: Any) -> Producer:
         """An idempotent producer that waits for all in-sync replicas. Raises BrokerUnreachable, KafkaRefused."""
         with self.opening():
-            return transport(self.transport).producer(self, **settings)
+            return transport(self.transport_in_use).producer(self, **settings)
 
     def desk(self) -> Desk:
         """Where topics and the offsets of consumer groups are asked for."""

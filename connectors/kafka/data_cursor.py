@@ -43,7 +43,8 @@ class Effective(NamedTuple):
     epoch: int
     view: int
     forwarded_at_ms: int
-    headers: Sequence[tuple[str, bytes]]
+    headers: Headers
+    """Those that are not abcast's own, in their order."""
     value: bytes | None
     timestamp_ms: int
 
@@ -51,10 +52,6 @@ class Effective(NamedTuple):
     def sender(self) -> str:
         """The sender's address, or nothing."""
         return address_of(self.key)
-
-    def application_headers(self) -> Headers:
-        """The headers that are not abcast's own, in their order."""
-        return given_headers(self.headers[1:]) if len(self.headers) > 1 else ()
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -133,7 +130,9 @@ class DataCursor:
                 continue
             if accept(kind, epoch, seqno) is Verdict.TAKE:
                 where, who = (seqno, record.offset, kind, key), (incarnation, local_seqno, epoch, view, forwarded_at_ms)
-                taken.append(effective((*where, *who, headers, record.value, record.timestamp)))
+                # Of what is kept nothing but this stays: the collector has to look at less.
+                given = given_headers(headers[1:]) if len(headers) > 1 else ()
+                taken.append(effective((*where, *who, given, record.value, record.timestamp)))
         if records:
             self.position = records[-1].offset + 1
         return taken

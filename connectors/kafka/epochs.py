@@ -30,7 +30,8 @@ from ordering.records import EPOCH, Exclusion
 _CLAIM = f"{VERSION} claim".encode("ascii")
 _NOTE = f"{VERSION} note".encode("ascii")
 _MOVE = f"{VERSION} move".encode("ascii")
-_EXCLUSION = f"{VERSION} exclude".encode("ascii")
+EXCLUSION = f"{VERSION} exclude".encode("ascii")
+"""The header of an exclusion."""
 _BASE = f"{VERSION} {EPOCH}".encode("ascii")
 
 FEUD_CHANGES = 3
@@ -125,7 +126,7 @@ def encode_move(move: Move) -> tuple[bytes, list[tuple[str, bytes]]]:
 
 def encode_exclusion(exclusion: Exclusion) -> tuple[bytes, list[tuple[str, bytes]]]:
     """(value, headers) of an exclusion."""
-    return " ".join([str(exclusion.view), *exclusion.sites]).encode("ascii"), [(HEADER, _EXCLUSION)]
+    return " ".join([str(exclusion.view), *exclusion.sites]).encode("ascii"), [(HEADER, EXCLUSION)]
 
 
 def decode(
@@ -145,7 +146,7 @@ def decode(
             return Move(home, int(highest))
         if version_and_kind == _NOTE:
             return Note(*map(int, (value or b"").split()[:3]))
-        if version_and_kind == _EXCLUSION:
+        if version_and_kind == EXCLUSION:
             view, *names = (value or b"").decode("ascii").split()
             return Exclusion(int(view), tuple(names))
         if version_and_kind == _BASE:

@@ -134,7 +134,8 @@ def _of_relay(sites: Sites, group: str, direction: Direction) -> Iterator[Right]
         yield from of("data", site, _READ, _CONFIGS)
         yield from of("epoch", site, _READ)
     for site in sites.connections:  # letters and casts, of sites behind the neighbour too
-        yield from of("inbox", site, _READ, _WRITE, "CREATE", "ALTER")
+        if sites.next_hop(source, site) == target and not sites.shares_kafka(source, target):
+            yield from of("inbox", site, _READ, _WRITE, "CREATE", "ALTER")
         yield from of("data", site, "DESCRIBE")  # which sites are in a Kafka
         if sites.next_hop(target, site) == source:
             yield from of("cast", site, _READ, _WRITE, "CREATE", "ALTER")

@@ -7,13 +7,16 @@ any restart. The closed lane has ended by then. If it had not, readers would ign
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from pyspark.sql import SparkSession
 
+from connectors.sequencer.agreeing_lane import AgreeingLane
+from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.groups import groups_at
 from connectors.sequencer.lane import SequencerLane
 from connectors.sequencer.lanes import open_lane
@@ -37,9 +40,11 @@ class SequencerJob:
     keeps_trying = False
     ends_alone_with: tuple[type[AbcastError], ...] = ()
 
-    def __init__(self, spark: SparkSession, options: JobOptions) -> None:
+    def __init__(self, spark: SparkSession, options: JobOptions, agreement: Agreement | None = None) -> None:
+        """`agreement`: of a site that agrees with others. Raises UsageError if it is none of them."""
         self.spark = spark
         self.options = options
+        self._agreement = agreement.check() if agreement is not None else None
         self.ready = threading.Event()
         self.finder = options.finder()
         self._stop = threading.Event()
@@ -100,7 +105,10 @@ class SequencerJob:
         self._lanes_made += 1
         if self._lanes_made > 1:
             _logger.info("%s: new groups: %s", self.name, ", ".join(sorted(new)))
-        lane = SequencerLane(
+        make: Callable[..., SequencerLane] = SequencerLane
+        if self._agreement is not None:
+            make = functools.partial(AgreeingLane, agreement=self._agreement)
+        lane = make(
             self.spark,
             self.options,
             self.finder,

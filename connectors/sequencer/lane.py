@@ -12,10 +12,10 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from kafka.structs import TopicPartition
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -25,13 +25,13 @@ from connectors.ledger.state import read_ledger_state
 from connectors.sequencer.groups import forward_topics, positions_of
 from connectors.sequencer.keeper import Keeper
 from connectors.sequencer.query import decode_forward, encode_decided, sequence
-from connectors.sequencer.takeover import take_over_groups
+from connectors.sequencer.takeover import History, take_over_groups
 from connectors.sequencer.watchdog import Watchdog
 from connectors.spark.job import JobOptions, QueryFailed, StreamingJob
 from connectors.spark.session import PythonWorker, cores_of
 from connectors.spark.sink import SINK_OPTIONS
 from ordering.names import Topic
-from ordering.records import EPOCH, JOIN, REMOTE_VIEW, START_FLUSH, VIEW
+from ordering.records import JOIN, REMOTE_VIEW, START_FLUSH, VIEW, WITHOUT_SEQNO
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
 
 _POLL_S = 0.2
@@ -59,6 +59,8 @@ class SequencerLane(StreamingJob):
     """Sequences groups that have a DATA topic at the site. Every start of its query is a takeover."""
 
     name = "sequence"
+    agreement: ClassVar[str] = ""
+    sink: ClassVar[Mapping[str, str]] = SINK_OPTIONS
 
     def __init__(
         self,
@@ -94,40 +96,62 @@ class SequencerLane(StreamingJob):
 
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """Take over every group, then read FORWARD on from where their DATA says."""
-        connection, site = self.options.connection, self.options.site
-        check_topics(connection, topics, site)
+        connection, site, forward = self.options.connection, self.options.site, self.sequenced(topics)
+        check_topics(connection, forward, site)
         self._await_spark()
-        history = functools.partial(read_ledger_state, self.options.data / "ledger")
-        states = take_over_groups(connection, topics, site, history, self._epochs)
+        states = take_over_groups(connection, forward, site, self.history(), self._epochs, agreement=self.agreement)
         self._keeper, self._seen_batch = Keeper(connection, site, self._epochs, "spark"), -1
-        self._keeper.take(topics)
-        ends = self._keeper.ends_of_data(topics)
+        self._keeper.take(forward)
+        ends = self._keeper.ends_of_data(forward)
         self._watchdog = Watchdog(self._keeper.log)
         for group, state in states.items():
             self._watchdog.watch(group, state.epoch, state.seqno, ends[group])
         self._watched, self._stale = _watched(states), set()
-        names = [name for group in topics.values() for name in group]
-        source = self.kafka_source(names, positions_of(states.values()))
-        at_once = min(self.options.parallelism or cores_of(self.spark), len(states))
-        forward = self._session(at_once).readStream.format("kafka").options(**source).load()
-        relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
-        decoded = decode_forward(forward, site, relayed=relayed)
-        runs = sequence(decoded, site, states, at_once)
         self._query = (
-            encode_decided(runs.observe(_OBSERVED, *_observed()), site, relayed=relayed)
+            self.decide(topics, states)
             .writeStream.format("kafka")
             .queryName(f"{self.name}-{site}")
-            .options(**connection.spark_options(), **SINK_OPTIONS)
+            .options(**connection.spark_options(), **self.sink)
             .option("checkpointLocation", str(checkpoint))
             .start()
         )
         return self._query
 
-    def _session(self, at_once: int) -> SparkSession:
-        """One for this query, as the number of a query's shuffle partitions is a setting of its session."""
+    def sequenced(self, topics: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """Of all topics that are read, those that are put in order here; ticks go there."""
+        return dict(topics)
+
+    def history(self) -> History | None:
+        """What tells the state where retention has emptied DATA."""
+        return functools.partial(read_ledger_state, self.options.data / "ledger")
+
+    def decide(self, topics: Mapping[str, list[str]], states: Mapping[str, SequencerState]) -> DataFrame:
+        """What is read, decided, as the sink takes it."""
+        site, names = self.options.site, [name for group in topics.values() for name in group]
+        session, at_once = self.session(len(states))
+        source = self.kafka_source(names, positions_of(states.values()))
+        forward = session.readStream.format("kafka").options(**source).load()
+        relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
+        decoded = decode_forward(forward, site, relayed=relayed)
+        runs = sequence(decoded, site, states, at_once)
+        return encode_decided(self.observed(runs), site, relayed=relayed)
+
+    def session(self, groups: int) -> tuple[SparkSession, int]:
+        """One for this query of so many groups, and how many of them it decides at once.
+
+        The number of a query's shuffle partitions is a setting of its session.
+        """
+        at_once = min(self.options.parallelism or cores_of(self.spark), groups)
         session = self.spark.newSession()
         session.conf.set("spark.sql.shuffle.partitions", at_once)
-        return session
+        return session, at_once
+
+    def observed(self, runs: DataFrame, *more: Column) -> DataFrame:
+        """The same runs, of which Spark reports what the driver need not read DATA for; `more` is for `see`."""
+        return runs.observe(_OBSERVED, *_observed(), *more)
+
+    def see(self, observed: Row) -> None:
+        """Take what was observed of a batch that is finished."""
 
     def _await_spark(self) -> None:
         while self._worker is not None and not self._worker.works(_POLL_S):
@@ -143,7 +167,7 @@ class SequencerLane(StreamingJob):
         if self._query is None or keeper is None or watchdog is None:
             return
         keeper.check_not_fenced()
-        keeper.sign(self._considered(), time.monotonic())
+        keeper.sign(self.considered(), time.monotonic())
         report = self._finished_batches(keeper.forward)
         self._stale |= report.changed
         for group in sorted(self._stale):  # also those that the broker did not tell the last time
@@ -156,7 +180,7 @@ class SequencerLane(StreamingJob):
         watchdog.decided(report.decided, report.seqnos)
         watchdog.look(now)
 
-    def _considered(self) -> dict[TopicPartition, int]:
+    def considered(self) -> dict[TopicPartition, int]:
         """How far the batches that are finished have come in FORWARD."""
         progress = self._query.lastProgress if self._query is not None else None
         if progress is None or not progress.sources:
@@ -184,6 +208,7 @@ class SequencerLane(StreamingJob):
                 changed.update(found["group"] for found in seen[_GROUPS] if found["is_change"])
                 decided.update(found["group"] for found in seen[_GROUPS])
                 seqnos += seen[_SEQNOS] or 0
+                self.see(seen)
         is_late = fresh[-1].numInputRows >= SNAPSHOT_EVERY_RECORDS
         return _BatchReport(frozenset(changed), is_late, frozenset(decided), seqnos)
 
@@ -202,7 +227,7 @@ def _observed() -> list[Column]:
     in a flush; and how many seqnos were given.
     """
     kind = F.col("kind")
-    has_seqno = kind.isNotNull() & (kind != EPOCH)
+    has_seqno = kind.isNotNull() & ~kind.isin(*WITHOUT_SEQNO)
     is_change = kind.isin(JOIN, VIEW, REMOTE_VIEW, START_FLUSH)
     return [
         F.collect_set(F.when(has_seqno, F.struct("group", is_change.alias("is_change")))).alias(_GROUPS),

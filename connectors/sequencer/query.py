@@ -42,7 +42,7 @@ from ordering.names import Topic
 from ordering.records import JOIN, MESSAGE, Data, DeadLetter, Headers, Link, Malformed, Partition, Source
 from ordering.sequencer import SequencerState, begin_batch, end_batch
 
-_RUN = (
+RUN_SCHEMA = (
     "group string, role string, kind string, topic string, partition int, first_offset long, first_seqno long, "
     "epoch long, view long, size int, senders array<string>, incarnations array<long>, sender array<int>, "
     "local_seqno array<long>, forwarded_at_ms array<long>, key array<binary>, value array<binary>, "
@@ -53,7 +53,10 @@ _RUN = (
 stand behind abcast's own, or of all headers where there are no `senders`. Then `key` has the keys, too. What links say
 stands in the last four, which are null where no link has brought the records.
 """
-_RUN_COLUMNS = [field.split()[0] for field in _RUN.split(", ")]
+DATA_ROLE = "data"
+_RUN_COLUMNS = [field.split()[0] for field in RUN_SCHEMA.split(", ")]
+_OF_ROWS = ["sender", "local_seqno", "forwarded_at_ms", "value", "names", "values"]
+"""Of a run of DATA, the columns with an element for each row; it has no keys, and those of links in no such job."""
 _GIVEN = ["key", "value", "names", "values"]
 _SOURCE = ["topic", "partition", "offset"]
 _FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
@@ -63,11 +66,12 @@ _IS_MESSAGE = codec.FORWARD_KINDS.index(MESSAGE)
 _FIRST_CONTROL = codec.FORWARD_KINDS.index(JOIN)
 
 
-def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False) -> DataFrame:
+def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False, agreed: bool = False) -> DataFrame:
     """Rows of Spark's Kafka source (with headers) → the columns that the site's sequencer works on.
 
     `relayed`: whether there may be rows of topics that a relay fills; then there are columns for what links say, -1 and
-    0 where no link has brought the row. `packed_headers` are those of the application, null if there are none. A row
+    0 where no link has brought the row. `agreed`: whether there are rows of other sites' topics, and the column `at`,
+    which is kept. `packed_headers` are those of the application, null if there are none. A row
     that is not `plain` has the key and all its headers there, for `connectors.kafka.codec` to read; the columns from
     them are null or 0. `topic` is null in the site's own, which nearly all are in: a text a row is dear on its way to
     Python. Null comes first in order, as the site's own topic does.
@@ -79,7 +83,7 @@ def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False) -
             "local_seqno": spark_codec.number("LOCAL_SEQNO"),
         }
     )
-    judged = numbered.withColumn("plain", spark_codec.is_plain_forward(site, relayed=relayed))
+    judged = numbered.withColumn("plain", spark_codec.is_plain_forward(site, relayed=relayed, agreed=agreed))
     plain, headers = F.col("plain"), F.col("headers")
     return judged.select(
         spark_codec.group_of_forward(site).alias("group"),
@@ -98,6 +102,7 @@ def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False) -
         .when(F.size(headers) > 1, spark_codec.pack_headers(spark_codec.application_headers()))
         .alias("packed_headers"),
         *(_links() if relayed else ()),
+        *(["at"] if agreed else ()),
     )
 
 
@@ -125,7 +130,7 @@ def sequence(
         .groupBy("group")
         .applyInPandasWithState(
             decider({group: state.to_bytes() for group, state in initial.items()}, site),
-            outputStructType=_RUN,
+            outputStructType=RUN_SCHEMA,
             stateStructType=stored_state.SCHEMA,
             outputMode="append",
             timeoutConf=GroupStateTimeout.NoTimeout,
@@ -196,14 +201,14 @@ def decider(initial: Mapping[str, bytes], site: str) -> Decide:
         before = Stored(*map(bytes, stored.get)) if stored.exists else Stored(initial[key[0]], b"")
         state, opening = begin_batch(load(key[0], before))
         for record in opening:
-            yield _run_of(state.group, record)
+            yield run_of(state.group, record)
         own_topic = str(Topic(state.group, "forward", site))
         for chunk in chunks:
             state, decided = decide_chunk(state, chunk.assign(topic=chunk["topic"].fillna(own_topic)))
             yield from decided
         state, closing = end_batch(state)
         for record in closing:
-            yield _run_of(state.group, record)
+            yield run_of(state.group, record)
         stored.update(tuple(store(state, before)))
 
     return decide
@@ -257,7 +262,7 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
         runs.append(
             {
                 "group": state.group,
-                "role": "data",
+                "role": DATA_ROLE,
                 "kind": of_kind,
                 "topic": partitions[partition[first]].topic,
                 "partition": partitions[partition[first]].number,
@@ -278,7 +283,7 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
         )
     if not runs:
         return decisions.state, []
-    return decisions.state, [_frame(runs)]
+    return decisions.state, [frame_of(runs)]
 
 
 def _link_of_run(link: LinkColumns | None, run: slice) -> dict[str, list[int]]:
@@ -297,7 +302,7 @@ def _read_odd(
     headers = np.full(len(chunk), None, dtype=object)
     packed = chunk["packed_headers"]
     for row in np.flatnonzero(packed.notna()).tolist():
-        headers[row] = _unpack(packed.iloc[row])
+        headers[row] = unpack_headers(packed.iloc[row])
     odd = np.flatnonzero(~chunk["plain"].to_numpy(dtype=bool)).tolist()
     if odd:
         columns = {name: column.copy() for name, column in columns.items()}
@@ -330,19 +335,21 @@ def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[
     for reason, topic, partition, offset, key, value, packed, plain, sender, *numbers in zip(
         reasons, *(rows[name].tolist() for name in columns), strict=True
     ):
-        headers: Sequence[tuple[str, bytes]] = _unpack(packed)
+        headers: Sequence[tuple[str, bytes]] = unpack_headers(packed)
         if plain:
             incarnation, local_seqno, kind, *linked = numbers
             link = Link(*linked) if linked and linked[0] >= 0 else None
             key = sender.encode("ascii")
-            headers = codec.forward_headers(incarnation, local_seqno, _unpack(packed), codec.FORWARD_KINDS[kind], link)
+            headers = codec.forward_headers(
+                incarnation, local_seqno, unpack_headers(packed), codec.FORWARD_KINDS[kind], link
+            )
         letter = DeadLetter(Source(topic, partition, offset), reason)
         letters.append(codec.encode_dead_letter(letter, key, value, headers))
     return _given(letters)
 
 
 @functools.lru_cache(maxsize=100)  # an application often repeats its headers
-def _unpack(packed: str | None) -> Headers:
+def unpack_headers(packed: str | None) -> Headers:
     """The headers that `spark_codec.pack_headers` packed. Kafka allows a null value, which stays one."""
     found: list[tuple[str, Any]] = [(header["key"], header.get("value")) for header in json.loads(packed or "[]")]
     return tuple((name, None if value is None else b64decode(value)) for name, value in found)  # type: ignore[misc]
@@ -374,13 +381,33 @@ def assert_first_attempt() -> None:
         raise ProtocolViolation("a task of the sequencer runs a second time: set spark.task.maxFailures to 1.")
 
 
-def _run_of(group: str, record: Data) -> pd.DataFrame:
+def without_first(runs: pd.DataFrame, last: int) -> pd.DataFrame:
+    """What a sequencer decided, without the DATA up to seqno `last`, which stands there already."""
+    if all(first is None or first > last for first in runs["first_seqno"]):
+        return runs
+    return frame_of([rest for run in runs.to_dict("records") if (rest := _beyond(run, last)) is not None])
+
+
+def _beyond(run: dict[str, Any], last: int) -> dict[str, Any] | None:
+    """What of a run has a seqno above `last`; None if nothing has."""
+    left_out = last - run["first_seqno"] + 1 if run["role"] == DATA_ROLE else 0
+    if left_out <= 0:
+        return run
+    if left_out >= run["size"]:
+        return None
+    begins = {name: run[name] + left_out for name in ("first_offset", "first_seqno")}
+    of_rows = {name: run[name][left_out:] for name in _OF_ROWS if run[name] is not None}
+    return {**run, **begins, **of_rows, "size": run["size"] - left_out}
+
+
+def run_of(group: str, record: Data) -> pd.DataFrame:
     """The run of one record of the sequencer's own (a snapshot, a view)."""
     given = _given([codec.encode_data(record)])
-    return _frame([{"group": group, "role": "data", "kind": record.kind, "size": 1, **given}])
+    return frame_of([{"group": group, "role": DATA_ROLE, "kind": record.kind, "size": 1, **given}])
 
 
-def _frame(runs: list[dict[str, Any]]) -> pd.DataFrame:
+def frame_of(runs: list[dict[str, Any]]) -> pd.DataFrame:
+    """Runs as rows; what one does not name is null."""
     return pd.DataFrame({name: _objects(run.get(name) for run in runs) for name in _RUN_COLUMNS})
 
 

@@ -118,17 +118,23 @@ def pack_headers(headers: Column) -> Column:
     return F.to_json(headers)
 
 
-def is_plain_forward(site: str, *, relayed: bool) -> Column:
+def is_plain_forward(site: str, *, relayed: bool, agreed: bool = False) -> Column:
     """Whether a `with_fields` row is a FORWARD record for the site that breaks no rule, as nearly all are.
 
     It is False for some that break none (what has another header first, or fields behind those that are known; what a
     relay says for itself), never True for one that does: `connectors.kafka.codec` reads what is not plain, and has the
-    reasons. `relayed`: whether there may be rows of topics that a relay fills.
+    reasons. `relayed`: whether there may be rows of topics that a relay fills. `agreed`: whether the rows are of the
+    FORWARD of several sites, each to be judged as at its own.
     """
     sender, value, headers, kind = F.col("sender"), F.col("value"), F.col("headers"), forward_field("KIND")
     has_fields = F.size("fields") == len(codec.FORWARD_FIELDS)
     is_members = (kind != SKIP) & _may_have_its_name()
-    is_own = is_local(site) & has_fields & sender.startswith(f"{site}/") & is_members
+    of_site = sender.startswith(f"{site}/")
+    if agreed:
+        of_site = F.when(is_local(site), of_site).otherwise(
+            sender.startswith(F.concat(site_of(F.col("topic")), F.lit("/")))
+        )
+    is_own = (F.lit(True) if agreed else is_local(site)) & has_fields & of_site & is_members
     others = application_headers()
     names, values = others["key"], others["value"]
     size = F.octet_length(F.array_join(names, "")) + F.octet_length(F.array_join(values.cast("array<string>"), ""))

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from connectors.spark.data_directory import disk_full
-from ordering.errors import AbcastError, EnvironmentProblem, HistoryUnavailable
+from ordering.errors import AbcastError, Disagreement, EnvironmentProblem, HistoryUnavailable
 
 REASON_CHARACTERS = 600
 """A reason is cut off after so many characters."""
@@ -34,7 +34,7 @@ _NO_MEMORY = (
 _TOO_LITTLE_SPACE = 1024 * 1024
 """Bytes. With less free, a query that failed is taken to have failed for that reason: Spark does not always tell."""
 _OF_OURS = re.compile(rf"{re.escape(AbcastError.__module__)}\.(\w+): (.*)")
-_OWN = {error.__name__: error for error in (EnvironmentProblem, HistoryUnavailable)}
+_OWN = {error.__name__: error for error in (EnvironmentProblem, HistoryUnavailable, Disagreement)}
 """What code of ours raises inside a query to end the job. Anything else is worth another query."""
 
 

@@ -14,6 +14,8 @@ from queue import Empty, Queue
 
 from typer.core import TyperCommand, TyperGroup
 
+from connectors.kafka.transport import VARIABLE
+
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 ABCAST = str(BIN / "abcast")
@@ -24,9 +26,11 @@ STOP_TIMEOUT_S = 60.0
 def environment(**variables: str) -> dict[str, str]:
     """The tests' environment without its ABCAST_* variables, with `.venv/bin` first on the PATH, plus `variables`.
 
+    The library that talks to Kafka is the tests' own.
     A Spark session in the tests' own process has set PYSPARK_PYTHON for itself.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ABCAST_", "PYSPARK_PYTHON"))}
+    kept[VARIABLE] = os.environ[VARIABLE]
     own = {"PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "COLUMNS": "160", "ABCAST_LOOK_EVERY_S": "1"}
     return {**kept, **own, **variables}
 

@@ -18,9 +18,10 @@ TABLES = '[sites.nyc]\nbootstrap_servers = "127.0.0.1:1"\n[sites.sfo]\nbootstrap
 @pytest.mark.parametrize(
     ("head", "arguments", "says"),
     [
-        (AGREEING, ("sequence", "--site", "nyc"), "add --engine process"),
-        (AGREEING, ("run", "--site", "nyc"), "add --engine process"),
+        (AGREEING, ("sequence", "--site", "lax"), "'lax' is not configured"),
         (AGREEING, ("sequence", "--site", "lax", "--engine", "process"), "'lax' is not configured"),
+        ("", ("sequence", "--site", "nyc", "--agreement", "isis"), 'mode "mesh"'),
+        ('home = "nyc"\n', ("run", "--site", "nyc", "--agreement", "isis"), 'mode "hub"'),
         (AGREEING, ("site", "add", "sfo", "--group", "g"), "take a new group"),
         (AGREEING, ("site", "promote", "sfo", "--group", "g"), "home"),
         (AGREEING, ("site", "exclude", "lax", "--group", "g", "--at", "nyc"), "'lax' is not configured"),

@@ -14,6 +14,7 @@ import pytest
 from connectors import Member
 from connectors.client import state_transfer
 from connectors.client.cast_reader import Found
+from connectors.client.letter import LetterReceipt
 from connectors.client.merged_log import MergedLog
 from connectors.kafka.cast_codec import cast_headers
 from connectors.kafka.connection import Connection
@@ -21,7 +22,7 @@ from connectors.kafka.settings import change_settings
 from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.casts import ORDERS, Cast
-from ordering.errors import StateUnavailable
+from ordering.errors import AbcastError, StateUnavailable, UsageError
 from ordering.membership import Life
 from ordering.names import Topic
 from tests.client.members import forwarder_of, kill
@@ -58,6 +59,58 @@ def test_a_joiner_has_everything_once(connection: Connection, flushing: str) -> 
                 assert expected == of(each.taken, str(talker.member.address), order)
         eventually(lambda: [each.views[-1] for each in late] == [5] * 3)
         assert [each.views[0] for each in late] == [3, 4, 5]
+
+
+def test_a_supplier_that_dies_while_it_serves(connection: Connection, flushing: str) -> None:
+    """Both cast. The joiner asks the next one, and has what that has, also of the dead one's."""
+    change_settings(connection, flushing, "nyc", suspect_after_ms=3_000)
+    with contextlib.ExitStack() as closing:
+        victim = Replica(connection, flushing, "v", state=False)
+
+        def close() -> None:
+            with contextlib.suppress(UsageError):  # it was killed
+                victim.member.close()
+
+        closing.callback(close)
+        victim.ballast = 2_000_000
+        a = closing.enter_context(Replica(connection, flushing, "a", state=False))
+        transfer = victim.member._transfer
+        assert transfer is not None
+        letters, is_sending = itertools.count(), threading.Event()
+        send = transfer._send
+
+        def send_one(*letter: object) -> LetterReceipt:
+            if next(letters) == 1:
+                is_sending.set()
+                transfer.close()
+                raise AbcastError("killed")
+            return send(*letter)  # type: ignore[arg-type]
+
+        transfer._send = send_one
+        joined: list[Replica] = []
+        with Talker(a.member) as of_a, Talker(victim.member) as of_v:
+            for talker in (of_a, of_v):
+                talker.say_more(60)
+            joining = threading.Thread(target=lambda: joined.append(Replica(connection, flushing, "b")))
+            joining.start()
+            assert is_sending.wait(WAIT)
+            of_v.stopping.set()
+            of_v.thread.join(WAIT)
+            kill(victim.member)
+            joining.join(WAIT)
+            b = closing.enter_context(joined[0])
+            of_a.say_more(60)
+        eventually(lambda: a.member.view is not None and a.member.view.members == ("nyc/a", "nyc/b"))
+        a.member.broadcast(b"the end", order="causal").result(WAIT)
+        for each in (a, b):
+            eventually(lambda each=each: "causal nyc/a the end" in each.taken)  # type: ignore[misc]
+        assert b.counted >= 60
+        assert sorted(a.taken) == sorted(b.taken)
+        assert len(set(a.taken)) == len(a.taken)
+        for talker, order in itertools.product((of_v, of_a), ORDERS):
+            sender = str(talker.member.address)
+            assert of(a.taken, sender, order) == of(b.taken, sender, order)
+            assert set(of(talker.sent, sender, order)) >= set(of(b.taken, sender, order)[:-1])
 
 
 def test_a_joiner_in_another_kafka(connection: Connection, flushing: str, monkeypatch: pytest.MonkeyPatch) -> None:

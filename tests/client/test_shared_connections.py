@@ -160,9 +160,9 @@ def test_a_fork_closes_what_it_has_from_its_parent(kafka: MemoryConnection, monk
 
 
 def test_headers_count_in_the_window() -> None:
-    headers = [("abcast", b"12345"), ("own", b"x" * 1000)]
+    headers = (("own", b"x" * 1000),)
     record = Effective(1, 0, "message", b"nyc/a", 1, 1, 1, 0, 0, headers, b"y" * 10, 0)
-    assert _size([record, record._replace(headers=headers[:1])]) == 1005 + 10 + 10
+    assert _size([record, record._replace(headers=())]) == 1000 + 10 + 10
 
 
 def test_close_that_is_interrupted_closes_all_the_same(

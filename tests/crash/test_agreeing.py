@@ -1,4 +1,4 @@
-"""Sites that agree: each one's process is killed under load, now for a moment, now for long."""
+"""Sites that agree: each one's job is killed under load, now for a moment, now for long."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from tests.cli.here import abcast_here
+from tests.crash.checkpoint import Checkpoint
 from tests.crash.conftest import MakeScenario
 from tests.crash.processes import ABCAST, Process
 from tests.crash.scenario import Load, Scenario
@@ -23,16 +24,17 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
 
 SUSPECT_AFTER_MS = 3_000
+PROBES = 5
 KILLS = 4
 MESSAGES = 100
 """That each load sends at least before it may end."""
 
 
 class Sites:
-    """Three sites on one broker: their processes, and the file that names them."""
+    """Three sites on one broker: their jobs, all of one engine, and the file that names them."""
 
-    def __init__(self, scenario: Scenario, directory: Path) -> None:
-        self.scenario = scenario
+    def __init__(self, scenario: Scenario, directory: Path, engine: str) -> None:
+        self.scenario, self.engine = scenario, engine
         self.connection = scenario.connection
         self.names = [f"{name}-{scenario.site}" for name in ("nyc", "sfo", "lax")]
         self.directory = directory
@@ -44,7 +46,7 @@ class Sites:
         self.file.write_text(head + "".join(tables), encoding="utf-8")
 
     def start(self, name: str) -> Process:
-        command = (ABCAST, "sequence", "--site", name, "--sites", self.file, "--engine", "process")
+        command = (ABCAST, "sequence", "--site", name, "--sites", self.file, "--engine", self.engine)
         return self.scenario.start(name, *command, "--data", self.directory / name, ready=True)
 
     def status(self, name: str) -> dict[str, object]:
@@ -64,12 +66,13 @@ class Sites:
         return {int(str(self.status(name)["last_seqno"])) for name in self.names}
 
 
-@pytest.mark.timeout(400)
-def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("engine", [pytest.param("spark", marks=pytest.mark.soak), "process"])
+def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp_path: Path, engine: str) -> None:
     """Killed at random moments, the site comes back at once. Then one is away until the others go on without it, and
     one more, so that nothing goes on; what the sites have taken meanwhile is ordered when they are back, once.
     """
-    sites = Sites(make_scenario(broker.bootstrap_servers), tmp_path)
+    sites = Sites(make_scenario(broker.bootstrap_servers), tmp_path, engine)
     group, rng = sites.scenario.group, random.Random(18)
     processes = {name: sites.start(name) for name in sites.names}
     members = [Member(group, f"{name}/alice", connection=Connection(broker.bootstrap_servers)) for name in sites.names]
@@ -109,3 +112,19 @@ def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp
     for name in sites.names:
         sites.scenario.site = name
         assert sites.scenario.verify(sent) == len(sent) + 3
+
+
+@pytest.mark.timeout(300)
+def test_a_site_alone_on_both_engines(scenario: Scenario) -> None:
+    """Killed on Spark, with the checkpoint lost; goes on in a process, is killed there, and goes on on Spark."""
+    load = scenario.load("alice")
+    for engine in ("spark", "process", "spark"):
+        process = scenario.job("sequence", None, "--engine", engine, "--agreement", "isis")
+        for _ in range(PROBES):
+            scenario.probe()
+        process.kill()
+        if engine == "spark":
+            Checkpoint(scenario.data).delete()
+    scenario.job("sequence", None, "--engine", "process", "--agreement", "isis")
+    sent = [*scenario.probes, *load.finish()]
+    assert scenario.verify(sent) == len(sent)

@@ -27,6 +27,7 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_state, read_entry
 from connectors.kafka.inputs import Input, Neighbours
 from connectors.kafka.transport import PlainRecord
+from connectors.sequencer import agreeing_query
 from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
@@ -38,9 +39,12 @@ from ordering.names import Role, Topic
 from ordering.reader import Reader, Verdict
 from ordering.records import ENTRY, EPOCH, JOIN, MESSAGE, Data
 from ordering.sequencer import SequencerState
+from tests.engine.operator import OperatorLoop
 from tests.waiting import eventually
 
 SITES = ("nyc", "sfo", "lax")
+PROCESS, SPARK = "process", "spark"
+each_engine = pytest.mark.parametrize("engine", [PROCESS, SPARK])
 SUSPECT_AFTER_MS = 2_000
 
 
@@ -57,10 +61,15 @@ def kafka() -> MemoryConnection:
 
 
 class Running:
-    """The loop of a site in a thread, which has just taken over."""
+    """The loop of a site in a thread, which has just taken over: of the process engine, or the operator on Spark."""
 
     def __init__(
-        self, kafka: MemoryConnection, site: str, names: tuple[str, ...] = SITES, groups: tuple[str, ...] = ("g",)
+        self,
+        kafka: MemoryConnection,
+        site: str,
+        names: tuple[str, ...] = SITES,
+        groups: tuple[str, ...] = ("g",),
+        engine: str = PROCESS,
     ) -> None:
         self.failure: BaseException | None = None
         self._stop = threading.Event()
@@ -76,10 +85,16 @@ class Running:
         )
         self.left: list[str] = []
         self.attendant.leave = self.left.append
-        self.loop = SiteLoop(kafka, Agreement(neighbours, SUSPECT_AFTER_MS), self._stop)
         topics = {group: [forward(site, group).topic] for group in groups}
         states = take_over_groups(kafka, topics, site, agreement="isis")
-        self.loop.take(Taken(states))
+        agreement = Agreement(neighbours, SUSPECT_AFTER_MS)
+        self.loop: Any
+        if engine == SPARK:
+            self.loop = OperatorLoop(kafka, agreement, self._stop)
+            self.loop.take(Taken(states), inputs)
+        else:
+            self.loop = SiteLoop(kafka, agreement, self._stop)
+            self.loop.take(Taken(states))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -97,10 +112,14 @@ class Running:
 
 @contextmanager
 def running(
-    kafka: MemoryConnection, *sites: str, names: tuple[str, ...] = SITES, groups: tuple[str, ...] = ("g",)
+    kafka: MemoryConnection,
+    *sites: str,
+    names: tuple[str, ...] = SITES,
+    groups: tuple[str, ...] = ("g",),
+    engine: str = PROCESS,
 ) -> Iterator[list[Running]]:
     with ExitStack() as stack:
-        started = [Running(kafka, site, names, groups) for site in sites]
+        started = [Running(kafka, site, names, groups, engine) for site in sites]
         for each in started:
             stack.callback(each.end)
         yield started
@@ -135,16 +154,17 @@ def send(kafka: MemoryConnection, site: str, numbers: range, kind: str = MESSAGE
 
 def all_have(kafka: MemoryConnection, count: int, sites: tuple[str, ...] = SITES) -> list[Data]:
     """Wait until all have so many; they are the same."""
-    eventually(lambda: all(len(effective(kafka, site)) >= count for site in sites), 20)
+    eventually(lambda: all(len(effective(kafka, site)) >= count for site in sites), 60)
     first, *others = (effective(kafka, site) for site in sites)
     assert all(other == first for other in others)
     assert len(first) == count
     return first
 
 
-def test_all_sites_have_the_same_order(kafka: MemoryConnection) -> None:
+@each_engine
+def test_all_sites_have_the_same_order(kafka: MemoryConnection, engine: str) -> None:
     """Messages of all sites, many at once and one by one, a bad one among them, and a member."""
-    with running(kafka, *SITES) as loops:
+    with running(kafka, *SITES, engine=engine) as loops:
         for site in SITES:
             send(kafka, site, range(1, 2), JOIN)
             send(kafka, site, range(2, 150))
@@ -159,9 +179,10 @@ def test_all_sites_have_the_same_order(kafka: MemoryConnection) -> None:
     assert {site: len(letters) for site, letters in dead.items()} == {"nyc": 0, "sfo": 1, "lax": 0}
 
 
-def test_members_of_all_sites_are_in_one_view(kafka: MemoryConnection) -> None:
+@each_engine
+def test_members_of_all_sites_are_in_one_view(kafka: MemoryConnection, engine: str) -> None:
     """And deliver what the others broadcast, under the same seqnos."""
-    with running(kafka, *SITES), ExitStack() as stack:
+    with running(kafka, *SITES, engine=engine), ExitStack() as stack:
         members = [stack.enter_context(Member("g", f"{site}/bob", connection=kafka)) for site in SITES]
         for member in members:
             member.connect(timeout=20)
@@ -198,17 +219,18 @@ def test_a_refused_write_ends_the_epoch(kafka: MemoryConnection) -> None:
             other.end()
 
 
-def test_the_others_go_on_and_the_site_comes_back(kafka: MemoryConnection) -> None:
+@each_engine
+def test_the_others_go_on_and_the_site_comes_back(kafka: MemoryConnection, engine: str) -> None:
     """A site is gone for long. Then it has what was ordered meanwhile, and what its members have sent is ordered."""
-    with running(kafka, "nyc", "sfo"):
-        with running(kafka, "lax"):
+    with running(kafka, "nyc", "sfo", engine=engine):
+        with running(kafka, "lax", engine=engine):
             send(kafka, "lax", range(1, 4))
             all_have(kafka, 3)
         send(kafka, "lax", range(4, 6))
         send(kafka, "nyc", range(1, 4))
         all_have(kafka, 6, ("nyc", "sfo"))
         assert len(effective(kafka, "lax")) == 3
-        with running(kafka, "lax"):
+        with running(kafka, "lax", engine=engine):
             order = all_have(kafka, 8)
     assert [record.local_seqno for record in order if record.sender == "lax/alice"] == [1, 2, 3, 4, 5]
 
@@ -261,6 +283,74 @@ def test_a_minority_waits(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPat
         shown = status.read_status(kafka, "g", "nyc")
         assert shown.agreement == status.AgreementStatus(2, ("lax", "nyc"), waits=False)
         assert shown.lag == 0
+
+
+def test_exclusions_are_read_by_the_operator(kafka: MemoryConnection) -> None:
+    """From EPOCH, as they come, and from its beginning."""
+    both = ("nyc", "sfo")
+    with running(kafka, "nyc", names=both, engine=SPARK):
+        send(kafka, "nyc", range(1, 3))
+        eventually(lambda: state_of(kafka, "nyc"), 20)
+        assert exclude(kafka, "g", "nyc", "sfo", 20).sites == ("nyc",)
+        all_have(kafka, 2, ("nyc",))
+        with running(kafka, "sfo", names=both, engine=SPARK):
+            eventually(lambda: (state := state_of(kafka, "sfo")) and len(state.process.view.members) == 2, 20)
+            with running(kafka, "nyc", names=both, engine=SPARK):
+                send(kafka, "sfo", range(1, 3))
+                all_have(kafka, 4, both)
+
+
+def test_one_engine_takes_over_from_the_other(kafka: MemoryConnection) -> None:
+    """Again and again, in the middle of what is under way, at each site in turn."""
+    with ExitStack() as stack:
+        sites = {site: stack.enter_context(running(kafka, site))[0] for site in SITES}
+        for attempt in range(6):
+            site, engine = SITES[attempt % 3], (SPARK, PROCESS)[(attempt // 3) % 2]
+            for name in SITES:
+                send(kafka, name, range(attempt * 40 + 1, attempt * 40 + 41))
+            eventually(lambda attempt=attempt: len(effective(kafka, "nyc")) > attempt * 120, 60)  # type: ignore[misc]
+            sites[site].end()
+            sites[site] = stack.enter_context(running(kafka, site, engine=engine))[0]
+        all_have(kafka, 6 * 120)
+        assert [each.failure for each in sites.values()] == [None] * 3
+
+
+def test_what_was_left_out_is_read_when_there_is_room(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site on Spark waits for the other, and keeps no more than it may. Then it asks for a new query."""
+    monkeypatch.setattr(agreeing_query, "KEPT_BYTES", 20_000)
+    monkeypatch.setattr(agreeing_query, "_MERGED_BYTES", 0)
+    both = ("nyc", "sfo")
+    with running(kafka, "nyc", names=both, engine=SPARK) as (nyc,):
+        for first in range(1, 601, 20):
+            send(kafka, "nyc", range(first, first + 20))
+            steps = len(nyc.loop.reports)
+            eventually(lambda steps=steps: len(nyc.loop.reports) > steps + 1, 20)  # type: ignore[misc]
+        assert not any(report.has_room for report in nyc.loop.reports)
+        with running(kafka, "sfo", names=both):
+            eventually(lambda: nyc.loop.reports[-1].has_room, 60)
+            assert 0 < len(effective(kafka, "nyc")) < 600
+            monkeypatch.undo()
+            with running(kafka, "nyc", names=both, engine=SPARK):
+                order = all_have(kafka, 600, both)
+    assert [record.local_seqno for record in order] == list(range(1, 601))
+
+
+@each_engine
+def test_a_site_alone_agrees_with_itself(kafka: MemoryConnection, engine: str) -> None:
+    """Its proposals are final; a sequencer would have written the same DATA, but for the entries."""
+    alone = ("nyc",)
+    with running(kafka, "nyc", names=alone, engine=engine):
+        send(kafka, "nyc", range(1, 2), JOIN)
+        send(kafka, "nyc", range(2, 100))
+        kafka.topics.append(forward("nyc"), b"sfo/mallory", b"", forward_headers(1, 1))
+        order = all_have(kafka, 100, alone)
+    assert [record.seqno for record in order] == list(range(1, 101))
+    assert [record.local_seqno for record in order if record.sender] == list(range(1, 100))
+    with running(kafka, "nyc", names=alone, engine=engine):
+        send(kafka, "nyc", range(90, 110))
+        assert all_have(kafka, 110, alone)[:100] == order
+    letters = kafka.topics.partitions[TopicPartition(str(Topic("g", "dead-letter", "nyc")), 0)]
+    assert {letter.key for letter in letters} == {b"sfo/mallory"}
 
 
 def test_an_operator_excludes_a_site(kafka: MemoryConnection) -> None:
@@ -319,12 +409,13 @@ def test_a_sequencer_does_not_go_on_with_it(kafka: MemoryConnection) -> None:
         take_over_groups(kafka, {"h": [str(Topic("h", "forward", "nyc"))]}, "nyc", agreement="isis")
 
 
-def test_two_jobs_of_a_site(kafka: MemoryConnection) -> None:
+@each_engine
+def test_two_jobs_of_a_site(kafka: MemoryConnection, engine: str) -> None:
     """The older one is not told, and writes on: nobody counts that, at its site or elsewhere."""
-    with running(kafka, *SITES) as (first, *_):
+    with running(kafka, *SITES, engine=engine) as (first, *_):
         send(kafka, "nyc", range(1, 3))
         all_have(kafka, 2)
-        with running(kafka, "nyc"):
+        with running(kafka, "nyc", engine=engine):
             for number in range(3, 12):
                 send(kafka, "nyc", range(number, number + 1))
                 send(kafka, "sfo", range(number - 2, number - 1))
@@ -365,7 +456,8 @@ def test_a_group_that_goes_and_comes_back_is_read_again(kafka: MemoryConnection)
         assert [loop.failure for loop in loops] == [None] * 3
 
 
-def test_a_site_whose_log_is_lost(kafka: MemoryConnection) -> None:
+@each_engine
+def test_a_site_whose_log_is_lost(kafka: MemoryConnection, engine: str) -> None:
     """It would not know what it has promised. The others know that there was more."""
     with running(kafka, "sfo", "lax"):
         with running(kafka, "nyc"):
@@ -374,7 +466,7 @@ def test_a_site_whose_log_is_lost(kafka: MemoryConnection) -> None:
         for place, records in kafka.topics.partitions.items():
             if place.topic in (str(Topic("g", role, "nyc")) for role in ("data", "epoch")):
                 records.clear()
-        with running(kafka, "nyc") as (nyc,):
+        with running(kafka, "nyc", engine=engine) as (nyc,):
             eventually(lambda: nyc.failure, 20)
             assert "it was lost" in str(nyc.failure)
 
@@ -386,8 +478,9 @@ def test_sites_that_were_told_of_other_sites(kafka: MemoryConnection) -> None:
         assert "have they the same sites' file?" in str(nyc.failure or sfo.failure)
 
 
-def test_what_nobody_of_the_agreement_wrote_is_dropped(kafka: MemoryConnection) -> None:
-    with running(kafka, *SITES) as loops:
+@each_engine
+def test_what_nobody_of_the_agreement_wrote_is_dropped(kafka: MemoryConnection, engine: str) -> None:
+    with running(kafka, *SITES, engine=engine) as loops:
         data = TopicPartition(str(Topic("g", "data", "sfo")), 0)
         for header in (b"rubbish", b"2 entry - 1 - 9 - -", b"2 entry - x - 1 - - -", b"2 entry - 7 - 1 - - -"):
             kafka.topics.append(data, None, b"{}", [("abcast", header)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import itertools
 import time
 from collections.abc import Iterator
@@ -20,9 +21,11 @@ from connectors.kafka.security import Security
 from connectors.kafka.topics import create_topics
 from connectors.kafka.transport import (
     TRANSPORTS,
+    VARIABLE,
     Consumer,
     Producer,
     Record,
+    _is_recent,
     check_transport,
     kafka_python,
     librdkafka,
@@ -51,6 +54,39 @@ class TestChoice:
         monkeypatch.setenv("ABCAST_TRANSPORT", "confluent")
         assert check_transport() == "confluent"
         assert check_transport("kafka-python") == "kafka-python", "what the program says counts"
+
+    @pytest.mark.parametrize(
+        ("installed", "security", "chosen"),
+        [
+            ("2.16.1", Security(), "confluent"),
+            ("2.8.0rc1", Security(protocol="SSL"), "confluent"),
+            ("2.10", Security(protocol="SASL_SSL", mechanism="PLAIN", username="u", password="p"), "confluent"),
+            ("2.10", Security(protocol="SASL_SSL", mechanism="GSSAPI"), "kafka-python"),
+            ("2.10", Security(protocol="SASL_SSL", mechanism="AWS_MSK_IAM"), "kafka-python"),
+            ("2.7.9", Security(), "kafka-python"),
+            (None, Security(), "kafka-python"),
+        ],
+    )
+    def test_by_itself(
+        self, monkeypatch: pytest.MonkeyPatch, installed: str | None, security: Security, chosen: str
+    ) -> None:
+        """The quick one, where it is installed and can log in so; what somebody has said goes before that."""
+
+        def version(_: str) -> str:
+            if installed is None:
+                raise importlib.metadata.PackageNotFoundError
+            return installed
+
+        monkeypatch.delenv(VARIABLE)
+        monkeypatch.setattr("connectors.kafka.transport.importlib.metadata.version", version)
+        _is_recent.cache_clear()
+        try:
+            assert Connection(security=security).transport_in_use == chosen
+            assert Connection(security=security, transport="kafka-python").transport_in_use == "kafka-python"
+            monkeypatch.setenv(VARIABLE, "kafka-python")
+            assert Connection(security=security).transport_in_use == "kafka-python"
+        finally:
+            _is_recent.cache_clear()
 
     @pytest.mark.parametrize("name", TRANSPORTS)
     def test_no_broker(self, name: str) -> None:

@@ -102,6 +102,15 @@ class TestPrint:
             file.write_text(text)
             assert set(rights_beside(read_sites(file), "g", "a")) == expected
 
+    def test_the_inboxes_of_a_relay(self, tmp_path: Path) -> None:
+        """Those of the sites in its direction; none where an inbox is in the right Kafka already."""
+        (tmp_path / "sites.toml").write_text(SITES)
+        for shared, names in ((False, {"abcast.g.inbox.b"}), (True, set())):
+            if shared:
+                (tmp_path / "sites.toml").write_text(SITES.replace("b:1", "a:1"))
+            rights = rights_of_relay(read_sites(tmp_path / "sites.toml"), "g", Direction("a", "b"))
+            assert {right.name for right in rights if "inbox" in right.name} == names
+
     def test_a_name_with_blanks(self) -> None:
         """As a certificate has it. A shell takes the command as it is printed."""
         command = Right("READ", "topic", "t").command("User:CN=al,O=My Company", "k:1")
@@ -263,7 +272,7 @@ class TestDoctor:
         done = abcast_here("doctor", "-g", "ill", *admin, cwd=tmp_path)
         marks = {line[2:].split(" of ")[0].split(":")[0]: line[0] for line in done.stdout.splitlines()}
         assert marks == {
-            **dict.fromkeys(("name", "TCP", "TLS", "login", "topics", "rights in ill", "settings"), "✓"),
+            **dict.fromkeys(("library", "name", "TCP", "TLS", "login", "topics", "rights in ill", "settings"), "✓"),
             "sequencer": "✗",
             "ledger": "-",
         }, done.stdout + done.stderr

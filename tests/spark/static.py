@@ -8,6 +8,7 @@ with an empty state. `test_sequencing.test_streaming` runs the real operator.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +23,15 @@ StatefulFunction = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], Any], Iter
 
 def decide(kafka_rows: DataFrame, *states: SequencerState, site: str = "local", chunk_rows: int = 10_000) -> DataFrame:
     """Rows of Spark's Kafka source → rows of its Kafka sink, as the job decides them in its first batch."""
+    with instead_of_state(["topic", "partition", "offset"], chunk_rows):
+        by_group = {state.group: state for state in states}
+        decided = sequence(decode_forward(kafka_rows, site, relayed=True), site, by_group)
+    return encode_decided(decided, site, relayed=True)
+
+
+@contextmanager
+def instead_of_state(order: list[str], chunk_rows: int) -> Iterator[None]:
+    """Have a stateful operator be a grouped map, with a group's rows in that order, in arrow batches of that size."""
 
     def instead(
         groups: GroupedData,
@@ -29,12 +39,10 @@ def decide(kafka_rows: DataFrame, *states: SequencerState, site: str = "local", 
         outputStructType: str,  # noqa: N803 - Spark's name
         **_: object,
     ) -> DataFrame:
-        return groups.applyInPandas(_first_batch(function, chunk_rows), outputStructType)
+        return groups.applyInPandas(_first_batch(function, order, chunk_rows), outputStructType)
 
     with patch.object(GroupedData, "applyInPandasWithState", instead):
-        by_group = {state.group: state for state in states}
-        decided = sequence(decode_forward(kafka_rows, site, relayed=True), site, by_group)
-    return encode_decided(decided, site, relayed=True)
+        yield
 
 
 class EmptyState:
@@ -49,11 +57,12 @@ class EmptyState:
         self.updates += 1
 
 
-def _first_batch(function: StatefulFunction, chunk_rows: int) -> Callable[[Any, pd.DataFrame], pd.DataFrame]:
+def _first_batch(
+    function: StatefulFunction, order: list[str], chunk_rows: int
+) -> Callable[[Any, pd.DataFrame], pd.DataFrame]:
     def first_batch(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
-        rows = rows.sort_values(
-            ["topic", "partition", "offset"], na_position="first", ignore_index=True
-        )  # the real operator gets them so
+        # The real operator gets them so.
+        rows = rows.sort_values(order, na_position="first", ignore_index=True)
         chunks = [rows.iloc[start : start + chunk_rows] for start in range(0, len(rows), chunk_rows)]
         state = EmptyState()
         decided = list(function(key, iter(chunks), state))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-from base64 import b64encode
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +18,7 @@ from ordering.sequencer import SequencerState, begin_batch, end_batch, step
 from tests.ordering.forwards import opened
 from tests.ordering.linked import LinkedLog
 from tests.simulator.membership import Group
+from tests.spark.packing import packed
 
 OWN = Topic("g", "forward", "s")
 LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
@@ -64,17 +62,11 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
                 "plain": good is not None,
                 "key": None if good else getattr(record, "sender", "").encode(),
                 "value": getattr(record, "payload", b""),
-                "packed_headers": _pack(odd if good is None else good.headers),
+                "packed_headers": packed(odd if good is None else good.headers),
                 **dict(zip(LINK_COLUMNS, link, strict=True)),
             }
         )
     return pd.DataFrame(rows).astype({"topic": object, "key": object, "packed_headers": object, "kind": np.int32})
-
-
-def _pack(headers: Sequence[tuple[str, bytes]]) -> str | None:
-    if not headers:
-        return None
-    return json.dumps([{"key": name, "value": b64encode(value).decode()} for name, value in headers])
 
 
 def written(runs: list[pd.DataFrame]) -> list[tuple[Any, ...]]:

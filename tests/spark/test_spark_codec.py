@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from connectors.kafka import codec
 from connectors.kafka.sites import Direction
 from connectors.relay.columns import relay_forward, relay_mesh_data
-from connectors.sequencer.query import _unpack, decode_forward
+from connectors.sequencer.query import decode_forward, unpack_headers
 from ordering.links import LinkRow
 from ordering.records import FLUSH_OK, LINK_START, REMOTE_VIEW, SKIP, Data, Forward, Link, Malformed, Partition, Source
 from ordering.sequencer import SequencerState
@@ -115,7 +115,7 @@ def row_of(case: Case, offset: int) -> Row:
 
 
 def headers_of(row: SparkRow) -> list[tuple[str, bytes | None]]:
-    return list(_unpack(row["packed_headers"]))
+    return list(unpack_headers(row["packed_headers"]))
 
 
 def link_of(row: SparkRow) -> tuple[int, ...]:

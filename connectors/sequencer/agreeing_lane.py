@@ -1,0 +1,202 @@
+"""One lane of a site that agrees with others: the sequencer's, with the query of `connectors.sequencer.agreeing_query`.
+
+Claims, seals, ticks for members, signs of life, the watchdog and retries are those of every lane. What is another is
+what is read: FORWARD of all sites, the logs of the others, and EPOCH, where an operator's exclusions stand. Where to
+read on is what the site's own log says (`connectors.sequencer.agreement`).
+
+FORWARD is a source of its own. A batch takes so much of it as the sites can put into a run each, so that what is read
+is soon sequenced; and it must not miss a record that retention drops while it is read: what is not there would be
+taken for offsets without a record. Then the query ends, and the next one finds out what that means.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Mapping
+from typing import ClassVar
+
+from kafka.structs import TopicPartition
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from connectors.kafka.backlog import find_backlog
+from connectors.kafka.topic_finder import TopicFinder
+from connectors.sequencer.agreeing_query import (
+    REPORT,
+    Report,
+    agree,
+    begun,
+    forward_rows,
+    log_rows,
+    seconds,
+    tick_rows,
+)
+from connectors.sequencer.agreement import ISIS, Agreement, known_state
+from connectors.sequencer.groups import groups_at
+from connectors.sequencer.lane import SequencerLane
+from connectors.sequencer.query import encode_decided
+from connectors.sequencer.takeover import History
+from connectors.spark.job import JobOptions
+from connectors.spark.session import PythonWorker
+from connectors.spark.sink import COPY_SINK_OPTIONS
+from ordering.errors import AbcastError
+from ordering.isis_group import Group, after_takeover
+from ordering.isis_site import MAX_RUN_RECORDS
+from ordering.names import Topic
+from ordering.records import Partition
+from ordering.sequencer import SequencerState
+
+_REPORTS = "reports"
+
+_logger = logging.getLogger(__name__)
+
+
+class InputLost(AbcastError):
+    """Retention was faster than the start of the query: the next one finds where to read on."""
+
+    retriable = True
+
+
+class RoomAgain(AbcastError):
+    """What a site that waited had to leave out can be read now: the next query does."""
+
+    retriable = True
+
+
+class AgreeingLane(SequencerLane):
+    """Agrees on the order of groups that have a DATA topic at the site. Every start of its query is a takeover."""
+
+    agreement: ClassVar[str] = ISIS
+    sink: ClassVar[Mapping[str, str]] = COPY_SINK_OPTIONS
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: JobOptions,
+        finder: TopicFinder | None = None,
+        *,
+        agreement: Agreement,
+        groups: Collection[str] | None = None,
+        epochs: dict[str, int] | None = None,
+        worker: PythonWorker | None = None,
+        number: int = 1,
+    ) -> None:
+        """As every lane; `agreement`: with whom."""
+        super().__init__(spark, options, finder, groups=groups, epochs=epochs, worker=worker, number=number)
+        self._agreement = agreement
+        self._positions: dict[TopicPartition, int] = {}
+        self._has_room = False
+
+    def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
+        """What there is to read of the lane's groups that have FORWARD and DATA at the site."""
+        found: dict[str, list[str]] = {}
+        for topic in topics:
+            if self._is_read(topic):
+                found.setdefault(topic.group, []).append(str(topic))
+        site, groups = self.options.site, groups_at(topics, self.options.site)
+        return {
+            group: sorted(names)
+            for group, names in found.items()
+            if group in groups
+            and (self.groups is None or group in self.groups)
+            and str(Topic(group, "forward", site)) in names
+        }
+
+    def _is_read(self, topic: Topic) -> bool:
+        is_own_epoch = topic.role == "epoch" and topic.site == self.options.site
+        return is_own_epoch or self._agreement.neighbours.input(topic, 0) is not None
+
+    def sequenced(self, topics: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """The site's own FORWARD."""
+        return {group: [str(Topic(group, "forward", self.options.site))] for group in topics}
+
+    def history(self) -> History | None:
+        """None: the ledger does not tell what the site has promised."""
+        return None
+
+    def decide(self, topics: Mapping[str, list[str]], states: Mapping[str, SequencerState]) -> DataFrame:
+        """What is read, agreed on, as the sink takes it. Raises InputLost, HistoryUnavailable, UsageError."""
+        site, connection, neighbours = self.options.site, self.options.connection, self._agreement.neighbours
+        groups = {
+            group: after_takeover(known_state(connection, self._agreement, state), state)
+            for group, state in states.items()
+        }
+        names = [name for group in topics.values() for name in group]
+        forward = [name for name in names if _topic(name).role in ("forward", "relayed")]
+        starts = self._starts(names, groups)
+        session, at_once = self.session(len(groups))
+        of_logs = self.kafka_source([name for name in names if name not in forward], starts)
+        read = [
+            session.readStream.format("kafka").options(**source).load()
+            for source in (self._forward_source(forward, starts), of_logs)
+        ]
+        rows = (
+            forward_rows(read[0], site).unionByName(log_rows(read[1])).unionByName(tick_rows(seconds(session), groups))
+        )
+        self._positions, self._has_room = {}, False
+        initial = {name: begun(group) for name, group in groups.items()}
+        runs = agree(rows, neighbours, initial, at_once)
+        role = F.col("role")
+        reports = F.collect_list(F.when(role == REPORT, F.get("value", F.lit(0)).cast("string"))).alias(_REPORTS)
+        return encode_decided(self.observed(runs, reports).filter(role != REPORT), site)
+
+    def _forward_source(self, names: list[str], starts: Mapping[TopicPartition, int]) -> dict[str, str]:
+        source = self.kafka_source(names, starts)
+        found = {
+            TopicPartition(name, int(number)): start
+            for name, of_partitions in json.loads(source["startingOffsets"]).items()
+            for number, start in of_partitions.items()
+        }
+        if any(found.get(place, start) != start for place, start in starts.items()):
+            raise InputLost("what was to be read is gone: taking over anew.")
+        most = min(int(source["maxOffsetsPerTrigger"]), MAX_RUN_RECORDS * len(self._agreement.neighbours.names))
+        return {**source, "maxOffsetsPerTrigger": str(most), "failOnDataLoss": "true"}
+
+    def _starts(self, names: list[str], groups: Mapping[str, Group]) -> dict[TopicPartition, int]:
+        """From where each partition is to be read; the groups know it from here on."""
+        consumer = self.options.connection.consumer()
+        try:
+            with self.options.connection.reachable():
+                found = find_backlog(consumer, names, {})
+        finally:
+            consumer.close()
+        starts = {}
+        for partition, offsets in found.items():
+            topic = _topic(partition.topic)
+            source = self._agreement.neighbours.input(topic, partition.partition)
+            if source is None:  # EPOCH, from its beginning
+                continue
+            group = groups[topic.group]
+            starts[partition] = (
+                group.start_of(source.place, offsets.beginning)
+                if source.place
+                else group.start_of_log(source.site, offsets.beginning)
+            )
+        return starts
+
+    def check(self) -> None:
+        """As every lane. Raises RoomAgain, too."""
+        super().check()
+        if self._has_room:
+            raise RoomAgain("what had to be left out, as too much waited for the other sites, can be read now.")
+
+    def see(self, observed: Row) -> None:
+        """Log what steps had to say, and note how far they have come."""
+        for raw in observed[_REPORTS]:
+            report = Report.from_json(raw)
+            for level, words in report.notices:
+                _logger.log(level, "group %s: %s", report.group, words)
+            places = {Partition.parse(place): offset for place, offset in report.positions.items()}
+            self._positions |= {TopicPartition(*place): offset for place, offset in places.items()}
+            self._has_room = self._has_room or report.has_room
+
+    def considered(self) -> dict[TopicPartition, int]:
+        """How far the site's own FORWARD is in DATA."""
+        return dict(self._positions)
+
+
+def _topic(name: str) -> Topic:
+    topic = Topic.parse(name)
+    assert topic is not None  # a lane reads no others
+    return topic

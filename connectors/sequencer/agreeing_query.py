@@ -1,0 +1,476 @@
+"""Sites that agree, as a Spark query: what a site's job reads in, entries and DATA out, `ordering.isis_group` between.
+
+    FORWARD, own and others' ┐
+    logs of the other sites  ├→ columns (JVM) → applyInPandasWithState, key = group → headers (JVM) → Kafka sink
+    EPOCH (exclusions), time ┘
+
+It has the form of `connectors.sequencer.query`, and shares its columns, its decision on a batch and its output. One
+micro-batch is one step of the site: all that has come, then the entry, then the DATA of the runs that are due. The
+state of the operator is what `ordering.isis_group` knows between two steps, the sequencer's state, and the records that
+are read and not sequenced. Spark's state store holds it within one run of the query; nothing rests on it after a crash.
+
+Why the order of writing holds that `ordering.isis_group` asks for. A group's rows go to one partition of DATA through
+one producer, in their order: DATA of a step behind its entry, an entry behind all DATA of the steps before. The
+producer has one request in flight and never gives up on one (`COPY_SINK_OPTIONS`), so what stands there at any moment,
+also after kill -9, is all up to some record. A batch is one attempt of one epoch (`assert_first_attempt`), and the next
+batch begins when Kafka has all of this one.
+
+What crosses to Python: each FORWARD record once, as arrow columns, its payload among them, which nobody looks at; what
+the JVM does not find plain is read there row by row, as in any sequencer; and entries, a few a step. Records wait in
+the state as the arrow batches that they came in, encoded once. The agreement sees offsets only: its cost is a run's,
+not a message's.
+
+Time is that of the driver (Spark's rate source), a row a second, which also begins a batch where all else is silent.
+How far it moves in a step is bounded by the core, as in the other engine.
+
+Bounds. A partition whose records wait in more than `KEPT_BYTES` is *left out*: its rows go by, and so do those of
+others' logs while the site is behind. When there is room again, the step reports it, and the job begins a new query,
+which reads on from where the site's log says. A site that waits for a majority gets there; one that works does not,
+since a batch has no more of FORWARD than runs take (`connectors.sequencer.agreeing_lane`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+from connectors.kafka import codec, epochs
+from connectors.kafka.entries import read_entry, write_entry
+from connectors.kafka.inputs import Neighbours, of_log
+from connectors.kafka.transport import PlainRecord
+from connectors.sequencer import stored_state
+from connectors.sequencer.agreement import told
+from connectors.sequencer.query import (
+    DATA_ROLE,
+    RUN_SCHEMA,
+    Decide,
+    assert_first_attempt,
+    decide_chunk,
+    decode_forward,
+    frame_of,
+    run_of,
+    unpack_headers,
+    without_first,
+)
+from connectors.spark import codec as spark_codec
+from ordering import isis_group
+from ordering.errors import ProtocolViolation
+from ordering.isis_codec import decode, encode
+from ordering.isis_group import Group, going_on
+from ordering.isis_log import Ordered, Range, ranges_of
+from ordering.isis_site import MAX_UNSEQUENCED_RUNS
+from ordering.names import MAX_SITE_LENGTH, Topic
+from ordering.records import STRAY, WITHOUT_SEQNO, Exclusion, Partition
+
+KEPT_BYTES = 64 * 1024 * 1024
+"""Of a partition's records that are read and not sequenced, as arrow has them."""
+_MERGED_BYTES = 64 * 1024
+"""A batch that is smaller is kept together with the next one: a site that waits would have very many."""
+
+REPORT = "report"
+"""The role of a row that is for the driver: JSON of a `Report`."""
+
+FROM_FORWARD, FROM_LOG, FROM_EPOCH, FROM_TIME = range(4)
+"""Where a row comes from, in the order in which a step takes them."""
+_STATE = "known binary, snapshot binary, of_step binary, base binary, changes binary, kept binary"
+_LATEST_MS = 9_000_000_000_000_000
+"""A later time is none that Spark could have read from Kafka either."""
+
+_KEPT = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("plain", pa.bool_()),
+        ("sender", pa.string()),
+        ("incarnation", pa.int64()),
+        ("local_seqno", pa.int64()),
+        ("kind", pa.int32()),
+        ("forwarded_at_ms", pa.int64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("packed_headers", pa.string()),
+    ]
+)
+
+
+class Report(NamedTuple):
+    """What a step tells the driver: `notices` (a level of logging, and words), how far the site's own FORWARD was
+    considered, and whether something was left out for which there is room.
+    """
+
+    group: str
+    notices: tuple[tuple[int, str], ...]
+    positions: dict[str, int]
+    has_room: bool
+
+    @classmethod
+    def from_json(cls, raw: str) -> Report:
+        """As it stands in the row."""
+        group, notices, positions, has_room = json.loads(raw)
+        return cls(group, tuple((level, words) for level, words in notices), positions, has_room)
+
+
+# Rows in
+
+
+def forward_rows(kafka_rows: DataFrame, site: str) -> DataFrame:
+    """Rows of FORWARD topics, and of topics that relays fill, of a Kafka source (with headers) → rows for the operator.
+
+    A copy is read as the record that it was made from (`connectors.kafka.inputs.original`). What is no copy, in a topic
+    that only relays write to, is left out.
+    """
+    rows = spark_codec.with_fields(kafka_rows).withColumn("role", F.substring_index(F.col("topic"), ".", -2))
+    is_copy = F.col("role").startswith("relayed-")
+    neighbour = F.substring(F.substring_index("role", ".", 1), len("relayed-") + 1, MAX_SITE_LENGTH)
+    home = F.concat(F.lit("abcast."), spark_codec.group_of(F.col("topic")), F.lit(".forward."), neighbour)
+    begin = F.concat(neighbour, F.lit("/"), home, F.lit("-"), F.col("partition").cast("string"), F.lit(":"))
+    came_from = spark_codec.forward_field("RELAYED_FROM")
+    offset = F.when(came_from.startswith(begin), F.substring(came_from, F.length(begin) + 1, F.length(came_from)))
+    at_ms = F.get(F.col("fields"), F.lit(codec.AGREED_FIELDS.index("AT_MS"))).try_cast("bigint")
+    own_fields = F.concat_ws(" ", F.slice("fields", 1, len(codec.FORWARD_FIELDS))).cast("binary")
+    own = F.array(F.struct(F.lit(codec.HEADER).alias("key"), own_fields.alias("value")))
+    read = rows.select(
+        is_copy.alias("is_copy"),
+        "key",
+        "value",
+        F.when(is_copy, home).otherwise(F.col("topic")).alias("topic"),
+        "partition",
+        F.when(is_copy, offset.try_cast("bigint")).otherwise(F.col("offset")).alias("offset"),
+        F.when(is_copy, F.when(at_ms.between(-1, _LATEST_MS), at_ms)).alias("at_ms"),
+        "timestamp",
+        F.when(is_copy, F.concat(own, spark_codec.application_headers())).otherwise(F.col("headers")).alias("headers"),
+        (F.col("offset") + 1).alias("at"),
+    )
+    right = read.filter(~F.col("is_copy") | (F.col("offset").isNotNull() & F.col("at_ms").isNotNull()))
+    timed = right.withColumn("timestamp", F.coalesce(F.timestamp_millis("at_ms"), "timestamp"))
+    return decode_forward(timed, site, agreed=True).withColumn("input", F.lit(FROM_FORWARD))
+
+
+def log_rows(kafka_rows: DataFrame) -> DataFrame:
+    """Rows of other sites' logs, of copies of them, and of EPOCH → rows for the operator, of those that it needs."""
+    role = F.substring_index(F.substring_index("topic", ".", -2), ".", 1)
+    first = F.get(F.col("headers"), F.lit(0))
+    text = F.when(first["key"] == codec.HEADER, first["value"]).cast("string")
+    is_of_log = (role != "epoch") & text.rlike(rf"\A{codec.VERSION} (?:{'|'.join(WITHOUT_SEQNO)}) ")
+    is_exclusion = (role == "epoch") & text.startswith(epochs.EXCLUSION.decode("ascii"))
+    rows = kafka_rows.filter(F.coalesce(is_of_log | is_exclusion, F.lit(False)))
+    return _bare(
+        rows,
+        group=spark_codec.group_of(F.col("topic")),
+        topic=F.col("topic"),
+        partition=F.col("partition"),
+        offset=F.col("offset"),
+        forwarded_at_ms=F.unix_millis("timestamp"),
+        key=F.col("key"),
+        value=F.col("value"),
+        packed_headers=spark_codec.pack_headers(F.col("headers")),
+        at=F.col("offset") + 1,
+        input=F.when(role == "epoch", FROM_EPOCH).otherwise(FROM_LOG),
+    )
+
+
+def tick_rows(times: DataFrame, groups: Iterable[str]) -> DataFrame:
+    """Rows with a `timestamp` → a row for each group, so that its clock goes on."""
+    each = times.select("timestamp", F.explode(F.array(*map(F.lit, sorted(groups)))).alias("of"))
+    return _bare(each, group=F.col("of"), forwarded_at_ms=F.unix_millis("timestamp"), input=F.lit(FROM_TIME))
+
+
+def seconds(spark: SparkSession) -> DataFrame:
+    """A streaming row with a `timestamp` every second."""
+    return spark.readStream.format("rate").options(rowsPerSecond="1", numPartitions="1").load()
+
+
+_EMPTY = {
+    "group": "string",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "plain": "boolean",
+    "sender": "string",
+    "incarnation": "bigint",
+    "local_seqno": "bigint",
+    "kind": "int",
+    "forwarded_at_ms": "bigint",
+    "key": "binary",
+    "value": "binary",
+    "packed_headers": "string",
+    "at": "bigint",
+    "input": "int",
+}
+"""The columns of the operator's rows, as `decode_forward` has them."""
+_NOT_NULL = {"partition": 0, "offset": 0, "plain": False, "incarnation": 0, "local_seqno": 0, "kind": 0, "at": 0}
+
+
+def _bare(rows: DataFrame, **known: Any) -> DataFrame:
+    return rows.select(
+        *(known.get(name, F.lit(_NOT_NULL.get(name))).cast(kind).alias(name) for name, kind in _EMPTY.items())
+    )
+
+
+# The operator
+
+
+def agree(rows: DataFrame, neighbours: Neighbours, initial: Mapping[str, Stored], parallelism: int = 1) -> DataFrame:
+    """The agreeing transformation: rows for the operator → runs, and reports. `initial`: the state of every group."""
+    placed = rows.coalesce(1) if parallelism == 1 else rows.repartition(parallelism, "group")
+    return (
+        placed.sortWithinPartitions("group", "input", "topic", "partition", "at")
+        .groupBy("group")
+        .applyInPandasWithState(
+            agreer(initial, neighbours),
+            outputStructType=RUN_SCHEMA,
+            stateStructType=_STATE,
+            outputMode="append",
+            timeoutConf=GroupStateTimeout.NoTimeout,
+        )
+    )
+
+
+class Stored(NamedTuple):
+    """A group between two steps, as Spark's state store keeps it. `kept`: records that wait, chunk behind chunk."""
+
+    known: bytes
+    snapshot: bytes
+    of_step: bytes
+    base: bytes
+    changes: bytes
+    kept: bytes = b""
+
+
+class _Waiting(NamedTuple):
+    """A chunk: of which partition, and its size in bytes."""
+
+    place: str
+    size: int
+
+
+class _OfStep(NamedTuple):
+    """What a step knows besides: the time of the last tick; partitions, and topics of logs, left out; the chunks."""
+
+    at_ms: int = 0
+    places: tuple[str, ...] = ()
+    logs: tuple[str, ...] = ()
+    chunks: tuple[_Waiting, ...] = ()
+
+
+def begun(group: Group) -> Stored:
+    """A group before its first step."""
+    return _stored(group, stored_state.Stored(group.site.sequenced.state.to_bytes(), b""), _OfStep(), b"")
+
+
+def _stored(group: Group, sequencer: stored_state.Stored, of_step: _OfStep, kept: bytes) -> Stored:
+    known = group.state()
+    bare = replace(known, site=replace(known.site, snapshot=b"")).to_bytes()
+    return Stored(bare, known.site.snapshot, encode(of_step), sequencer.base, sequencer.changes, kept)
+
+
+def agreer(initial: Mapping[str, Stored], neighbours: Neighbours) -> Decide:
+    """The function of the stateful operator."""
+
+    def agree(key: tuple[Any, ...], chunks: Iterator[pd.DataFrame], stored: GroupState) -> Iterator[pd.DataFrame]:
+        assert_first_attempt()
+        step = Step(Stored(*map(bytes, stored.get)) if stored.exists else initial[key[0]], neighbours)
+        for chunk in chunks:
+            step.take(chunk)
+        yield from step.decided()
+        stored.update(tuple(step.stored()))
+
+    return agree
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Records of one partition, in the order of their offsets: `encoded`, and decoded when that is needed."""
+
+    encoded: bytes
+    frame: pd.DataFrame | None = None
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame) -> _Chunk:
+        table = pa.Table.from_pandas(frame[_KEPT.names], _KEPT, preserve_index=False)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, _KEPT) as writer:
+            writer.write_table(table)
+        return cls(sink.getvalue().to_pybytes(), frame)
+
+    def rows(self) -> pd.DataFrame:
+        if self.frame is None:
+            self.frame = pa.ipc.open_stream(self.encoded).read_all().to_pandas()
+        return self.frame
+
+
+class Step:
+    """One step of a group: `take` what has come, then `decided`, then `stored`."""
+
+    def __init__(self, before: Stored, neighbours: Neighbours) -> None:
+        """Raises ProtocolViolation."""
+        state = isis_group.GroupState.from_bytes(before.known)
+        self._before = stored_state.Stored(before.base, before.changes)
+        sequencer = stored_state.load(state.site.group, self._before)
+        self.group = going_on(replace(state, site=replace(state.site, snapshot=before.snapshot)), sequencer)
+        # The batch before is written as a whole.
+        self.group.written = self.group.sent
+        self._at_ms, places, logs, chunks = decode(_OfStep, before.of_step)
+        self._left_places, self._left_logs = set(places), set(logs)
+        self._neighbours = neighbours
+        self._own_topic = str(Topic(self.group.site.group, "forward", neighbours.site))
+        self._kept: dict[str, list[_Chunk]] = {}
+        begin = 0
+        for place, size in chunks:
+            self._kept.setdefault(place, []).append(_Chunk(before.kept[begin : begin + size]))
+            begin += size
+
+    # What has come
+
+    def take(self, chunk: pd.DataFrame) -> None:
+        """Take a piece of the group's rows, in their order. Raises Disagreement."""
+        chunk = chunk.assign(topic=chunk["topic"].fillna(self._own_topic))
+        for (kind, topic, partition), rows in chunk.groupby(["input", "topic", "partition"], sort=False):
+            if kind == FROM_FORWARD:
+                self._take_forward(str(Partition(topic, partition)), rows)
+            elif kind == FROM_LOG:
+                self._take_log(topic, rows)
+            elif kind == FROM_EPOCH:
+                self.group.exclude(_exclusions(rows))
+            else:
+                now_ms = int(rows["forwarded_at_ms"].max())
+                self.group.tick(max(0, now_ms - self._at_ms) if self._at_ms else 0)
+                self._at_ms = now_ms
+
+    def _take_forward(self, name: str, rows: pd.DataFrame) -> None:
+        group = self.group
+        group.start_of(name, 0)  # of a partition that is new
+        if self._size(name) >= KEPT_BYTES and not group.lacks(name):
+            self._left_places.add(name)
+        if name in self._left_places:
+            return
+        # A relay that began again brings offsets once more.
+        offset = rows["offset"].to_numpy()
+        is_new = np.append(True, offset[1:] > np.maximum.accumulate(offset)[:-1])
+        rows = rows[is_new]
+        kept_from = group.arrived(name, int(offset[0]), int(offset.max()), int(rows["at"].iloc[-1]))
+        rows = rows[rows["offset"] >= kept_from]
+        if len(rows):
+            self._keep(name, rows)
+
+    def _keep(self, name: str, rows: pd.DataFrame) -> None:
+        chunks = self._kept.setdefault(name, [])
+        if chunks and len(chunks[-1].encoded) < _MERGED_BYTES:
+            rows = pd.concat([chunks.pop().rows(), rows], ignore_index=True)
+        chunks.append(_Chunk.of(rows))
+
+    def _size(self, name: str) -> int:
+        return sum(len(chunk.encoded) for chunk in self._kept.get(name, ()))
+
+    def _take_log(self, topic: str, rows: pd.DataFrame) -> None:
+        group, source = self.group, self._neighbours.input(_topic(topic), 0)
+        if source is None:
+            return
+        for offset, at_ms, key, value, packed in zip(
+            *(rows[name] for name in ("offset", "forwarded_at_ms", "key", "value", "packed_headers")), strict=True
+        ):
+            if group.site.is_behind:
+                self._left_logs.add(topic)
+            if topic in self._left_logs:
+                return
+            headers = list(unpack_headers(packed))
+            raw = PlainRecord(topic, 0, int(offset), int(at_ms), key, value, headers)
+            try:
+                record = of_log(raw, is_copy=source.is_copy)
+            except ProtocolViolation:
+                continue
+            if record.kind != STRAY:
+                group.hear(source.site, raw.offset + 1, record, read_entry)
+
+    # What comes out
+
+    def decided(self) -> Iterator[pd.DataFrame]:
+        """The entry, DATA of the runs that are due, and the report. Raises HistoryUnavailable, Disagreement."""
+        group = self.group
+        name = group.site.group
+        entry = group.end_step()
+        if entry is not None:
+            yield run_of(name, write_entry(entry))
+        while (run := group.due()) is not None:
+            for snapshot in group.open():
+                yield run_of(name, snapshot)
+            yield from self._sequence(run)
+        yield frame_of([{"group": name, "role": REPORT, "size": 0, "value": [self._report().encode("utf-8")]}])
+
+    def _sequence(self, run: Ordered) -> Iterator[pd.DataFrame]:
+        group = self.group
+        parts = sorted(ranges_of(run.run), key=lambda part: Partition.parse(part.place))
+        rows = [piece for part in parts for piece in self._take_kept(part)]
+        state, decided = group.site.sequenced.state, list[pd.DataFrame]()
+        before = state.seqno
+        if rows:
+            state, decided = decide_chunk(state, pd.concat(rows, ignore_index=True))
+        closing, standing = group.decided(state)
+        if run.sender != group.site.me:  # the dead letters are at the site of their senders
+            decided = [runs[runs["role"] == DATA_ROLE] for runs in decided]
+        yield from (without_first(runs, before + standing) for runs in decided)
+        yield from (run_of(group.site.group, each) for each in closing if each.seqno > before + standing)
+
+    def _take_kept(self, part: Range) -> Iterator[pd.DataFrame]:
+        """The records of a run, which are not needed any more after that."""
+        chunks = self._kept.get(part.place, [])
+        while chunks:
+            rows = chunks[0].rows()
+            offset = rows["offset"].to_numpy()
+            piece = rows[(offset >= part.first) & (offset < part.end)]
+            if len(piece):
+                yield piece
+            if offset[-1] >= part.end:
+                return
+            chunks.pop(0)
+
+    def _report(self) -> str:
+        site = self.group.site
+        own = f".forward.{site.me.name}"
+        positions = {str(place): n for place, n in site.sequenced.state.positions.items() if place.topic.endswith(own)}
+        return json.dumps([site.group, [told(notice) for notice in site.notices], positions, self._has_room()])
+
+    def _has_room(self) -> bool:
+        """Whether something was left out that could be read now."""
+        for_records = any(self._size(name) < KEPT_BYTES // 2 or self.group.lacks(name) for name in self._left_places)
+        return for_records or (bool(self._left_logs) and len(self.group.site.unsequenced) < MAX_UNSEQUENCED_RUNS // 2)
+
+    def stored(self) -> Stored:
+        """The group behind the step."""
+        sequencer = stored_state.store(self.group.site.sequenced.state, self._before)
+        kept = [(name, chunk.encoded) for name in sorted(self._kept) for chunk in self._kept[name]]
+        of_step = _OfStep(
+            self._at_ms,
+            tuple(sorted(self._left_places)),
+            tuple(sorted(self._left_logs)),
+            tuple(_Waiting(name, len(encoded)) for name, encoded in kept),
+        )
+        return _stored(self.group, sequencer, of_step, b"".join(encoded for _, encoded in kept))
+
+
+def _topic(name: str) -> Topic:
+    topic = Topic.parse(name)
+    assert topic is not None  # the job reads no others
+    return topic
+
+
+def _exclusions(rows: pd.DataFrame) -> Iterator[Exclusion]:
+    for topic, offset, value, packed, at_ms in zip(
+        *(rows[name] for name in ("topic", "offset", "value", "packed_headers", "forwarded_at_ms")), strict=True
+    ):
+        try:
+            record = epochs.decode(topic, int(offset), value, unpack_headers(packed), int(at_ms))
+        except epochs.StrayClaim:
+            continue
+        if isinstance(record, Exclusion):
+            yield record

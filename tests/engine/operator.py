@@ -1,0 +1,190 @@
+"""The operator of the Spark job on a Kafka in memory: in the place of `SiteLoop`, with one step a batch.
+
+The columns are made here row by row, none of them plain, and the runs that come out are written here: what the JVM does
+about both, `tests/spark/test_agreeing.py` shows. All between is what ships.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from kafka.structs import TopicPartition
+
+from connectors.engine.attendant import Taken
+from connectors.engine.batch import Output
+from connectors.engine.intake import Intake
+from connectors.engine.job import STOP_S
+from connectors.engine.writing import Writer
+from connectors.kafka.codec import HEADER, VERSION
+from connectors.kafka.inputs import Input, original
+from connectors.kafka.transport import Record
+from connectors.sequencer.agreeing_query import (
+    FROM_EPOCH,
+    FROM_FORWARD,
+    FROM_LOG,
+    FROM_TIME,
+    REPORT,
+    Report,
+    Stored,
+    agreer,
+    begun,
+)
+from connectors.sequencer.agreement import Agreement, known_state
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.isis_group import after_takeover
+from ordering.names import Topic
+from tests.spark.packing import packed
+
+CHUNK_ROWS = 7
+"""Of a batch, as many rows at a time."""
+
+
+class Memory:
+    """Spark's GroupState."""
+
+    def __init__(self) -> None:
+        self.get: tuple[Any, ...] = ()
+
+    @property
+    def exists(self) -> bool:
+        return bool(self.get)
+
+    def update(self, value: tuple[Any, ...]) -> None:
+        assert all(isinstance(each, bytes) for each in value)
+        self.get = tuple(map(bytearray, value))
+
+
+class OperatorLoop:
+    """Reads a batch, has it decided, and writes it, in one thread."""
+
+    def __init__(self, connection: MemoryConnection, agreement: Agreement, stop: threading.Event) -> None:
+        self._connection, self._agreement, self._stop = connection, agreement, stop
+        self._writer, self._intake = Writer(connection), Intake(connection, stop)
+        self._read: dict[TopicPartition, tuple[str, Input | None]] = {}
+        self._states: dict[str, Memory] = {}
+        self._initial: dict[str, Stored] = {}
+        self.reports: list[Report] = []
+
+    def take(self, taken: Taken, inputs: Mapping[str, Mapping[TopicPartition, Input]]) -> None:
+        """Begin with groups that were taken over, and read these inputs and EPOCH."""
+        for name, state in taken.states.items():
+            group = after_takeover(known_state(self._connection, self._agreement, state), state)
+            for place, source in inputs[name].items():
+                self._read[place] = name, source
+                self._intake.positions[place] = (
+                    group.start_of(source.place, 0) if source.place else group.start_of_log(source.site, 0)
+                )
+            epoch = TopicPartition(str(Topic(name, "epoch", self._agreement.neighbours.site)), 0)
+            self._read[epoch] = name, None
+            self._intake.positions[epoch] = 0
+            self._initial[name], self._states[name] = begun(group), Memory()
+        self._intake.read(sorted(self._read))
+
+    def run(self, attendant: Any) -> None:
+        """Work until stopped."""
+        while not self._stop.is_set():
+            attendant.raise_failure()
+            self.step()
+
+    def step(self) -> None:
+        """One batch."""
+        polled, now_ms = self._intake.poll(), int(time.time() * 1000)
+        for name in self._states:
+            rows = [_row(FROM_TIME, "", 0, 0, now_ms, None, None, (), 0)]
+            for place, records in polled.items():
+                if self._read[place][0] == name:
+                    rows += self._rows(place, records)
+            frame = pd.DataFrame(rows).sort_values(["input", "topic", "partition", "at"], ignore_index=True)
+            chunks = (frame.iloc[begin : begin + CHUNK_ROWS] for begin in range(0, len(frame), CHUNK_ROWS))
+            state: Any = self._states[name]
+            decided = agreer(self._initial, self._agreement.neighbours)((name,), chunks, state)
+            outputs = [output for runs in decided for output in self._outputs(name, runs)]
+            written = self._writer.write(outputs)
+            deadline = time.monotonic() + STOP_S
+            if not self._writer.wait(written, lambda deadline=deadline: time.monotonic() > deadline):  # type: ignore[misc]
+                return
+
+    def _rows(self, place: TopicPartition, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
+        source = self._read[place][1]
+        for raw in records:
+            kind = (
+                FROM_FORWARD if source is not None and source.place else FROM_LOG if source is not None else FROM_EPOCH
+            )
+            at_home = original(raw, source.site, source.place) if source and source.place and source.is_copy else raw
+            first = (raw.headers[0][1] or b"") if raw.headers else b""
+            is_read = {
+                FROM_FORWARD: True,
+                FROM_LOG: first.startswith((b"2 entry ", b"2 epoch ")),
+                FROM_EPOCH: first.startswith(b"2 exclude"),
+            }
+            if at_home is not None and is_read[kind]:
+                yield _row(
+                    kind,
+                    at_home.topic,
+                    at_home.partition,
+                    at_home.offset,
+                    at_home.timestamp,
+                    at_home.key,
+                    at_home.value,
+                    at_home.headers,
+                    raw.offset + 1,
+                )
+
+    def _outputs(self, group: str, runs: pd.DataFrame) -> Iterator[Output]:
+        for run in runs.to_dict("records"):
+            if run["role"] == REPORT:
+                self.reports.append(Report.from_json(run["value"][0].decode()))
+                continue
+            topic = str(Topic(group, run["role"], self._agreement.neighbours.site))
+            for row in range(run["size"]):
+                given = list(zip(run["names"][row], run["values"][row], strict=True)) if run["names"] else []
+                if run["senders"] is None:
+                    yield topic, (run["key"][row], run["value"][row], given)
+                    continue
+                sender = run["sender"][row]
+                fields = (
+                    *(VERSION, run["kind"], run["incarnations"][sender], run["local_seqno"][row]),
+                    *(run["first_seqno"] + row, run["epoch"], run["view"]),
+                    f"{run['topic']}-{run['partition']}:{run['first_offset'] + row}",
+                    run["forwarded_at_ms"][row],
+                )
+                own = (HEADER, " ".join(map(str, fields)).encode())
+                yield topic, (run["senders"][sender].encode(), run["value"][row], [own, *given])
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._writer.abandon()
+        self._intake.close()
+
+
+def _row(
+    kind: int,
+    topic: str,
+    partition: int,
+    offset: int,
+    at_ms: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes]],
+    at: int,
+) -> dict[str, Any]:
+    return {
+        "input": kind,
+        "topic": topic,
+        "partition": partition,
+        "offset": offset,
+        "plain": False,
+        "sender": None,
+        "incarnation": 0,
+        "local_seqno": 0,
+        "kind": 0,
+        "forwarded_at_ms": at_ms,
+        "key": key,
+        "value": value,
+        "packed_headers": packed(headers),
+        "at": at,
+    }

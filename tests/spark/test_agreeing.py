@@ -1,0 +1,167 @@
+"""The transformation of a site that agrees, on static DataFrames: what the JVM does about it, equal to the row form.
+
+What the operator decides, step by step and with other sites, `tests/engine/test_agreeing.py` shows without Spark.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.sql import DataFrame, SparkSession
+
+from connectors.engine.agreeing import AgreeingGroup
+from connectors.kafka import codec
+from connectors.kafka.epochs import encode_claim, encode_exclusion
+from connectors.kafka.inputs import Input, Neighbours, original
+from connectors.kafka.transport import PlainRecord
+from connectors.sequencer.agreeing_query import (
+    FROM_EPOCH,
+    FROM_LOG,
+    FROM_TIME,
+    REPORT,
+    agree,
+    begun,
+    forward_rows,
+    log_rows,
+    tick_rows,
+)
+from connectors.sequencer.query import encode_decided
+from ordering.isis_group import after_takeover
+from ordering.isis_site import first_state
+from ordering.names import Topic
+from ordering.records import ENTRY, EPOCH, MESSAGE, Data, Exclusion
+from ordering.sequencer import SequencerState
+from tests.forward_corpus import CORPUS, TOPIC, RawHeaders
+from tests.spark.kafka_rows import TIMESTAMP_MS, Row, SinkRow, sink_frame, source_frame
+from tests.spark.static import instead_of_state
+
+pytestmark = pytest.mark.spark
+
+GROUP, SITE = "orders", "nyc"
+"""Those of the corpus."""
+ALONE = Neighbours(SITE, (SITE,))
+
+
+def own(offset: int, key: bytes | None, value: bytes | None, headers: RawHeaders, site: str = SITE) -> Row:
+    """A record of a site's FORWARD."""
+    return Row(str(Topic(GROUP, "forward", site)), 0, offset, key, value, headers, TIMESTAMP_MS + offset)
+
+
+def record(row: Row) -> PlainRecord:
+    """As a consumer gives it."""
+    place = (row.topic, row.partition, row.offset, row.timestamp_ms)
+    return PlainRecord(*place, row.key, row.value, list(row.headers))
+
+
+def ticks(spark: SparkSession) -> DataFrame:
+    at = datetime.fromtimestamp(TIMESTAMP_MS / 1000, tz=timezone.utc)
+    return tick_rows(spark.createDataFrame([(at,)], "timestamp timestamp"), [GROUP])
+
+
+def decide(spark: SparkSession, rows: list[Row], chunk_rows: int) -> DataFrame:
+    """The first batch of a site alone, as the sink takes it."""
+    group = after_takeover(first_state(GROUP, SITE, [SITE]), SequencerState(GROUP, epoch=1))
+    group.start_of(f"{Topic(GROUP, 'forward', SITE)}-0", 0)
+    read = forward_rows(source_frame(spark, rows), SITE).unionByName(ticks(spark))
+    with instead_of_state(["input", "topic", "partition", "at"], chunk_rows):
+        runs = agree(read, ALONE, {GROUP: begun(group)})
+    return encode_decided(runs.filter(runs["role"] != REPORT), SITE)
+
+
+def by_the_process_engine(rows: list[Row], chunk_rows: int) -> list[SinkRow]:
+    """The same rows, read in the same pieces, the same step."""
+    group = AgreeingGroup(first_state(GROUP, SITE, [SITE]), SequencerState(GROUP, epoch=1))
+    source = Input(SITE, f"{Topic(GROUP, 'forward', SITE)}-0")
+    group.start_of(source, 0)
+    for begin in range(0, len(rows), chunk_rows):
+        group.take(source, [record(row) for row in rows[begin : begin + chunk_rows]])
+    group.tick(0)
+    entry = group.end_step()
+    assert entry is not None
+    return [SinkRow(topic, key, value, headers) for topic, (key, value, headers) in [entry, *group.due()]]
+
+
+@pytest.mark.parametrize("chunk_rows", [30, 10_000])
+def test_a_batch(spark: SparkSession, chunk_rows: int) -> None:
+    """Messages, a join, and whatever can be wrong with a record: entry, DATA and dead letters are the same."""
+    good = [
+        (b"nyc/alice", b"one", codec.forward_headers(1, 1)),
+        (b"nyc/alice", b"", codec.forward_headers(1, 2, kind="join")),
+        (b"nyc/bob", b"two", codec.forward_headers(1, 1, (("trace", b"\xff"),))),
+        (b"nyc/alice", b"again", codec.forward_headers(1, 1)),
+        (b"sfo/mallory", b"of another site", codec.forward_headers(1, 1)),
+    ]
+    bad = [(case.key, case.value, tuple(case.headers)) for case in CORPUS if case.topic == TOPIC]
+    last = (b"nyc/alice", b"x", codec.forward_headers(1, 3))
+    rows = [own(offset, *each) for offset, each in enumerate([*good, *bad, last])]
+    expected = by_the_process_engine(rows, chunk_rows)
+    assert {row.topic for row in expected} == {"abcast.orders.data.nyc", "abcast.orders.dead-letter.nyc"}
+    assert_df_equality(decide(spark, rows, chunk_rows), sink_frame(spark, expected), ignore_nullable=True)
+
+
+def test_copies_are_read_as_what_they_were_made_from(spark: SparkSession) -> None:
+    """And judged as at their own site; what no relay has written is left out."""
+    home, topic = str(Topic(GROUP, "forward", "sfo")), str(Topic(GROUP, "relayed", SITE, "sfo"))
+
+    def copy(offset: int, header: str, *more: tuple[str, bytes], key: bytes = b"sfo/bob") -> Row:
+        return Row(topic, 1, offset, key, b"x", [("abcast", header.encode()), *more], 5)
+
+    rows = [
+        copy(0, f"2 message 5 8 sfo/{home}-1:40 - 1700", ("k", b"v")),
+        copy(1, f"2 message 5 9 sfo/{home}-1:41 - 1701 more"),
+        copy(2, f"2 message 5 9 sfo/{home}-2:41 - 1701"),
+        copy(3, f"2 message 5 9 lax/{home}-1:41 - 1701"),
+        copy(4, f"2 message 5 9 sfo/{home}-1:x - 1701"),
+        copy(5, f"2 message 5 9 sfo/{home}-1:42 -"),
+        copy(6, f"2 message 5 10 sfo/{home}-1:42 - 1702", key=b"nyc/eve"),
+        copy(7, f"- - - - sfo/{home}-1:43 - 1703"),
+        own(3, b"nyc/eve", b"y", codec.forward_headers(1, 1)),
+        own(4, b"lax/eve", b"y", codec.forward_headers(1, 1), "lax"),
+        own(5, b"nyc/eve", b"y", codec.forward_headers(1, 2), "lax"),
+    ]
+    expected = []
+    for row in rows:
+        raw = record(row)
+        is_copy = row.topic == topic
+        read = original(raw, "sfo", f"{home}-1") if is_copy else raw
+        if read is not None:
+            forward = codec.decode_forward(row.source._replace(topic=read.topic), read.key, read.value, read.headers, 9)
+            foreign = read.topic if read.topic != "abcast.orders.forward.nyc" else None
+            is_good = hasattr(forward, "sender")
+            expected.append((foreign, read.partition, read.offset, read.timestamp, is_good, row.offset + 1))
+    found = forward_rows(source_frame(spark, rows), SITE).collect()
+    columns = ("topic", "partition", "offset", "forwarded_at_ms", "plain", "at")
+    assert [tuple(row[name] for name in columns) for row in found] == expected
+    assert [row["sender"] for row in found if row["plain"]] == ["sfo/bob", "sfo/bob", "nyc/eve", "lax/eve"]
+
+
+def test_what_is_read_of_logs(spark: SparkSession) -> None:
+    """Entries and seals of DATA and of copies; exclusions of EPOCH; nothing else of them. And the time."""
+
+    def stored(role: str, offset: int, key: bytes | None, value: bytes | None, headers: RawHeaders) -> Row:
+        neighbour = "sfo" if role == "entries" else ""
+        topic = Topic(GROUP, role, SITE if role != "data" else "lax", neighbour)  # type: ignore[arg-type]
+        return Row(str(topic), 0, offset, key, value, headers)
+
+    entry, seal = (codec.encode_data(each) for each in (Data(ENTRY, 4, local_seqno=17, payload=b"e"), Data(EPOCH, 4)))
+    message = Data(MESSAGE, 4, 1, 0, "lax/eve", 1, 1, b"x", own(0, None, None, ()).source, (), 9)
+    rows = [
+        stored("data", 0, *entry),
+        stored("data", 1, *seal),
+        stored("data", 2, *codec.encode_data(message)),
+        stored("data", 3, None, b"", ()),
+        stored("entries", 0, *entry),
+        stored("epoch", 0, None, *encode_claim(0, "isis")),
+        stored("epoch", 1, None, *encode_exclusion(Exclusion(3, ("lax",)))),
+    ]
+    found = log_rows(source_frame(spark, rows)).unionByName(ticks(spark)).collect()
+    assert [(row["group"], row["topic"], row["offset"], row["at"], row["input"]) for row in found] == [
+        (GROUP, "abcast.orders.data.lax", 0, 1, FROM_LOG),
+        (GROUP, "abcast.orders.data.lax", 1, 2, FROM_LOG),
+        (GROUP, "abcast.orders.entries-sfo.nyc", 0, 1, FROM_LOG),
+        (GROUP, "abcast.orders.epoch.nyc", 1, 2, FROM_EPOCH),
+        (GROUP, None, 0, 0, FROM_TIME),
+    ]
+    assert found[-1]["forwarded_at_ms"] == TIMESTAMP_MS
