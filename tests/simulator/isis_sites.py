@@ -9,29 +9,31 @@ relays stop, repeat and begin anew; clocks run ahead; an operator excludes who i
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
 from ordering.errors import ProtocolViolation
-from ordering.isis import Tick
+from ordering.isis_group import Group, GroupState, after_takeover, going_on
 from ordering.isis_log import Entry, Ordered, ranges_of
-from ordering.isis_messages import Exclude
-from ordering.isis_site import Arrived, Heard, Site, SiteState, first_state, last_state
+from ordering.isis_site import Site, SiteState, first_state, last_state
 from ordering.membership import Settings
 from ordering.reader import Reader, Verdict
 from ordering.records import (
+    ENTRY,
     EPOCH,
     HEARTBEAT,
     JOIN,
     MESSAGE,
     SETTINGS,
     Data,
-    DeadLetter,
+    Exclusion,
     Forward,
     Malformed,
     MessageId,
     Source,
 )
+from ordering.sequencer import SequencerState, step
 from tests.simulator.isis_mutations import NONE, Mutation
 
 GROUP = "g"
@@ -102,27 +104,27 @@ class Job:
 
     def __init__(self, world: World, kafka: Kafka) -> None:
         self.world, self.kafka = world, kafka
-        self.site, self.written = take_over(world, kafka)
-        self.read = {place: self.restart(place) for place in world.places.values()}
+        self.group = take_over(world, kafka)
+        self.read = {place: self.group.start_of(place, 0) for place in world.places.values()}
         self.records: dict[str, dict[int, Forward]] = {place: {} for place in self.read}
-        self.heard = {name: self.site.log_row(name).at for name in kafka.logs}
-        self.unwritten: list[Data] = []
+        self.heard = {name: self.group.start_of_log(name, 0) for name in kafka.logs}
+        self.told_ms = world.now_ms
         self.died = False
+
+    @property
+    def site(self) -> Site:
+        """The site's part in the agreement."""
+        return self.group.site
 
     @property
     def counts(self) -> bool:
         """Whether no later job of the site has taken over. One that does not may find that others contradict it."""
         return self.site.epoch == self.kafka.claims
 
-    def restart(self, place: str) -> int:
-        """Where this job reads a partition of FORWARD again."""
-        marks = self.site.place(place).marks
-        return marks[0].at if marks else 0
-
     def step(self) -> None:
         """Take what there is, write the entry, then DATA; die on the way, perhaps."""
         self.poll()
-        entry = self.site.end_step()
+        entry = self.group.end_step()
         if entry is not None:
             if self.dies():
                 return
@@ -131,17 +133,17 @@ class Job:
             if self.dies():
                 return
         self.sequence()
+        if self.world.stores_state and not self.died:
+            self.group = stored_and_loaded(self.group)
 
     def sequence(self) -> None:
         """Write the DATA of what is ordered, record by record."""
-        while (run := self.site.due()) is not None and (records := self._fetch(run)) is not None:
-            for data in sequence_run(self.site, run, records):
-                if isinstance(data, DeadLetter) or data.seqno <= self.written:
-                    continue
+        while (run := self.group.due()) is not None:
+            for data in (*self.group.open(), *sequence_run(self.group, run, self._fetch(run))):
                 if self.dies():
                     return
                 self.kafka.log.append(data)
-                self.written = data.seqno
+            self.group.written = self.group.sent
             self.world.note_members(self, run)
 
     def dies(self) -> bool:
@@ -149,16 +151,15 @@ class Job:
             self.died = True
         return self.died
 
-    def _fetch(self, run: Ordered) -> list[Forward | Malformed] | None:
-        """The records of a run, None if not all have been read again since the start."""
-        offsets = [(part.place, n) for part in ranges_of(run.run) for n in range(part.first, part.end)]
-        if any(offset not in self.records[place] for place, offset in offsets):
-            return None
-        return [self.records[place][offset] for place, offset in offsets]
+    def _fetch(self, run: Ordered) -> list[Forward]:
+        """The records of a run."""
+        return [self.records[part.place][n] for part in ranges_of(run.run) for n in range(part.first, part.end)]
 
     def poll(self) -> None:
         dice = self.world.dice
-        self.site.take(Tick(self.world.now_ms + self.world.ahead.get(self.kafka.name, 0)))
+        now_ms = self.world.now_ms + self.world.ahead.get(self.kafka.name, 0)
+        self.group.tick(max(0, now_ms - self.told_ms))
+        self.told_ms = max(self.told_ms, now_ms)
         inputs = [("forward", name) for name in self.world.places] + [("log", name) for name in self.kafka.logs]
         dice.shuffle(inputs)
         for kind, name in inputs:
@@ -169,40 +170,53 @@ class Job:
             if kind == "log":
                 self._read_log(name, dice.randrange(1, 30))
             elif name == self.kafka.name:
-                self._read_own(dice.randrange(1, 12))
+                start = self.read[self.kafka.place]
+                own = self.kafka.forward[start : start + dice.randrange(1, 12)]
+                self._take(self.kafka.place, list(enumerate(own, start)))
             else:
-                self._read_copy(name, dice.randrange(1, 12))
+                start = self.read[self.world.places[name]]
+                self._take(self.world.places[name], self.kafka.copies[name][start : start + dice.randrange(1, 12)])
 
-    def _read_own(self, count: int) -> None:
-        place = self.kafka.place
-        start = self.read[place]
-        for offset, record in enumerate(self.kafka.forward[start : start + count], start):
-            self.records[place][offset] = record
-            self.read[place] = offset + 1
-        self.site.take(Arrived(place, self.read[place], self.read[place]))
-
-    def _read_copy(self, name: str, count: int) -> None:
-        place = self.world.places[name]
-        end = self.site.place(place).end
-        for offset, record in self.kafka.copies[name][self.read[place] : self.read[place] + count]:
-            self.read[place] += 1
-            self.records[place].setdefault(offset, record)
-            end = offset + 1 if offset == end else end
-        self.site.take(Arrived(place, end, self.read[place]))
+    def _take(self, place: str, records: list[tuple[int, Forward]]) -> None:
+        """FORWARD of a place, with offsets at home."""
+        if not records:
+            return
+        self.read[place] += len(records)
+        last = max(offset for offset, _ in records)
+        kept_from = self.group.arrived(place, records[0][0], last, self.read[place])
+        self.records[place].update((offset, record) for offset, record in records if offset >= kept_from)
 
     def _read_log(self, name: str, count: int) -> None:
         start = self.heard[name]
         for at, (_, record) in enumerate(self.kafka.logs[name][start : start + count], start + 1):
             self.heard[name] = at
-            entry = record if isinstance(record, Entry) else None
-            self.site.take(Heard(name, at, record.epoch, entry))
+            if isinstance(record, Data):
+                self.group.hear(name, at, record, _not_an_entry)
+            else:
+                bare = Data(ENTRY, record.epoch, local_seqno=record.number)
+                self.group.hear(name, at, bare, lambda _, entry=record: entry)  # type: ignore[misc]
 
 
-def take_over(world: World, kafka: Kafka) -> tuple[Site, int]:
+def _not_an_entry(record: Data) -> Entry:
+    raise ProtocolViolation(f"{record} is none.")
+
+
+def stored_and_loaded(group: Group) -> Group:
+    """As between two batches on Spark."""
+    state = GroupState.from_bytes(group.state().to_bytes())
+    return going_on(state, SequencerState.from_bytes(group.site.sequenced.state.to_bytes()))
+
+
+def take_over(world: World, kafka: Kafka) -> Group:
     """Claim, seal, read up to the seal: every start of a job."""
     kafka.claims += 1
     kafka.log.append(Data(EPOCH, kafka.claims))
-    return Site(known_state(world, kafka), kafka.claims, now_ms=world.now_ms), kafka.written().last_seqno
+    return after_takeover(known_state(world, kafka), taken(kafka))
+
+
+def taken(kafka: Kafka) -> SequencerState:
+    """What DATA tells at a takeover."""
+    return SequencerState(GROUP, epoch=kafka.claims, seqno=kafka.written().last_seqno)
 
 
 def known_state(world: World, kafka: Kafka) -> SiteState:
@@ -210,9 +224,12 @@ def known_state(world: World, kafka: Kafka) -> SiteState:
     return last_state(kafka.entries(), world.first(kafka))
 
 
-def sequence_run(site: Site, _run: Ordered, records: list[Forward | Malformed]) -> tuple[Data | DeadLetter, ...]:
-    """DATA of the next run."""
-    return site.sequenced.sequence(records)
+def sequence_run(group: Group, _run: Ordered, records: Sequence[Forward | Malformed]) -> list[Data]:
+    """What of the DATA of the next run is to be written."""
+    state, outputs = step(group.site.sequenced.state, sorted(records, key=lambda record: record.source))
+    decided = group.decided(state)
+    data = [*(output for output in outputs if isinstance(output, Data)), *decided.closing]
+    return data[decided.standing :]
 
 
 @dataclass
@@ -239,6 +256,7 @@ class World:
             kafka.logs = {name: [] for name in others}
         self.places = {name: kafka.place for name, kafka in self.kafkas.items()}
         self.has_members = seed % 2 == 1
+        self.stores_state = seed % 16 == 0
         self.now_ms = 1_000
         self.ahead: dict[str, int] = {}
         self.cut: set[tuple[str, str]] = set()
@@ -286,7 +304,7 @@ class World:
         if len(self.jobs[name]) < 2:
             self._start(name)
 
-    def _heal(self, _name: str) -> None:
+    def _heal(self, _name: str = "") -> None:
         self.cut.clear()
         self.ahead.clear()
 
@@ -296,14 +314,14 @@ class World:
 
     def _storm(self, _name: str) -> None:
         """A site is cut off, or dies, while runs are under way, long enough for the others to go on without it."""
-        for _ in range(6):
-            self._send()
-        for _ in range(self.dice.randrange(4)):
-            self._round()
-        if self.dice.random() < 0.5:
-            self._hear_last_words()
+        if self.dice.random() < 0.4:
+            self._hear_late_words()
         else:
-            self._cut()
+            for _ in range(6):
+                self._send()
+            for _ in range(self.dice.randrange(4)):
+                self._round()
+            self.dice.choice((self._hear_last_words, self._cut))()
         if self.dice.random() < 0.5:
             self.jobs[self.dice.choice(self.names)].clear()
         for _ in range(self.dice.randrange(10, 30)):
@@ -311,26 +329,91 @@ class World:
 
     def _hear_last_words(self) -> None:
         """When a site has just written a final number, it is cut off from all but one, who may die in its next step."""
-        for _ in range(60):
-            name = self.dice.choice(self.names)
-            self._step(name)
-            last = self.kafkas[name].log[-1:]
-            if last and isinstance(last[0], Entry) and any(letter.kind == "finals" for letter in last[0].letters):
-                other = self.dice.choice([other for other in self.names if other != name])
-                for _ in range(8):
+        name = self._write_final()
+        if name is None:
+            return
+        other = self.dice.choice([other for other in self.names if other != name])
+        for _ in range(8):
+            self._relay(name, other)
+        self._step_in_danger(other, 3, 0.4)
+        self._cut_off(name)
+        if self.dice.random() < 0.7:  # when it is back, the others have gone on
+            for _ in range(self.dice.randrange(25)):
+                self._round()
+        if not self.jobs[other]:
+            self._start(other)
+
+    def _hear_late_words(self) -> None:
+        """A site is cut off with a final number. When others leave it, one hears both, and may die, or be replaced.
+
+        So what it has learned by the number, and what it has promised without it, are a step from each other.
+        """
+        self._heal()
+        for name in self.names:
+            self._restart(name)
+        for _ in range(8):
+            self._round()
+        self._send()
+        name = self._write_final()
+        if name is None or len(self.names) < 3:
+            return
+        self._cut_off(name)
+        leaving = self._leave(name)
+        unaware = [one for one in self.names if one != name and not any(job.site.is_waiting for job in self.jobs[one])]
+        if leaving is None or not unaware:
+            return
+        other = self.dice.choice(unaware)
+        self.cut.discard((name, other))
+        for _ in range(4):
+            self._relay(name, other)
+            self._relay(leaving, other)
+        self.cut.add((name, other))
+        if self.dice.random() < 0.3:
+            self._start_second(other)
+        self._step_in_danger(other, 1, 0.2)
+        if self.dice.random() < 0.5:
+            self._crash(other)
+        if not self.jobs[other]:
+            self._start(other)
+        for _ in range(4):
+            self._step(other)
+            self._send()
+
+    def _write_final(self) -> str | None:
+        """Sites work, without time, until one has written a final number: which one."""
+        for _ in range(12):
+            for name in self.dice.sample(self.names, len(self.names)):
+                end = len(self.kafkas[name].log)
+                self._step(name)
+                if self._has_said(name, "finals", end):
+                    return name
+                for other in self.names:
                     self._relay(name, other)
-                self.sudden_death, before = 0.4, self.sudden_death
-                for _ in range(3):
-                    self._step(other)
-                self.sudden_death = before
-                self.cut = {(one, two) for one in self.names for two in self.names if (one == name) != (two == name)}
-                if self.dice.random() < 0.7:  # when it is back, the others have gone on
-                    for _ in range(self.dice.randrange(25)):
-                        self._round()
-                if not self.jobs[other]:
-                    self._start(other)
-                return
-            self._relay(name, self.dice.choice(self.names))
+        return None
+
+    def _leave(self, name: str) -> str | None:
+        """Time goes on until another site opens a ballot, which nobody has read yet: which one."""
+        for _ in range(40):
+            ends = {one: len(self.kafkas[one].log) for one in self.names if one != name}
+            self._round()
+            for one, end in ends.items():
+                if self._has_said(one, "prepare", end):
+                    return one
+        return None
+
+    def _has_said(self, name: str, kind: str, since: int) -> bool:
+        """Whether a letter of the kind is in an entry of a site, from that offset of its log on."""
+        entries = (record for record in self.kafkas[name].log[since:] if isinstance(record, Entry))
+        return any(letter.kind == kind for entry in entries for letter in entry.letters)
+
+    def _cut_off(self, name: str) -> None:
+        self.cut = {(one, two) for one in self.names for two in self.names if (one == name) != (two == name)}
+
+    def _step_in_danger(self, name: str, steps: int, sudden_death: float) -> None:
+        self.sudden_death, before = sudden_death, self.sudden_death
+        for _ in range(steps):
+            self._step(name)
+        self.sudden_death = before
 
     def _start(self, name: str) -> None:
         try:
@@ -433,7 +516,8 @@ class World:
         down = tuple(other for other in self.names if not self.jobs[other])
         if self.jobs[name] and down and not self.has_excluded:
             self.has_excluded = True
-            self.jobs[name][-1].site.take(Exclude(down))
+            group = self.jobs[name][-1].group
+            group.exclude([Exclusion(group.site.process.view.id, down)])
 
     def _note_held(self, job: Job) -> None:
         """Who has proposed for a run has its records."""
