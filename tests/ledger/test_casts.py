@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.ledger.casts import CastTableState, Numbering, Numbers, _missing, _numbers, _Place, _spans
+from connectors.ledger.casts import NONE, CastTableState, Numbering, Numbers, _missing, _Place, _spans
 
 TOPIC = "abcast.g.cast.nyc"
 
@@ -25,17 +26,23 @@ def taken(state: CastTableState, *numbers: int, first_offset: int = 0) -> tuple[
 
 @given(st.lists(st.integers(1, 12), min_size=1))
 def test_numbers_are_a_set(added: list[int]) -> None:
-    """In whatever order they come, and however often."""
-    numbers, seen = Numbers(added[0], added[0]), {added[0]}
+    """In whatever order they come, and however often; no two runs touch."""
+    numbers, seen = NONE, set[int]()
     for number in added:
         assert numbers.has(number) == (number in seen)
-        if number not in seen:
-            numbers = numbers.with_one(number)
-            seen.add(number)
+        numbers = numbers.with_one(number)
+        seen.add(number)
         assert [each for each in range(14) if numbers.has(each)] == sorted(seen)
-        assert [each for each in range(14) if _numbers(seen).has(each)] == sorted(seen)
-    assert numbers.last not in numbers.others
-    assert numbers.last + 1 not in numbers.others
+    ends = [end for run in numbers.runs for end in run]
+    assert ends == sorted(ends)
+    assert all(before[1] + 1 < after[0] for before, after in itertools.pairwise(numbers.runs))
+
+
+def test_a_hole_costs_no_more_than_a_run() -> None:
+    """Retention has dropped a cast, say: all numbers behind it come as before."""
+    missing, state = taken(CastTableState(), 1, *range(3, 20_000))
+    assert len(missing) == 19_998
+    assert state.numbers[place(0, 1).numbering] == Numbers(((1, 1), (3, 19_999)))
 
 
 def test_what_is_written_again_is_left_out() -> None:
