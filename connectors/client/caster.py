@@ -192,7 +192,10 @@ class Caster:
         self._send(entry)
 
     def _send(self, entry: Entry) -> None:
+        """Or not, until the table is sent again: then it gets no number in the file, either, before those ahead of it."""
         assert entry.cast is not None
+        if self._sending.has_failed:
+            return
         if self._keeper.leaves(entry):
             headers = cast_headers(entry.cast._replace(headers=entry.headers))
             self._sending.send(self._topic, self._key, entry.payload, headers)
