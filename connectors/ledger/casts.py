@@ -31,6 +31,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -90,7 +91,7 @@ class Numbering(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """A set of numbers, as runs without a hole (first, last), in their order: few, as casts nearly always come in theirs.
+    """A set of numbers, as runs without a hole (first, last): few, as casts nearly always come in their order.
 
     What retention, or a sender that has died, leaves out costs a run more, however many follow.
     """
@@ -126,7 +127,11 @@ NONE = Numbers()
 
 @dataclass(frozen=True, slots=True)
 class CastTableState(TableState):
-    """What the table holds: of each life the numbers, of each partition the offset behind its last row."""
+    """What the table holds: of each life the numbers, of each partition the offset behind its last row.
+
+    The last row is the newest one by the broker's clock: where a topic was made anew, the table has greater offsets of
+    the old one.
+    """
 
     numbers: Mapping[Numbering, Numbers] = field(default_factory=dict)
     offsets: Mapping[tuple[str, int], int] = field(default_factory=dict)
@@ -138,17 +143,20 @@ def read_cast_state(path: Path) -> CastTableState:
     table = open_table(path)
     if table is None:
         return CastTableState()
-    columns = ["group", "site", "sender", "incarnation", "view_id", "local_seqno", "cast_partition", "cast_offset"]
+    columns = ["group", "site", "sender", "incarnation", "view_id", "local_seqno"]
+    columns += ["cast_partition", "cast_offset", "written_at"]
     numbers: dict[Numbering, Numbers] = {}
-    offsets: dict[tuple[str, int], int] = {}
+    last: dict[tuple[str, int], tuple[datetime, int]] = {}
     for batch in dataset_of(table, path).to_batches(columns=columns):
         for row in batch.to_pylist():
             numbering = Numbering(row["group"], row["sender"], row["incarnation"], row["view_id"] or NO_VIEW)
             numbers[numbering] = numbers.get(numbering, NONE).with_one(row["local_seqno"])
             place = str(Topic(row["group"], "cast", row["site"])), row["cast_partition"]
-            offsets[place] = max(offsets.get(place, 0), row["cast_offset"] + 1)
+            at = row["written_at"], row["cast_offset"] + 1
+            last[place] = max(last.get(place, at), at)
     version = table.version()
     newest = Commit(version, digest_of(path, version))
+    offsets = {place: offset for place, (_, offset) in last.items()}
     return CastTableState({}, table.transaction_version(TRANSACTION) or 0, newest, numbers, offsets)
 
 
