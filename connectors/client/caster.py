@@ -192,7 +192,7 @@ class Caster:
         self._send(entry)
 
     def _send(self, entry: Entry) -> None:
-        """Or not, until the table is sent again: then it gets no number in the file, either, before those ahead of it."""
+        """If it is to wait for those ahead of it, the file gets no number of it, either."""
         assert entry.cast is not None
         if self._sending.has_failed:
             return

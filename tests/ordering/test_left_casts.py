@@ -22,7 +22,12 @@ def left(order: str, number: int = 0, view: int = 1, life: Life = OLD) -> LeftCa
 def flush(agreed: str, *lives: Life) -> list[Ordered]:
     """b says that clock in view 1, and view 2 comes."""
     said = Ordered(3, FLUSH_OK, *B, 1, Depends(1, agreed))
-    return [Ordered(2, START_FLUSH), said, Ordered(4, VIEW, view=2, lives=lives, is_in_flush=True), Ordered(5, STOP_FLUSH)]
+    return [
+        Ordered(2, START_FLUSH),
+        said,
+        Ordered(4, VIEW, view=2, lives=lives, is_in_flush=True),
+        Ordered(5, STOP_FLUSH),
+    ]
 
 
 def hub(*records: Ordered) -> CausalReceiver:
@@ -58,7 +63,13 @@ def test_a_life_that_was_gone_before() -> None:
     """DATA tells: what its members had said in the flush."""
     begin = MergedState(CausalState(1, (OLD, B), (0, 0), 1, (0, 0)), flush=True)
     held = Ordered(6, MESSAGE, *B, 2, Depends(2, "7"))  # depends on casts, which nobody waits for here
-    data = [*flush("3", B), held, Ordered(7, START_FLUSH), Ordered(8, VIEW, view=3, is_in_flush=True), Ordered(9, STOP_FLUSH)]
+    data = [
+        *flush("3", B),
+        held,
+        Ordered(7, START_FLUSH),
+        Ordered(8, VIEW, view=3, is_in_flush=True),
+        Ordered(9, STOP_FLUSH),
+    ]
     settled = settled_since(begin, data)
     assert settled == {OLD: 3, B: 7}
     late = CausalReceiver(CausalState(2, (B,), (0,), 5, (0,), is_new=True))

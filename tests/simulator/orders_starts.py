@@ -71,4 +71,6 @@ class Starts:
         start = starts[0] if starts else seqno
         view = [record for record in self.world.data[:start] if record.kind == VIEW][-1]
         nothing = (0,) * len(view.lives)
-        return MergedState(CausalState(view.view, view.lives, nothing, start, nothing), flush=True), self.world.data[start:]
+        return MergedState(CausalState(view.view, view.lives, nothing, start, nothing), flush=True), self.world.data[
+            start:
+        ]
