@@ -13,7 +13,17 @@ from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.ledger.casts import NONE, CastTableState, Numbering, Numbers, _missing, _Place, _spans, read_cast_state
+from connectors.ledger.casts import (
+    NONE,
+    CastTableState,
+    Numbering,
+    Numbers,
+    _missing,
+    _Place,
+    _runs,
+    _spans,
+    read_cast_state,
+)
 from connectors.ledger.table_state import LedgerDamaged, commit_file
 
 TOPIC = "abcast.g.cast.nyc"
@@ -35,12 +45,33 @@ def test_numbers_are_a_set(added: list[int]) -> None:
     numbers, seen = NONE, set[int]()
     for number in added:
         assert numbers.has(number) == (number in seen)
-        numbers = numbers.with_one(number)
+        numbers = numbers.with_run(number, number)
         seen.add(number)
         assert [each for each in range(14) if numbers.has(each)] == sorted(seen)
     ends = [end for run in numbers.runs for end in run]
     assert ends == sorted(ends)
     assert all(before[1] + 1 < after[0] for before, after in itertools.pairwise(numbers.runs))
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 4)), min_size=1))
+def test_runs_of_numbers_are_a_set(added: list[tuple[int, int]]) -> None:
+    """However they touch and overlap."""
+    numbers, seen = NONE, set[int]()
+    for first, more in added:
+        numbers = numbers.with_run(first, first + more)
+        seen.update(range(first, first + more + 1))
+    assert [each for first, last in numbers.runs for each in range(first, last + 1)] == sorted(seen)
+    assert all(before[1] + 1 < after[0] for before, after in itertools.pairwise(numbers.runs))
+
+
+@given(st.lists(st.tuples(st.sampled_from([None, 1, 2]), st.integers(1, 9)), min_size=1))
+def test_what_rows_hold(rows: list[tuple[int | None, int]]) -> None:
+    """By runs where there is no hole, else one by one: the same numbers, and no others."""
+    views, numbers = ([row[at] for row in rows] for at in (0, 1))
+    columns = {"group": ["g"] * len(rows), "sender": ["nyc/a"] * len(rows), "incarnation": [7] * len(rows)}
+    table = pa.table({**columns, "view_id": pa.array(views, pa.int64()), "local_seqno": numbers})
+    found = {(held.view or None, each) for held, first, last in _runs(table) for each in range(first, last + 1)}
+    assert found == set(rows)
 
 
 def test_a_hole_costs_no_more_than_a_run() -> None:
