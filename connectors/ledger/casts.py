@@ -28,8 +28,11 @@ A group without casts has no table, and its cast topics are looked at, not read.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,30 +91,47 @@ class Numbering(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """All numbers from `first` to `last`, and some others, few or none: casts nearly always come in their order."""
+    """A set of numbers, as runs without a hole (first, last): few, as casts nearly always come in their order.
 
-    first: int
-    last: int
-    others: frozenset[int] = frozenset()
+    What retention, or a sender that has died, leaves out costs a run more, however many follow.
+    """
+
+    runs: tuple[tuple[int, int], ...] = ()
 
     def has(self, number: int) -> bool:
         """Whether that is one of them."""
-        return self.first <= number <= self.last or number in self.others
+        at = self._behind(number)
+        return at > 0 and number <= self.runs[at - 1][1]
 
     def with_one(self, number: int) -> Numbers:
-        """These and that one, which is none of them."""
-        if number != self.last + 1:
-            return self._replace(others=self.others | {number})
-        others = set(self.others)
-        while number + 1 in others:
-            number += 1
-            others.remove(number)
-        return Numbers(self.first, number, frozenset(others))
+        """These and that one."""
+        if self.has(number):
+            return self
+        begin = end = self._behind(number)
+        first = last = number
+        if begin and self.runs[begin - 1][1] + 1 == number:
+            begin -= 1
+            first = self.runs[begin][0]
+        if end < len(self.runs) and self.runs[end][0] - 1 == number:
+            last = self.runs[end][1]
+            end += 1
+        return Numbers((*self.runs[:begin], (first, last), *self.runs[end:]))
+
+    def _behind(self, number: int) -> int:
+        """How many runs begin there or before."""
+        return bisect_right(self.runs, number, key=itemgetter(0))
+
+
+NONE = Numbers()
 
 
 @dataclass(frozen=True, slots=True)
 class CastTableState(TableState):
-    """What the table holds: of each life the numbers, of each partition the offset behind its last row."""
+    """What the table holds: of each life the numbers, of each partition the offset behind its last row.
+
+    The last row is the newest one by the broker's clock: where a topic was made anew, the table has greater offsets of
+    the old one.
+    """
 
     numbers: Mapping[Numbering, Numbers] = field(default_factory=dict)
     offsets: Mapping[tuple[str, int], int] = field(default_factory=dict)
@@ -123,27 +143,21 @@ def read_cast_state(path: Path) -> CastTableState:
     table = open_table(path)
     if table is None:
         return CastTableState()
-    columns = ["group", "site", "sender", "incarnation", "view_id", "local_seqno", "cast_partition", "cast_offset"]
-    found: dict[Numbering, list[int]] = {}
-    offsets: dict[tuple[str, int], int] = {}
+    columns = ["group", "site", "sender", "incarnation", "view_id", "local_seqno"]
+    columns += ["cast_partition", "cast_offset", "written_at"]
+    numbers: dict[Numbering, Numbers] = {}
+    last: dict[tuple[str, int], tuple[datetime, int]] = {}
     for batch in dataset_of(table, path).to_batches(columns=columns):
         for row in batch.to_pylist():
             numbering = Numbering(row["group"], row["sender"], row["incarnation"], row["view_id"] or NO_VIEW)
-            found.setdefault(numbering, []).append(row["local_seqno"])
+            numbers[numbering] = numbers.get(numbering, NONE).with_one(row["local_seqno"])
             place = str(Topic(row["group"], "cast", row["site"])), row["cast_partition"]
-            offsets[place] = max(offsets.get(place, 0), row["cast_offset"] + 1)
+            at = row["written_at"], row["cast_offset"] + 1
+            last[place] = max(last.get(place, at), at)
     version = table.version()
     newest = Commit(version, digest_of(path, version))
-    numbers = {numbering: _numbers(all_of_it) for numbering, all_of_it in found.items()}
+    offsets = {place: offset for place, (_, offset) in last.items()}
     return CastTableState({}, table.transaction_version(TRANSACTION) or 0, newest, numbers, offsets)
-
-
-def _numbers(found: Iterable[int]) -> Numbers:
-    first, *others = sorted(found)
-    numbers = Numbers(first, first)
-    for number in others:
-        numbers = numbers.with_one(number)
-    return numbers
 
 
 def create_cast_table(spark: SparkSession, data: Path, is_ending: Callable[[], bool] = lambda: False) -> Path:
@@ -278,9 +292,9 @@ def _missing(state: CastTableState, found: Iterable[_Place]) -> tuple[list[_Plac
     numbers, offsets = dict(state.numbers), dict(state.offsets)
     missing = []
     for place in found:
-        held, number = numbers.get(place.numbering), place.local_seqno
-        if held is None or not held.has(number):
-            numbers[place.numbering] = Numbers(number, number) if held is None else held.with_one(number)
+        held, number = numbers.get(place.numbering, NONE), place.local_seqno
+        if not held.has(number):
+            numbers[place.numbering] = held.with_one(number)
             offsets[place.topic, place.partition] = place.offset + 1
             missing.append(place)
     return missing, replace(state, numbers=numbers, offsets=offsets)

@@ -25,6 +25,7 @@ oldest cast that the source still has: a site that is new has no member who coul
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame
@@ -50,6 +51,8 @@ class Casts(Relay):
     """Casts of the sites that lie behind the source, and its own."""
 
     carries = "casts"
+    _at_target: Mapping[str, set[str]] = MappingProxyType({})
+    """Of each group, the sites in the target's Kafka: by the topics there, and by the sites' file."""
 
     def is_read(self, topic: Topic) -> bool:
         """The cast topics that enter the other Kafka by this direction."""
@@ -67,11 +70,12 @@ class Casts(Relay):
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """None where both ends share one Kafka."""
-        return super().select_topics(topics) if self.is_apart else {}
+        if not self.is_apart:
+            return {}
+        self._at_target = self._find_at_target()
+        return super().select_topics(topics)
 
-    @property
-    def _at_target(self) -> Mapping[str, set[str]]:
-        """Of each group, the sites in the target's Kafka: by the topics there, and by the sites' file."""
+    def _find_at_target(self) -> Mapping[str, set[str]]:
         in_file = {site for site in self.sites.connections if self.sites.shares_kafka(site, self.direction.target)}
         found: dict[str, set[str]] = {}
         for topic in self.target_finder.find():

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from connectors.kafka.connection import Connection
-from connectors.kafka.sites import Mode, Sites
-from connectors.relay.casts import is_entrance
+from connectors.kafka.sites import Direction, Mode, Sites
+from connectors.relay.casts import Casts, is_entrance
+from connectors.spark.job import JobOptions
+from ordering.names import Topic
 
 NAMES = "abcd"
 
@@ -82,3 +87,16 @@ def test_each_kafka_has_one_entrance_and_nothing_goes_round(kafkas: list[str], l
                 seen.append(made_from[seen[-1]])
                 assert len(seen) <= len(NAMES), f"{origin}: {seen} is a circle"
             assert seen[-1] == kafka_of[origin]
+
+
+def test_what_is_to_be_carried_is_found_in_one_look(tmp_path: Path) -> None:
+    """With a thousand groups, one look at the other Kafka's topics for each topic here would take a second of work."""
+    sites = deployment("isis", "12", pairs("ab"))
+    job: Any = Casts(None, JobOptions(sites.connections["a"], "a", tmp_path), sites, Direction("a", "b"))  # type: ignore[arg-type]
+    job.is_apart = True
+    groups = [f"g{number}" for number in range(20)]
+    there = [Topic(group, "data", "b") for group in groups]
+    with patch.object(job.target_finder, "find", return_value=there) as find:
+        selected = job.select_topics([Topic(group, "cast", site) for group in groups for site in "ab"])
+    assert selected == {group: [str(Topic(group, "cast", "a"))] for group in groups}
+    assert find.call_count <= 2
