@@ -217,5 +217,8 @@ class LedgerContended(AbcastError):
 
 
 def any_of(conditions: Iterable[Column]) -> Column:
-    """Whether one of them holds."""
-    return functools.reduce(operator.or_, conditions)
+    """Whether one of them holds: as a flat tree, as Spark would go down a long row by as many nested calls."""
+    level = list(conditions)
+    while len(level) > 1:
+        level = [functools.reduce(operator.or_, level[at : at + 2]) for at in range(0, len(level), 2)]
+    return level[0]
