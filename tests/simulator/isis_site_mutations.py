@@ -81,7 +81,7 @@ def wait_for_all(membership: Membership, _sites: Collection[str]) -> Membership:
 MUTATIONS = (
     Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 580),
     Mutation("no-seal", "a job takes over without a seal", DIVERGENT, ((f"{_SITES}.take_over", without_seal),), 76),
-    Mutation("forget", "a job forgets the last entries", DIVERGENT, ((f"{_SITES}.last_state", older_state),), 10),
+    Mutation("forget", "a job forgets the last entries", DIVERGENT, ((f"{_SITES}.last_state", older_state),), 130),
     Mutation("from-data", "the sequencer is rebuilt from DATA", DIVERGENT, ((f"{_SITES}.take_over", from_data),)),
     Mutation(
         "stale-entries",
