@@ -135,7 +135,7 @@ def written(path: Path, *rows: tuple[int, int, int]) -> None:
         "view_id": pa.int64(), "cast_partition": pa.int32(), "local_seqno": pa.int64(), "cast_offset": pa.int64(),
         "written_at": pa.timestamp("us", "UTC"),
     })  # fmt: skip
-    write_deltalake(path, pa.Table.from_pylist(table, schema), mode="append")
+    write_deltalake(path, pa.Table.from_pylist(table, schema), mode="append", partition_by=["group"])
 
 
 def test_where_a_topic_that_was_made_anew_is_read_on(tmp_path: Path) -> None:
