@@ -45,6 +45,8 @@ class _Log:
 
     last: dict[Numbering, int] = field(default_factory=dict)
     view: dict[Life, int] = field(default_factory=dict)
+    counted_in: dict[Life, int] = field(default_factory=dict)
+    """Of each life, the view of the last one that it cast in a view."""
     needed: dict[Life, int] = field(default_factory=dict)
     needed_seqno: int = 0
 
@@ -61,7 +63,7 @@ class CastChecker:
         self._found: dict[tuple[str, str], list[str]] = {}
 
     def view(self, view_id: int, lives: tuple[Life, ...]) -> None:
-        """A view of DATA."""
+        """A view of DATA, in its order; `lives`: none if it has no vector (`ordering.merging`)."""
         self._lives[view_id] = lives
 
     def total(self, seqno: int, depends: Depends | None) -> None:
@@ -87,6 +89,9 @@ class CastChecker:
         log = self._logs.setdefault(member, _Log())
         name = f"{life.address}#{life.incarnation}.{local_seqno}"
         numbering = Numbering(life, view != NO_VIEW)
+        if view != NO_VIEW and self._counts_anew(life, log.counted_in.get(life, view), view):
+            log.last.pop(numbering, None)
+            log.needed.pop(life, None)
         last = log.last.get(numbering, local_seqno - 1)
         if local_seqno <= last:
             if local_seqno == last:
@@ -98,6 +103,7 @@ class CastChecker:
         log.last[numbering], log.view[life] = max(last, local_seqno), view
         if view == NO_VIEW:
             return
+        log.counted_in[life] = view
         if last < local_seqno <= log.needed.get(life, 0):
             self._find(CAUSAL_VIOLATION, f"deliveries of {member} have it behind what depends on it", name)
         cast = self._casts.get((life, view, local_seqno))
@@ -109,6 +115,10 @@ class CastChecker:
         """What was found, in the order of `ANOMALIES`."""
         found = sorted(self._found.items(), key=lambda item: ANOMALIES.index(item[0][0]))
         return [Anomaly(name, f"{detail}: {_listed(names)}.", ()) for (name, detail), names in found]
+
+    def _counts_anew(self, life: Life, before: int, view: int) -> bool:
+        """Whether a life that had cast in the view `before` has been in none since then: the group gave up flush."""
+        return any(life not in self._lives.get(between, (life,)) for between in range(before + 1, view))
 
     def _need(self, log: _Log, view: int, clock: Clock | None) -> None:
         for life, number in zip(self._lives.get(view, ()), clock or (), strict=False):

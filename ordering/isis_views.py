@@ -54,6 +54,12 @@ delivered. It is not if operators on both sides of a cut exclude each other.
 
 Time comes by `Tick`. It makes a process suspect others, and send again. It decides nothing: every suspicion may be
 wrong.
+
+A ballot ends where processes are slow, too. Its questions and answers are the largest messages, and may take longer
+to read than RESEND_AFTER_MS. So a question is asked again only when as much time has gone by again as the ballot has
+taken (at most half of `suspect_after_ms`): n are asked in the time 2 ** n, and who reads slowly gets to the end of what
+has come. And a question that comes repeatedly in one batch is answered once. To leave an answer out is safe: it is as
+if the network had lost it.
 """
 
 from __future__ import annotations
@@ -266,6 +272,7 @@ class Process:
         self.ignored = state.ignored
         self._places = {life: place for place, life in enumerate(self.view.members)}
         self._outputs: list[Output] = []
+        self._answered: set[tuple[Life, type[Message], Ballot]] = set()
 
     def state(self) -> ProcessState:
         """The value of it, at the end of a batch."""
@@ -323,6 +330,7 @@ class Process:
         """What follows from all that was taken since the last time."""
         self._flush()
         outputs, self._outputs = self._outputs, []
+        self._answered.clear()
         return tuple(outputs)
 
     def submit(self, run: Run) -> bool:
@@ -428,6 +436,10 @@ class Process:
 
     # Time
 
+    def wake(self, now_ms: int) -> None:
+        """It is so late, and what has come meanwhile is taken now, before anybody is suspected for his silence."""
+        self.now_ms = max(self.now_ms, now_ms)
+
     def tick(self, now_ms: int) -> None:
         """It is so late: suspect, send again, open a ballot."""
         self.now_ms = max(self.now_ms, now_ms)
@@ -512,7 +524,8 @@ class Process:
     def _go_on(self, attempt: Attempt) -> None:
         """Ask those again who have not answered; say it if too few do."""
         mine, size = self._places[self.me], len(self.view.members)
-        if self.now_ms - attempt.asked_at_ms >= self._resend_after_ms:
+        taken_ms = min(attempt.asked_at_ms - attempt.since_ms, self.suspect_after_ms // 2)
+        if self.now_ms - attempt.asked_at_ms >= max(self._resend_after_ms, taken_ms):
             self._attempt = attempt = attempt._replace(asked_at_ms=self.now_ms)
             answered = attempt.accepted_by if attempt.value is not None else tuple(dict(attempt.promises))
             for life, place in self._places.items():
@@ -584,21 +597,28 @@ class Process:
 
     def _promise(self, agreement: Agreement, sender: Life, message: Prepare) -> None:
         if message.ballot < self._promised:
-            self._outputs.append(To(sender, Refuse(self.view.id, self._promised)))
+            self._answer(sender, message, Refuse(self.view.id, self._promised))
             return
         self._follow(agreement, message.ballot)
-        self._outputs.append(To(sender, self._own_promise(agreement)))
+        self._answer(sender, message, self._own_promise(agreement))
 
     def _accept(self, agreement: Agreement, sender: Life, message: Accept) -> None:
         if message.ballot < self._promised:
-            self._outputs.append(To(sender, Refuse(self.view.id, self._promised)))
+            self._answer(sender, message, Refuse(self.view.id, self._promised))
             return
         if not is_next(message.value, self.view):
             self.ignored += 1
             return
         self._follow(agreement, message.ballot)
         self._vote = Vote(message.ballot, message.value)
-        self._outputs.append(To(sender, Accepted(self.view.id, message.ballot)))
+        self._answer(sender, message, Accepted(self.view.id, message.ballot))
+
+    def _answer(self, sender: Life, question: Prepare | Accept, answer: Message) -> None:
+        """Once in a batch."""
+        asked = sender, type(question), question.ballot
+        if asked not in self._answered:
+            self._answered.add(asked)
+            self._outputs.append(To(sender, answer))
 
     def _follow(self, agreement: Agreement, ballot: Ballot) -> None:
         self._highest_round = max(self._highest_round, ballot.round)

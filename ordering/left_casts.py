@@ -33,8 +33,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from ordering.casts import FIFO, NO_VIEW, Cast, Ordered
-from ordering.causal import CausalReceiver, CausalState
+from ordering.causal import CausalReceiver
 from ordering.membership import Life
+from ordering.merging import MergedState, Merger
 from ordering.records import MAX_NUMBER, VIEW, Headers
 
 
@@ -83,15 +84,15 @@ def _delivered(cast: Cast, hub: CausalReceiver, settled: Mapping[Life, int]) -> 
     return count
 
 
-def settled_since(state: CausalState, data: Iterable[Ordered]) -> dict[Life, int]:
+def settled_since(state: MergedState, data: Iterable[Ordered]) -> dict[Life, int]:
     """Of each life that is gone, how many of its casts were delivered, as DATA behind that state tells.
 
     `state` is a newcomer's, outside of a flush: it is given no casts, and waits for none.
     """
-    receiver = CausalReceiver(replace(state, is_new=True, new_before=MAX_NUMBER))
+    merger = Merger(replace(state, causal=replace(state.causal, is_new=True, new_before=MAX_NUMBER)))
     found: dict[Life, int] = {}
     for record in data:
-        for delivery in receiver.step(record).deliveries:
+        for delivery in merger.step(record).deliveries:
             if isinstance(delivery, Ordered) and delivery.kind == VIEW:
                 found.update((each.life, each.local_seqno) for each in delivery.settled)
     return found

@@ -18,6 +18,7 @@ A crash loses nothing: `state` is the whole of it, but for what is held, which i
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ordering.canonical import canonical_json
@@ -25,7 +26,7 @@ from ordering.casts import NO_VIEW, Cast, Ordered, Step
 from ordering.causal import CausalReceiver, CausalState
 from ordering.errors import ProtocolViolation
 from ordering.fifo import FifoReceiver, FifoState
-from ordering.membership import Settings
+from ordering.membership import Life, Settings
 from ordering.records import SETTINGS, VIEW
 from ordering.sequencer import SequencerState
 
@@ -61,6 +62,14 @@ def newcomer(state: SequencerState, since: int) -> MergedState:
     nothing = (0,) * len(lives)
     causal = CausalState(state.view, lives, nothing, state.seqno, nothing, is_new=bool(lives))
     return MergedState(causal, FifoState(since=since), membership.settings.flush)
+
+
+def separates(view: Ordered, before: Collection[Life], *, flush: bool) -> bool:
+    """Whether the view has a vector: all agree on what its members had delivered before it.
+
+    `before`: the members of the last view, none if that had no vector. `flush`: the group's setting.
+    """
+    return flush and (view.is_in_flush or not any(life in before for life in view.lives))
 
 
 class Merger:
@@ -100,14 +109,10 @@ class Merger:
             return (self.fifo if record.view == NO_VIEW else self.causal).step(record)
         if record.kind == SETTINGS:
             self.flush = Settings(flush=self.flush).updated(record.payload).flush
-        elif record.kind == VIEW and not self._separates(record):
+        elif record.kind == VIEW and not separates(record, self.causal.lives, flush=self.flush):
             record = record._replace(lives=())
         return self.causal.step(record)
 
     def pass_message(self, seqno: int) -> bool:
         """Deliver the next DATA record, if it is a message that depends on nothing, and nothing waits."""
         return self.causal.pass_message(seqno)
-
-    def _separates(self, view: Ordered) -> bool:
-        """Whether the view has a vector: all agree on what its members had delivered before it."""
-        return self.flush and (view.is_in_flush or not any(map(self.causal.lives.__contains__, view.lives)))

@@ -168,6 +168,6 @@ def settled_in(connection: Connection, group: str, site: str, seqno: int) -> dic
             yield from map(ordered, cursor.poll(_POLL_S))
 
     try:
-        return settled_since(newcomer(state, 0).causal, records())
+        return settled_since(newcomer(state, 0), records())
     finally:
         cursor.close()

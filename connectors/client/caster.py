@@ -192,7 +192,10 @@ class Caster:
         self._send(entry)
 
     def _send(self, entry: Entry) -> None:
+        """If it is to wait for those ahead of it, the file gets no number of it, either."""
         assert entry.cast is not None
+        if self._sending.has_failed:
+            return
         if self._keeper.leaves(entry):
             headers = cast_headers(entry.cast._replace(headers=entry.headers))
             self._sending.send(self._topic, self._key, entry.payload, headers)

@@ -21,29 +21,25 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, overload
 
 from connectors.client.arguments import function, number, path, positive_seconds, seconds, switch, text
 from connectors.client.callbacks import Callback, Callbacks
-from connectors.client.cast_receipt import CastReceipt
 from connectors.client.delivery import Deserializer
 from connectors.client.entrance import Choice
 from connectors.client.ledger_reader import check_can_read_a_ledger
-from connectors.client.letter import LetterReceipt
 from connectors.client.lives import Lives, SendingLimits
 from connectors.client.member_memory import MemberMemory
-from connectors.client.message import GivenHeaders, Serializer, check_headers, check_payload
+from connectors.client.message import Serializer
 from connectors.client.outbox import Outbox
 from connectors.client.quiet_points import QuietPoints
 from connectors.client.reading import ReadingHalf
-from connectors.client.receipt import Receipt
+from connectors.client.sending import SendingHalf
 from connectors.client.sharing import share
 from connectors.client.state_transfer import GetState, SetState, StateTransfer
 from connectors.client.succession import Succession
 from connectors.kafka.client_configuration import ClientConfiguration
 from connectors.kafka.configuration import configured
 from connectors.kafka.connection import Connection
-from ordering.casts import ORDERS, TOTAL
 from ordering.errors import AbcastError, UsageError
 from ordering.events import ViewChange
 from ordering.names import DEFAULT_SITE, RESERVED_PREFIX, Address, check_group, check_site
@@ -51,7 +47,7 @@ from ordering.names import DEFAULT_SITE, RESERVED_PREFIX, Address, check_group, 
 CLOSE_TIMEOUT_S = 10.0
 
 
-class Member(ReadingHalf):
+class Member(SendingHalf, ReadingHalf):
     """One member of one group. Thread-safe, except that each `deliveries` and `inbox` is for one thread.
 
     Close it after use. A name belongs to one sending process at a time: a later one supersedes an earlier one.
@@ -136,7 +132,6 @@ class Member(ReadingHalf):
         connection = _connection(connection, bootstrap_servers, connect_timeout).named(f"abcast-{address}")
         limits = SendingLimits(max_pending_records, max_pending_bytes, resend_after_s)
         limits.validate()
-        self._default_site = site
         self._callbacks = Callbacks(str(address), block, unblock)
         self._lives = Lives(address, limits, casts=switch("casts", casts))
         sending = Succession(connection, group, self._lives, self._callbacks)
@@ -148,11 +143,9 @@ class Member(ReadingHalf):
                 lambda: sending.known.view,
                 casts=self._lives.casts,
             )
-        super().__init__(connection, group, address, ledger_directory, self._transfer, sending, deserializer)
-        self._serializer = serializer
+        ReadingHalf.__init__(self, connection, group, address, ledger_directory, self._transfer, sending, deserializer)
+        SendingHalf.__init__(self, sending, QuietPoints(address, self._callbacks), site, serializer)
         self._connecting = threading.Lock()
-        self._is_connected = False  # it is in the group, or was
-        self._quiet = QuietPoints(self.address, self._callbacks)
         self._shared = share(connection)  # so that it stays open as long as the member
         try:
             if outbox_file is None:
@@ -265,122 +258,6 @@ class Member(ReadingHalf):
         """
         limit = seconds("timeout", timeout)
         return self._quiet.point(self._sending.session if self._is_connected else None, limit)
-
-    @overload
-    def broadcast(
-        self,
-        payload: Any,
-        headers: GivenHeaders = (),
-        timeout: float | None = 30.0,
-        *,
-        order: Literal["total"] = "total",
-    ) -> Receipt: ...
-
-    @overload
-    def broadcast(
-        self,
-        payload: Any,
-        headers: GivenHeaders = (),
-        timeout: float | None = 30.0,
-        *,
-        order: Literal["fifo", "causal"],
-    ) -> CastReceipt: ...
-
-    def broadcast(
-        self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0, *, order: str = TOTAL
-    ) -> Receipt | CastReceipt:
-        """Send a message to the group; returns as soon as it is in the forward table (and the outbox).
-
-        `order`: `total`, through the sequencer; `fifo` and `causal` go straight to the members, of a member with
-        `casts`. Each of them keeps its sender's order; `causal` also comes after all that the sender had delivered, and
-        needs a view of a group with flush. Their receipts say when they are written; until then, an outbox keeps them.
-
-        `payload`: bytes, a bytearray or a memoryview; with a `serializer`, what that takes.
-
-        The first call also takes an incarnation, which needs an answer from Kafka. Messages of one member are ordered
-        as they were broadcast; of several threads, as they got hold of the member. While the forward table is full,
-        it waits up to `timeout` seconds (None: as long as it takes).
-
-        Raises:
-            UsageError: the payload is not bytes or over MAX_PAYLOAD_BYTES; a bad header; the member is closed;
-                the group is closed, and the member did not `connect`; an order that can't be kept.
-            ForwardTableFull: nothing was sent; try again later.
-            Blocked: the same, since a flush of the group took so long.
-            Excluded: the same; the group has taken this member for dead, and it is joining again.
-            Superseded: another process has started under this name.
-            BrokerUnreachable: the first call takes an incarnation, or looks whether an old one still holds.
-            EnvironmentProblem: the outbox can't be written.
-        """
-        kept, checked, limit = (
-            check_payload(payload, self._serializer),
-            check_headers(headers),
-            seconds("timeout", timeout),
-        )
-        if self._quiet.is_mine:
-            raise UsageError("nobody may send in a flush, its requester neither: leave the `with` first.")
-        forwarder = self._sending.forwarder or self._sending.start()
-        if not self._is_connected and forwarder.participant.settings.closed:
-            raise UsageError(f"group {self.group} is closed, and {self.address} is not a member: call connect() first.")
-        if order == TOTAL:
-            return forwarder.broadcast(kept, checked, limit)
-        if order not in ORDERS:
-            raise UsageError(f"there is no order {order!r}: take one of {', '.join(ORDERS)}.")
-        return forwarder.cast(order, kept, checked, limit)
-
-    def broadcast_sync(self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0) -> int:
-        """Broadcast in total order, and return the seqno when this member has delivered it: that is its sending.
-
-        All that this member had sent or delivered before comes before it, everywhere; all that it does next comes
-        after. (Its own `deliveries()` give the message as any other: it is delivered when they can.) `timeout`: seconds
-        to wait for room, and again for the order. Raises as `broadcast` and `Receipt.result` do.
-        """
-        receipt = self.broadcast(payload, headers, timeout)
-        seqno = receipt.result(timeout)
-        forwarder = self._sending.forwarder
-        if forwarder is not None and forwarder.hub is not None:
-            forwarder.hub.wait_for_seqno(seqno, timeout)
-        return seqno
-
-    def send(
-        self,
-        address: str | Address,
-        payload: Any,
-        headers: GivenHeaders = (),
-        timeout: float | None = 30.0,
-    ) -> LetterReceipt:
-        """Send a letter to one member of any site, such as a delivery's `sender`; returns as soon as it is numbered.
-
-        Letters from one member to another arrive in the order of their sending, each once, also if the receiver does
-        not run now; `receipt.result()` returns when the letter is durable in Kafka. No sequencer is needed, and they
-        have no place in the total order. An outbox does not keep them. The first call takes an incarnation, as
-        `broadcast` does (with an outbox that is continued, one of the letters' own). While as many letters wait for
-        Kafka as the member's limits allow, it waits up to `timeout` seconds (None: as long as it takes).
-
-        Raises:
-            UsageError: a bad address, payload or header; the member is closed.
-            TopicMissing: this Kafka has no inbox topic of the receiver's site.
-            LetterTableFull: nothing was sent; try again later.
-            Superseded: the outbox belongs to an incarnation that another process has superseded.
-        """
-        if not isinstance(address, str | Address):
-            raise UsageError(f"address is a text such as a delivery's sender, not {type(address).__name__}.")
-        receiver = Address.parse(str(address), self._default_site)
-        kept, checked, limit = (
-            check_payload(payload, self._serializer),
-            check_headers(headers),
-            seconds("timeout", timeout),
-        )
-        letters = self._sending.letters or self._sending.start_letters()
-        return letters.send(receiver, kept, checked, limit)
-
-    def wait_ordered(self, timeout: float | None = None) -> int | None:
-        """Wait until everything broadcast so far is ordered; the seqno of the last.
-
-        None if there was nothing to wait for. What an outbox kept from an earlier run, and was not ordered before
-        this start, counts too. Raises NotOrderedInTime (after `timeout` seconds; None: never), Superseded; Excluded if
-        the group has taken this member for dead and some of it may be lost.
-        """
-        return self._sending.wait_ordered(seconds("timeout", timeout))
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Wait up to `timeout` seconds until all letters are written and all broadcasts ordered, end all deliveries and

@@ -32,6 +32,8 @@ from ordering.records import MESSAGE, VIEW
 
 AGAIN_AFTER_S = 1.0
 MAX_AGAIN_AFTER_S = 60.0
+SITES_APPEAR_S = 60.0
+"""So long after a view, a topic of one of its sites may appear at any moment. Later, there may never be one."""
 
 
 class Begin(NamedTuple):
@@ -61,6 +63,7 @@ class MergedLog:
         self._progress = 0
         self._sites: set[str] = set()
         self._sites_of = NO_VIEW
+        self._sites_since = 0.0
         self._is_closed = False
 
     @property
@@ -97,13 +100,13 @@ class MergedLog:
         """Whether casts are to come from a topic that may not be read yet: something waits, or a site is new."""
         causal = self.merger.causal
         if self._sites_of != causal.view:
-            self._sites_of = causal.view
+            self._sites_of, self._sites_since = causal.view, time.monotonic()
             self._sites = {life.address.partition("/")[0] for life in causal.lives}
         if causal.waiting > 0 or causal.room.holding > 0:
             return True
-        return len(self._sites) > 1 and not self._sites <= {
-            place.topic.rpartition(".")[2] for place in self._reader.next
-        }
+        if len(self._sites) < 2 or time.monotonic() - self._sites_since >= SITES_APPEAR_S:
+            return False
+        return not self._sites <= {place.topic.rpartition(".")[2] for place in self._reader.next}
 
     def _read_data(self) -> None:
         while self._unread:

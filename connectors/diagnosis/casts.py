@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +20,13 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.ranges import read_range
 from ordering.cast_checker import CastChecker
-from ordering.casts import NO_VIEW, TOTAL
+from ordering.casts import NO_VIEW, TOTAL, Ordered
 from ordering.checker import LOST, Anomaly
-from ordering.membership import Life
+from ordering.membership import Life, Settings
+from ordering.merging import separates
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
-from ordering.records import MESSAGE, VIEW
+from ordering.records import MESSAGE, SETTINGS, VIEW, Data
 
 CASTS_OF = "casts of {member}"
 
@@ -99,22 +100,30 @@ def _rows(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def _read_data(checker: CastChecker, connection: Connection, group: str, site: str) -> None:
-    reader = Reader()
+    reader, flush = Reader(), Settings().flush
+    lives: tuple[Life, ...] = ()
     with DataLog(connection, group, site) as log:
         for stored in log.records(log.beginning(), log.end()):
             data = stored.data
             if not reader.last_seqno and data.seqno:
-                reader = Reader(data.epoch, data.seqno - 1)  # retention may have dropped what stood before
+                # Retention may have dropped what stood before, and the group may have set flush there.
+                reader, flush = Reader(data.epoch, data.seqno - 1), flush or data.seqno > 1
             if reader.accept(data.kind, data.epoch, data.seqno) is not Verdict.TAKE:
                 continue
-            if data.kind == VIEW:
-                checker.view(data.view, _lives(json.loads(data.payload)["members"]))
+            if data.kind == SETTINGS:
+                flush = Settings(flush=flush).updated(data.payload).flush
+            elif data.kind == VIEW:
+                view = _view(data)
+                lives = view.lives if separates(view, lives, flush=flush) else ()
+                checker.view(data.view, lives)
             elif data.kind == MESSAGE:
                 checker.total(data.seqno, depends_of(data.headers))
 
 
-def _lives(members: Iterable[Sequence[Any]]) -> tuple[Life, ...]:
-    return tuple(Life(*row) for row in members)
+def _view(data: Data) -> Ordered:
+    body = json.loads(data.payload)
+    lives = tuple(Life(*row) for row in body["members"])
+    return Ordered(data.seqno, VIEW, view=data.view, lives=lives, is_in_flush=bool(body["flush"]))
 
 
 def _read_casts(checker: CastChecker, connection: Connection, group: str) -> dict[str, _Log]:

@@ -105,7 +105,8 @@ class IsisProcess:
         life = Life(name_of(me), time.time_ns() // 1_000)
         names = [name_of(place) for place in range(len(hosts))]
         formation = Formation(life, names)
-        self.process = Process(fresh(life, now_ms=_now_ms(), suspect_after_ms=suspect_after_ms), formation)
+        now_ms = _in_ms(time.monotonic())
+        self.process = Process(fresh(life, now_ms=now_ms, suspect_after_ms=suspect_after_ms), formation)
         self._history = History()
         self._delayed: list[tuple[float, int, tuple[str, int], bytes]] = []
         self._dice = random.Random()
@@ -126,19 +127,24 @@ class IsisProcess:
         return self.process.submit(Run(payload))
 
     def work(self, timeout_s: float = TICK_S) -> list[Event]:
-        """Wait for datagrams, take them, and send what follows; returns what there is to say."""
+        """Wait for datagrams, take them, and send what follows; returns what there is to say.
+
+        For the core all that is taken comes at the time when it is found. If a batch takes long, that time counts as
+        nobody's silence.
+        """
         now = time.monotonic()
         until = min([self._next_tick, *(due for due, *_ in self._delayed[:1])])
         select.select([self._socket], (), (), max(0.0, min(timeout_s, until - now)))
+        now = time.monotonic()
+        self.process.wake(_in_ms(now))
         outgoing: dict[str, list[Packet]] = {}
         events: list[Event] = []
         for _ in range(BATCH_DATAGRAMS):
             if not self._receive(outgoing, events):
                 break
-        now = time.monotonic()
         if now >= self._next_tick:
             self._next_tick = now + TICK_S
-            self._tick(outgoing)
+            self._tick(_in_ms(now), outgoing)
         for output in self.process.end_batch():
             if isinstance(output, To):
                 outgoing.setdefault(output.receiver.name, []).append(output.message)
@@ -185,8 +191,7 @@ class IsisProcess:
                 self.process.receive(sender, message)
         return True
 
-    def _tick(self, outgoing: dict[str, list[Packet]]) -> None:
-        now_ms = _now_ms()
+    def _tick(self, now_ms: int, outgoing: dict[str, list[Packet]]) -> None:
         self.process.tick(now_ms)
         question = self._history.question(now_ms, self._others())
         if question is not None:
@@ -259,5 +264,5 @@ def _bound(host: Host, address: tuple[str, int]) -> socket.socket:
     return bound
 
 
-def _now_ms() -> int:
-    return int(time.monotonic() * 1_000)
+def _in_ms(seconds: float) -> int:
+    return int(seconds * 1_000)

@@ -41,6 +41,7 @@ from connectors.ledger.table_state import (
     damaged,
     newest_commit,
     open_table,
+    source_of,
 )
 from ordering.errors import AbcastError
 
@@ -205,7 +206,7 @@ class AppendOnlyTable(Generic[State]):
     def _replaced(self) -> LedgerReplaced:
         return LedgerReplaced(
             f"the Delta table {self._path} is gone, or is not the one that it was: somebody deleted or replaced it. "
-            "Put it back, or start again without it: it is written anew from DATA, if that still has its beginning."
+            f"Put it back, or start again without it: it is written anew from {source_of(self._path)}."
         )
 
 
@@ -216,5 +217,8 @@ class LedgerContended(AbcastError):
 
 
 def any_of(conditions: Iterable[Column]) -> Column:
-    """Whether one of them holds."""
-    return functools.reduce(operator.or_, conditions)
+    """Whether one of them holds: as a flat tree, as Spark would go down a long row by as many nested calls."""
+    level = list(conditions)
+    while len(level) > 1:
+        level = [functools.reduce(operator.or_, level[at : at + 2]) for at in range(0, len(level), 2)]
+    return level[0]

@@ -27,12 +27,19 @@ A group without casts has no table, and its cast topics are looked at, not read.
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import operator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -77,6 +84,10 @@ _LAYOUT = Layout(
 
 _logger = logging.getLogger(__name__)
 
+_OF_NUMBERING = ["group", "sender", "incarnation", "view_id"]
+_OF_PLACE = ["group", "site", "cast_partition"]
+_OF_STATE = sorted({*_OF_NUMBERING, *_OF_PLACE, "local_seqno", "cast_offset", "written_at"})
+
 
 class Numbering(NamedTuple):
     """Whose numbers: a life's in a view, or in none."""
@@ -88,30 +99,38 @@ class Numbering(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """All numbers from `first` to `last`, and some others, few or none: casts nearly always come in their order."""
+    """A set of numbers, as runs without a hole (first, last): few, as casts nearly always come in their order.
 
-    first: int
-    last: int
-    others: frozenset[int] = frozenset()
+    What retention, or a sender that has died, leaves out costs a run more, however many follow.
+    """
+
+    runs: tuple[tuple[int, int], ...] = ()
 
     def has(self, number: int) -> bool:
         """Whether that is one of them."""
-        return self.first <= number <= self.last or number in self.others
+        at = bisect_right(self.runs, number, key=itemgetter(0))
+        return at > 0 and number <= self.runs[at - 1][1]
 
-    def with_one(self, number: int) -> Numbers:
-        """These and that one, which is none of them."""
-        if number != self.last + 1:
-            return self._replace(others=self.others | {number})
-        others = set(self.others)
-        while number + 1 in others:
-            number += 1
-            others.remove(number)
-        return Numbers(self.first, number, frozenset(others))
+    def with_run(self, first: int, last: int) -> Numbers:
+        """These and all from `first` to `last`."""
+        begin = bisect_left(self.runs, first - 1, key=itemgetter(1))
+        end = bisect_right(self.runs, last + 1, key=itemgetter(0))
+        touched = self.runs[begin:end]
+        if touched:
+            first, last = min(first, touched[0][0]), max(last, touched[-1][1])
+        return Numbers((*self.runs[:begin], (first, last), *self.runs[end:]))
+
+
+NONE = Numbers()
 
 
 @dataclass(frozen=True, slots=True)
 class CastTableState(TableState):
-    """What the table holds: of each life the numbers, of each partition the offset behind its last row."""
+    """What the table holds: of each life the numbers, of each partition the offset behind its last row.
+
+    The last row is the newest one by the broker's clock: where a topic was made anew, the table has greater offsets of
+    the old one.
+    """
 
     numbers: Mapping[Numbering, Numbers] = field(default_factory=dict)
     offsets: Mapping[tuple[str, int], int] = field(default_factory=dict)
@@ -123,27 +142,46 @@ def read_cast_state(path: Path) -> CastTableState:
     table = open_table(path)
     if table is None:
         return CastTableState()
-    columns = ["group", "site", "sender", "incarnation", "view_id", "local_seqno", "cast_partition", "cast_offset"]
-    found: dict[Numbering, list[int]] = {}
-    offsets: dict[tuple[str, int], int] = {}
-    for batch in dataset_of(table, path).to_batches(columns=columns):
-        for row in batch.to_pylist():
-            numbering = Numbering(row["group"], row["sender"], row["incarnation"], row["view_id"] or NO_VIEW)
-            found.setdefault(numbering, []).append(row["local_seqno"])
-            place = str(Topic(row["group"], "cast", row["site"])), row["cast_partition"]
-            offsets[place] = max(offsets.get(place, 0), row["cast_offset"] + 1)
+    numbers: dict[Numbering, Numbers] = {}
+    last: dict[tuple[str, int], tuple[datetime, int]] = {}
+    for batch in dataset_of(table, path).to_batches(columns=_OF_STATE):
+        rows = pa.Table.from_batches([batch])
+        for numbering, *run in _runs(rows):
+            numbers[numbering] = numbers.get(numbering, NONE).with_run(*run)
+        for place, at in _last_rows(rows):
+            last[place] = max(last.get(place, at), at)
+    offsets = {place: offset for place, (_, offset) in last.items()}
     version = table.version()
     newest = Commit(version, digest_of(path, version))
-    numbers = {numbering: _numbers(all_of_it) for numbering, all_of_it in found.items()}
     return CastTableState({}, table.transaction_version(TRANSACTION) or 0, newest, numbers, offsets)
 
 
-def _numbers(found: Iterable[int]) -> Numbers:
-    first, *others = sorted(found)
-    numbers = Numbers(first, first)
-    for number in others:
-        numbers = numbers.with_one(number)
-    return numbers
+def _runs(rows: pa.Table) -> Iterator[tuple[Numbering, int, int]]:
+    """All numbers of these rows as runs: one for each numbering, unless it has holes."""
+    counted = [("local_seqno", "min"), ("local_seqno", "max"), ("local_seqno", "count_distinct")]
+    for row in rows.group_by(_OF_NUMBERING).aggregate(counted).to_pylist():
+        numbering = Numbering(row["group"], row["sender"], row["incarnation"], row["view_id"] or NO_VIEW)
+        first, last, count = (row[f"local_seqno_{name}"] for _, name in counted)
+        if count == last - first + 1:
+            yield numbering, first, last
+            continue
+        for number in _alike(rows, row, _OF_NUMBERING)["local_seqno"].to_pylist():
+            yield numbering, number, number
+
+
+def _last_rows(rows: pa.Table) -> Iterator[tuple[tuple[str, int], tuple[datetime, int]]]:
+    """Of each partition, when its newest row was written, and the offset behind it."""
+    for row in rows.group_by(_OF_PLACE).aggregate([("written_at", "max")]).to_pylist():
+        row["written_at"] = row["written_at_max"]
+        newest = _alike(rows, row, [*_OF_PLACE, "written_at"])["cast_offset"].to_pylist()
+        place = str(Topic(row["group"], "cast", row["site"])), row["cast_partition"]
+        yield place, (row["written_at"], max(newest) + 1)
+
+
+def _alike(rows: pa.Table, row: Mapping[str, Any], names: Iterable[str]) -> pa.Table:
+    """Those that have the same there as `row`."""
+    same = (pc.field(name).is_null() if row[name] is None else pc.field(name) == row[name] for name in names)
+    return rows.filter(functools.reduce(operator.and_, same))
 
 
 def create_cast_table(spark: SparkSession, data: Path, is_ending: Callable[[], bool] = lambda: False) -> Path:
@@ -278,9 +316,9 @@ def _missing(state: CastTableState, found: Iterable[_Place]) -> tuple[list[_Plac
     numbers, offsets = dict(state.numbers), dict(state.offsets)
     missing = []
     for place in found:
-        held, number = numbers.get(place.numbering), place.local_seqno
-        if held is None or not held.has(number):
-            numbers[place.numbering] = Numbers(number, number) if held is None else held.with_one(number)
+        held, number = numbers.get(place.numbering, NONE), place.local_seqno
+        if not held.has(number):
+            numbers[place.numbering] = held.with_run(number, number)
             offsets[place.topic, place.partition] = place.offset + 1
             missing.append(place)
     return missing, replace(state, numbers=numbers, offsets=offsets)

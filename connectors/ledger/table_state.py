@@ -19,6 +19,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from connectors.ledger.answer import CASTS
 from connectors.ledger.delta_files import dataset_of
 from ordering.errors import AbcastError
 
@@ -106,11 +107,19 @@ def open_table(path: Path) -> DeltaTable | None:
 
 def damaged(path: Path, why: str) -> LedgerDamaged:
     """The error that says how to get a whole ledger again."""
-    data = path.parent
+    names = f"{path} away, and start it again: it is" if path.name == CASTS else _BOTH.format(path.parent)
     return LedgerDamaged(
-        f"the Delta table {path} is damaged ({' '.join(why.split())[:200]}). With the job stopped, move {data}/ledger "
-        f"and {data}/views away, and start it again: both are written anew from DATA, if that still has its beginning."
+        f"the Delta table {path} is damaged ({' '.join(why.split())[:200]}). With the job stopped, move {names} "
+        f"written anew from {source_of(path)}."
     )
+
+
+_BOTH = "{0}/ledger and {0}/views away, and start it again: both are"
+
+
+def source_of(path: Path) -> str:
+    """What a table is written from, and on what condition."""
+    return "the cast topics, as far back as they go" if path.name == CASTS else "DATA, if that still has its beginning"
 
 
 def check_log(path: Path) -> None:

@@ -19,12 +19,16 @@ Kafka where the sender's site is itself, nobody does. So each copy is made from 
 at least a link, and there is no circle.
 
 Reading begins behind the last record that the copy has from this relay's source. Where it has none, it begins at the
-oldest cast that the source still has: a site that is new has no member who could miss what retention has dropped.
+oldest cast that the source still has: a site that is new has no member who could miss what retention has dropped. Of
+a copy that retention has emptied, nobody knows what it had: the log says so.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
+from contextlib import closing
+from types import MappingProxyType
 
 from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame
@@ -35,6 +39,8 @@ from connectors.relay.job import Relay
 from ordering.errors import HistoryUnavailable
 from ordering.names import Topic
 from ordering.records import Partition
+
+_logger = logging.getLogger(__name__)
 
 
 def is_entrance(sites: Sites, direction: Direction, origin: str, at_target: Collection[str]) -> bool:
@@ -50,6 +56,8 @@ class Casts(Relay):
     """Casts of the sites that lie behind the source, and its own."""
 
     carries = "casts"
+    _at_target: Mapping[str, set[str]] = MappingProxyType({})
+    """Of each group, the sites in the target's Kafka: by the topics there, and by the sites' file."""
 
     def is_read(self, topic: Topic) -> bool:
         """The cast topics that enter the other Kafka by this direction."""
@@ -67,11 +75,12 @@ class Casts(Relay):
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """None where both ends share one Kafka."""
-        return super().select_topics(topics) if self.is_apart else {}
+        if not self.is_apart:
+            return {}
+        self._at_target = self._find_at_target()
+        return super().select_topics(topics)
 
-    @property
-    def _at_target(self) -> Mapping[str, set[str]]:
-        """Of each group, the sites in the target's Kafka: by the topics there, and by the sites' file."""
+    def _find_at_target(self) -> Mapping[str, set[str]]:
         in_file = {site for site in self.sites.connections if self.sites.shares_kafka(site, self.direction.target)}
         found: dict[str, set[str]] = {}
         for topic in self.target_finder.find():
@@ -84,7 +93,7 @@ class Casts(Relay):
         return {**super().kafka_source(topics, positions), "kafka.isolation.level": "read_uncommitted"}
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
-        """Where the source begins, if the copy has nothing yet. Raises HistoryUnavailable if it has a part of it."""
+        """Where the source begins, if the copy has nothing. Raises HistoryUnavailable if it has a part of it."""
         if 0 < position < beginning:
             source, target = self.direction
             raise HistoryUnavailable(
@@ -92,4 +101,18 @@ class Casts(Relay):
                 f"dropped at {source}: these casts never come there. Give the cast topics a longer retention.ms than a "
                 f"site may be away, delete {partition.topic} at {target}, and start the members there again."
             )
+        if not position and beginning:
+            self._warn_if_it_had_more(partition, beginning)
         return max(position, beginning)
+
+    def _warn_if_it_had_more(self, partition: TopicPartition, beginning: int) -> None:
+        """Where retention has dropped all of a copy, nothing tells any more how far it had come."""
+        with closing(self.target.consumer()) as there, self.target.reachable():
+            end = int(there.end_offsets([partition])[partition])
+        if end:
+            source, target = self.direction
+            _logger.warning(
+                "retention has dropped offsets 0 to %d of %s at %s, and what %s had of %s: if casts among them had not "
+                "come there, they never will. If members there wait for them, delete %s there, and start them again",
+                *(beginning - 1, Partition(*partition), source, target, source, partition.topic),
+            )

@@ -168,3 +168,29 @@ def test_a_full_disk(connection: Connection, group: str, outbox: Path, monkeypat
         assert [receipt.result(WAIT) for receipt in receipts] == [1, 2, 3]
         assert len(refused) == 3
         assert payloads(b, 3) == [b"0", b"1", b"2"]
+
+
+def test_a_kill_with_a_full_disk(
+    connection: Connection, group: str, outbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk has room again before the process is killed: no number stands in the file without those before it."""
+    with with_casts(connection, group, "b") as b:
+        killed = with_casts(connection, group, "a", outbox=outbox)
+        file = killed._lives.outbox
+        assert file is not None
+        number, refused = file.number_cast, list[int]()
+
+        def refuse(place: int, cast: Cast, seqno: int) -> None:
+            if not refused:
+                refused.append(place)
+                raise EnvironmentProblem("the disk is full")
+            number(place, cast, seqno)
+
+        monkeypatch.setattr(file, "number_cast", refuse)
+        monkeypatch.setattr("connectors.client.go_back_n.FAILED_RESEND_S", 60)
+        for each in range(3):
+            killed.broadcast(b"%d" % each, order="fifo")
+        assert refused
+        kill(killed)
+        with with_casts(connection, group, "a", outbox=outbox):
+            assert payloads(b, 3) == [b"0", b"1", b"2"]

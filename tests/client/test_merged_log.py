@@ -30,6 +30,7 @@ class Reading:
         self.logs = logs
         self.next = dict.fromkeys(logs, 0)
         self.has_news = True
+        self.is_awaited = False
 
     def take(self) -> list[Found]:
         ready = [(place, at) for place, at in self.next.items() if at < len(self.logs[place])]
@@ -38,6 +39,24 @@ class Reading:
 
     def again(self, offsets: Mapping[TopicPartition, int]) -> None:
         self.next.update(offsets)
+
+
+def a_log(monkeypatch: pytest.MonkeyPatch, reading: Reading, data: list[Ordered], *lives: Life) -> MergedLog:
+    """One that begins in a view, and is given what `data` has."""
+
+    def poll(_: float, __: Callable[[], bool]) -> list[Any]:
+        read = list(data)
+        data.clear()
+        return read
+
+    monkeypatch.setattr(merged_log, "CastReader", lambda *_: reading)
+    monkeypatch.setattr(merged_log, "ordered", lambda record: record)
+    connection = SimpleNamespace(consumer=lambda: None)
+    feed: Any = SimpleNamespace(follow=lambda _: SimpleNamespace(poll=poll), connection=connection, wake=None)
+    topics: Any = None
+    nothing = (0,) * len(lives)
+    state = MergedState(CausalState(1, lives, nothing, agreed=nothing), flush=True)
+    return MergedLog(feed, topics, Begin(Start(0, Reader()), state, {}))
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.001])
@@ -49,21 +68,9 @@ def test_a_cast_that_all_wait_for_is_read_again_although_others_never_cease(
     of_b = [Cast(*B, 1, order=CAUSAL, view=1, after=1, clock="0")]
     reading = Reading({OF_A: of_a, OF_B: of_b})
     reading.next[OF_B] = 1  # b's comes when the queue is full
-    monkeypatch.setattr(merged_log, "CastReader", lambda *_: reading)
     monkeypatch.setattr(merged_log, "AGAIN_AFTER_S", after_s)
     data: list[Ordered] = []
-
-    def poll(_: float, __: Callable[[], bool]) -> list[Any]:
-        read = list(data)
-        data.clear()
-        return read
-
-    monkeypatch.setattr(merged_log, "ordered", lambda record: record)
-    connection = SimpleNamespace(consumer=lambda: None)
-    feed: Any = SimpleNamespace(follow=lambda _: SimpleNamespace(poll=poll), connection=connection, wake=None)
-    topics: Any = None
-    state = MergedState(CausalState(1, (A, B), (0, 0), agreed=(0, 0)), flush=True)
-    log = MergedLog(feed, topics, Begin(Start(0, Reader()), state, {}))
+    log = a_log(monkeypatch, reading, data, A, B)
     log.merger.causal.room.max_held = 4
     for _ in range(4):
         log.step(log.read(0))
@@ -76,3 +83,14 @@ def test_a_cast_that_all_wait_for_is_read_again_although_others_never_cease(
         if log.merger.causal.vector[1]:
             return
     pytest.fail("b's cast was not read again")
+
+
+def test_a_topic_that_never_comes_is_not_looked_for_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site may have none: each look costs Kafka a list of all topics."""
+    reading = Reading({OF_A: [], OF_B: []})
+    log = a_log(monkeypatch, reading, [], A, Life("elsewhere/c", 1))
+    log.step([])
+    assert reading.is_awaited
+    monkeypatch.setattr(merged_log, "SITES_APPEAR_S", 0.0)
+    log.step([])
+    assert not reading.is_awaited

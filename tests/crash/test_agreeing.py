@@ -116,9 +116,12 @@ def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp
 
 @pytest.mark.timeout(300)
 def test_a_site_alone_on_both_engines(scenario: Scenario) -> None:
-    """Killed on Spark, with the checkpoint lost; goes on in a process, is killed there, and goes on on Spark."""
+    """Killed on Spark, with the checkpoint lost; goes on in a process, is killed there, and goes on.
+
+    That Spark goes on from a process is for `tests/sequencer/test_agreeing_job.py`.
+    """
     load = scenario.load("alice")
-    for engine in ("spark", "process", "spark"):
+    for engine in ("spark", "process"):
         process = scenario.job("sequence", None, "--engine", engine, "--agreement", "isis")
         for _ in range(PROBES):
             scenario.probe()

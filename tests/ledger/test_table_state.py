@@ -6,11 +6,13 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from connectors.ledger.appending import any_of
 from connectors.ledger.table_state import (
     TRANSACTION,
     LedgerDamaged,
@@ -144,3 +146,22 @@ def test_a_table_in_its_place(table: Path) -> None:
         append(table, version)
     assert not newest.stands(table)
     assert not newest.stands(before)
+
+
+class Nested:
+    """A condition, and through how many others it is reached."""
+
+    depth = 0
+
+    def __or__(self, other: Nested) -> Nested:
+        both = Nested()
+        both.depth = 1 + max(self.depth, other.depth)
+        return both
+
+
+@pytest.mark.parametrize(("count", "depth"), [(1, 0), (2, 1), (5, 3), (5_000, 13)])
+def test_of_many_conditions_none_is_far_down(count: int, depth: int) -> None:
+    """Spark's own stack ends at some thousands."""
+    conditions: list[Any] = [Nested() for _ in range(count)]
+    found: Any = any_of(conditions)
+    assert found.depth == depth

@@ -76,6 +76,19 @@ def test_a_hole_in_a_view_is_a_gap() -> None:
     assert (anomaly.name, "s/a#1.3" in anomaly.detail) == ("gap", True)
 
 
+@pytest.mark.parametrize(("between", "found"), [((), []), ((A,), ["duplicate", "fifo-violation"])])
+def test_who_was_in_no_view_counts_anew(between: tuple[Life, ...], found: list[str]) -> None:
+    """The group gave up flush for a while: its view had no vector."""
+    checker = CastChecker()
+    for view, lives in ((3, (A,)), (4, between), (5, (A,))):
+        checker.view(view, lives)
+    for view in (3, 5):
+        for number in (1, 2):
+            checker.cast(Cast(*A, number, order=CAUSAL, view=view, clock="0"))
+            checker.delivered_cast("m", A, number, view)
+    assert [anomaly.name for anomaly in checker.finish()] == found
+
+
 def test_a_line_without_numbers_is_no_delivery() -> None:
     line = {"order": "fifo", "sender": "s/a", "incarnation": 1, "local_seqno": "1", "payload": ""}
     with pytest.raises(UsageError, match="line 1 of log is not what"):

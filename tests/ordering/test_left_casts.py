@@ -8,7 +8,8 @@ from ordering.casts import CAUSAL, FIFO, NO_VIEW, Cast, Depends, Ordered
 from ordering.causal import CausalReceiver, CausalState
 from ordering.left_casts import Course, LeftCast, course_of, settled_since
 from ordering.membership import Life
-from ordering.records import FLUSH_OK, MESSAGE, START_FLUSH, STOP_FLUSH, VIEW
+from ordering.merging import MergedState
+from ordering.records import FLUSH_OK, MESSAGE, SETTINGS, START_FLUSH, STOP_FLUSH, VIEW
 
 OLD, OWN, B = Life("s/a", 1), Life("s/a", 9), Life("s/b", 2)
 
@@ -21,7 +22,12 @@ def left(order: str, number: int = 0, view: int = 1, life: Life = OLD) -> LeftCa
 def flush(agreed: str, *lives: Life) -> list[Ordered]:
     """b says that clock in view 1, and view 2 comes."""
     said = Ordered(3, FLUSH_OK, *B, 1, Depends(1, agreed))
-    return [Ordered(2, START_FLUSH), said, Ordered(4, VIEW, view=2, lives=lives), Ordered(5, STOP_FLUSH)]
+    return [
+        Ordered(2, START_FLUSH),
+        said,
+        Ordered(4, VIEW, view=2, lives=lives, is_in_flush=True),
+        Ordered(5, STOP_FLUSH),
+    ]
 
 
 def hub(*records: Ordered) -> CausalReceiver:
@@ -55,12 +61,26 @@ def test_the_next_view_tells_what_was_delivered(own: Life) -> None:
 
 def test_a_life_that_was_gone_before() -> None:
     """DATA tells: what its members had said in the flush."""
-    begin = CausalState(1, (OLD, B), (0, 0), 1, (0, 0))
+    begin = MergedState(CausalState(1, (OLD, B), (0, 0), 1, (0, 0)), flush=True)
     held = Ordered(6, MESSAGE, *B, 2, Depends(2, "7"))  # depends on casts, which nobody waits for here
-    data = [*flush("3", B), held, Ordered(7, START_FLUSH), Ordered(8, VIEW, view=3), Ordered(9, STOP_FLUSH)]
+    data = [
+        *flush("3", B),
+        held,
+        Ordered(7, START_FLUSH),
+        Ordered(8, VIEW, view=3, is_in_flush=True),
+        Ordered(9, STOP_FLUSH),
+    ]
     settled = settled_since(begin, data)
     assert settled == {OLD: 3, B: 7}
     late = CausalReceiver(CausalState(2, (B,), (0,), 5, (0,), is_new=True))
     assert course_of(left(FIFO, 3), OWN, late, settled) is Course.DELIVERED
     assert course_of(left(FIFO, 4), OWN, late, settled) is Course.ANEW
     assert course_of(left(CAUSAL, 4), OWN, late, settled) is Course.WAIT
+
+
+def test_a_group_that_has_given_up_flush() -> None:
+    """Its views come outside of a flush, and members stay in them: what was left there can be told all the same."""
+    begin = MergedState(CausalState(1, (OLD, B), (0, 0), 1, (0, 0)), flush=True)
+    given_up = Ordered(6, SETTINGS, payload=b'{"flush": false}')
+    views = [Ordered(7, VIEW, view=3, lives=(B, OWN)), Ordered(8, VIEW, view=4, lives=(B,))]
+    assert settled_since(begin, [*flush("3", B), given_up, *views]) == {OLD: 3, B: 0}

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
-from connectors.kafka.sites import Mode, Sites
-from connectors.relay.casts import is_entrance
+from connectors.kafka.sites import Direction, Mode, Sites
+from connectors.relay.casts import Casts, is_entrance
+from connectors.relay.job import last_relayed
+from connectors.spark.job import JobOptions
+from connectors.testing import MemoryConnection
+from ordering.errors import HistoryUnavailable
+from ordering.names import Topic
 
 NAMES = "abcd"
 
@@ -82,3 +91,44 @@ def test_each_kafka_has_one_entrance_and_nothing_goes_round(kafkas: list[str], l
                 seen.append(made_from[seen[-1]])
                 assert len(seen) <= len(NAMES), f"{origin}: {seen} is a circle"
             assert seen[-1] == kafka_of[origin]
+
+
+def test_what_is_to_be_carried_is_found_in_one_look(tmp_path: Path) -> None:
+    """With a thousand groups, one look at the other Kafka's topics for each topic here would take a second of work."""
+    sites = deployment("isis", "12", pairs("ab"))
+    job: Any = Casts(None, JobOptions(sites.connections["a"], "a", tmp_path), sites, Direction("a", "b"))  # type: ignore[arg-type]
+    job.is_apart = True
+    groups = [f"g{number}" for number in range(20)]
+    there = [Topic(group, "data", "b") for group in groups]
+    with patch.object(job.target_finder, "find", return_value=there) as find:
+        selected = job.select_topics([Topic(group, "cast", site) for group in groups for site in "ab"])
+    assert selected == {group: [str(Topic(group, "cast", "a"))] for group in groups}
+    assert find.call_count <= 2
+
+
+def test_a_copy_that_lacks_what_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the copy tells how far it had come, the relay stops; where retention has dropped that, too, it warns."""
+    sites = deployment("isis", "12", pairs("ab"))
+    job: Any = Casts(None, JobOptions(sites.connections["a"], "a", tmp_path), sites, Direction("a", "b"))  # type: ignore[arg-type]
+    there = job.target = MemoryConnection()
+    topic = Topic("g", "cast", "a")
+    place = TopicPartition(str(topic), 0)
+    there.create("g", "a")
+
+    def first(beginning: int) -> int:
+        position = 1 + last_relayed(there, str(topic), 0, "a", *place)
+        return int(job.first_to_carry(place, position, beginning))
+
+    assert (first(0), first(40)) == (0, 40)
+    assert not caplog.records, "the copy is new"
+    header = [("abcast", f"2 fifo 7 1 - - - a/{topic}-0:9".encode())]
+    there.topics.append(place, b"a/m", b"", header)
+    assert first(10) == 10
+    with pytest.raises(HistoryUnavailable, match="b lacks offsets 10 to 39"):
+        first(40)
+    there.drop(topic)
+    assert first(0) == 0
+    assert not caplog.records
+    assert first(40) == 40
+    [record] = caplog.records
+    assert "dropped offsets 0 to 39" in record.getMessage()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -325,10 +325,10 @@ class TestTwoUnderSupervisors:
             take_over(kafka, "g", "nyc")
         assert warning.call_args.args[1:] == (f"process {pid} on host {host}", "g")
 
-    @pytest.mark.parametrize("claimer", [f"{this_host()} {os.getpid()}", f"{this_host()} {2**22 + 1}"])
-    def test_who_is_gone_is_not_told(self, kafka: MemoryConnection, claimer: str) -> None:
+    @pytest.mark.parametrize("pid", [os.getpid, lambda: 2**22 + 1], ids=["own", "nobody's"])
+    def test_who_is_gone_is_not_told(self, kafka: MemoryConnection, pid: Callable[[], int]) -> None:
         """A container that starts again has its number, and one that was killed left fresh signs."""
-        kafka.producer().send(str(EPOCH), value=f"0 {claimer}".encode(), headers=[("abcast", b"2 claim")])
+        kafka.producer().send(str(EPOCH), value=f"0 {this_host()} {pid()}".encode(), headers=[("abcast", b"2 claim")])
         with patch("connectors.sequencer.takeover._logger.warning") as warning:
             take_over(kafka, "g", "nyc")
         assert not warning.called

@@ -13,6 +13,7 @@ from ordering.casts import Cast, Ordered
 from ordering.causal import CausalState
 from ordering.left_casts import Course, LeftCast, settled_since
 from ordering.membership import Life
+from ordering.merging import MergedState
 from ordering.records import START_FLUSH, STOP_FLUSH, VIEW
 
 if TYPE_CHECKING:
@@ -63,11 +64,13 @@ class Starts:
             if course is Course.ANEW:
                 process.outgoing.send(cast.order, cast.payload)
 
-    def _since(self, seqno: int) -> tuple[CausalState, list[Ordered]]:
+    def _since(self, seqno: int) -> tuple[MergedState, list[Ordered]]:
         """A newcomer's state there, or before the flush that was going on, and what DATA has behind it."""
         kinds = [record.kind for record in self.world.data[:seqno]]
         starts = [at for at, kind in enumerate(kinds) if kind == START_FLUSH and STOP_FLUSH not in kinds[at:]]
         start = starts[0] if starts else seqno
         view = [record for record in self.world.data[:start] if record.kind == VIEW][-1]
         nothing = (0,) * len(view.lives)
-        return CausalState(view.view, view.lives, nothing, start, nothing), self.world.data[start:]
+        return MergedState(CausalState(view.view, view.lives, nothing, start, nothing), flush=True), self.world.data[
+            start:
+        ]
