@@ -82,8 +82,8 @@ def wait_for_all(membership: Membership, _sites: Collection[str]) -> Membership:
 
 
 MUTATIONS = (
-    Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 14),
-    Mutation("no-seal", "a job takes over without a seal", DIVERGENT, ((f"{_SITES}.take_over", without_seal),), 20),
+    Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 76),
+    Mutation("no-seal", "a job takes over without a seal", DIVERGENT, ((f"{_SITES}.take_over", without_seal),), 26),
     Mutation("forget", "a job forgets the last entries", DIVERGENT, ((f"{_SITES}.last_state", older_state),), 35),
     Mutation("from-data", "the sequencer is rebuilt from DATA", DIVERGENT, ((f"{_SITES}.take_over", from_data),)),
     Mutation(
@@ -91,7 +91,7 @@ MUTATIONS = (
         "entries behind a seal count at other sites",
         DIVERGENT,
         (("ordering.isis_site.read_on", any_entry),),
-        from_seed=89,
+        from_seed=128,
     ),
     Mutation(
         "no-payload",
