@@ -194,3 +194,22 @@ def test_a_kill_with_a_full_disk(
         kill(killed)
         with with_casts(connection, group, "a", outbox=outbox):
             assert payloads(b, 3) == [b"0", b"1", b"2"]
+
+
+def test_a_group_that_has_given_up_flush(connection: Connection, flushing: str, outbox: Path) -> None:
+    """What was left in a view is told all the same, by views that are outside of a flush."""
+    change_settings(connection, flushing, "nyc", suspect_after_ms=1_500)
+    with with_casts(connection, flushing, "b") as b:
+        b.connect(timeout=WAIT)
+        killed = with_casts(connection, flushing, "a", outbox=outbox)
+        killed.connect(timeout=WAIT)
+        mute(killed)
+        killed.broadcast(b"lost", order="fifo")
+        kill(killed)
+        eventually(lambda: b.view is not None and b.view.members == ("nyc/b",))
+        change_settings(connection, flushing, "nyc", flush=False)
+        with with_casts(connection, flushing, "c") as c:
+            c.connect(timeout=WAIT)
+        with with_casts(connection, flushing, "a", outbox=outbox) as a:
+            a.broadcast(b"new", order="fifo", timeout=WAIT).result(WAIT)
+            assert payloads(b, 2) == [b"lost", b"new"]
