@@ -349,8 +349,8 @@ class World:
         So what it has learned by the number, and what it has promised without it, are a step from each other.
         """
         self._heal()
-        for name in self.names:
-            self._restart(name)
+        for site in self.names:
+            self._restart(site)
         for _ in range(8):
             self._round()
         self._send()
