@@ -126,7 +126,7 @@ def test_whatever_fails_each_letter_is_taken_once_and_in_order(seed: int, monkey
     """When a receipt has its result, the letter and all before it are in the log where the receiver takes them."""
     monkeypatch.setattr(go_back_n, "FAILED_RESEND_S", 0.0)
     monkeypatch.setattr(letter_sender, "POLL_S", 0.001)
-    kafka = FakeKafka(seed, failures=0.02 if seed % 2 else 0.1)
+    kafka = FakeKafka(seed, failures=0.05 if seed % 2 else 0.1)
     stop = threading.Event()
 
     def run() -> None:
