@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOG := $(VENV)/setup.log
 # pytest rewrites the tests' modules, which takes seconds in each process unless it may keep what it has written.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PROCESSES)
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PROCESSES)
 UV := $(BIN)/uv --no-progress
 LOCK_OPTIONS := --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet
 
@@ -23,6 +23,7 @@ help: ## show this list
 
 setup: $(VENV)/.classes ## install everything into .venv (two or three minutes the first time)
 
+test-fast: PROCESSES = 7# these tests wait more than they work
 test-fast: setup ## run the tests that need no broker and no Spark, kill nothing and are quick, with fewer random examples
 	@$(PYTEST) --hypothesis-profile fast -m "not broker and not spark and not crash and not slow" $(ARGS)
 

@@ -56,7 +56,14 @@ def test_every_promise_holds_for_longer(simulation: Simulation, seeds: range) ->
 
 
 @pytest.mark.parametrize(
-    ("simulation", "mutation"), [(each, mutation) for each in BOTH for mutation in each.mutations], ids=name_of
+    ("simulation", "mutation"),
+    [
+        # A history of sites takes ten times as long as one of processes.
+        pytest.param(each, mutation, marks=[pytest.mark.slow] if each is SITES else [])
+        for each in BOTH
+        for mutation in each.mutations
+    ],
+    ids=name_of,
 )
 def test_a_broken_rule_is_found_out(simulation: Simulation, mutation: Mutation) -> None:
     """The simulator can fail: each rule is needed, and what breaks without it has its name."""
