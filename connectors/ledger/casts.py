@@ -56,12 +56,12 @@ from connectors.ledger.appending import (
     create_or_mend,
     lock_of_tables,
 )
+from connectors.ledger.batches import BatchWriter
 from connectors.ledger.delta_files import dataset_of
-from connectors.ledger.table_lock import StoppedWaiting
 from connectors.ledger.table_state import TRANSACTION, Commit, TableState, digest_of, open_table
 from connectors.spark import codec as spark_codec
 from ordering.casts import NO_VIEW, Cast
-from ordering.errors import AbcastError, EnvironmentProblem
+from ordering.errors import EnvironmentProblem
 from ordering.names import Topic
 from ordering.records import MAX_PAYLOAD_BYTES
 
@@ -237,16 +237,12 @@ class _Place(NamedTuple):
     local_seqno: int
 
 
-class CastWriter:
-    """Appends batches of casts; `write` is the function of Spark's foreachBatch.
-
-    What keeps it from writing is raised by `check`, as `connectors.ledger.table.LedgerWriter` does.
-    """
+class CastWriter(BatchWriter):
+    """Appends batches of casts."""
 
     def __init__(self, path: Path, is_ending: Callable[[], bool] = lambda: False) -> None:
+        super().__init__(is_ending)
         self._path = path
-        self._is_ending = is_ending
-        self._failure: AbcastError | None = None
         self._table = AppendOnlyTable(path, read_cast_state)
 
     @property
@@ -254,22 +250,9 @@ class CastWriter:
         """What the table holds, as far as this writer knows."""
         return self._table.state
 
-    def check(self) -> None:
-        """Raise what has kept the last batch from being written, and LedgerReplaced if the table is gone."""
-        if self._failure is not None:
-            raise self._failure
+    def check_tables(self) -> None:
+        """Raise LedgerReplaced if the table is gone, or another one, since it was last read or written."""
         self._table.check()
-
-    def write(self, batch: DataFrame, _batch_id: int) -> None:
-        """Append what the table does not hold yet."""
-        if self._is_ending() or self._failure is not None:
-            return  # what is not written now, the next start finds missing
-        try:
-            self._write(batch)
-        except StoppedWaiting:
-            return
-        except AbcastError as error:
-            self._failure = error
 
     def _write(self, batch: DataFrame) -> None:
         batch.persist()

@@ -48,8 +48,8 @@ from connectors.ledger.appending import (
     create_or_mend,
     lock_of_tables,
 )
+from connectors.ledger.batches import BatchWriter
 from connectors.ledger.one_pass import Next, counted_in, in_line
-from connectors.ledger.table_lock import StoppedWaiting
 from connectors.ledger.table_state import TableState as TableState
 from connectors.ledger.table_state import appended_in, read_views_state
 from connectors.ledger.table_state import read_table_state as read_table_state
@@ -139,14 +139,11 @@ def view_rows(ledger: DataFrame) -> DataFrame:
     )
 
 
-class LedgerWriter:
-    """Appends batches of DATA to the ledger; `write` is the function of Spark's foreachBatch.
+class LedgerWriter(BatchWriter):
+    """Appends batches of DATA to the ledger.
 
     `starts` says for every group where the query starts to read, and with what reading rule. `beginning` tells of a
-    group the first offset that its DATA still has. Once `is_ending` says so, no further batch is begun.
-
-    What keeps it from writing is raised by `check`, and no further batch is begun. (Raised by `write`, it would come
-    with Spark's stack traces. Spark counts the batch as done; nothing depends on that.)
+    group the first offset that its DATA still has.
     """
 
     def __init__(
@@ -156,34 +153,16 @@ class LedgerWriter:
         beginning: Callable[[str], int],
         is_ending: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._failure: AbcastError | None = None
+        super().__init__(is_ending)
         self._data = path.parent
         self._followers = {group: _Follower(group, start, beginning) for group, start in starts.items()}
-        self._is_ending = is_ending
         self._table = _SeqnoTable(path, read_table_state)
         self._views = _SeqnoTable(self._data / "views", read_views_state)
-
-    def check(self) -> None:
-        """Raise what has kept the last batch from being written, if something has, and what `check_tables` raises."""
-        if self._failure is not None:
-            raise self._failure
-        self.check_tables()
 
     def check_tables(self) -> None:
         """Raise LedgerReplaced if a table is gone, or another one, since it was last read or written."""
         for table in (self._table, self._views):
             table.check()
-
-    def write(self, batch: DataFrame, _batch_id: int) -> None:
-        """Append the effective records of one micro-batch that the table does not hold yet."""
-        if self._is_ending() or self._failure is not None:
-            return  # what is not written now, the next start finds missing
-        try:
-            self._write(batch)
-        except StoppedWaiting:
-            return
-        except AbcastError as error:
-            self._failure = error
 
     def _write(self, batch: DataFrame) -> None:
         rows = ledger_rows(batch)
