@@ -64,7 +64,9 @@ def any_entry(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, boo
     """What stands behind a seal counts, too."""
     if entry is None:
         return row, False
-    return row._replace(epoch=epoch, number=max(row.number, entry.number)), entry.number >= row.number
+    if entry.number <= row.number:
+        return row, False
+    return row._replace(epoch=epoch, number=entry.number, digest=entry.digest), True
 
 
 def any_log(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]:
@@ -102,7 +104,7 @@ def wait_for_all(membership: Membership, _sites: Collection[str]) -> Membership:
 
 MUTATIONS = (
     Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 76),
-    Mutation("no-seal", "a job takes over without a seal", DIVERGENT, ((f"{_SITES}.take_over", without_seal),), 26),
+    Mutation("no-seal", "a job takes over without a seal", WRONG_STATE, ((f"{_SITES}.take_over", without_seal),), 26),
     Mutation("forget", "a job forgets the last entries", WRONG_STATE, ((f"{_SITES}.last_state", older_state),), 35),
     Mutation("from-data", "the sequencer is rebuilt from DATA", DIVERGENT, ((f"{_SITES}.take_over", from_data),)),
     Mutation(
@@ -110,7 +112,7 @@ MUTATIONS = (
         "entries behind a seal count at other sites",
         DIVERGENT,
         (("ordering.isis_site.read_on", any_entry),),
-        from_seed=128,
+        from_seed=224,
     ),
     Mutation(
         "no-payload",
