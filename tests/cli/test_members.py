@@ -42,7 +42,7 @@ def test_forget(pipeline: Pipeline) -> None:
     send("alice", 8, 1)
     eventually(lambda: _each(pipeline, group, "dead-letters", "reason") == [FORGOTTEN] * 2)
     eventually(lambda: _each(pipeline, group, "members", "incarnation") == [8, 7])
-    assert pipeline.abcast("check", "--group", group).returncode == 0
+    assert pipeline.abcast("check", "--group", group, "--site", SITE).returncode == 0
 
 
 def test_who_is_not_forgotten(pipeline: Pipeline) -> None:
