@@ -82,11 +82,19 @@ class StateAt(NamedTuple):
     below: int | None
 
 
+def consumer_of_logs(connection: Connection) -> Consumer:
+    """What many logs can read with, one after the other. Raises BrokerUnreachable, KafkaRefused."""
+    return connection.consumer(fetch_max_wait_ms=FETCH_MAX_WAIT_MS)
+
+
 class DataLog:
     """Reads one DATA topic (one partition). Not thread-safe; close it, or use it as a context manager."""
 
-    def __init__(self, connection: Connection, group: str, site: str) -> None:
-        """Raises BrokerUnreachable, TopicMissing."""
+    def __init__(self, connection: Connection, group: str, site: str, consumer: Consumer | None = None) -> None:
+        """`consumer`: one that other logs read with, too, in turn, in the same thread; who gives it closes it.
+
+        Raises BrokerUnreachable, TopicMissing.
+        """
         self.connection = connection
         self.topic = Topic(group, "data", site)
         self.partition = TopicPartition(str(self.topic), 0)
@@ -102,11 +110,12 @@ class DataLog:
         """How many records that are no DATA it has passed over."""
         self._known_below = 0
         """The offset in EPOCH below which all is known."""
-        self._consumer: Consumer = connection.consumer(fetch_max_wait_ms=FETCH_MAX_WAIT_MS)
+        self._is_shared = consumer is not None
+        self._consumer: Consumer = consumer or consumer_of_logs(connection)
         try:
             self._check_partitions()
         except BaseException:
-            self._consumer.close()
+            self.close()
             raise
 
     def _check_partitions(self) -> None:
@@ -131,8 +140,9 @@ class DataLog:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
-        self._consumer.close()
+        """Close the connection, if it is the log's own."""
+        if not self._is_shared:
+            self._consumer.close()
 
     def beginning(self) -> int:
         """The first offset that retention has left."""

@@ -77,7 +77,7 @@ def create_topics(
             ):
                 try:
                     with connection.reachable("CREATE", str(topic)):
-                        admin.create_topics([_new_topic(topic, count, replication_factor)])
+                        admin.create_topics([new_topic(topic, count, replication_factor)])
                 except TopicAlreadyExistsError:
                     continue
                 created.append(str(topic))
@@ -130,7 +130,8 @@ def _check_copies(connection: Connection, admin: KafkaAdminClient, copies: int) 
         )
 
 
-def _new_topic(topic: Topic, partitions: int, replication_factor: int) -> NewTopic:
+def new_topic(topic: Topic, partitions: int = 1, replication_factor: int = 1) -> NewTopic:
+    """What to ask Kafka for, with the settings that the topic's role needs."""
     settings = _settings(topic)
     if replication_factor > 2:
         settings["min.insync.replicas"] = "2"
@@ -160,7 +161,7 @@ def ensure_topic(connection: Connection, topic: Topic, partitions: int) -> None:
             of_group = [found for found in map(Topic.parse, known) if found and found.group == topic.group]
             copies = max((len(known[str(found)][0]["replica_nodes"]) for found in of_group), default=1)
             with contextlib.suppress(TopicAlreadyExistsError), connection.reachable("CREATE", name):  # or another did
-                admin.create_topics([_new_topic(topic, partitions, copies)])
+                admin.create_topics([new_topic(topic, partitions, copies)])
             admin.wait_for_topics([name])
         elif len(known[name]) < partitions:
             admin.create_partitions({name: partitions})
