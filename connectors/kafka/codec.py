@@ -30,11 +30,14 @@ from ordering.names import (
     relay_of,
 )
 from ordering.records import (
+    CLOCK_AHEAD_MS,
     CONTROL_KINDS,
     ENTRY,
     EPOCH,
     FLUSH_COMPLETED,
+    FORGET,
     HEARTBEAT,
+    INCARNATIONS_A_MS,
     LEAVE,
     LINK_START,
     MAX_HEADERS_BYTES,
@@ -109,11 +112,6 @@ PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
 _REASON_BYTES, _HEADER_FRAME_BYTES = 4096, 10
 """Of a dead letter: its reason and what Kafka adds to a record, at most; and what Kafka adds to a header, at most."""
 
-INCARNATIONS_A_MS = 100_000
-"""An incarnation is a time since 1970 in the unit of 10 ns, or less."""
-CLOCK_AHEAD_MS = 24 * 3600 * 1000
-"""By so much a sender's clock may be ahead of the broker's: one that is wrong by more would end its name for good."""
-
 LINK_PATTERN = r"(?:0|[1-9][0-9]{0,17})(?:\.(?:0|[1-9][0-9]{0,17})){3}"
 NUMBER_PATTERN, FROM_1_PATTERN = "(?:0|[1-9][0-9]{0,17})", "[1-9][0-9]{0,17}"
 SOURCE_TOPIC_PATTERN = "[A-Za-z0-9._-]+"
@@ -149,7 +147,11 @@ _FORWARD_KINDS, _RELAY_KINDS, _LINKED_KINDS, _KINDS_OF_RELAYS_ONLY = (
     for kinds in (FORWARD_KINDS, RELAY_KINDS, LINKED_KINDS, (REMOTE_VIEW, SKIP, LINK_START))
 )
 _SKIP = SKIP.encode("ascii")
-_OF_RESERVED_NAMES = ((TICK_NAME, HEARTBEAT.encode("ascii")), (ADMIN_NAME, SETTINGS.encode("ascii")))
+_OF_RESERVED_NAMES = (
+    (TICK_NAME, HEARTBEAT.encode("ascii")),
+    (ADMIN_NAME, SETTINGS.encode("ascii")),
+    (ADMIN_NAME, FORGET.encode("ascii")),
+)
 _topic = functools.lru_cache(maxsize=1000)(Topic.parse)
 
 
