@@ -25,12 +25,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ordering.errors import Disagreement, HistoryUnavailable, ProtocolViolation
+from ordering.errors import HistoryUnavailable, ProtocolViolation
 from ordering.isis import Tick
 from ordering.isis_codec import decode, encode
-from ordering.isis_log import Entry, Ordered, ranges_of
+from ordering.isis_log import Entry, Ordered, judge, ranges_of
 from ordering.isis_messages import Exclude
-from ordering.isis_site import Arrived, Heard, Mark, Sequenced, Site, SiteState, judge
+from ordering.isis_site import Arrived, Heard, Mark, Sequenced, Site, SiteState
 from ordering.records import ENTRY, EPOCH, Data, Exclusion
 from ordering.sequencer import SequencerState, begin_batch
 
@@ -62,9 +62,8 @@ class Decided(NamedTuple):
 class GroupState:
     """All that a group knows between two steps, but for the sequencer's state, which is at `position`.
 
-    `sent`: the last seqno that was passed to Kafka. `unsure`: other sites of which it is not known whether they have
-    read more of this site's log than there is. `exclusions` are still to be carried out, in this view or a later one;
-    `excluded` were, in this one.
+    `sent`: the last seqno that was passed to Kafka. `exclusions` are still to be carried out, in this view or a later
+    one; `excluded` were, in this one.
     """
 
     site: SiteState
@@ -72,7 +71,6 @@ class GroupState:
     position: int
     sent: int
     readings: tuple[Reading, ...] = ()
-    unsure: tuple[str, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
     excluded: tuple[Exclusion, ...] = ()
 
@@ -91,15 +89,14 @@ def after_takeover(state: SiteState, taken: SequencerState) -> Group:
     site = Site(state, taken.epoch, now_ms=state.process.now_ms)
     # Which epoch has decided what is this site's own business, and not agreed on.
     site.sequenced.state = replace(site.sequenced.state, seals=taken.seals, unsnapped=0)
-    others = {life.name for life in state.process.view.members} - {site.me.name}
-    return Group(site, taken.seqno, unsure=() if state.number else others)
+    return Group(site, taken.seqno)
 
 
 def going_on(state: GroupState, sequencer: SequencerState) -> Group:
     """A group as it was at the end of a step. Raises ProtocolViolation."""
     sequenced = Sequenced(state.site, state.epoch, sequencer, state.position)
     site = Site(state.site, state.epoch, sequenced=sequenced)
-    return Group(site, state.sent, state.readings, state.unsure, state.exclusions, state.excluded)
+    return Group(site, state.sent, state.readings, state.exclusions, state.excluded)
 
 
 class Group:
@@ -110,14 +107,12 @@ class Group:
         site: Site,
         sent: int,
         readings: Iterable[Reading] = (),
-        unsure: Iterable[str] = (),
         exclusions: Iterable[Exclusion] = (),
         excluded: Iterable[Exclusion] = (),
     ) -> None:
         self.site = site
         self.sent = self.written = sent
         self._readings = {reading.name: reading for reading in readings}
-        self._unsure = set(unsure)
         self._exclusions, self._excluded = list(exclusions), list(excluded)
 
     def state(self) -> GroupState:
@@ -128,7 +123,6 @@ class Group:
             self.site.sequenced.position,
             self.sent,
             tuple(self._readings[name] for name in sorted(self._readings)),
-            tuple(sorted(self._unsure)),
             tuple(self._exclusions),
             tuple(self._excluded),
         )
@@ -175,24 +169,11 @@ class Group:
         try:
             counts = judge(self.site.log_row(site), record)[1]
             entry = read_entry(record) if record.kind == ENTRY and counts else None
-            known = self._known_of_us(site, entry) if entry is not None and site in self._unsure else 0
         except ProtocolViolation:
             return False
-        if known > self.site.number:
-            raise Disagreement(
-                f"site {site} has read entry {known} of the log of {self.site.me.name}, which ends at "
-                f"{self.site.number} now: it was lost. Have the others exclude this site, and take a new name."
-            )
         if entry is not None or record.kind == EPOCH:
             self.site.take(Heard(site, at, record.epoch, entry))
         return True
-
-    def _known_of_us(self, site: str, entry: Entry) -> int:
-        """How far the other site had read this site's log. When it has read this epoch, all is well from then on."""
-        row = next((row for row in SiteState.from_bytes(entry.state).logs if row.site == self.site.me.name), None)
-        if row is not None and row.epoch == self.site.epoch:
-            self._unsure.discard(site)
-        return 0 if row is None else row.number
 
     def tick(self, elapsed_ms: int) -> None:
         """So much time has passed since the last step that was told, or more."""

@@ -537,7 +537,9 @@ class Process:
             self._attempt = attempt._replace(is_stuck=True)
             lives = tuple(self.view.members[place] for place in sorted(reached))
             self._outputs.append(Stuck(self.view, lives, size // 2 + 1))
+        # Time, or an operator, may have made those who have answered enough.
         self._choose()
+        self._decide()
 
     def _question(self, attempt: Attempt) -> Message:
         if attempt.value is None:
@@ -585,7 +587,14 @@ class Process:
             return
         accepted_by = tuple(sorted({*attempt.accepted_by, place}))
         self._attempt = attempt._replace(accepted_by=accepted_by)
-        if is_quorum(accepted_by, len(self.view.members), self._excluded_places()):
+        self._decide()
+
+    def _decide(self) -> None:
+        """The value is decided once a quorum has accepted it."""
+        attempt = self._attempt
+        if attempt is None or attempt.value is None:
+            return
+        if is_quorum(attempt.accepted_by, len(self.view.members), self._excluded_places()):
             everybody = {*self.view.members, *attempt.value.view.members} - {self.me}
             self._outputs += [To(life, Decided(attempt.value)) for life in sorted(everybody)]
             self._learn(attempt.value)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, cast
@@ -70,7 +71,10 @@ class Running:
         names: tuple[str, ...] = SITES,
         groups: tuple[str, ...] = ("g",),
         engine: str = PROCESS,
+        *,
+        is_deaf: bool = False,
     ) -> None:
+        """`is_deaf`: it does not read the logs of the others."""
         self.failure: BaseException | None = None
         self._stop = threading.Event()
         neighbours = Neighbours(site, names, frozenset(names) - {site})
@@ -78,7 +82,7 @@ class Running:
         for place in kafka.topics.partitions:
             topic = Topic.parse(place.topic)
             source = neighbours.input(topic, place.partition) if topic is not None else None
-            if source is not None and topic is not None:
+            if source is not None and topic is not None and (source.place or not is_deaf):
                 inputs.setdefault(topic.group, {})[place] = source
         self.attendant: Any = SimpleNamespace(
             raise_failure=lambda: None, changes=lambda: (), pipelines={}, inputs=inputs, exclusions={}
@@ -117,9 +121,10 @@ def running(
     names: tuple[str, ...] = SITES,
     groups: tuple[str, ...] = ("g",),
     engine: str = PROCESS,
+    is_deaf: bool = False,
 ) -> Iterator[list[Running]]:
     with ExitStack() as stack:
-        started = [Running(kafka, site, names, groups, engine) for site in sites]
+        started = [Running(kafka, site, names, groups, engine, is_deaf=is_deaf) for site in sites]
         for each in started:
             stack.callback(each.end)
         yield started
@@ -457,19 +462,54 @@ def test_a_group_that_goes_and_comes_back_is_read_again(kafka: MemoryConnection)
         assert [loop.failure for loop in loops] == [None] * 3
 
 
+def lose_log(kafka: MemoryConnection, site: str, *roles: Role) -> None:
+    for place, records in kafka.topics.partitions.items():
+        if place.topic in (str(Topic("g", role, site)) for role in roles):
+            records.clear()
+
+
 @each_engine
-def test_a_site_whose_log_is_lost(kafka: MemoryConnection, engine: str) -> None:
+@pytest.mark.parametrize("roles", [("data", "epoch"), ("data",)], ids=["claims-lost", "claims-there"])
+def test_a_site_whose_log_is_lost(kafka: MemoryConnection, engine: str, roles: tuple[Role, ...]) -> None:
     """It would not know what it has promised. The others know that there was more."""
     with running(kafka, "sfo", "lax"):
         with running(kafka, "nyc"):
             send(kafka, "nyc", range(1, 3))
             all_have(kafka, 2)
-        for place, records in kafka.topics.partitions.items():
-            if place.topic in (str(Topic("g", role, "nyc")) for role in ("data", "epoch")):
-                records.clear()
+        lose_log(kafka, "nyc", *roles)
         with running(kafka, "nyc", engine=engine) as (nyc,):
             eventually(lambda: nyc.failure, 20)
             assert "it was lost" in str(nyc.failure)
+
+
+@each_engine
+def test_a_site_whose_log_is_lost_and_that_has_gone_on(kafka: MemoryConnection, engine: str) -> None:
+    """It hears nobody, ends, begins again, and has a longer log than the one that was lost. Nobody reads that."""
+    with running(kafka, "sfo", "lax"), running(kafka, "nyc"):
+        send(kafka, "nyc", range(1, 3))
+        all_have(kafka, 2)
+    before = state_of(kafka, "nyc")
+    assert before is not None
+    lose_log(kafka, "nyc", "data")
+    numbers = iter(range(3, 1_000))
+
+    def has_grown(entries: int) -> bool:
+        number = next(numbers)
+        send(kafka, "nyc", range(number, number + 1))
+        state = state_of(kafka, "nyc")
+        return state is not None and state.number > entries
+
+    for longer_than in (0, before.number // 2, before.number):
+        with running(kafka, "nyc", engine=engine, is_deaf=True) as (nyc,):
+            eventually(partial(has_grown, longer_than), 30, pause=0.1)
+            assert nyc.failure is None
+    with running(kafka, "sfo", "lax") as others:
+        send(kafka, "sfo", range(1, 3))
+        with running(kafka, "nyc", engine=engine) as (nyc,):
+            eventually(lambda: nyc.failure, 20)
+            assert "it was lost" in str(nyc.failure)
+        assert [other.failure for other in others] == [None, None]
+        all_have(kafka, 4, ("sfo", "lax"))
 
 
 def test_sites_that_were_told_of_other_sites(kafka: MemoryConnection) -> None:
