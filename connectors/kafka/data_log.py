@@ -154,6 +154,23 @@ class DataLog:
         with self.connection.reachable("READ", self.partition.topic):
             return int(self._consumer.end_offsets([self.partition])[self.partition])
 
+    def offset_before_the_end(self, seconds: float) -> int:
+        """The offset of the first record that is no older than that, if the newest record is from now.
+
+        Raises HistoryUnavailable if retention has dropped what was before.
+        """
+        end, beginning = self.end(), self.beginning()
+        newest = next((stored.timestamp_ms for stored in self.records(max(beginning, end - 1), end)), None)
+        if newest is None:
+            return beginning
+        at_ms = max(0, newest - int(seconds * 1000))
+        with self.connection.reachable("READ", self.partition.topic):
+            found = self._consumer.offsets_for_times({self.partition: at_ms}).get(self.partition)
+        offset = int(found.offset) if found is not None else end
+        if offset <= beginning and beginning > 0:
+            raise HistoryUnavailable(f"{self.topic} no longer holds what is older than {seconds:g} s.")
+        return offset
+
     def records(self, start: int, end: int) -> Iterator[Stored]:
         """The records of DATA with `start` <= offset < `end`, in order; strays as such."""
         for record in read_range(self.connection, self._consumer, self.partition, start, end):

@@ -36,6 +36,10 @@ _SETTINGS = {
     "unclean.leader.election.enable": "false",
 }
 
+PURGED: tuple[Role, ...] = ("forward", "dead-letter")
+PURGED_SEGMENT_BYTES = 64 * 1024 * 1024
+"""What is purged leaves the disk by whole segments, and never the newest one, which is 1 GiB unless a topic says."""
+
 MIN_DATA_RETENTION_MS = 2 * SNAPSHOT_EVERY_MS
 """With less, the last snapshot might be dropped before the next one is written."""
 _MIN_FORWARD_RECORD_BYTES = MAX_PAYLOAD_BYTES + MAX_HEADERS_BYTES + 16 * 1024
@@ -140,7 +144,8 @@ def _settings(topic: Topic) -> dict[str, str]:
     """What a topic is created with."""
     # A memory topic has one note a name (`connectors.client.member_memory`).
     policy = "compact" if topic.role == "memory" else "delete"
-    return {**_SETTINGS, "cleanup.policy": policy, "max.message.bytes": str(_limit(topic))}
+    settings = {**_SETTINGS, "cleanup.policy": policy, "max.message.bytes": str(_limit(topic))}
+    return {**settings, "segment.bytes": str(PURGED_SEGMENT_BYTES)} if topic.role in PURGED else settings
 
 
 def _limit(topic: Topic) -> int:
