@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -359,6 +359,22 @@ def test_a_site_alone_agrees_with_itself(kafka: MemoryConnection, engine: str) -
     assert {letter.key for letter in letters} == {b"sfo/mallory"}
 
 
+@each_engine
+def test_dead_letters_are_written_once(kafka: MemoryConnection, engine: str) -> None:
+    """However often the site begins again, with or without something new, and with either engine."""
+    letters = kafka.topics.partitions[TopicPartition(str(Topic("g", "dead-letter", "nyc")), 0)]
+    alone = ("nyc",)
+    for number in range(1, 4):
+        with running(kafka, "nyc", names=alone, engine=engine):
+            kafka.topics.append(forward("nyc"), b"sfo/mallory", b"", forward_headers(1, number))
+            eventually(lambda number=number: len(letters) >= number, 20)  # type: ignore[misc]
+            eventually(lambda: (now := state_of(kafka, "nyc")) and now.complete == now.position, 20)
+        with running(kafka, "nyc", names=alone):
+            send(kafka, "nyc", range(number, number + 1))
+            all_have(kafka, number, alone)
+    assert len(letters) == 3
+
+
 def test_an_operator_excludes_a_site(kafka: MemoryConnection) -> None:
     """Of two, one goes on alone; the other one comes back, and both have one order."""
     both = ("nyc", "sfo")
@@ -590,6 +606,29 @@ def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
         pytest.raises(UsageError, match="is that of a sequencer"),
     ):
         attendant.take_all()
+
+
+def test_nobody_is_told_that_a_group_is_alive_that_was_left(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attendant looks after it no longer, and does not take it over again."""
+    kafka.create("h", "nyc")
+    monkeypatch.setattr("connectors.engine.attendant.check_topics", lambda *_: None)
+    monkeypatch.setattr("connectors.engine.attendant.RETRY_S", 0.0)
+    roles: tuple[Role, ...] = ("forward", "data", "epoch")
+    topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
+    finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
+    with closing(SiteAttendant(kafka, Neighbours("nyc", SITES), finder, {}, {})) as attendant:
+        assert sorted(attendant.take_all().states) == ["g", "h"]
+        signs: list[Mapping[str, int]] = []
+        monkeypatch.setattr(attendant._keeper._signs, "give", lambda epochs, *_: signs.append(epochs))
+        monkeypatch.setattr(attendant._keeper, "attend", lambda *_: None)
+        attendant._look()
+        attendant.leave("h")
+        attendant._look()
+        assert signs == [{"g": 1, "h": 1}, {"g": 1}]
+        assert list(attendant.changes()) == []
+        assert list(attendant.exclusions) == ["g"]
 
 
 def test_a_group_that_retention_has_hit_ends_no_other(
