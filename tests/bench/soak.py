@@ -47,10 +47,13 @@ JUDGED = (
 class Soak:
     """One run. `sample` what there is, `verdict` at the end."""
 
-    def __init__(self, lab: Lab, place: Place, minutes: float, per_s: float, members: int) -> None:
+    def __init__(
+        self, lab: Lab, place: Place, minutes: float, per_s: float, members: int, maintain_every: str = "60s"
+    ) -> None:
         self.lab = lab
         self.place = place
         self.minutes, self.per_s, self.members = minutes, per_s, members
+        self.maintain_every = maintain_every
         self.data = lab.path("data")
         self.samples: list[dict[str, float]] = []
 
@@ -79,7 +82,7 @@ class Soak:
     @contextlib.contextmanager
     def _job(self) -> Iterator[Child]:
         command = [ABCAST, "run", "--bootstrap-servers", self.lab.connection.bootstrap_servers]
-        command += ["--site", self.place.site, "--data", self.data, "--maintain-every", "60s"]
+        command += ["--site", self.place.site, "--data", self.data, "--maintain-every", self.maintain_every]
         with Child(command, self.lab.path("logs") / "run.log", self.lab.environment) as job:
             job.wait_said("ready")
             yield job
@@ -173,6 +176,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--per-s", type=float, default=2000.0, help="messages a second, of all members together")
     parser.add_argument("--members", type=int, default=200)
+    parser.add_argument("--maintain-every", default="60s", help="what `abcast run` is given (60s)")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
     options = parser.parse_args()
     out, began = options.out.absolute(), time.monotonic()
@@ -182,7 +186,7 @@ def main() -> int:
 
     facts = {"command": " ".join(sys.argv[1:]), "machine": machine.facts()}
     with Lab(Plan(1), say) as lab, lab.place("soak", PARTITIONS) as place:
-        soak = Soak(lab, place, options.minutes, options.per_s, options.members)
+        soak = Soak(lab, place, options.minutes, options.per_s, options.members, options.maintain_every)
         result = soak.run()
     size = {"minutes": options.minutes, "per_s": options.per_s, "members": options.members}
     out.parent.mkdir(parents=True, exist_ok=True)
