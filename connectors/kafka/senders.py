@@ -23,7 +23,6 @@ from ordering.forgetting import MAX_NAMED, SenderRow, from_payload, idle_rows, t
 from ordering.names import Topic, is_reserved
 from ordering.records import FORGET
 
-
 FORGOTTEN_WITHIN_S = 20.0
 """How long one request is waited for: what is asked in the next partition would end it."""
 
