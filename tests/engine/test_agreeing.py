@@ -29,6 +29,7 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_state, read_entry
 from connectors.kafka.inputs import Input, Neighbours
 from connectors.kafka.purge import purge_group
+from connectors.kafka.senders import Forgotten, forget_senders
 from connectors.kafka.transport import PlainRecord
 from connectors.sequencer import agreeing_query
 from connectors.sequencer.agreement import Agreement
@@ -36,12 +37,13 @@ from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering import sequencer
 from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation, UsageError
+from ordering.forgetting import SenderRow
 from ordering.isis_log import Ordered, Range, run_of
 from ordering.isis_site import Mark, Place, SiteState, first_state
 from ordering.isis_site import last_state as told
 from ordering.names import Role, Topic
 from ordering.reader import Reader, Verdict
-from ordering.records import ENTRY, EPOCH, JOIN, MESSAGE, Data
+from ordering.records import ENTRY, EPOCH, FORGET, JOIN, MESSAGE, Data
 from ordering.sequencer import SequencerState
 from tests.engine.operator import OperatorLoop
 from tests.waiting import eventually
@@ -185,6 +187,23 @@ def test_all_sites_have_the_same_order(kafka: MemoryConnection, engine: str) -> 
         assert [loop.failure for loop in loops] == [None] * 3
     dead = {site: kafka.topics.partitions[TopicPartition(str(Topic("g", "dead-letter", site)), 0)] for site in SITES}
     assert {site: len(letters) for site, letters in dead.items()} == {"nyc": 0, "sfo": 1, "lax": 0}
+
+
+@each_engine
+def test_a_sender_is_forgotten_at_all_sites(kafka: MemoryConnection, engine: str) -> None:
+    """The order says so: each site drops the row, and takes nothing old, nor more of the same life."""
+    with running(kafka, *SITES, engine=engine):
+        for site in SITES:
+            send(kafka, site, range(1, 4))
+        all_have(kafka, 9)
+        assert forget_senders(kafka, "g", "sfo", [SenderRow("sfo/alice", 1, 3)]) == Forgotten(["sfo/alice"], [])
+        send(kafka, "sfo", range(1, 6))
+        send(kafka, "nyc", range(4, 5))
+        assert [record.kind for record in all_have(kafka, 11) if record.kind != MESSAGE] == [FORGET]
+        for site in SITES:
+            with DataLog(kafka, "g", site) as data:
+                received = data.state().received
+            assert ("sfo/alice" in received, received["nyc/alice"], received["lax/alice"]) == (False, (1, 4), (1, 3))
 
 
 @each_engine
