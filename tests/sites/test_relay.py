@@ -46,7 +46,7 @@ def test_mesh_each_site_orders_all(make_world: MakeWorld) -> None:
             assert fifo(found) == {f"{nyc}/alice": messages("a", 50), f"{sfo}/bob": messages("b", 50)}
 
 
-@pytest.mark.parametrize("on_spark", [1, pytest.param(3, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("on_spark", [0, *(pytest.param(count, marks=pytest.mark.soak) for count in (1, 3))])
 def test_sites_that_agree(make_world: MakeWorld, on_spark: int) -> None:
     """Three sites, of which two share a Kafka, order as one; the relays bring what is elsewhere."""
     world = make_world("isis", "nyc", "sfo", "lax")
