@@ -18,7 +18,9 @@ from jobs.options import (
     BootstrapServers,
     Data,
     KafkaConfig,
+    Location,
     Site,
+    WorkDir,
     run_script,
 )
 from jobs.sites import SitesFile, kafka_of_site, optional_sites
@@ -46,6 +48,7 @@ def maintain(
     kafka_config: KafkaConfig = None,
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
+    work_dir: WorkDir = None,
     every: Annotated[str | None, typer.Option(help="Again and again, such as every 30m or 1h.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     dead_letters: Annotated[str, typer.Option(help="So long dead letters are kept, such as 30d.")] = "30d",
@@ -62,11 +65,11 @@ def maintain(
     kept_s = seconds(dead_letters, "--dead-letters")
     topology = optional_sites(sites, kafka_config, "maintain")
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "maintain")
-    options = job_options(connection, site, data, 1)
+    options = job_options(connection, site, data, 1, work_dir=work_dir)
     from connectors.ledger.maintenance_job import Wishes
     from connectors.ledger.maintenance_job import maintain as take_care
 
-    session = functools.cache(_session)
+    session = functools.cache(lambda: _session(data))
     while True:
         try:
             done = take_care(session, options, Wishes(kept_s, dry_run))
@@ -80,12 +83,12 @@ def maintain(
         time.sleep(pause_s)
 
 
-def _session() -> SparkSession:
+def _session(data: Location) -> SparkSession:
     """Spark, whose JVM has our standard error as its output: Delta prints there what VACUUM has done."""
     output = os.dup(1)
     os.dup2(2, 1)
     try:
-        return session_of_command("abcast maintain")
+        return session_of_command("abcast maintain", data)
     finally:
         os.dup2(output, 1)
         os.close(output)
