@@ -20,7 +20,6 @@ from jobs.options import (
     KafkaConfig,
     Location,
     Site,
-    WorkDir,
     run_script,
 )
 from jobs.sites import SitesFile, kafka_of_site, optional_sites
@@ -48,7 +47,6 @@ def maintain(
     kafka_config: KafkaConfig = None,
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
-    work_dir: WorkDir = None,
     every: Annotated[str | None, typer.Option(help="Again and again, such as every 30m or 1h.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     dead_letters: Annotated[str, typer.Option(help="So long dead letters are kept, such as 30d.")] = "30d",
@@ -65,7 +63,7 @@ def maintain(
     kept_s = seconds(dead_letters, "--dead-letters")
     topology = optional_sites(sites, kafka_config, "maintain")
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "maintain")
-    options = job_options(connection, site, data, 1, work_dir=work_dir)
+    options = job_options(connection, site, data, 1)
     from connectors.ledger.maintenance_job import Wishes
     from connectors.ledger.maintenance_job import maintain as take_care
 

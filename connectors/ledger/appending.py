@@ -85,7 +85,7 @@ def lock_of_tables(spark: SparkSession, data: Location) -> TableLock:
 
 
 def create_or_mend(spark: SparkSession, path: Location, layout: Layout) -> None:
-    """Make a table if it is missing, and bring an older one up to date. The caller holds the lock.
+    """Make a table if it is missing, and bring an older one up to date. The caller holds the lock, if there is one.
 
     Raises LedgerDamaged.
     """
@@ -98,8 +98,14 @@ def create_or_mend(spark: SparkSession, path: Location, layout: Layout) -> None:
             new = new.addColumn(name, kind)
         for key, value in layout.properties.items():
             new = new.property(key, value)
-        new.execute()
-        return
+        try:
+            new.execute()
+            return
+        except (PySparkException, Py4JJavaError):
+            # Where no lock keeps it away, another start may have been faster: then its table is to be mended.
+            table = open_table(path)
+            if table is None:
+                raise
     check_log(path)
     present = {column.name for column in table.schema().fields}
     lacking = {name: kind for name, kind in layout.columns.items() if name not in present}

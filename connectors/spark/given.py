@@ -32,7 +32,6 @@ REQUIRED = {
         "false",
         "the sequencer sorts a stream",
     ),
-    LOG_STORE_SETTING: (LOG_STORE, "with any other, two ledger jobs could commit one version twice"),
     "spark.sql.catalog.spark_catalog": (
         "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "the ledger is a Delta table",
@@ -40,7 +39,7 @@ REQUIRED = {
 }
 """The one value that a setting may have, and why."""
 
-_GLOBAL_LOG_STORE = "spark.delta.logStore.class"
+_LOG_STORES = (LOG_STORE_SETTING, "spark.delta.logStore.class")
 
 _LOCAL_RETRIES = re.compile(r"local\[[^,\]]*,\s*([^\]]*)\]")
 _PROPERTY = re.compile(r"([^\s=:]+)\s*[\s=:]\s*(.*)")
@@ -67,8 +66,12 @@ def check_given(given: Mapping[str, str]) -> None:
     for name, (value, why) in REQUIRED.items():
         if given.get(name, value).strip().lower() != value.lower():
             raise UsageError(f"Spark's setting {name} is {given[name]}, and must be {value}: {why}.")
-    if _GLOBAL_LOG_STORE in given:
-        raise UsageError(f"Spark's setting {_GLOBAL_LOG_STORE} must not be set: each kind of store has its own.")
+    for name in _LOG_STORES:
+        if given.get(name, LOG_STORE) != LOG_STORE:
+            raise UsageError(
+                f"Spark's setting {name} is {given[name]}, and must not be set: with it, two ledger jobs could commit one "
+                "version twice."
+            )
     extensions = given.get("spark.sql.extensions", _DELTA_EXTENSION)
     if _DELTA_EXTENSION not in (part.strip() for part in extensions.split(",")):
         raise UsageError(

@@ -16,13 +16,14 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from py4j.java_gateway import JVMView
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from connectors.spark.jvm import jvm
 from connectors.spark.query_failure import full_text, true_reason
 from connectors.storage.location import S3, Location, RemotePath, check_bucket, explain
-from ordering.errors import EnvironmentProblem, UsageError
+from ordering.errors import AbcastError, EnvironmentProblem, UsageError
 
 _PROBE = "_abcast_probe"
 _IS_THERE = "FileAlreadyExistsException"
@@ -40,23 +41,23 @@ def prepare(spark: SparkSession, data: Location) -> None:
     elif data not in _proved:
         check_bucket(data)
         try:
-            hadoop = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - there is no public way
-            files = _path(data).getFileSystem(hadoop)
-            if data.scheme == S3:
-                _prove(files, hadoop, data)
+            prove(jvm(), spark._jsc.hadoopConfiguration(), data)  # noqa: SLF001 - there is no public way
         except Py4JJavaError as error:
-            raise _problem(data, error) from error
+            raise problem(data, error) from error
         _proved.add(data)
 
 
-def _prove(files: Any, hadoop: Any, data: RemotePath) -> None:
-    """Give one name two contents. Raises UsageError if both are taken."""
-    name = _path(data / _PROBE / uuid.uuid4().hex)
-    store = jvm().abcast.ConditionalPutLogStore(hadoop)
+def prove(java: JVMView, hadoop: Any, data: RemotePath) -> None:
+    """Give one name two contents. Raises UsageError if both are taken, and what Java raises."""
+    name = java.org.apache.hadoop.fs.Path(str(data / _PROBE / uuid.uuid4().hex))
+    files = name.getFileSystem(hadoop)
+    if data.scheme != S3:
+        return
+    store = java.abcast.ConditionalPutLogStore(hadoop)
     try:
-        store.write(name, _lines("first"), False, hadoop)
+        store.write(name, _lines(java, "first"), False, hadoop)
         try:
-            store.write(name, _lines("second"), False, hadoop)
+            store.write(name, _lines(java, "second"), False, hadoop)
         except Py4JJavaError as error:
             if _IS_THERE in str(error.java_exception.getClass().getName()):
                 return
@@ -70,7 +71,8 @@ def _prove(files: Any, hadoop: Any, data: RemotePath) -> None:
     )
 
 
-def _problem(data: RemotePath, error: Py4JJavaError) -> Exception:
+def problem(data: RemotePath, error: Py4JJavaError) -> AbcastError:
+    """The error of ours for what Java raised."""
     told = full_text(error)
     if "No FileSystem for scheme" in told or "ClassNotFoundException" in told:
         return UsageError(
@@ -102,7 +104,7 @@ def _path(place: RemotePath) -> Any:
     return jvm().org.apache.hadoop.fs.Path(str(place))
 
 
-def _lines(text: str) -> Any:
-    lines = jvm().java.util.ArrayList()
+def _lines(java: JVMView, text: str) -> Any:
+    lines = java.java.util.ArrayList()
     lines.add(text)
     return lines.iterator()

@@ -74,7 +74,13 @@ class RemotePath:
         return self.read_bytes().decode(encoding)
 
     def exists(self) -> bool:
-        """Whether something is there, or below."""
+        """Whether something is there, or below. Raises UsageError if there is not even a bucket."""
+        if self._is_there():
+            return True
+        check_bucket(self)
+        return False
+
+    def _is_there(self) -> bool:
         from pyarrow.fs import FileType
 
         with in_a_sentence(self):
@@ -202,5 +208,5 @@ def check_bucket(place: RemotePath) -> None:
     """Raise UsageError or EnvironmentProblem if the store does not let us in, or has no such bucket."""
     if place.scheme == S3:
         root = RemotePath("://".join((place.scheme, place.url.partition("://")[2].partition("/")[0])), place.storage)
-        if not root.exists():
+        if not root._is_there():  # noqa: SLF001 - of its own class
             raise no_bucket(place)

@@ -1,0 +1,114 @@
+"""The whole of it with tables on S3: ledger jobs that are killed, that lose an answer, that work two at once; and all
+that reads what they wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from connectors import Member
+from connectors.local.broker import EmbeddedBroker
+from connectors.storage.location import RemotePath
+from connectors.testing.tiny_sequencer import TinySequencer
+from tests.cli.here import abcast_here
+from tests.crash.conftest import MakeScenario, make_scenario, temporary_files
+from tests.crash.processes import Process
+from tests.crash.scenario import Scenario, ledger_seqno
+from tests.storage.s3_server import S3Server
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.crash, pytest.mark.broker]
+
+__all__ = ["make_scenario", "temporary_files"]
+
+
+@pytest.fixture
+def scenario(broker: EmbeddedBroker, server: S3Server, make_scenario: MakeScenario) -> Iterator[Scenario]:
+    """A group at a site of its own; what it starts is let into the store."""
+    return make_scenario(broker.bootstrap_servers)
+
+
+class Answers:
+    """Keeps one answer to a commit of the ledger from who waits for it."""
+
+    def __init__(self, server: S3Server) -> None:
+        self.lost = threading.Event()
+        self._armed = threading.Event()
+        server.on_put = self._lose
+
+    def lose_one(self) -> None:
+        """The next one."""
+        self.lost.clear()
+        self._armed.set()
+
+    def _lose(self, path: str) -> bool:
+        if not self._armed.is_set() or "/ledger/_delta_log/" not in path or not path.endswith(".json"):
+            return False
+        self._armed.clear()
+        self.lost.set()
+        return True
+
+
+def start(scenario: Scenario, data: RemotePath, *, ready: bool = True) -> Process:
+    work = scenario.directory / f"work-{len(scenario.processes)}"
+    return scenario.job("ledger", data, "--work-dir", work, ready=ready)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+def test_each_seqno_once(scenario: Scenario, server: S3Server, tmp_path: Path) -> None:
+    """Killed between its commit and the answer to it; then two at once, of which one gets no answer."""
+    data = server.place("story")
+    ledger, answers = data / "ledger", Answers(server)
+    with TinySequencer(scenario.connection, scenario.group, scenario.site):
+        load = scenario.load("alice")
+        first = start(scenario, data)
+        answers.lose_one()
+        assert answers.lost.wait(60)
+        first.kill()
+        assert ledger_seqno(ledger, scenario.group) > 0  # type: ignore[arg-type]
+        rivals = [start(scenario, data, ready=False) for _ in range(2)]
+        for rival in rivals:
+            rival.wait_ready()
+        before = ledger_seqno(ledger, scenario.group)  # type: ignore[arg-type]
+        answers.lose_one()
+        assert answers.lost.wait(60)
+        eventually(lambda: ledger_seqno(ledger, scenario.group) > before + 100, 90, "two at work")  # type: ignore[arg-type]
+        assert all(rival.running() for rival in rivals)
+        rivals[0].kill()
+        sent = load.finish()
+        assert scenario.verify(sent, ledger=ledger) == len(sent)  # type: ignore[arg-type]
+        for rival in rivals[1:]:
+            rival.stop()
+    where = {**server.variables, "ABCAST_BOOTSTRAP_SERVERS": scenario.connection.bootstrap_servers}
+    where |= {"ABCAST_DATA": str(data), "ABCAST_SITE": scenario.site}
+    for command, said in (
+        (("check", "--group", scenario.group), f"ledger: {len(sent)} messages"),
+        (("query", "SELECT count(DISTINCT seqno) AS n FROM messages WHERE text(payload) IS NOT NULL"), f"{len(sent)}"),
+        (("query", "--engine", "spark", "SELECT count(DISTINCT seqno) AS n FROM ledger"), f"{len(sent)}"),
+        (("status", "--group", scenario.group), scenario.group),
+    ):
+        done = abcast_here(*command, cwd=tmp_path, variables=where)
+        assert (done.returncode, said in done.stdout) == (0, True), f"{done.stdout}{done.stderr}"
+    dry = json.loads(abcast_here("maintain", "--dry-run", "--json", cwd=tmp_path, variables=where).stdout)
+    assert dry["tables"][0]["merged"] > 1
+    done = abcast_here("maintain", "--json", cwd=tmp_path, variables=where)
+    assert json.loads(done.stdout)["tables"][0]["after"]["live_files"] == 1, done.stderr
+    forget(scenario, len(sent) // 2)
+    with Member(scenario.group, scenario.address("late"), connection=scenario.connection, ledger=str(ledger)) as late:
+        taken = [delivery.seqno for delivery in islice(late.deliveries(from_seqno=1, timeout=30), len(sent))]
+    assert taken == list(range(1, len(sent) + 1))
+
+
+def forget(scenario: Scenario, below: int) -> None:
+    """Retention drops DATA up to there."""
+    from kafka.structs import TopicPartition
+
+    with scenario.connection.admin() as admin:
+        admin.delete_records({TopicPartition(f"abcast.{scenario.group}.data.{scenario.site}", 0): below})
