@@ -69,8 +69,8 @@ def check_given(given: Mapping[str, str]) -> None:
     for name in _LOG_STORES:
         if given.get(name, LOG_STORE) != LOG_STORE:
             raise UsageError(
-                f"Spark's setting {name} is {given[name]}, and must not be set: with it, two ledger jobs could commit one "
-                "version twice."
+                f"Spark's setting {name} is {given[name]}, and must not be set: with it, two ledger jobs could commit "
+                "one version twice."
             )
     extensions = given.get("spark.sql.extensions", _DELTA_EXTENSION)
     if _DELTA_EXTENSION not in (part.strip() for part in extensions.split(",")):

@@ -160,8 +160,7 @@ def _serve(server: S3Server, client: socket.socket, port: int) -> None:
         threading.Thread(target=requests, daemon=True).start()
         with suppress(OSError):
             while data := proxied.recv(65536):
-                if puts and not data.startswith(b"HTTP/1.1 100"):
-                    if server.on_put(puts.pop()):
-                        client.shutdown(socket.SHUT_RDWR)
-                        return
+                if puts and not data.startswith(b"HTTP/1.1 100") and server.on_put(puts.pop()):
+                    client.shutdown(socket.SHUT_RDWR)
+                    return
                 client.sendall(data)

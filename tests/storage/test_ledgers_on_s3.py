@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -29,7 +28,7 @@ __all__ = ["make_scenario", "temporary_files"]
 
 
 @pytest.fixture
-def scenario(broker: EmbeddedBroker, server: S3Server, make_scenario: MakeScenario) -> Iterator[Scenario]:
+def scenario(broker: EmbeddedBroker, server: S3Server, make_scenario: MakeScenario) -> Scenario:
     """A group at a site of its own; what it starts is let into the store."""
     return make_scenario(broker.bootstrap_servers)
 
@@ -72,18 +71,18 @@ def test_each_seqno_once(scenario: Scenario, server: S3Server, tmp_path: Path) -
         answers.lose_one()
         assert answers.lost.wait(60)
         first.kill()
-        assert ledger_seqno(ledger, scenario.group) > 0  # type: ignore[arg-type]
+        assert ledger_seqno(ledger, scenario.group) > 0
         rivals = [start(scenario, data, ready=False) for _ in range(2)]
         for rival in rivals:
             rival.wait_ready()
-        before = ledger_seqno(ledger, scenario.group)  # type: ignore[arg-type]
+        before = ledger_seqno(ledger, scenario.group)
         answers.lose_one()
         assert answers.lost.wait(60)
-        eventually(lambda: ledger_seqno(ledger, scenario.group) > before + 100, 90, "two at work")  # type: ignore[arg-type]
+        eventually(lambda: ledger_seqno(ledger, scenario.group) > before + 100, 90, "two at work")
         assert all(rival.running() for rival in rivals)
         rivals[0].kill()
         sent = load.finish()
-        assert scenario.verify(sent, ledger=ledger) == len(sent)  # type: ignore[arg-type]
+        assert scenario.verify(sent, ledger=ledger) == len(sent)
         for rival in rivals[1:]:
             rival.stop()
     where = {**server.variables, "ABCAST_BOOTSTRAP_SERVERS": scenario.connection.bootstrap_servers}

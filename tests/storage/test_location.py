@@ -37,7 +37,7 @@ def test_a_path_is_local_and_a_url_is_not() -> None:
     "text", ["ftp://a/b", "http://a/b", "s3a://", "s3a:///", "s3a://a//b", "s3a://a/b?c", "gs://a b"]
 )
 def test_a_url_that_names_no_place(text: str) -> None:
-    with pytest.raises(UsageError, match="URL with s3a, abfss, gs, hdfs|names no place"):
+    with pytest.raises(UsageError, match=r"URL with s3a, abfss, gs, hdfs|names no place"):
         parse_location(text)
 
 
