@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from connectors.storage.settings import Storage, configured_storage
-from ordering.errors import AbcastError, EnvironmentProblem, UsageError
+from ordering.errors import AbcastError, EnvironmentProblem, StoreUnreachable, UsageError
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -30,7 +30,7 @@ _CONTROL = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x1f\x7f]+")
 class RemotePath:
     """A place in an object store or in HDFS: what it is asked is what a `Path` is asked.
 
-    A store that does not answer, or refuses, raises UsageError or EnvironmentProblem, with what to do.
+    A store that refuses, or is silent, raises UsageError, StoreUnreachable or EnvironmentProblem, with what to do.
     """
 
     url: str
@@ -191,7 +191,7 @@ def explain(place: RemotePath, told: str) -> AbcastError:
     if re.search(
         r"[Cc]onnect|NETWORK_CONNECTION|[Tt]imed? ?out|curlCode|dns error|UnknownHost|unreachable|max_retries", said
     ):
-        return EnvironmentProblem(
+        return StoreUnreachable(
             f"{place.storage.where} does not answer: see that it runs, and that the endpoint ([storage] in "
             "abcast.toml, ABCAST_STORAGE_ENDPOINT, AWS_ENDPOINT_URL) is right."
         )
@@ -205,7 +205,7 @@ def no_bucket(place: RemotePath) -> UsageError:
 
 
 def check_bucket(place: RemotePath) -> None:
-    """Raise UsageError or EnvironmentProblem if the store does not let us in, or has no such bucket."""
+    """Raise UsageError or StoreUnreachable if the store does not let us in, does not answer, or has no such bucket."""
     if place.scheme == S3:
         root = RemotePath("://".join((place.scheme, place.url.partition("://")[2].partition("/")[0])), place.storage)
         if not root._is_there():  # noqa: SLF001 - of its own class
