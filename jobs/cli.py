@@ -18,6 +18,7 @@ from jobs.doctor import doctor
 from jobs.isis import isis
 from jobs.ledger import ledger
 from jobs.maintain import maintain
+from jobs.members import app as members
 from jobs.options import run_command
 from jobs.package import package
 from jobs.publish import publish
@@ -86,6 +87,7 @@ app.command()(doctor)
 app.command()(query)
 app.command()(status)
 app.command()(view)
+app.add_typer(members, name="members")
 app.command()(isis)
 app.command()(maintain)
 app.command()(package)

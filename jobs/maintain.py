@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 
     from connectors.kafka.purge import Purged
     from connectors.ledger.maintenance import Care
-    from connectors.ledger.maintenance_job import Maintained
+    from connectors.ledger.maintenance_job import Idle, Maintained
     from connectors.spark.job import JobOptions, SparkJob
     from jobs.streaming import MakeJob
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 SHORTEST_S = 10
+SHORTEST_IDLE_S = 2 * 86_400
 
 _logger = logging.getLogger(__name__)
 
@@ -50,6 +51,9 @@ def maintain(
     every: Annotated[str | None, typer.Option(help="Again and again, such as every 30m or 1h.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     dead_letters: Annotated[str, typer.Option(help="So long dead letters are kept, such as 30d.")] = "30d",
+    forget_senders: Annotated[
+        str | None, typer.Option(help="Forget senders that are idle for so long, 2d or more. Else none is.")
+    ] = None,
     sites: SitesFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -58,9 +62,15 @@ def maintain(
     Small files are merged, old ones deleted; so are records of FORWARD and dead letters that are not read again. It
     may run beside the jobs; `abcast run --maintain-every 1h` does the same. FORWARD is purged below what DATA says
     was considered, of groups of one site and of a mesh. Prints files and bytes before and after.
+
+    With --forget-senders the sequencer forgets whoever had nothing ordered for so long, by the broker's time, and is no
+    member of the view. A sender that lives notices, and goes on.
     """
     pause_s = seconds(every, "--every") if every is not None else None
     kept_s = seconds(dead_letters, "--dead-letters")
+    idle_s = seconds(forget_senders, "--forget-senders") if forget_senders is not None else None
+    if idle_s is not None and idle_s < SHORTEST_IDLE_S:
+        raise UsageError(f"--forget-senders is {forget_senders!r}: give 2d or more. Clocks may differ by a day.")
     topology = optional_sites(sites, kafka_config, "maintain")
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "maintain")
     options = job_options(connection, site, data, 1)
@@ -70,7 +80,7 @@ def maintain(
     session = functools.cache(lambda: _session(data))
     while True:
         try:
-            done = take_care(session, options, Wishes(kept_s, dry_run))
+            done = take_care(session, options, Wishes(kept_s, idle_s, dry_run))
             typer.echo(_as_json(done, dry_run=dry_run) if as_json else _as_text(done, dry_run=dry_run))
         except AbcastError as error:
             if pause_s is None or not error.retriable:
@@ -115,12 +125,14 @@ def _as_json(done: Maintained, *, dry_run: bool) -> str:
     tables = [
         {**each._asdict(), "before": each.before._asdict(), "after": each.after._asdict()} for each in done.tables
     ]
-    return json.dumps({"dry_run": dry_run, "tables": tables, "topics": [each._asdict() for each in done.topics]})
+    done_for = {name: [each._asdict() for each in getattr(done, name)] for name in ("topics", "senders")}
+    return json.dumps({"dry_run": dry_run, "tables": tables, **done_for})
 
 
 def _as_text(done: Maintained, *, dry_run: bool) -> str:
     lines = [_of_table(each, dry_run=dry_run) for each in done.tables]
     lines += [_of_topic(each, dry_run=dry_run) for each in done.topics if each.records]
+    lines += [_of_senders(each, dry_run=dry_run) for each in done.senders]
     return "\n".join(lines) or "nothing to do"
 
 
@@ -133,6 +145,11 @@ def _of_table(care: Care, *, dry_run: bool) -> str:
     )
     was = "" if dry_run else f" (before: {before.files:,} files, {before.bytes:,} bytes)"
     return f"{done}; {now}{was}"
+
+
+def _of_senders(idle: Idle, *, dry_run: bool) -> str:
+    done = f"{len(idle.senders):,} would be forgotten" if dry_run else f"{idle.forgotten:,} forgotten"
+    return f"{idle.group}: {len(idle.senders):,} idle senders, {done}"
 
 
 def _of_topic(purged: Purged, *, dry_run: bool) -> str:

@@ -8,7 +8,8 @@ It holds no records. An engine keeps those that `arrived` tells it to, and takes
 
 An engine keeps this order of writing, which is all that `ordering.isis_site` asks for:
 
-1. An entry is written when all DATA before it stands in Kafka, as it may have a snapshot that counts these.
+1. An entry is written when all DATA and dead letters before it stand in Kafka: it says so (`complete`), and may have a
+   snapshot that counts these.
 2. DATA is written, and the next step begun, when the entry stands in Kafka.
 
 One that passes all to one partition in this order, and of whose records there is never one without all before it, keeps
@@ -25,12 +26,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ordering.errors import Disagreement, HistoryUnavailable, ProtocolViolation
+from ordering.errors import HistoryUnavailable, ProtocolViolation
 from ordering.isis import Tick
 from ordering.isis_codec import decode, encode
-from ordering.isis_log import Entry, Ordered, ranges_of
+from ordering.isis_log import Entry, Ordered, judge, ranges_of
 from ordering.isis_messages import Exclude
-from ordering.isis_site import Arrived, Heard, Mark, Sequenced, Site, SiteState, judge
+from ordering.isis_site import Arrived, Heard, Mark, Sequenced, Site, SiteState
 from ordering.records import ENTRY, EPOCH, Data, Exclusion
 from ordering.sequencer import SequencerState, begin_batch
 
@@ -52,19 +53,21 @@ class Reading(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What follows from a run that is decided, and how many of its DATA records stand there already."""
+    """What follows from a run that is decided; how many of its DATA records stand there already; and whether its dead
+    letters are to be written, which are at the site of their senders.
+    """
 
     closing: tuple[Data, ...]
     standing: int
+    has_dead_letters: bool
 
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
     """All that a group knows between two steps, but for the sequencer's state, which is at `position`.
 
-    `sent`: the last seqno that was passed to Kafka. `unsure`: other sites of which it is not known whether they have
-    read more of this site's log than there is. `exclusions` are still to be carried out, in this view or a later one;
-    `excluded` were, in this one.
+    `sent`: the last seqno that was passed to Kafka. `exclusions` are still to be carried out, in this view or a later
+    one; `excluded` were, in this one.
     """
 
     site: SiteState
@@ -72,7 +75,6 @@ class GroupState:
     position: int
     sent: int
     readings: tuple[Reading, ...] = ()
-    unsure: tuple[str, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
     excluded: tuple[Exclusion, ...] = ()
 
@@ -91,15 +93,14 @@ def after_takeover(state: SiteState, taken: SequencerState) -> Group:
     site = Site(state, taken.epoch, now_ms=state.process.now_ms)
     # Which epoch has decided what is this site's own business, and not agreed on.
     site.sequenced.state = replace(site.sequenced.state, seals=taken.seals, unsnapped=0)
-    others = {life.name for life in state.process.view.members} - {site.me.name}
-    return Group(site, taken.seqno, unsure=() if state.number else others)
+    return Group(site, taken.seqno)
 
 
 def going_on(state: GroupState, sequencer: SequencerState) -> Group:
     """A group as it was at the end of a step. Raises ProtocolViolation."""
     sequenced = Sequenced(state.site, state.epoch, sequencer, state.position)
     site = Site(state.site, state.epoch, sequenced=sequenced)
-    return Group(site, state.sent, state.readings, state.unsure, state.exclusions, state.excluded)
+    return Group(site, state.sent, state.readings, state.exclusions, state.excluded)
 
 
 class Group:
@@ -110,14 +111,12 @@ class Group:
         site: Site,
         sent: int,
         readings: Iterable[Reading] = (),
-        unsure: Iterable[str] = (),
         exclusions: Iterable[Exclusion] = (),
         excluded: Iterable[Exclusion] = (),
     ) -> None:
         self.site = site
         self.sent = self.written = sent
         self._readings = {reading.name: reading for reading in readings}
-        self._unsure = set(unsure)
         self._exclusions, self._excluded = list(exclusions), list(excluded)
 
     def state(self) -> GroupState:
@@ -128,7 +127,6 @@ class Group:
             self.site.sequenced.position,
             self.sent,
             tuple(self._readings[name] for name in sorted(self._readings)),
-            tuple(sorted(self._unsure)),
             tuple(self._exclusions),
             tuple(self._excluded),
         )
@@ -175,24 +173,11 @@ class Group:
         try:
             counts = judge(self.site.log_row(site), record)[1]
             entry = read_entry(record) if record.kind == ENTRY and counts else None
-            known = self._known_of_us(site, entry) if entry is not None and site in self._unsure else 0
         except ProtocolViolation:
             return False
-        if known > self.site.number:
-            raise Disagreement(
-                f"site {site} has read entry {known} of the log of {self.site.me.name}, which ends at "
-                f"{self.site.number} now: it was lost. Have the others exclude this site, and take a new name."
-            )
         if entry is not None or record.kind == EPOCH:
             self.site.take(Heard(site, at, record.epoch, entry))
         return True
-
-    def _known_of_us(self, site: str, entry: Entry) -> int:
-        """How far the other site had read this site's log. When it has read this epoch, all is well from then on."""
-        row = next((row for row in SiteState.from_bytes(entry.state).logs if row.site == self.site.me.name), None)
-        if row is not None and row.epoch == self.site.epoch:
-            self._unsure.discard(site)
-        return 0 if row is None else row.number
 
     def tick(self, elapsed_ms: int) -> None:
         """So much time has passed since the last step that was told, or more."""
@@ -242,11 +227,14 @@ class Group:
         sequenced.state, snapshots = begin_batch(sequenced.state)
         return snapshots
 
-    def decided(self, state: SequencerState) -> Decided:
-        """The run that is due was decided, with that state behind it. What is not standing is on its way now."""
+    def decided(self, state: SequencerState, *, is_refused: bool) -> Decided:
+        """The run that is due was decided, with that state behind it. What is not standing is on its way now.
+
+        `is_refused`: some of its records are.
+        """
         before = self.site.sequenced.state.seqno
-        closing = self.site.sequenced.end_run(state)
+        closing, has_dead_letters = self.site.end_run(state, is_refused=is_refused)
         after = self.site.sequenced.state.seqno
         standing = max(0, min(self.sent, after) - before)
         self.sent = max(self.sent, after)
-        return Decided(closing, standing)
+        return Decided(closing, standing, has_dead_letters)

@@ -3,11 +3,21 @@
 An *entry* is one record: what the site has promised (its state), what it says to others (letters), and what is ordered
 by then. A letter leaves a site only as part of an entry that stands in its log, since what relays carry is the log. So
 there is no moment at which a promise is known to others and may still be forgotten.
+
+A log is a *chain*: each entry names the digest of the one before it. A digest covers the entry's state and, by that
+name, all before it. So two logs of one site, the second one begun when the first one was lost, differ in each digest
+from where they part, though their epochs and numbers may be the same.
+
+Invariant. A reader takes the entries of one chain only: `read_on` takes entry n + 1 if it names the digest of entry n
+that was taken. What does not follow is left out, and the row says so from then on (`is_broken`), until something
+follows. A reader that starts again goes on from its row, which a crash may set back, but to an earlier entry of the
+same chain.
 """
 
 from __future__ import annotations
 
 import functools
+from hashlib import blake2b
 from typing import NamedTuple, cast
 
 from ordering.errors import ProtocolViolation
@@ -27,6 +37,10 @@ from ordering.isis_messages import (
     Promise,
     Refuse,
 )
+from ordering.reader import Reader, Verdict
+from ordering.records import ENTRY, EPOCH, MESSAGE, Data
+
+_DIGEST_BYTES = 8
 
 _KINDS = {
     kind.__name__.lower(): kind
@@ -71,12 +85,36 @@ class Letter(NamedTuple):
     body: str
 
 
+class LogRow(NamedTuple):
+    """How far another site's log was read: the state of the reading rule, and where to read on here.
+
+    `digest` is that of the last entry that was taken. `is_broken`: what came next does not follow it. `known` is how
+    far that site was heard to have read this site's log.
+    """
+
+    site: str
+    epoch: int
+    number: int
+    at: int
+    digest: bytes = b""
+    is_broken: bool = False
+    known: int = 0
+
+
+class Own(NamedTuple):
+    """An entry of the site's own: its number and digest."""
+
+    number: int
+    digest: bytes
+
+
 class Entry(NamedTuple):
     """One step of a site: the `number`th of its log, in that epoch. `origin` is the group's of ISIS views.
 
     `ordered` follows what earlier entries of the log have, without a gap. `state` and `snapshot` are the site's own
     business. The snapshot is large and seldom new, so most entries have none: `base` is the entry whose snapshot is
-    part of the state.
+    part of the state. `before` is the digest of the entry before it, and `logs` how far the site has read the others'
+    logs: it is part of the state, and stands here for those others.
     """
 
     origin: int
@@ -87,6 +125,15 @@ class Entry(NamedTuple):
     state: bytes = b""
     base: int = 0
     snapshot: bytes = b""
+    before: bytes = b""
+    logs: tuple[LogRow, ...] = ()
+
+    @property
+    def digest(self) -> bytes:
+        """Of the chain up to this entry."""
+        chain = blake2b(b"%b %d %d " % (self.before.hex().encode(), self.epoch, self.number), digest_size=_DIGEST_BYTES)
+        chain.update(self.state)
+        return chain.digest()
 
     def to_bytes(self) -> bytes:
         """As the payload of a record."""
@@ -96,6 +143,28 @@ class Entry(NamedTuple):
     def from_bytes(cls, raw: bytes) -> Entry:
         """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
         return decode(cls, raw)
+
+
+def judge(row: LogRow, record: Data) -> tuple[LogRow, bool]:
+    """The row behind the next record of a log, an entry or a seal; and whether it is an entry that counts.
+
+    By its number and epoch, that is, as `ordering.reader` has it: what the entry says is not looked at.
+    """
+    reader = Reader(row.epoch, row.number)
+    kind, number = (MESSAGE, record.local_seqno) if record.kind == ENTRY else (EPOCH, 0)
+    verdict = reader.accept(kind, record.epoch, number)
+    return row._replace(epoch=reader.epoch, number=reader.last_seqno), verdict is Verdict.TAKE
+
+
+def read_on(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]:
+    """`judge` for a record that was read: an entry counts if it follows the last one that did."""
+    bare = Data(EPOCH, epoch) if entry is None else Data(ENTRY, epoch, local_seqno=entry.number)
+    behind, counts = judge(row, bare)
+    if entry is None or not counts:
+        return behind, False
+    if entry.before != row.digest:
+        return row._replace(epoch=behind.epoch, is_broken=True), False
+    return behind._replace(digest=entry.digest, is_broken=False), True
 
 
 def absent_from(view: View) -> tuple[str, ...]:

@@ -58,8 +58,23 @@ site knows of a view of sites, or how long it has heard nothing, decides nothing
 
 What waits. With a majority of the last view everything goes on, at the sites that are in the view. A site outside it
 orders nothing of its own, and says so (`is_waiting`); its members' messages stand in its FORWARD, and are ordered when
-it is back. Two sites need each other, or an operator's `Exclude`. A site whose log is lost is not the same site any
-more: it must not come back under its name.
+it is back. Two sites need each other, or an operator's `Exclude`.
+
+A site whose log is lost, or the end of it, has forgotten promises. It is not the same site any more, and must not come
+back under its name. Suppose that it does.
+
+* *Who has read anything that was lost never takes anything of the new log.* Entries are a chain (`isis_log`), and what
+  it has read is not in the new one: by the digest nothing there follows. To these sites it is as one that has died
+  behind the last entry that they have read, which `isis_views` allows. Their entries go on naming that entry.
+* *The site is told by any of them, whenever that may be, and ends (`_compare`).* Each entry of such a site names an
+  epoch, a number and a digest of the log that was lost. If the new log has not come so far, that is seen. If it has,
+  another digest is there. The site knows its digests (`trail`) from the last entry on that the other one was heard to
+  know, which is before all that was lost; of more than `MAX_TRAIL` the middle is not kept. And who reads an entry that
+  does not follow says so at once, by an entry for that alone (`is_broken`). All entries are compared, so it does not
+  matter what the site has done, or how often it has begun again, before it heard the first one.
+* A site that has read nothing of what was lost knows of no promise in it, and takes the new log for the old one. As
+  long as it alone is heard, as in a cut, the two go on, and may decide again what the others had agreed on with the old
+  log. Nothing there tells such a site from one that was only away: no protocol does without that log.
 
 Bounds. At most `MAX_RUNS_IN_FLIGHT` runs of a site are under way, of `MAX_RUN_RECORDS` each; what has come besides
 stands in FORWARD. Runs that wait for their records are at most the runs in flight; one that is too many is dropped, and
@@ -83,19 +98,21 @@ from ordering.isis_formation import Life, first_view
 from ordering.isis_log import (
     Entry,
     Letter,
+    LogRow,
     Ordered,
+    Own,
     Range,
     absent_from,
     ranges_of,
     read_letter,
+    read_on,
     run_of,
     write_letter,
 )
 from ordering.isis_messages import Deliver, Exclude, Installed, Message, NotExcluded, Output, Outside, Stuck, To
 from ordering.isis_views import SUSPECT_AFTER_MS, Process, ProcessState, awake, member
 from ordering.log_time import without_sites
-from ordering.reader import Reader, Verdict
-from ordering.records import ENTRY, EPOCH, MESSAGE, Data, DeadLetter, Forward, Malformed
+from ordering.records import Data, DeadLetter, Forward, Malformed
 from ordering.sequencer import SequencerState, end_batch, step
 
 MAX_RUNS_IN_FLIGHT = 8
@@ -115,6 +132,9 @@ MAX_UNSEQUENCED_RUNS = 1_024
 
 MAX_MARKS = 16
 """Places from which the records of one partition can be read again."""
+
+MAX_TRAIL = 64
+"""Entries of its own of which a site knows the digests: those that other sites may name next, and the last ones."""
 
 SNAPSHOT_EVERY_RUNS = 32
 """Runs between two snapshots, about: what a job that starts has to sequence again."""
@@ -145,8 +165,15 @@ class Heard(NamedTuple):
 
 SiteEvent = Arrived | Heard | Tick | Exclude
 
-Notice = Installed | Outside | Stuck | NotExcluded
-"""What an operator may want to know: which view is in force, and what a site waits for."""
+
+class OtherLog(NamedTuple):
+    """What came next in that site's log does not follow what was read of it: the log was lost, and begun anew."""
+
+    site: str
+
+
+Notice = Installed | Outside | Stuck | NotExcluded | OtherLog
+"""What an operator may want to know: which view is in force, what a site waits for, and who must not go on."""
 
 
 class Place(NamedTuple):
@@ -166,15 +193,6 @@ class Mark(NamedTuple):
     at: int
 
 
-class LogRow(NamedTuple):
-    """How far another site's log was read: the state of the reading rule, and where to read on here."""
-
-    site: str
-    epoch: int
-    number: int
-    at: int
-
-
 class Waiting(NamedTuple):
     """A run of another site that waits for its records."""
 
@@ -188,7 +206,9 @@ class SiteState:
 
     `number` is that of its last entry, `position` the last one ordered. `snapshot` is the sequencer's state after the
     position `sequenced` (it stands in entry `base`), and `since` has the runs ordered after that. `ahead` are runs that
-    are ordered, and do not follow yet.
+    are ordered, and do not follow yet. `trail` are entries of its own, the last one and those that others may name.
+    Of all up to the position `complete`, DATA and dead letters stand in Kafka; the run that ends at `refused` was the
+    last one to have some.
     """
 
     group: str
@@ -204,6 +224,9 @@ class SiteState:
     waiting: tuple[Waiting, ...] = ()
     rejected: int = 0
     base: int = 0
+    trail: tuple[Own, ...] = ()
+    complete: int = 0
+    refused: int = 0
 
     def to_bytes(self) -> bytes:
         """The state as JSON, equal states as equal bytes."""
@@ -249,21 +272,8 @@ def state_of(last: Entry, snapshot: bytes | None) -> SiteState:
     """The state of a site whose last entry it is, with the snapshot of the entry `base`. Raises ProtocolViolation."""
     if snapshot is None:
         raise ProtocolViolation(f"entry {last.number} needs the snapshot of {last.base}, which is not there.")
-    return replace(SiteState.from_bytes(last.state), snapshot=snapshot)
-
-
-def read_on(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]:
-    """The row behind the next record of a site's log, an entry or a seal; and whether it is an entry that counts."""
-    reader = Reader(row.epoch, row.number)
-    kind, number = (MESSAGE, entry.number) if entry is not None else (EPOCH, 0)
-    verdict = reader.accept(kind, epoch, number)
-    return LogRow(row.site, reader.epoch, reader.last_seqno, row.at), verdict is Verdict.TAKE
-
-
-def judge(row: LogRow, record: Data) -> tuple[LogRow, bool]:
-    """`read_on` for a record of a log whose entry need not be read."""
-    bare = Entry(0, record.epoch, record.local_seqno) if record.kind == ENTRY else None
-    return read_on(row, record.epoch, bare)
+    state = SiteState.from_bytes(last.state)
+    return replace(state, snapshot=snapshot, logs=last.logs, trail=(*state.trail, Own(last.number, last.digest)))
 
 
 class Site:
@@ -279,6 +289,8 @@ class Site:
         self.me = self.process.me
         self._absent = absent_from(self.process.view)
         self.position, self.number, self.rejected = state.position, state.number, state.rejected
+        self._trail = dict(state.trail)
+        self.complete, self._refused = state.complete, state.refused
         self._places = {place.name: place for place in state.places}
         self._logs = {row.site: row for row in state.logs}
         self._waiting = list(state.waiting)
@@ -286,6 +298,7 @@ class Site:
         self._since = deque(state.since)
         self._snapshot, self._sequenced, self._base = state.snapshot, state.sequenced, state.base
         self._news: list[Ordered] = []
+        self._broken: list[OtherLog] = []
         self.notices: tuple[Notice, ...] = ()
         """Of the last step."""
         self.sequenced = Sequenced(state, epoch) if sequenced is None else sequenced
@@ -306,6 +319,9 @@ class Site:
             waiting=tuple(self._waiting),
             rejected=self.rejected,
             base=self._base,
+            trail=tuple(Own(*each) for each in self._trail.items()),
+            complete=self.complete,
+            refused=self._refused,
         )
 
     @property
@@ -341,20 +357,39 @@ class Site:
             self.process.take(event)
 
     def end_step(self) -> Entry | None:
-        """The entry to write, if something is to leave: nothing else may be done before it stands in the log."""
+        """The entry to write, if something is to leave: nothing else may be done before it stands in the log.
+
+        All DATA and dead letters before must stand in Kafka.
+        """
         self._submit()
         self._waiting = [run for run in self._waiting if run.message.view == self.process.view.id]
         letters = self._take_outputs(self.process.end_batch())
-        if not letters and not self._news:
+        self.notices, broken, self._broken = (*self.notices, *self._broken), self._broken, []
+        if not letters and not self._news and not broken and self._refused <= self.complete:
             return None
+        self.complete = max(self.complete, self.sequenced.position)
         ordered, self._news = tuple(self._news), []
+        before = self._trail.get(self.number, b"")
+        self._forget_trail()
         self.number += 1
         self._since += ordered
         if self._take_snapshot() or not self._base or self.number - self._base >= SNAPSHOT_EVERY_ENTRIES:
             self._base = self.number
         snapshot = self._snapshot if self._base == self.number else b""
-        state = replace(self.state(), snapshot=b"").to_bytes()
-        entry = Entry(self.process.view.origin, self.epoch, self.number, letters, ordered, state, self._base, snapshot)
+        known = self.state()
+        entry = Entry(
+            self.process.view.origin,
+            self.epoch,
+            self.number,
+            letters,
+            ordered,
+            replace(known, snapshot=b"", logs=()).to_bytes(),
+            self._base,
+            snapshot,
+            before,
+            known.logs,
+        )
+        self._trail[self.number] = entry.digest
         self.sequenced.expect(ordered)
         return entry
 
@@ -362,6 +397,18 @@ class Site:
         """The next run to be sequenced, if its records are here. To be asked when the last entry is in the log."""
         run = self.sequenced.next()
         return run if run is not None and self._is_here(run) else None
+
+    def end_run(self, state: SequencerState, *, is_refused: bool) -> tuple[tuple[Data, ...], bool]:
+        """The run that was due is decided, with that state behind it, and whether some of it is refused: what follows
+        from it, and whether its dead letters are to be written here, and stand nowhere yet for all that is known.
+
+        The next entry says that they do. One is made for that alone, so that no later start writes them again.
+        """
+        run = self.sequenced.next()
+        assert run is not None
+        is_to_write = is_refused and run.sender == self.me and run.last > self.complete
+        self._refused = run.last if is_to_write else self._refused
+        return self.sequenced.end_run(state), is_to_write
 
     # FORWARD
 
@@ -407,11 +454,35 @@ class Site:
             raise Disagreement(
                 f"site {event.site} is of another group of sites than {self.me.name}: have they the same sites' file?"
             )
-        row = self.log_row(event.site)
-        row, counts = read_on(row._replace(at=max(row.at, event.at)), event.epoch, entry)
+        before = self.log_row(event.site)
+        row, counts = read_on(before._replace(at=max(before.at, event.at)), event.epoch, entry)
         self._logs[event.site] = row
+        if row.is_broken and not before.is_broken:
+            self._broken.append(OtherLog(event.site))
         if entry is not None and counts:
+            self._compare(event.site, entry)
             self._take_entry(event.site, entry)
+
+    def _compare(self, site: str, entry: Entry) -> None:
+        """See that what another site has read of this site's log is a beginning of what it is."""
+        named = next((row for row in entry.logs if row.site == self.me.name), LogRow("", 0, 0, 0))
+        here = self._trail.get(named.number, named.digest)  # that of long ago is not known any more
+        if named.epoch > self.epoch or named.number > self.number or named.digest != here or named.is_broken:
+            raise Disagreement(
+                f"site {site} has read the log of {self.me.name} up to entry {named.number} of epoch {named.epoch}. "
+                f"It is another one now, up to entry {self.number} of epoch {self.epoch}: it was lost. Have the others "
+                "exclude this site, and take a new name."
+            )
+        self._logs[site] = self._logs[site]._replace(known=named.number)
+
+    def _forget_trail(self) -> None:
+        """What all others are past is not named again. Of very much, the middle is not kept."""
+        others = {life.name for life, _ in self.process.view.rows} | {life.name for life in self.process.view.members}
+        first = min((self.log_row(name).known for name in others - {self.me.name}), default=self.number)
+        numbers = [number for number in self._trail if number >= min(first, self.number)]
+        if len(numbers) > MAX_TRAIL:
+            numbers = numbers[: MAX_TRAIL // 2] + numbers[-MAX_TRAIL // 2 :]
+        self._trail = {number: self._trail[number] for number in numbers}
 
     def _take_entry(self, site: str, entry: Entry) -> None:
         for ordered in entry.ordered:

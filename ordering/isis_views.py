@@ -304,6 +304,15 @@ class Process:
         """Whether nothing can be ordered here now: no view, or one that is being left."""
         return self.agreement is None or self.agreement.is_frozen
 
+    @property
+    def latest_incarnation(self) -> int:
+        """Of this process's name, of all that a fresh one has heard of; its own if it is that."""
+        if self.formation is None:
+            return self.me.incarnation
+        lives = [*self.view.members, *(life for life, _ in self.view.rows)]
+        told = (life.incarnation for life in lives if life.name == self.me.name)
+        return max(self.formation.newest(self.me.name), *told, self.me.incarnation)
+
     def begin_alone(self) -> None:
         """The first view of a group of one, which no other process confirms."""
         view = self.formation.view() if self.formation is not None else None
@@ -537,7 +546,9 @@ class Process:
             self._attempt = attempt._replace(is_stuck=True)
             lives = tuple(self.view.members[place] for place in sorted(reached))
             self._outputs.append(Stuck(self.view, lives, size // 2 + 1))
+        # Time, or an operator, may have made those who have answered enough.
         self._choose()
+        self._decide()
 
     def _question(self, attempt: Attempt) -> Message:
         if attempt.value is None:
@@ -585,7 +596,14 @@ class Process:
             return
         accepted_by = tuple(sorted({*attempt.accepted_by, place}))
         self._attempt = attempt._replace(accepted_by=accepted_by)
-        if is_quorum(accepted_by, len(self.view.members), self._excluded_places()):
+        self._decide()
+
+    def _decide(self) -> None:
+        """The value is decided once a quorum has accepted it."""
+        attempt = self._attempt
+        if attempt is None or attempt.value is None:
+            return
+        if is_quorum(attempt.accepted_by, len(self.view.members), self._excluded_places()):
             everybody = {*self.view.members, *attempt.value.view.members} - {self.me}
             self._outputs += [To(life, Decided(attempt.value)) for life in sorted(everybody)]
             self._learn(attempt.value)

@@ -25,7 +25,8 @@ before that view. So each message comes, and comes once.
 *Received rows of members that left.* A sender's row must outlive it, or its old records would be taken for new ones.
 The rows of the last `MAX_LEFT` members that left are kept. An older row is dropped, unless its sender has sent since.
 Its incarnation then raises `incarnation_floor`: a sender without a row must have a higher one. So a dropped life can't
-come back. A member that starts again takes the time as its incarnation, which is above the floor.
+come back. A member that starts again takes the time as its incarnation, which is above the floor. Other rows are
+dropped if somebody asks for it (`ordering.forgetting`).
 
 *Remote views.* In a mesh, a relay tells the views of the site it comes from, as `remote-view` records of its own. Their
 incarnation is the epoch of the view, and their local seqno is its id. A record that is higher than the relay's received
@@ -50,10 +51,12 @@ from typing import Any, NamedTuple
 from ordering.canonical import canonical_json
 from ordering.errors import ProtocolViolation, UsageError
 from ordering.flush import NO_FLUSH, Flush, Phase
+from ordering.forgetting import NO_ROWS, NOTHING_FORGOTTEN, SenderRow, forgettable, from_payload
 from ordering.names import is_address, is_relay, relay_of
 from ordering.records import (
     FLUSH_COMPLETED,
     FLUSH_OK,
+    FORGET,
     JOIN,
     LEAVE,
     MAX_NUMBER,
@@ -223,9 +226,13 @@ class Membership:
         """Whether some incarnation of it is in the view."""
         return address in self._addresses
 
+    def keeps_row(self, address: str) -> bool:
+        """Whether its received row is not to be forgotten: a member's, one's that waits to join, a relay's."""
+        return self.is_member(address) or is_relay(address) or any(life.address == address for life in self.joining)
+
     def may_send(self, address: str, kind: str) -> bool:
         """Whether a FORWARD of that kind is taken from that sender, or a dead letter."""
-        if not self.settings.closed or kind in (JOIN, SETTINGS, REMOTE_VIEW) or self.is_member(address):
+        if not self.settings.closed or kind in (JOIN, SETTINGS, FORGET, REMOTE_VIEW) or self.is_member(address):
             return True
         return kind == LEAVE and any(life.address == address for life in self.joining)
 
@@ -295,7 +302,12 @@ class Membership:
 NO_MEMBERS = Membership()
 
 
-def refusal(membership: Membership, record: Forward) -> str:
+def forgotten_by(membership: Membership, record: Forward, received: Mapping[str, Accepted]) -> tuple[SenderRow, ...]:
+    """The rows that a `forget` record drops."""
+    return forgettable(from_payload(record.payload) or (), received, membership.keeps_row, record.timestamp_ms)
+
+
+def refusal(membership: Membership, record: Forward, received: Mapping[str, Accepted]) -> str:
     """Why an accepted control record changes nothing; "" if it does."""
     life, flush = Life(record.sender, record.incarnation), membership.flush
     is_member = life in membership.members and record.sender not in membership.leaving
@@ -307,6 +319,10 @@ def refusal(membership: Membership, record: Forward) -> str:
         except UsageError as error:
             return str(error)
         return ""
+    if record.kind == FORGET:
+        if from_payload(record.payload) is None:
+            return NO_ROWS
+        return "" if forgotten_by(membership, record, received) else NOTHING_FORGOTTEN
     if record.kind == REMOTE_VIEW:
         return (
             ""
@@ -337,6 +353,8 @@ def fold(membership: Membership, record: Data, received: Mapping[str, Accepted])
     """The membership after an effective DATA record. Raises ProtocolViolation for what no sequencer writes."""
     if record.kind == VIEW:
         return _install(membership, payload_of(record), received)
+    if record.kind == FORGET:
+        return _forget(membership, record, received)
     return Fold(_changed(membership, record))
 
 
@@ -404,6 +422,20 @@ def _install(membership: Membership, view: dict[str, Any], received: Mapping[str
         heard={address: when for address, when in heard if address in stay or is_relay(address)},
     )
     return Fold(after if after.is_watched else after.without_time(), tuple(row.address for row in dropped))
+
+
+def _forget(membership: Membership, record: Data, received: Mapping[str, Accepted]) -> Fold:
+    rows = from_payload(record.payload)
+    if rows is None:
+        raise ProtocolViolation(f"the {FORGET} of seqno {record.seqno} names no rows.")
+    dropped = {row.sender for row in rows if received.get(row.sender) == row[1:]}
+    after = replace(
+        membership,
+        left=tuple(row for row in membership.left if row.address not in dropped),
+        lives_over={address: number for address, number in membership.lives_over.items() if address not in dropped},
+        incarnation_floor=max(membership.incarnation_floor, *(row.incarnation for row in rows), 0),
+    )
+    return Fold(after, tuple(row.sender for row in rows if row.sender in dropped))
 
 
 def _apply_remote_view(membership: Membership, record: Data) -> Membership:

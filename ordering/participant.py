@@ -38,6 +38,11 @@ Invariants:
   the next life (a stranded one is over as long as the group is closed; see above). If it is not, what was sent may be
   ordered as a stranger's: the driver waits for that, and what is left then is lost (`Excluded`), and not sent under a
   second id.
+* *Who is forgotten is over, too.* A stranger whose row a `forget` record drops (`ordering.forgetting`) has acknowledged
+  all that was ordered of it, and nothing more will be. The same holds for one that has no row yet, if the record names
+  somebody of a later incarnation. So a participant knows whether its name has a row: by the state with which it began,
+  and by what of its name was ordered since. What is left goes on in a new life, which does not join if this one has not
+  asked to.
 * *A receipt is for the message, not for its id:* a message that is carried over keeps its receipt, which gets the new
   id; an id under which something else was ordered is no answer (`connectors.client.lives`).
 
@@ -59,11 +64,13 @@ from typing import Any, NamedTuple
 from ordering.errors import ProtocolViolation
 from ordering.events import KnownGroup, Unblock, ViewChange
 from ordering.flush import Phase as FlushPhase
+from ordering.forgetting import from_payload
 from ordering.forward_table import Pending, carried_from, control_headers, is_control, kind_of
 from ordering.membership import Life, Settings
 from ordering.records import (
     FLUSH_COMPLETED,
     FLUSH_OK,
+    FORGET,
     JOIN,
     LEAVE,
     REFUSED,
@@ -97,6 +104,7 @@ class Phase(Enum):
     LEAVING = "leaving"  # has sent LEAVE, if there was anything to leave
     EXCLUDED = "excluded"  # a view has come without it; what it has sent is a stranger's now
     OVER = "over"  # the same, and nothing more of this life is ordered
+    FORGOTTEN = "forgotten"  # the same of a life that is in no view, and has not asked
     GONE = "gone"  # it has left, or was closed
 
 
@@ -118,6 +126,7 @@ class Cause(Enum):
     ADMITTED_QUIET = "a view with it, within a flush that an earlier start has answered"
     EXCLUDED = "a view without it"
     OVER = "a view without it, after which nothing of it is ordered"
+    FORGOTTEN = "its name is forgotten"
     CLOSED = "the group is closed"
     OPENED = "the group is open"
     STRANDED = "its JOIN can't be ordered"
@@ -172,6 +181,7 @@ OF_A_FLUSH = (SEND_FLUSH_OK, ASK)
 """Those that name the flush in hand."""
 
 P, C = Phase, Cause
+ENDS_OF_A_LIFE = (C.OVER, C.FORGOTTEN)
 TRANSITIONS: dict[tuple[Phase, Cause], Row] = {
     # A life begins, ...
     (P.BETWEEN, C.BEGIN): Row(P.STRANGER),
@@ -183,6 +193,7 @@ TRANSITIONS: dict[tuple[Phase, Cause], Row] = {
     (P.STRANGER, C.JOIN): Row(P.JOINING, (SEND_JOIN,)),
     (P.STRANGER, C.CLOSED): Row(P.KEPT_OUT),
     (P.STRANGER, C.LEAVE): Row(P.LEAVING),
+    (P.STRANGER, C.FORGOTTEN): Row(P.FORGOTTEN, (BEGIN_ANEW,)),
     (P.STRANGER, C.ADMITTED): Row(P.MEMBER),
     (P.STRANGER, C.ADMITTED_IN_FLUSH): Row(P.BORN_QUIET),
     (P.STRANGER, C.ADMITTED_QUIET): Row(P.QUIET),
@@ -192,10 +203,11 @@ TRANSITIONS: dict[tuple[Phase, Cause], Row] = {
     (P.JOINING, C.ADMITTED): Row(P.MEMBER),
     (P.JOINING, C.ADMITTED_IN_FLUSH): Row(P.BORN_QUIET),
     (P.JOINING, C.ADMITTED_QUIET): Row(P.QUIET),
-    (P.JOINING, C.OVER): Row(P.OVER, (BEGIN_ANEW,)),
+    **{(phase, cause): Row(P.OVER, (BEGIN_ANEW,)) for phase in (P.JOINING, P.AWAITING) for cause in ENDS_OF_A_LIFE},
     (P.KEPT_OUT, C.JOIN): Row(P.AWAITING, (SEND_JOIN,)),
     (P.KEPT_OUT, C.OPENED): Row(P.STRANGER, (SEND_TABLE,)),
     (P.KEPT_OUT, C.LEAVE): Row(P.LEAVING),
+    (P.KEPT_OUT, C.FORGOTTEN): Row(P.FORGOTTEN, (BEGIN_ANEW,)),
     (P.KEPT_OUT, C.ADMITTED): Row(P.MEMBER, (SEND_TABLE,)),
     (P.KEPT_OUT, C.ADMITTED_IN_FLUSH): Row(P.BORN_QUIET),
     (P.AWAITING, C.JOIN): Row(P.AWAITING),
@@ -203,7 +215,6 @@ TRANSITIONS: dict[tuple[Phase, Cause], Row] = {
     (P.AWAITING, C.LEAVE): Row(P.LEAVING, (SEND_LEAVE,)),
     (P.AWAITING, C.ADMITTED): Row(P.MEMBER, (SEND_TABLE,)),
     (P.AWAITING, C.ADMITTED_IN_FLUSH): Row(P.BORN_QUIET),
-    (P.AWAITING, C.OVER): Row(P.OVER, (BEGIN_ANEW,)),
     (P.AWAITING, C.STRANDED): Row(P.OVER, (BEGIN_ANEW,)),
     # What it said in a flush that an earlier start has answered was dropped.
     **{(phase, C.HEARD): Row(phase, (SEND_TABLE,)) for phase in (P.STRANGER, P.JOINING, P.MEMBER, P.BLOCKING)},
@@ -241,10 +252,13 @@ TRANSITIONS: dict[tuple[Phase, Cause], Row] = {
     (P.ASKED_AGAIN, C.OVER): Row(P.OVER, (UNBLOCK, BEGIN_ANEW)),
     # ... which ends this life, with or without its messages.
     (P.EXCLUDED, C.CLOSED): Row(P.OVER),
+    (P.EXCLUDED, C.FORGOTTEN): Row(P.OVER),
     (P.EXCLUDED, C.HAND_OVER): Row(P.BETWEEN, (LOSE,)),
     (P.EXCLUDED, C.LEAVE): Row(P.GONE),
     (P.OVER, C.HAND_OVER): Row(P.BETWEEN, (CARRY,)),
     (P.OVER, C.LEAVE): Row(P.GONE),
+    (P.FORGOTTEN, C.HAND_OVER): Row(P.BETWEEN, (CARRY,)),
+    (P.FORGOTTEN, C.LEAVE): Row(P.GONE),
     # It leaves. What was kept back is sent before its LEAVE is ordered.
     (P.LEAVING, C.ADMITTED): Row(P.LEAVING, (SEND_TABLE,)),
     (P.LEAVING, C.ADMITTED_IN_FLUSH): Row(P.LEAVING),
@@ -253,6 +267,7 @@ TRANSITIONS: dict[tuple[Phase, Cause], Row] = {
     (P.LEAVING, C.LEAVE): Row(P.LEAVING),
     (P.LEAVING, C.EXCLUDED): Row(P.GONE, (UNBLOCK,)),
     (P.LEAVING, C.OVER): Row(P.GONE, (UNBLOCK,)),
+    (P.LEAVING, C.FORGOTTEN): Row(P.GONE, (UNBLOCK,)),
     (P.GONE, C.LEAVE): Row(P.GONE),
     **{(phase, C.CLOSE): Row(P.GONE, (UNBLOCK,)) for phase in Phase},
 }
@@ -265,7 +280,7 @@ ADMISSIONS = frozenset({C.ADMITTED, C.ADMITTED_IN_FLUSH, C.ADMITTED_QUIET})
 INSIDE = IN_A_FLUSH | {P.MEMBER}
 KEEPING_BACK = KEPT_FROM_OUTSIDE | {P.BORN_QUIET, P.ASKED_AGAIN}
 SILENT = frozenset({P.QUIET, P.BORN_QUIET, P.ASKED_AGAIN})
-DEAD = frozenset({P.BETWEEN, P.EXCLUDED, P.OVER})
+DEAD = frozenset({P.BETWEEN, P.EXCLUDED, P.OVER, P.FORGOTTEN})
 ENDING = frozenset({P.LEAVING, P.GONE})
 
 
@@ -308,6 +323,10 @@ class Asked(NamedTuple):
     cause: Cause
 
 
+class RowKnown(NamedTuple):
+    """Something of its name was ordered, in whichever life."""
+
+
 class Answered(NamedTuple):
     """block() has returned."""
 
@@ -328,7 +347,7 @@ class FlushDone(NamedTuple):
     """It has had its quiet point. `request.outcome` then says whether that lasted."""
 
 
-Event = Data | Began | CaughtUp | Renewed | Asked | Answered | FlushWanted | FlushUnwanted | FlushDone
+Event = Data | Began | CaughtUp | Renewed | Asked | RowKnown | Answered | FlushWanted | FlushUnwanted | FlushDone
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +371,7 @@ class Participant:
     """See the module. `life` is the one in hand, `joined_at` the first view with it.
 
     `owes_unblock`: block() was called, and unblock() was not. `is_returning`: it has messages of its last life, and its
-    JOIN is not ordered yet.
+    JOIN is not ordered yet. `has_row`: its name stands in the received table.
     """
 
     life: Life
@@ -363,6 +382,7 @@ class Participant:
     request: FlushRequest | None = None
     owes_unblock: bool = False
     is_returning: bool = False
+    has_row: bool = False
 
     @property
     def takes_messages(self) -> bool:
@@ -464,6 +484,8 @@ def step(now: Participant, event: Event) -> Step:
         return Step(now).turn(Cause.RENEW).but(life=now.life._replace(incarnation=event.incarnation))
     if isinstance(event, Asked):
         return Step(now).turn(event.cause)
+    if isinstance(event, RowKnown):
+        return Step(replace(now, has_row=True))
     if isinstance(event, Answered):
         # An answer to a flush that is over, or runs from scratch, comes too late.
         is_due = now.phase in (Phase.BLOCKING, Phase.ASKED_AGAIN) and now.known.flush_id == event.flush_id
@@ -481,6 +503,8 @@ def _take(now: Participant, record: Data) -> Step:
         return here.but(is_returning=False).turn(Cause.RETURNED)
     if record.kind == SETTINGS:
         return _take_settings(here, record.payload)
+    if record.kind == FORGET:
+        return _take_forgotten(here, record.payload)
     if isinstance(event, ViewChange):
         return _take_view(here, event)
     if record.kind == START_FLUSH:
@@ -506,6 +530,16 @@ def _is_own(now: Participant, record: Data) -> bool:
 def _take_settings(here: Step, payload: bytes) -> Step:
     here = here.but(settings=here.participant.settings.updated(payload))
     return _see_whether_closed(here, here.participant.settings.closed)
+
+
+def _take_forgotten(here: Step, payload: bytes) -> Step:
+    """Rows are dropped, and a sender without one must have a higher incarnation than theirs. Members keep theirs."""
+    rows, now = from_payload(payload) or (), here.participant
+    has_row = now.has_row and now.life.address not in {row.sender for row in rows}
+    is_below = not has_row and any(now.life.incarnation <= row.incarnation for row in rows)
+    is_outside = now.phase in OUTSIDE or now.phase in (Phase.EXCLUDED, Phase.LEAVING)
+    here = here.but(has_row=has_row)
+    return here.turn(Cause.FORGOTTEN) if is_below and is_outside else here
 
 
 def _see_whether_closed(here: Step, is_closed: bool) -> Step:
@@ -589,7 +623,8 @@ def _catch_up(here: Step, state: SequencerState, answered: int = 0) -> Step:
         here = here.but(is_returning=False).turn(Cause.RETURNED)
     if was_in and knew_flush and knew_flush != flush.id:
         here = here.turn(Cause.STOP)
-    here = here.but(known=KnownGroup.of_state(state), settings=state.membership.settings)
+    has_row = before.life.address in state.received
+    here = here.but(known=KnownGroup.of_state(state), settings=state.membership.settings, has_row=has_row)
     here = _catch_up_view(here, state, answered)
     now = here.participant
     if not _is_in(now) or not flush.id or (was_in and knew_flush == flush.id):
@@ -614,8 +649,8 @@ def _catch_up_view(here: Step, state: SequencerState, answered: int) -> Step:
         return here.turn(Cause.ADMITTED_IN_FLUSH if has_answered else Cause.ADMITTED)
     if _is_in(now):
         return here.turn(Cause.OVER if is_closed or state.is_over(*now.life) else Cause.EXCLUDED)
-    if now.phase in (Phase.JOINING, Phase.AWAITING) and state.is_over(*now.life):
-        return here.turn(Cause.OVER)
+    if now.phase in OUTSIDE and state.is_over(*now.life):
+        return here.turn(Cause.OVER if now.phase in (Phase.JOINING, Phase.AWAITING) else Cause.FORGOTTEN)
     return _see_whether_closed(here, is_closed)
 
 

@@ -25,6 +25,7 @@ JOIN = "join"
 LEAVE = "leave"
 HEARTBEAT = "heartbeat"
 SETTINGS = "settings"
+FORGET = "forget"
 START_FLUSH = "start-flush"
 FLUSH_OK = "flush-ok"
 FLUSH_COMPLETED = "flush-completed"
@@ -39,7 +40,7 @@ ENTRY = "entry"
 WITHOUT_SEQNO = (EPOCH, ENTRY)
 """DATA kinds that are not in the order: for those who decide it. All others pass over them."""
 
-CONTROL_KINDS = (JOIN, LEAVE, SETTINGS, START_FLUSH, FLUSH_OK, STOP_FLUSH, REMOTE_VIEW)
+CONTROL_KINDS = (JOIN, LEAVE, SETTINGS, FORGET, START_FLUSH, FLUSH_OK, STOP_FLUSH, REMOTE_VIEW)
 """FORWARD kinds that take a local seqno, as messages do, and change the membership (`ordering.membership`)."""
 
 MAX_PAYLOAD_BYTES = 1_000_000
@@ -53,6 +54,12 @@ MAX_RECORD_BYTES = 8 * 1024 * 1024
 
 MAX_NUMBER = 10**18 - 1
 """Largest incarnation or local seqno: 18 digits, so that every language's 64-bit integers hold it."""
+
+INCARNATIONS_A_MS = 100_000
+"""An incarnation is a time since 1970 in the unit of 10 ns, or less."""
+
+CLOCK_AHEAD_MS = 24 * 3600 * 1000
+"""By so much a sender's clock may be ahead of the broker's: one that is wrong by more would end its name for good."""
 
 
 class Partition(NamedTuple):

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 from ordering.canonical import canonical_json, inflated
 from ordering.errors import ProtocolViolation
+from ordering.forgetting import to_payload
 from ordering.links import LinkRow, LinkTable
 from ordering.log_time import Watch, before_horizon
 from ordering.membership import (
@@ -44,6 +45,7 @@ from ordering.membership import (
     Accepted,
     Membership,
     fold,
+    forgotten_by,
     refusal,
 )
 from ordering.names import is_address, is_relay
@@ -51,6 +53,7 @@ from ordering.reader import Reader, Seal, Verdict
 from ordering.records import (
     ENTRY,
     EPOCH,
+    FORGET,
     HEARTBEAT,
     LEAVE,
     LINK_START,
@@ -83,7 +86,7 @@ SNAPSHOT_RECORDS_PER_SENDER = 8
 """With many senders snapshots are rarer, so that their cost stays a small, constant share of the work."""
 
 BAD_ADDRESS = "sender is not SITE/NAME"
-FORGOTTEN = "the sender is unknown, and its incarnation is not higher than those of members that left long ago"
+FORGOTTEN = "the sender is unknown, and its incarnation is not higher than those of senders that were forgotten"
 
 FORMAT = 4
 """Of snapshots."""
@@ -171,8 +174,10 @@ class SequencerState:
 
     def is_over(self, sender: str, incarnation: int) -> bool:
         """Whether nothing more of that life will be ordered, although no later one has begun."""
-        is_newest = self.ordered(sender).incarnation == incarnation
-        return is_newest and self.membership.lives_over.get(sender) == incarnation
+        row = self.received.get(sender)
+        if row is None:
+            return incarnation <= self.membership.incarnation_floor
+        return row.incarnation == incarnation and self.membership.lives_over.get(sender) == incarnation
 
     def due_for_snapshot(self) -> bool:
         """Whether a successor would have to read back more than it should."""
@@ -231,7 +236,7 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
                 continue
             received[record.sender] = accepted
         seqno += 1
-        data = _decided(state, seqno, record, refusal(membership, record) if record.kind != MESSAGE else "")
+        data = _decided(state, seqno, record, membership, received)
         outputs.append(data)
         if data.kind != MESSAGE:
             membership = _fold(membership, data, received)
@@ -287,11 +292,17 @@ def _fold(membership: Membership, record: Data, received: dict[str, Accepted]) -
     return membership
 
 
-def _decided(state: SequencerState, seqno: int, record: Forward, refused: str) -> Data:
+def _decided(
+    state: SequencerState, seqno: int, record: Forward, membership: Membership, received: Mapping[str, Accepted]
+) -> Data:
     """The DATA of a record that is accepted."""
+    if record.kind == MESSAGE:
+        return data_of(state, seqno, record, MESSAGE, record.payload)
+    refused = refusal(membership, record, received)
     if refused:
         return data_of(state, seqno, record, REFUSED, canonical_json({"kind": record.kind, "reason": refused}))
-    return data_of(state, seqno, record, record.kind, record.payload)
+    payload = record.payload if record.kind != FORGET else to_payload(forgotten_by(membership, record, received))
+    return data_of(state, seqno, record, record.kind, payload)
 
 
 def data_of(state: SequencerState, seqno: int, record: Forward, kind: str, payload: bytes) -> Data:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from connectors.kafka import codec
-from ordering.records import MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES
+from ordering.records import CLOCK_AHEAD_MS, INCARNATIONS_A_MS, MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES
 
 TOPIC = "abcast.orders.forward.nyc"
 RELAYED = "abcast.orders.relayed-sfo.nyc"
@@ -132,7 +132,7 @@ def _link_cases() -> list[Case]:
     return [_linked(f"what the link says {what}", codec.WRONG_LINK, link=link) for what, link in wrong.items()]
 
 
-HIGHEST = (TIMESTAMP_MS + codec.CLOCK_AHEAD_MS) * codec.INCARNATIONS_A_MS
+HIGHEST = (TIMESTAMP_MS + CLOCK_AHEAD_MS) * INCARNATIONS_A_MS
 """The highest incarnation that a record may have, by its timestamp."""
 
 
@@ -148,7 +148,7 @@ CORPUS: tuple[Case, ...] = (
     Case("another name like that", ALICE, b"x", [*GOOD, ("abcast-depend", b"3 1,2")], codec.RESERVED_HEADER),
     *(
         Case(f"kind {kind}", ALICE, b"", _kind(kind), None)
-        for kind in ("join", "leave", "heartbeat", "settings", "start-flush", "flush-ok", "stop-flush")
+        for kind in ("join", "leave", "heartbeat", "settings", "forget", "start-flush", "flush-ok", "stop-flush")
     ),
     Case("a view from outside", ALICE, b"x", _kind("view"), codec.WRONG_KIND),
     Case("payload of zero bytes and wild bytes", ALICE, b"\0\xff\n\r", GOOD, None),
@@ -339,6 +339,7 @@ CORPUS: tuple[Case, ...] = (
         for name, kind, reason in (
             ("abcast.tick", "heartbeat", None),
             ("abcast.admin", "settings", None),
+            ("abcast.admin", "forget", None),
             ("abcasts", "message", None),
             ("abcast.tick", "message", codec.RESERVED_NAME),
             ("abcast.tick", "settings", codec.RESERVED_NAME),

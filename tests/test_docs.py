@@ -22,6 +22,7 @@ from jobs import options
 from jobs.cli import command
 from ordering import names, records, sequencer
 from ordering.checker import ANOMALIES
+from ordering.forgetting import MAX_NAMED
 from ordering.membership import MAX_LEFT, NOT_A_MEMBER
 from ordering.names import BY_RELAYS, ROLES, Topic
 from ordering.reader import Reader, Verdict
@@ -369,6 +370,7 @@ def test_limits() -> None:
         ),
         "groups decided at once (`--parallelism`)": f"{job['parallelism'] or 'one a core'}, at most 64",
         "members that left, remembered": f"{MAX_LEFT:,}",
+        "senders that one `forget` record names": f"{MAX_NAMED:,}",
         "records between two snapshots": (
             f"{sequencer.SNAPSHOT_EVERY_RECORDS:,}, or {sequencer.SNAPSHOT_RECORDS_PER_SENDER} a sender if that is more"
         ),

@@ -23,7 +23,7 @@ from connectors.client.lives import Lives
 from connectors.client.standing import Standing
 from connectors.kafka.data_cursor import Effective
 from ordering.errors import AbcastError, HistoryUnavailable
-from ordering.participant import CaughtUp
+from ordering.participant import CaughtUp, RowKnown
 from ordering.records import MESSAGE, Data
 from ordering.sequencer import SequencerState
 
@@ -69,6 +69,9 @@ class Echo:
                         self._driver.step(_as_data(record))
             if record.key != self._sender:
                 continue
+            if not self._standing.participant.has_row:
+                with self._standing.changed:
+                    self._driver.step(RowKnown())
             incarnation, ours = record.incarnation, self._books.incarnation
             if incarnation > ours:
                 self._acknowledge(own)

@@ -134,7 +134,7 @@ class Forwarder:
     ) -> Forwarder:
         """Begin a life, or continue the outbox's, sending again what is pending, and listen to DATA.
 
-        `left`: what the last life in this process hands over, to a new one that joins.
+        `left`: what the last life in this process hands over.
 
         Raises BrokerUnreachable, TopicMissing, Superseded.
         """
@@ -355,10 +355,12 @@ class Forwarder:
         """
         with self.changed:
             self._standing.check()
+            joins = self.participant.phase is not Phase.FORGOTTEN
             after, actions = step(self.participant, Asked(Cause.HAND_OVER))
             self._standing.become(after)
             self.has_handed_over = [action.do for action in actions] == [Do.CARRY]
-            left = self._books.leave(carries=self.has_handed_over)._replace(casts=self._dispatch.hand_over_casts())
+            left = self._books.leave(carries=self.has_handed_over)
+            left = left._replace(casts=self._dispatch.hand_over_casts(), joins=joins)
             self._fail(failure)
             return left
 

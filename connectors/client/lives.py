@@ -88,11 +88,15 @@ class Carried(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What a life leaves to the next one in its process; up to `seqno`, it knows what was ordered of it."""
+    """What a life leaves to the next one in its process; up to `seqno`, it knows what was ordered of it.
+
+    `joins`: whether the next one is to join, as this one has, or has asked to.
+    """
 
     carried: Sequence[Carried]
     seqno: int
     casts: Sequence[Entry] = ()
+    joins: bool = True
 
 
 class Beginning(NamedTuple):
@@ -133,13 +137,13 @@ class Lives:
     def begin(self, memory: MemberMemory, state: SequencerState, left: Left | None, history: History) -> Beginning:
         """The life to send under, `state` being where the log stands.
 
-        `left`: what the last life in this process leaves to a new one, which joins; None at the process's start.
+        `left`: what the last life in this process leaves to a new one; None at the process's start.
         `history` is asked only if the outbox may differ from it.
         Raises BrokerUnreachable, EnvironmentProblem, HistoryUnavailable, ProtocolViolation, Superseded.
         """
         ordered = state.ordered(str(self.address))
         carried: Sequence[Carried] | None = None
-        joins = left is not None
+        joins = left is not None and left.joins
         if left is not None:
             latest = max(memory.incarnation(), ordered.incarnation)
             if latest > max(self.claimed):
@@ -149,7 +153,7 @@ class Lives:
             self._take_out_ordered(self.outbox, history)
             if ordered.incarnation == self.outbox.incarnation:
                 self._compare(self.outbox, ordered.local_seqno, history)
-            carried = self._left_behind(self.outbox, state, ordered)
+            carried = self._left_behind(self.outbox, state, ordered, history)
             joins = bool(carried) and state.membership.settings.closed
             if carried is None and not self._has_lost_its_end(self.outbox, ordered):
                 return self._continued(self.outbox, ordered, state.seqno)
@@ -218,6 +222,20 @@ class Lives:
         if len(stay) < len(pending):
             outbox.begin(outbox.incarnation, stay, outbox.seqno)
 
+    def _last_ordered(self, outbox: Outbox, history: History) -> int:
+        """The last local seqno of a forgotten life that was ordered. Raises Superseded if nothing tells it."""
+        try:
+            if outbox.seqno is None:
+                raise HistoryUnavailable("it is of an earlier version")
+            rows = (data for data in history(outbox.seqno) if data.incarnation == outbox.incarnation)
+            return max((data.local_seqno for data in rows), default=outbox.acknowledged)
+        except HistoryUnavailable as gone:
+            raise Superseded(
+                f"{self.address} was away for so long that the sequencer has forgotten it, and which messages of the "
+                f"outbox {outbox.path} were ordered can't be told any more ({gone}; the ledger knows). Delete the "
+                "file to give them up."
+            ) from gone
+
     def _compare(self, outbox: Outbox, ordered: int, history: History) -> None:
         """Whether what the outbox has, and DATA counts as ordered, was ordered. Raises Superseded."""
         rows = {row.local_seqno: row for row in outbox.pending() if row.local_seqno <= ordered}
@@ -264,18 +282,20 @@ class Lives:
         self.claimed.add(outbox.incarnation)
         return Beginning(outbox.incarnation, table, deque([None] * len(table)), is_continued=True)
 
-    def _left_behind(self, outbox: Outbox, state: SequencerState, ordered: Accepted) -> list[Carried] | None:
+    def _left_behind(
+        self, outbox: Outbox, state: SequencerState, ordered: Accepted, history: History
+    ) -> list[Carried] | None:
         """What the outbox's life leaves to a new one, or None if it can go on. Raises Superseded."""
         pending = [entry for entry in outbox.pending() if entry.local_seqno > outbox.acknowledged]
         membership, address = state.membership, str(self.address)
         if not ordered.incarnation and outbox.incarnation <= membership.incarnation_floor:
-            # It left the group long ago: its row is gone, and no record of that life will be taken any more.
+            # It was forgotten: its row is gone, and no record of that life is taken any more. What was, DATA tells.
             if all(map(is_control, pending)):
                 return []
-            raise Superseded(
-                f"{address} left the group so long ago that the sequencer has forgotten which messages of the "
-                f"outbox {outbox.path} were ordered (the ledger knows). Delete the file to give them up."
-            )
+            last = self._last_ordered(outbox, history)
+            self._compare(outbox, last, history)
+            left = [entry for entry in pending if entry.local_seqno > last and not is_control(entry)]
+            return [Carried(carried_over(entry, outbox.incarnation), None) for entry in left]
         if ordered.incarnation == outbox.incarnation:
             pending = [entry for entry in pending if entry.local_seqno > ordered.local_seqno]
         life = Life(address, outbox.incarnation)

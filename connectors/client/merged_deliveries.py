@@ -36,7 +36,6 @@ from connectors.client.member_memory import MemberMemory
 from connectors.client.merged_log import Begin, MergedLog
 from connectors.client.sharing import Shared, share
 from connectors.kafka.cast_codec import is_late_copy
-from connectors.kafka.codec import INCARNATIONS_A_MS
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import DataLog, Start
@@ -52,7 +51,7 @@ from ordering.membership import Life
 from ordering.merging import MergedState, newcomer
 from ordering.names import Address, Topic
 from ordering.reader import Reader
-from ordering.records import MESSAGE
+from ordering.records import INCARNATIONS_A_MS, MESSAGE
 
 MARGIN_MS = CLOCKS_DIFFER_S * 1000
 

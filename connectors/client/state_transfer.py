@@ -1,6 +1,6 @@
 """State transfer: a joiner gets the application's state from a member, in letters, and delivers what comes after it.
 
-Both halves are here, the joiner's and the supplier's.
+Both halves are here, the joiner's and the supplier's; `connectors.client.state_letters` has what they say.
 
 Invariant. A state is the pair (bytes, p): what `get_state` returned in the thread that iterates the supplier's
 `deliveries()`, between two deliveries, when it had taken exactly the messages up to seqno p. The joiner takes the
@@ -41,13 +41,11 @@ letter does. Memory: the state itself, twice at the joiner for a moment; WINDOW 
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from kafka.errors import KafkaError
@@ -59,6 +57,7 @@ from connectors.client.deliveries import POLL_S
 from connectors.client.inbox import inbox_partition
 from connectors.client.letter import Letter, LetterReceipt
 from connectors.client.letter_codec import decode_letter, is_state_letter
+from connectors.client.state_letters import Assembly, Chunk, Nothing, Request, RequestId, decode_state_letter
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import RETRY_PAUSE_S
 from connectors.kafka.transport import Consumer
@@ -67,7 +66,7 @@ from ordering.events import ViewChange
 from ordering.fate import Fate
 from ordering.membership import Life
 from ordering.names import Address
-from ordering.records import MAX_NUMBER, Headers
+from ordering.records import Headers
 
 CHUNK_BYTES = 512 * 1024
 """The most that one letter carries of a state."""
@@ -82,111 +81,11 @@ MAX_ASKED = 1_000
 """Requests that wait, at most: of more, most are no member's. The oldest is forgotten, and its joiner asks again."""
 
 WRITE_TIMEOUT_S = 30.0
-H_STATE = "state"
 
 GetState = Callable[[], bytes]
 SetState = Callable[[bytes], object]
 Send = Callable[[Address, bytes, Headers], LetterReceipt]
 _logger = logging.getLogger(__name__)
-
-
-class RequestId(NamedTuple):
-    """The incarnation and local seqno of the letter that asks. A joiner's later requests are greater."""
-
-    incarnation: int
-    local_seqno: int
-
-
-class Request(NamedTuple):
-    """A joiner asks for a state that counts at least the messages up to `seqno`; `with_casts`: at a cut."""
-
-    seqno: int
-    with_casts: bool = False
-
-    def headers(self) -> Headers:
-        """As a letter's headers."""
-        numbers = [self.seqno, 1] if self.with_casts else [self.seqno]
-        return ((H_STATE, json.dumps(["request", *numbers]).encode("ascii")),)
-
-
-class Chunk(NamedTuple):
-    """Chunk `number` (from 0) of `total` of the state at `seqno`."""
-
-    request: RequestId
-    seqno: int
-    number: int
-    total: int
-
-    def headers(self) -> Headers:
-        """As a letter's headers."""
-        return ((H_STATE, json.dumps(["chunk", *self.request, *self[1:]]).encode("ascii")),)
-
-
-class Nothing(NamedTuple):
-    """The answer of a member that waits for the state itself, or has none with casts."""
-
-    request: RequestId
-
-    def headers(self) -> Headers:
-        """As a letter's headers."""
-        return ((H_STATE, json.dumps(["nothing", *self.request]).encode("ascii")),)
-
-
-def decode_state_letter(letter: Letter) -> Request | Chunk | Nothing | None:
-    """What a letter of the kind `state` says; None if it says nothing of that."""
-    try:
-        what, *numbers = json.loads(dict(letter.headers)[H_STATE])
-    except (KeyError, TypeError, ValueError, RecursionError):  # the last one of ten thousand brackets
-        return None
-    if any(type(number) is not int or not 0 <= number <= MAX_NUMBER for number in numbers):
-        return None
-    if what == "request" and len(numbers) in (1, 2):
-        return Request(numbers[0], bool(numbers[1:] and numbers[1]))
-    if what == "nothing" and len(numbers) == 2:
-        return Nothing(RequestId(*numbers))
-    if what == "chunk" and len(numbers) == 5:
-        return Chunk(RequestId(*numbers[:2]), *numbers[2:])
-    return None
-
-
-@dataclass(slots=True)
-class Assembly:
-    """The answer to one request, as far as it has come. Takes each chunk once and in order, all of one answer."""
-
-    supplier: str
-    request: RequestId
-    heard_at: float
-    answer: tuple[int, int, int] | None = None
-    """The supplier's incarnation, the state's seqno, the number of its chunks."""
-    chunks: list[bytes] = field(default_factory=list)
-    is_nothing: bool = False
-    """It has none."""
-    incarnation: int = 1
-    """The supplier's in the view: what an earlier life of its name says is not for us."""
-
-    def accept(self, letter: Letter, what: Chunk | Nothing) -> bool:
-        """Whether it was the next chunk, or the answer that there is none."""
-        if (letter.sender, what.request) != (self.supplier, self.request) or letter.incarnation < self.incarnation:
-            return False
-        if isinstance(what, Nothing):
-            self.is_nothing = True
-            return True
-        return self._accept_chunk(letter, what)
-
-    def _accept_chunk(self, letter: Letter, chunk: Chunk) -> bool:
-        answer = (letter.incarnation, chunk.seqno, chunk.total)
-        if chunk.number != len(self.chunks):
-            return False
-        if self.answer not in (None, answer) or chunk.number >= chunk.total:
-            return False
-        self.answer = answer
-        self.chunks.append(letter.payload)
-        return True
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all chunks are here."""
-        return self.answer is not None and len(self.chunks) == self.answer[2]
 
 
 class _Asked(NamedTuple):

@@ -1,15 +1,17 @@
 """The sending half of a member through all its lives: one forwarder after another, and what leads from one to the next.
 
-When a view comes without a life that has not left, or the life can't join any more, its participant asks for a new one
-(BEGIN_ANEW). That takes its time, so a thread of its own does it, one action after the other:
+When a view comes without a life that has not left, the life can't join any more, or the group has forgotten it, its
+participant asks for a new one (BEGIN_ANEW). That takes its time, so a thread of its own does it, one action after the
+other:
 
 1. The group may still order what a life has sent that is excluded, and not over. The thread waits for that until the
    group closes: without an outbox, not longer than `REJOIN_PATIENCE_S`.
 2. The old life is handed over. Its participant says whether the messages that are left go on (CARRY), or are lost
    (LOSE).
-3. The old forwarder is closed, and the next life begins as soon as the broker is reachable. Its forward table has a
-   JOIN first, then what was carried over. That is sent when the JOIN is ordered: what is ordered of the old life before
-   that is taken out.
+3. The old forwarder is closed, and the next life begins as soon as the broker is reachable. That of a stranger that
+   was forgotten sends what was carried over, and that is all. Others have a JOIN first in their forward table, then
+   what was carried over. That is sent when the JOIN is ordered: what is ordered of the old life before that is taken
+   out.
 4. Its first view is waited for.
 
 A crash in between is a crash of the old life, or one of the new: the outbox changes from one to the other in one step.
@@ -37,6 +39,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from contextlib import closing
@@ -83,6 +86,7 @@ class Succession:
         self.address = lives.address
         self.lock = threading.Lock()
         self.is_closed = False
+        self._process = os.getpid()
         self.forwarder: Forwarder | None = None
         """The newest; None before the first message, JOIN or letter."""
         self.letters: LetterSender | None = None
@@ -112,6 +116,19 @@ class Succession:
     def known(self) -> KnownGroup:
         """What the newest life knows of its group."""
         return self.forwarder.participant.known if self.forwarder is not None else NOTHING_KNOWN
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process has it from its parent: without its threads, and with its locks as they were."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """To be asked before any lock is taken. Raises UsageError."""
+        if self.is_forked:
+            raise UsageError(
+                f"{self.address} was opened by process {self._process}, of which this one is a fork: a fork opens "
+                "members of its own, under other names."
+            )
 
     def check_open(self) -> None:
         """Raises UsageError."""
@@ -252,13 +269,13 @@ class Succession:
 
     def _join_again(self, old: Forwarder) -> None:
         was_in = old.participant.joined_at is not None
-        why = "was taken for dead by the group" if was_in else "has sent what the group takes of members only"
-        _logger.warning("%s %s; joining again", self.address, why)
+        why = "was taken for dead" if was_in else "can't go on in this life: it was forgotten, or sent before its JOIN"
+        _logger.warning("%s %s; beginning anew", self.address, why)
         try:
             if old.participant.phase is Phase.EXCLUDED:
                 self._wait_for_the_stranger(old)
-            self._begin_anew(old)
-            self._wait_for_the_view()
+            if self._begin_anew(old):
+                self._wait_for_the_view()
         except AbcastError as error:
             if not self.is_closed:
                 _logger.warning("%s can't join again: %s", self.address, error)
@@ -277,8 +294,8 @@ class Succession:
         if not is_known:
             _logger.warning("%s: what it had sent was not ordered within %g s", self.address, patience_s)
 
-    def _begin_anew(self, old: Forwarder) -> None:
-        """Hand over to a new life, which joins at once.
+    def _begin_anew(self, old: Forwarder) -> bool:
+        """Hand over to a new life; whether that joins at once.
 
         Raises what keeps it from doing so for good: UsageError (it was closed), Superseded, EnvironmentProblem ...
         """
@@ -291,6 +308,7 @@ class Succession:
         except BaseException as error:
             self._give_up(old, left, error)
             raise
+        return left.joins
 
     def _begin_next(self, left: Left) -> None:
         while True:

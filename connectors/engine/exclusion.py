@@ -37,19 +37,24 @@ def exclude(connection: Connection, group: str, site: str, name: str, wait_s: fl
     Raises UsageError if it can't, BrokerUnreachable, TopicMissing.
     """
     with DataLog(connection, group, site) as data:
-        view = _view(data)
-        if name not in (members := _names(view)):
-            return Excluded(view.id, members, is_done=True)
-        if name == site:
-            raise UsageError(f"{site} can't exclude itself: give the command for one of the sites that are to go on.")
-        if not may_exclude(len(members), [members.index(name)]):
-            raise UsageError(f"without {name} too few of the sites {', '.join(members)} are left.")
-        append(connection, data.claims_topic, (None, *encode_exclusion(Exclusion(view.id, (name,)))))
+        view, decided_for = _view(data), 0
         deadline = time.monotonic() + wait_s
-        while name in _names(view) and time.monotonic() < deadline:
+        while name in (members := _names(view)):
+            if name == site:
+                raise UsageError(
+                    f"{site} can't exclude itself: give the command for one of the sites that are to go on."
+                )
+            if not may_exclude(len(members), [members.index(name)]):
+                raise UsageError(f"without {name} too few of the sites {', '.join(members)} are left.")
+            # A ballot that was under way may have decided on one more view with the site.
+            if view.id != decided_for:
+                append(connection, data.claims_topic, (None, *encode_exclusion(Exclusion(view.id, (name,)))))
+                decided_for = view.id
+            if time.monotonic() >= deadline:
+                break
             time.sleep(_LOOK_S)
             view = _view(data)
-        return Excluded(view.id, _names(view), is_done=name not in _names(view))
+        return Excluded(view.id, members, is_done=name not in members)
 
 
 def _view(data: DataLog) -> View:

@@ -30,11 +30,14 @@ from ordering.names import (
     relay_of,
 )
 from ordering.records import (
+    CLOCK_AHEAD_MS,
     CONTROL_KINDS,
     ENTRY,
     EPOCH,
     FLUSH_COMPLETED,
+    FORGET,
     HEARTBEAT,
+    INCARNATIONS_A_MS,
     LEAVE,
     LINK_START,
     MAX_HEADERS_BYTES,
@@ -109,23 +112,19 @@ PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
 _REASON_BYTES, _HEADER_FRAME_BYTES = 4096, 10
 """Of a dead letter: its reason and what Kafka adds to a record, at most; and what Kafka adds to a header, at most."""
 
-INCARNATIONS_A_MS = 100_000
-"""An incarnation is a time since 1970 in the unit of 10 ns, or less."""
-CLOCK_AHEAD_MS = 24 * 3600 * 1000
-"""By so much a sender's clock may be ahead of the broker's: one that is wrong by more would end its name for good."""
-
 LINK_PATTERN = r"(?:0|[1-9][0-9]{0,17})(?:\.(?:0|[1-9][0-9]{0,17})){3}"
-_NUMBER_PATTERN, _FROM_1_PATTERN = "(?:0|[1-9][0-9]{0,17})", "[1-9][0-9]{0,17}"
+NUMBER_PATTERN, FROM_1_PATTERN = "(?:0|[1-9][0-9]{0,17})", "[1-9][0-9]{0,17}"
+SOURCE_TOPIC_PATTERN = "[A-Za-z0-9._-]+"
 _ANYTHING_PATTERN = r"(?: [\s\S]*)?"
 _BY_LINK_PATTERN = rf"(?: (?:-|{LINK_PATTERN}){_ANYTHING_PATTERN})?"
-_SOURCE_PATTERN = rf"[A-Za-z0-9._-]+-{_NUMBER_PATTERN}:{_NUMBER_PATTERN}"
+_SOURCE_PATTERN = rf"{SOURCE_TOPIC_PATTERN}-{NUMBER_PATTERN}:{NUMBER_PATTERN}"
 DATA_PATTERN = "|".join(
     (
-        rf"2 (?!{EPOCH} |{ENTRY} )[a-z][a-z-]*(?: {_FROM_1_PATTERN}){{3}}(?: {_NUMBER_PATTERN}){{2}} "
-        rf"{_SOURCE_PATTERN} {_NUMBER_PATTERN}{_BY_LINK_PATTERN}",
-        rf"2 (?:{'|'.join(DECIDED_KINDS)}) - - {_FROM_1_PATTERN}(?: {_NUMBER_PATTERN}){{2}} - -{_ANYTHING_PATTERN}",
-        rf"2 {EPOCH} - - - {_NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
-        rf"2 {ENTRY} - {_FROM_1_PATTERN} - {_NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
+        rf"2 (?!{EPOCH} |{ENTRY} )[a-z][a-z-]*(?: {FROM_1_PATTERN}){{3}}(?: {NUMBER_PATTERN}){{2}} "
+        rf"{_SOURCE_PATTERN} {NUMBER_PATTERN}{_BY_LINK_PATTERN}",
+        rf"2 (?:{'|'.join(DECIDED_KINDS)}) - - {FROM_1_PATTERN}(?: {NUMBER_PATTERN}){{2}} - -{_ANYTHING_PATTERN}",
+        rf"2 {EPOCH} - - - {NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
+        rf"2 {ENTRY} - {FROM_1_PATTERN} - {NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
     )
 )
 """The whole of the header of DATA: of what the sequencer has from a sender (nearly all), what it decides by itself, an
@@ -134,8 +133,8 @@ epoch record, an entry. It means the same in Python and in Java. Only what comes
 _DATA = re.compile(DATA_PATTERN.encode("ascii"))
 _MESSAGE = re.compile(
     (
-        rf"2 {MESSAGE}" + rf" ({_FROM_1_PATTERN})" * 3 + rf" ({_NUMBER_PATTERN})" * 2 + rf" {_SOURCE_PATTERN} "
-        rf"({_NUMBER_PATTERN}){_BY_LINK_PATTERN}"
+        rf"2 {MESSAGE}" + rf" ({FROM_1_PATTERN})" * 3 + rf" ({NUMBER_PATTERN})" * 2 + rf" {_SOURCE_PATTERN} "
+        rf"({NUMBER_PATTERN}){_BY_LINK_PATTERN}"
     ).encode("ascii")
 )
 """The same of a message, of which there are more than of all else; its groups are its numbers."""
@@ -148,7 +147,11 @@ _FORWARD_KINDS, _RELAY_KINDS, _LINKED_KINDS, _KINDS_OF_RELAYS_ONLY = (
     for kinds in (FORWARD_KINDS, RELAY_KINDS, LINKED_KINDS, (REMOTE_VIEW, SKIP, LINK_START))
 )
 _SKIP = SKIP.encode("ascii")
-_OF_RESERVED_NAMES = ((TICK_NAME, HEARTBEAT.encode("ascii")), (ADMIN_NAME, SETTINGS.encode("ascii")))
+_OF_RESERVED_NAMES = (
+    (TICK_NAME, HEARTBEAT.encode("ascii")),
+    (ADMIN_NAME, SETTINGS.encode("ascii")),
+    (ADMIN_NAME, FORGET.encode("ascii")),
+)
 _topic = functools.lru_cache(maxsize=1000)(Topic.parse)
 
 
@@ -257,7 +260,7 @@ def data_fields(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> list
         return []
     fields = headers[0][1].split(b" ")
     has_sender = fields[7] != _NOTHING
-    return fields if (_is_senders_address(key) if has_sender else key is None) else []
+    return fields if (is_senders(key) if has_sender else key is None) else []
 
 
 def message_numbers(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> tuple[int, ...]:
@@ -268,11 +271,12 @@ def message_numbers(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> 
     if not headers or headers[0][0] != HEADER or not headers[0][1]:
         return ()
     found = _MESSAGE.fullmatch(headers[0][1])
-    return tuple(map(int, found.groups())) if found is not None and _is_senders_address(key) else ()
+    return tuple(map(int, found.groups())) if found is not None and is_senders(key) else ()
 
 
 @functools.lru_cache(maxsize=10_000)
-def _is_senders_address(key: bytes | None) -> bool:
+def is_senders(key: bytes | None) -> bool:
+    """Whether the key of DATA is the address of a sender."""
     return key is not None and _ADDRESS.fullmatch(key) is not None
 
 

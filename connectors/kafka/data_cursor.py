@@ -7,16 +7,20 @@ here; the cursor goes on when it is back.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from kafka.structs import TopicPartition
+from numpy.typing import NDArray
 
 from connectors.kafka.codec import data_fields, data_number, given_headers, message_numbers
 from connectors.kafka.data_log import Start
+from connectors.kafka.message_columns import messages_numbers
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable
 from ordering.reader import Reader, Verdict
@@ -52,6 +56,10 @@ class Effective(NamedTuple):
     def sender(self) -> str:
         """The sender's address, or nothing."""
         return address_of(self.key)
+
+
+_effective: Callable[[tuple[Any, ...]], Effective] = functools.partial(tuple.__new__, Effective)
+"""Of all its fields: there are many of them, and to pass each by its name takes longer."""
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -113,7 +121,40 @@ class DataCursor:
         return self._judge(polled.get(self._partition, ()))
 
     def _judge(self, records: Sequence[Any]) -> list[Effective]:
-        accept, effective = self._reader.accept, functools.partial(tuple.__new__, Effective)
+        keys, headers = [record.key for record in records], [record.headers for record in records]
+        numbers = messages_numbers(keys, headers)
+        taken = self._judge_each(records) if numbers is None else self._judge_messages(records, keys, headers, numbers)
+        if records:
+            self.position = records[-1].offset + 1
+        return taken
+
+    def _judge_messages(
+        self,
+        records: Sequence[Any],
+        keys: Sequence[bytes | None],
+        headers: Sequence[Sequence[tuple[str, bytes]]],
+        numbers: NDArray[np.int64],
+    ) -> list[Effective]:
+        """The same as `_judge_each` of records that are messages, all at once. Of most batches all is taken."""
+        incarnations, local_seqnos, seqnos, epochs, views, forwarded_at_ms = numbers
+        is_taken = self._reader.accept_columns(np.zeros(len(records), np.bool_), epochs, seqnos)
+        columns = (
+            seqnos.tolist(),
+            [record.offset for record in records],
+            itertools.repeat(MESSAGE),
+            keys,
+            *(column.tolist() for column in (incarnations, local_seqnos, epochs, views, forwarded_at_ms)),
+            # Of what is kept nothing but this stays: the collector has to look at less.
+            [given_headers(of_record[1:]) if len(of_record) > 1 else () for of_record in headers],
+            [record.value for record in records],
+            [record.timestamp for record in records],
+        )
+        # Not strict: the kind goes on for ever.
+        rows = map(_effective, zip(*columns))  # noqa: B905
+        return list(rows if is_taken.all() else itertools.compress(rows, is_taken.tolist()))
+
+    def _judge_each(self, records: Sequence[Any]) -> list[Effective]:
+        accept = self._reader.accept
         taken = []
         for record in records:
             key, headers = record.key, record.headers
@@ -130,11 +171,8 @@ class DataCursor:
                 continue
             if accept(kind, epoch, seqno) is Verdict.TAKE:
                 where, who = (seqno, record.offset, kind, key), (incarnation, local_seqno, epoch, view, forwarded_at_ms)
-                # Of what is kept nothing but this stays: the collector has to look at less.
                 given = given_headers(headers[1:]) if len(headers) > 1 else ()
-                taken.append(effective((*where, *who, given, record.value, record.timestamp)))
-        if records:
-            self.position = records[-1].offset + 1
+                taken.append(_effective((*where, *who, given, record.value, record.timestamp)))
         return taken
 
     def _pass_over(self, offset: int) -> None:

@@ -82,11 +82,19 @@ class StateAt(NamedTuple):
     below: int | None
 
 
+def consumer_of_logs(connection: Connection) -> Consumer:
+    """What many logs can read with, one after the other. Raises BrokerUnreachable, KafkaRefused."""
+    return connection.consumer(fetch_max_wait_ms=FETCH_MAX_WAIT_MS)
+
+
 class DataLog:
     """Reads one DATA topic (one partition). Not thread-safe; close it, or use it as a context manager."""
 
-    def __init__(self, connection: Connection, group: str, site: str) -> None:
-        """Raises BrokerUnreachable, TopicMissing."""
+    def __init__(self, connection: Connection, group: str, site: str, consumer: Consumer | None = None) -> None:
+        """`consumer`: one that other logs read with, too, in turn, in the same thread; who gives it closes it.
+
+        Raises BrokerUnreachable, TopicMissing.
+        """
         self.connection = connection
         self.topic = Topic(group, "data", site)
         self.partition = TopicPartition(str(self.topic), 0)
@@ -102,11 +110,12 @@ class DataLog:
         """How many records that are no DATA it has passed over."""
         self._known_below = 0
         """The offset in EPOCH below which all is known."""
-        self._consumer: Consumer = connection.consumer(fetch_max_wait_ms=FETCH_MAX_WAIT_MS)
+        self._is_shared = consumer is not None
+        self._consumer: Consumer = consumer or consumer_of_logs(connection)
         try:
             self._check_partitions()
         except BaseException:
-            self._consumer.close()
+            self.close()
             raise
 
     def _check_partitions(self) -> None:
@@ -131,8 +140,9 @@ class DataLog:
         self.close()
 
     def close(self) -> None:
-        """Close the connection."""
-        self._consumer.close()
+        """Close the connection, if it is the log's own."""
+        if not self._is_shared:
+            self._consumer.close()
 
     def beginning(self) -> int:
         """The first offset that retention has left."""
@@ -143,6 +153,23 @@ class DataLog:
         """The offset after the last record."""
         with self.connection.reachable("READ", self.partition.topic):
             return int(self._consumer.end_offsets([self.partition])[self.partition])
+
+    def offset_before_the_end(self, seconds: float) -> int:
+        """The offset of the first record that is no older than that, if the newest record is from now.
+
+        Raises HistoryUnavailable if retention has dropped what was before.
+        """
+        end, beginning = self.end(), self.beginning()
+        newest = next((stored.timestamp_ms for stored in self.records(max(beginning, end - 1), end)), None)
+        if newest is None:
+            return beginning
+        at_ms = max(0, newest - int(seconds * 1000))
+        with self.connection.reachable("READ", self.partition.topic):
+            found = self._consumer.offsets_for_times({self.partition: at_ms}).get(self.partition)
+        offset = int(found.offset) if found is not None else end
+        if offset <= beginning and beginning > 0:
+            raise HistoryUnavailable(f"{self.topic} no longer holds what is older than {seconds:g} s.")
+        return offset
 
     def records(self, start: int, end: int) -> Iterator[Stored]:
         """The records of DATA with `start` <= offset < `end`, in order; strays as such."""

@@ -10,8 +10,8 @@ from connectors.kafka.epochs import Claim
 from connectors.kafka.ranges import windows_back
 from ordering.canonical import inflated
 from ordering.errors import HistoryUnavailable, ProtocolViolation
-from ordering.isis_log import Entry
-from ordering.isis_site import LogRow, SiteState, judge, state_of
+from ordering.isis_log import Entry, LogRow, judge
+from ordering.isis_site import SiteState, state_of
 from ordering.records import ENTRY, EPOCH, MAX_NUMBER, MAX_RECORD_BYTES, Data
 from ordering.sequencer import MAX_INFLATED_BYTES
 

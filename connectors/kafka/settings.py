@@ -1,82 +1,23 @@
-"""Changing a group's settings: a FORWARD record like any other, so that they hold from one seqno on.
-
-Each change is a life of its own, of the sender `SITE/abcast.admin`: its incarnation is the time in ms, as with members,
-or one above the last change's, which DATA tells. So an operator whose clock is behind is heard, too.
-"""
+"""Changing a group's settings."""
 
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
-from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog, Start
-from connectors.kafka.sending import append
-from ordering.errors import HistoryUnavailable, UsageError
+from connectors.kafka.operators import ORDERED_WITHIN_S, ask
 from ordering.membership import Settings
-from ordering.names import ADMIN_NAME, Address, Topic
-from ordering.reader import Verdict
-from ordering.records import MAX_NUMBER, SETTINGS
-
-ORDERED_WITHIN_S = 5.0
-"""Seconds in which a sequencer that works has ordered a change, unless it is busy."""
-_PAUSE_S = 0.05
+from ordering.records import SETTINGS
 
 
 def change_settings(
     connection: Connection, group: str, site: str, *, timeout_s: float = ORDERED_WITHIN_S, **changes: Any
 ) -> bool:
-    """Ask for some of `ordering.membership.Settings`; return whether they are in force: ordered within `timeout_s`.
+    """Ask for some of `ordering.membership.Settings`; return whether they are in force: see `operators.ask`.
 
-    If not, they will be in force once a sequencer of the group has read them, unless they are changed again meanwhile.
-    In a group that never had a sequencer this does not wait. Raises UsageError, BrokerUnreachable, TopicMissing.
+    Raises UsageError, BrokerUnreachable, TopicMissing.
     """
     payload = json.dumps(changes).encode("ascii")
     Settings().updated(payload)
-    sender = str(Address(site, ADMIN_NAME))
-    with DataLog(connection, group, site) as data:
-        incarnation, start = _next_life(data, sender)
-        record = sender.encode("ascii"), payload, forward_headers(incarnation, 1, kind=SETTINGS)
-        append(connection, str(Topic(group, "forward", site)), record, partition=None)
-        if start is None or not (data.is_copy() or data.newest_epoch()):
-            return False
-        return _is_ordered(data, start, sender, incarnation, timeout_s)
-
-
-def _next_life(data: DataLog, sender: str) -> tuple[int, Start | None]:
-    """An incarnation above all that DATA knows of; and from where to look for its DATA, if that can be told."""
-    now_ms = time.time_ns() // 1_000_000
-    try:
-        state = data.state()
-        start = data.after(state.seqno)
-    except HistoryUnavailable:  # until a sequencer starts
-        return now_ms, None
-    latest = max(state.ordered(sender).incarnation, state.membership.incarnation_floor)
-    if latest >= MAX_NUMBER:
-        raise UsageError(
-            f"{sender} has used up its incarnations: another program sends under that name. Use another site's."
-        )
-    return max(now_ms, latest + 1), start
-
-
-def _is_ordered(data: DataLog, start: Start, sender: str, incarnation: int, timeout_s: float) -> bool:
-    """Read DATA on until the change stands in it."""
-    deadline = time.monotonic() + timeout_s
-    offset, reader = start
-    while True:
-        end = data.end()
-        for stored in data.records(offset, end):
-            record = stored.data
-            if reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE and record.sender == sender:
-                if record.incarnation == incarnation:
-                    return True
-                if record.incarnation > incarnation:
-                    raise UsageError(
-                        "the settings were changed elsewhere at the same time: look at them, and ask again."
-                    )
-        offset = max(offset, end)
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(_PAUSE_S)
+    return ask(connection, group, site, SETTINGS, payload, timeout_s=timeout_s) is not None

@@ -36,6 +36,10 @@ _SETTINGS = {
     "unclean.leader.election.enable": "false",
 }
 
+PURGED: tuple[Role, ...] = ("forward", "dead-letter")
+PURGED_SEGMENT_BYTES = 64 * 1024 * 1024
+"""What is purged leaves the disk by whole segments, and never the newest one, which is 1 GiB unless a topic says."""
+
 MIN_DATA_RETENTION_MS = 2 * SNAPSHOT_EVERY_MS
 """With less, the last snapshot might be dropped before the next one is written."""
 _MIN_FORWARD_RECORD_BYTES = MAX_PAYLOAD_BYTES + MAX_HEADERS_BYTES + 16 * 1024
@@ -73,7 +77,7 @@ def create_topics(
             ):
                 try:
                     with connection.reachable("CREATE", str(topic)):
-                        admin.create_topics([_new_topic(topic, count, replication_factor)])
+                        admin.create_topics([new_topic(topic, count, replication_factor)])
                 except TopicAlreadyExistsError:
                     continue
                 created.append(str(topic))
@@ -126,7 +130,8 @@ def _check_copies(connection: Connection, admin: KafkaAdminClient, copies: int) 
         )
 
 
-def _new_topic(topic: Topic, partitions: int, replication_factor: int) -> NewTopic:
+def new_topic(topic: Topic, partitions: int = 1, replication_factor: int = 1) -> NewTopic:
+    """What to ask Kafka for, with the settings that the topic's role needs."""
     settings = _settings(topic)
     if replication_factor > 2:
         settings["min.insync.replicas"] = "2"
@@ -139,7 +144,8 @@ def _settings(topic: Topic) -> dict[str, str]:
     """What a topic is created with."""
     # A memory topic has one note a name (`connectors.client.member_memory`).
     policy = "compact" if topic.role == "memory" else "delete"
-    return {**_SETTINGS, "cleanup.policy": policy, "max.message.bytes": str(_limit(topic))}
+    settings = {**_SETTINGS, "cleanup.policy": policy, "max.message.bytes": str(_limit(topic))}
+    return {**settings, "segment.bytes": str(PURGED_SEGMENT_BYTES)} if topic.role in PURGED else settings
 
 
 def _limit(topic: Topic) -> int:
@@ -155,7 +161,7 @@ def ensure_topic(connection: Connection, topic: Topic, partitions: int) -> None:
             of_group = [found for found in map(Topic.parse, known) if found and found.group == topic.group]
             copies = max((len(known[str(found)][0]["replica_nodes"]) for found in of_group), default=1)
             with contextlib.suppress(TopicAlreadyExistsError), connection.reachable("CREATE", name):  # or another did
-                admin.create_topics([_new_topic(topic, partitions, copies)])
+                admin.create_topics([new_topic(topic, partitions, copies)])
             admin.wait_for_topics([name])
         elif len(known[name]) < partitions:
             admin.create_partitions({name: partitions})

@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
+from connectors.kafka.connection import Connection
 from connectors.kafka.purge import Purged, purge_group
+from connectors.kafka.senders import forget_senders, idle_senders
 from connectors.kafka.topics import find_groups
 from connectors.ledger.maintenance import Care, maintain_tables, plan_care
 from connectors.ledger.table_lock import StoppedWaiting
@@ -31,13 +33,26 @@ class Maintained(NamedTuple):
 
     tables: Sequence[Care]
     topics: Sequence[Purged]
+    senders: Sequence[Idle] = ()
+
+
+class Idle(NamedTuple):
+    """The idle senders of a group: those that are to be forgotten, and how many of them are by now."""
+
+    group: str
+    senders: Sequence[str]
+    forgotten: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How long dead letters are kept, in seconds; whether nothing is to be done but said."""
+    """How long dead letters are kept, and idle senders remembered (None: for ever), in seconds.
+
+    `dry_run`: nothing is to be done but said.
+    """
 
     dead_letters_s: float = 30 * 86_400.0
+    senders_s: float | None = None
     dry_run: bool = False
 
 
@@ -56,18 +71,28 @@ def maintain(
     if tables and not wishes.dry_run:
         tables = maintain_tables(spark(), options.data, is_ending)
     topics: list[Purged] = []
+    senders: list[Idle] = []
     failures: list[AbcastError] = []
     for group in filter(options.groups.has, find_groups(options.connection, options.site)):
         what = options.connection, group, options.site
         try:
             topics += purge_group(*what, dead_letters_s=wishes.dead_letters_s, dry_run=wishes.dry_run)
+            senders += _forget(*what, wishes)
         except BrokerUnreachable:
             raise
         except AbcastError as error:
             failures.append(error)
     if failures:
         raise failures[0]
-    return Maintained(tables, topics)
+    return Maintained(tables, topics, senders)
+
+
+def _forget(connection: Connection, group: str, site: str, wishes: Wishes) -> list[Idle]:
+    if wishes.senders_s is None:
+        return []
+    rows = idle_senders(connection, group, site, wishes.senders_s)
+    done = 0 if wishes.dry_run or not rows else len(forget_senders(connection, group, site, rows).forgotten)
+    return [Idle(group, [row.sender for row in rows], done)] if rows else []
 
 
 class MaintenanceJob:
@@ -103,9 +128,10 @@ class MaintenanceJob:
                     _logger.warning("maintain: %s Trying again in %.0f s.", error, self._every_s)
                     continue
                 _logger.info(
-                    "maintain: %d files merged, %d deleted, %d records purged in %.1f s",
+                    "maintain: %d files merged, %d deleted, %d records purged, %d senders forgotten in %.1f s",
                     sum(each.merged for each in done.tables),
                     sum(each.deleted for each in done.tables),
                     sum(each.records for each in done.topics),
+                    sum(each.forgotten for each in done.senders),
                     time.monotonic() - began,
                 )

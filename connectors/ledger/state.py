@@ -15,9 +15,10 @@ from connectors.ledger.delta_files import dataset_of
 from connectors.ledger.row import decode_row
 from connectors.ledger.table_state import open_table
 from connectors.storage.location import Location
+from ordering.forgetting import from_payload
 from ordering.membership import NO_MEMBERS, Membership, fold
 from ordering.reader import Seal
-from ordering.records import MESSAGE
+from ordering.records import FORGET, MESSAGE
 from ordering.sequencer import Accepted, SequencerState
 
 
@@ -105,5 +106,12 @@ def _membership(dataset: ds.Dataset, group: str, received: Mapping[str, Accepted
     for row in rows.sort_by("seqno").to_pylist():
         membership = fold(membership, decode_row(row), received).membership
         lives_over |= membership.lives_over
-    lives_over = {sender: last for sender, last in lives_over.items() if received[sender].incarnation == last}
+        if row["kind"] == FORGET:
+            lives_over |= {sender: incarnation for sender, incarnation, _ in from_payload(row["payload"]) or ()}
+    # A ledger that was made anew may know nothing else of a sender that was forgotten.
+    lives_over = {
+        sender: last
+        for sender, last in lives_over.items()
+        if sender in received and received[sender].incarnation == last
+    }
     return replace(membership, left=(), lives_over=lives_over)

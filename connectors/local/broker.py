@@ -1,9 +1,10 @@
 """The embedded broker: a real Kafka (KRaft, no ZooKeeper) on this machine, for demos and tests.
 
 One directory is one cluster. It remembers its identity, its ports and its data, so a later `EmbeddedBroker(directory)`
-goes on where the last one stopped. Each node is a JVM that is both broker and controller, bound to 127.0.0.1:
+goes on where the last one stopped. Each node is a JVM that is both broker and controller, bound to 127.0.0.1 (unless an
+address is given: see `EmbeddedBroker`):
 
-    cluster.json          cluster id, and per node the broker's and the controller's port
+    cluster.json          cluster id, address, and per node the broker's and the controller's port
     node-N/server.properties
     node-N/data           Kafka's log
     node-N/pid            the process, while one runs
@@ -138,13 +139,14 @@ class _Cluster:
     cluster_id: str
     ports: tuple[_Ports, ...]
     secure: bool = False
+    host: str = HOST
 
     @staticmethod
     def load(directory: Path) -> _Cluster | None:
         try:
             found = json.loads((directory / "cluster.json").read_text(encoding="utf-8"))
             ports = tuple(_Ports(**each) for each in found["ports"])
-            return _Cluster(found["cluster_id"], ports, bool(found.get("secure", False)))
+            return _Cluster(found["cluster_id"], ports, bool(found.get("secure", False)), found.get("host", HOST))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
@@ -168,12 +170,14 @@ class EmbeddedBroker:
         nodes: 1, or 3 for a cluster that survives the loss of one. None: as the directory has it, or 1.
         progress: is told what a slow step waits for.
         secure: with TLS, users and rights (`connectors.local.secure_cluster`). None: as the directory has it, or open.
+        host: the address of a new cluster; a later start keeps it. None: 127.0.0.1, the only one of a secure cluster,
+            whose certificate names it.
 
     Guarantees: `start` returns when every node answers Kafka requests. What a producer with acks=all was told is
     written survives `kill` of any node (the operating system, not the JVM, holds the written pages).
 
     Raises:
-        UsageError: the directory holds a cluster of another size or kind, or its name has a comma.
+        UsageError: the directory holds a cluster of another size, kind or address, or its name has a comma.
     """
 
     def __init__(
@@ -183,6 +187,7 @@ class EmbeddedBroker:
         nodes: int | None = None,
         progress: Progress = say,
         secure: bool | None = None,
+        host: str | None = None,
     ) -> None:
         self.directory = Path(directory).expanduser().resolve()
         if "," in str(self.directory):
@@ -202,6 +207,10 @@ class EmbeddedBroker:
                 "choose another directory."
             )
         self.secure = SecureCluster(self.directory) if has else None
+        self._new_host = host or HOST
+        its_own = HOST if has else self.host
+        if host not in (None, its_own):
+            raise UsageError(f"The cluster in {self.directory} has no other address than {its_own}.")
         if self._cluster is None:
             self.nodes = nodes or 1
         elif nodes is None or nodes == len(self._cluster.ports):
@@ -216,6 +225,11 @@ class EmbeddedBroker:
     # --- what others ask -------------------------------------------------------------------------------------------
 
     @property
+    def host(self) -> str:
+        """The address of all nodes."""
+        return self._cluster.host if self._cluster else self._new_host
+
+    @property
     def bootstrap_servers(self) -> str:
         """`host:port` of every node, comma-separated.
 
@@ -224,7 +238,7 @@ class EmbeddedBroker:
         """
         if self._cluster is None:
             raise UsageError(f"The broker in {self.directory} was never started: start it first.")
-        return ",".join(f"{HOST}:{ports.broker}" for ports in self._cluster.ports)
+        return ",".join(f"{self._cluster.host}:{ports.broker}" for ports in self._cluster.ports)
 
     def status(self) -> BrokerStatus:
         """The cluster as it is now. Asks no broker; needs no Java and no network."""
@@ -351,7 +365,7 @@ class EmbeddedBroker:
         known = self._cluster
         if known is None:
             cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
-            known = _Cluster(cluster_id, (), self.secure is not None)
+            known = _Cluster(cluster_id, (), self.secure is not None, self.host)
         first = self._port if self._port is not None else DEFAULT_PORT
         brokers = [ports.broker for ports in known.ports]
         if self._port and brokers and brokers[0] != self._port:
@@ -363,12 +377,12 @@ class EmbeddedBroker:
         if not brokers:
             if first + self.nodes - 1 > _HIGHEST_PORT:
                 raise UsageError(f"There are no {self.nodes} ports from {first} on: the highest is {_HIGHEST_PORT}.")
-            brokers = [first + node for node in range(self.nodes)] if first else _free_ports(self.nodes, ())
+            brokers = [first + node for node in range(self.nodes)] if first else _free_ports(self.host, self.nodes, ())
         controllers = [ports.controller for ports in known.ports]
         # Only this cluster uses the controllers' ports, so a taken one is no reason to fail.
-        if not anything_runs and not (controllers and all(_is_free(port) for port in controllers)):
-            controllers = _free_ports(self.nodes, brokers)
-        cluster = _Cluster(known.cluster_id, tuple(map(_Ports, brokers, controllers)), known.secure)
+        if not anything_runs and not (controllers and all(_is_free(self.host, port) for port in controllers)):
+            controllers = _free_ports(self.host, self.nodes, brokers)
+        cluster = _Cluster(known.cluster_id, tuple(map(_Ports, brokers, controllers)), known.secure, known.host)
         if cluster != self._cluster:
             cluster.save(self.directory)
         return cluster
@@ -379,10 +393,10 @@ class EmbeddedBroker:
         assert self._cluster is not None, "ports are chosen before nodes start"
         deadline = time.monotonic() + timeout
         addresses = ", ".join(str(self._cluster.ports[node].broker) for node in nodes)
-        self._progress(f"Starting Kafka on port {addresses} of {HOST}.")
+        self._progress(f"Starting Kafka on port {addresses} of {self.host}.")
         for node in nodes:
             port = self._cluster.ports[node].broker
-            if not _is_free(port):
+            if not _is_free(self.host, port):
                 raise EnvironmentProblem(
                     f"Port {port} is taken by another process: stop that, or choose another port with --port."
                 )
@@ -408,12 +422,12 @@ class EmbeddedBroker:
         copies = min(self.nodes, 3)
         in_sync = 2 if copies == 3 else 1
         ports = self._cluster.ports[node]
-        voters = (f"{other}@{HOST}:{each.controller}" for other, each in enumerate(self._cluster.ports))
+        voters = (f"{other}@{self.host}:{each.controller}" for other, each in enumerate(self._cluster.ports))
         security = self.secure.server_settings() if self.secure else {}
         listener = LISTENER if self.secure else "PLAINTEXT"
         settings = _SETTINGS | {
             "node.id": str(node),
-            "listeners": f"{listener}://{HOST}:{ports.broker},CONTROLLER://{HOST}:{ports.controller}",
+            "listeners": f"{listener}://{self.host}:{ports.broker},CONTROLLER://{self.host}:{ports.controller}",
             "controller.quorum.voters": ",".join(voters),
             "log.dirs": str(self._node_directory(node) / "data"),
             "default.replication.factor": str(copies),
@@ -505,7 +519,7 @@ class EmbeddedBroker:
             for node in sorted(waiting):
                 if self._pid(node) is None:
                     raise self._failure(node, "stopped while starting")
-                if _answers(node, self._cluster.ports[node].broker, login):
+                if _answers(node, f"{self.host}:{self._cluster.ports[node].broker}", login):
                     waiting.discard(node)
             if waiting and time.monotonic() > deadline:
                 raise self._failure(min(waiting), f"did not answer within {timeout:g} s")
@@ -592,12 +606,12 @@ def _command_line(pid: int) -> str:
     return answer.stdout
 
 
-def _is_free(port: int) -> bool:
+def _is_free(host: str, port: int) -> bool:
     """Whether Kafka could bind `port` now (Java sets SO_REUSEADDR too)."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
         except OverflowError as error:
             raise UsageError(f"{port} is not a port: choose one from 1 to 65535.") from error
         except PermissionError as error:
@@ -609,27 +623,27 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _free_ports(count: int, but: Sequence[int]) -> list[int]:
+def _free_ports(host: str, count: int, but: Sequence[int]) -> list[int]:
     chosen: list[int] = []
     for _ in range(1000):
         if len(chosen) == count:
             return chosen
         port = random.SystemRandom().choice(_CHOSEN_PORTS)
-        if port not in chosen and port not in but and _is_free(port):
+        if port not in chosen and port not in but and _is_free(host, port):
             chosen.append(port)
     raise EnvironmentProblem(f"No free port was found from {_CHOSEN_PORTS[0]} to {_CHOSEN_PORTS[-1]}: close programs.")
 
 
-def _answers(node: int, port: int, login: Mapping[str, Any]) -> bool:
+def _answers(node: int, address: str, login: Mapping[str, Any]) -> bool:
     """Whether the node answers a Kafka request and is a live member of its own cluster."""
     try:
         # A plain connection first: it is cheap, and kafka-python would log each refusal.
-        socket.create_connection((HOST, port), timeout=1).close()
+        socket.create_connection((address.rpartition(":")[0], int(address.rpartition(":")[2])), timeout=1).close()
     except OSError:
         return False
     with _quiet("kafka"):
         try:
-            admin = KafkaAdminClient(bootstrap_servers=f"{HOST}:{port}", bootstrap_timeout_ms=3000, **login)
+            admin = KafkaAdminClient(bootstrap_servers=address, bootstrap_timeout_ms=3000, **login)
         except KafkaError:
             return False
         try:

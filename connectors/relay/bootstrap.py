@@ -25,7 +25,7 @@ from connectors.kafka.topics import ensure_topic
 from connectors.ledger.history import message_numbers, read_rows
 from connectors.ledger.row import decode_row
 from connectors.ledger.state import state_from_ledger
-from connectors.relay.job import post_base
+from connectors.relay.home_copy import post_base
 from connectors.relay.link_start import ledger_start
 from connectors.storage.location import Location
 from ordering.errors import UsageError

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from connectors.kafka.sites import Direction, Sites
+from connectors.relay.agreed import AgreedForward, Entries
 from connectors.relay.casts import Casts
-from connectors.relay.job import AgreedForward, Entries, HomeData, Letters, MeshData, Relay, SiteForward
+from connectors.relay.hub import HomeData, SiteForward
+from connectors.relay.job import Relay
+from connectors.relay.letters import Letters
+from connectors.relay.mesh import MeshData
 
 
 def relays_of(sites: Sites, direction: Direction) -> list[type[Relay]]:

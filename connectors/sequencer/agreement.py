@@ -18,7 +18,7 @@ from connectors.kafka.sites import SUSPECT_AFTER_MS
 from ordering.errors import UsageError
 from ordering.isis_formation import Life, first_view
 from ordering.isis_messages import Installed, NotExcluded, Outside
-from ordering.isis_site import Notice, SiteState, first_state
+from ordering.isis_site import Notice, OtherLog, SiteState, first_state
 from ordering.sequencer import SequencerState
 
 RESEND_AFTER_MS = 2_000
@@ -67,5 +67,9 @@ def told(notice: Notice) -> tuple[int, str]:
         return logging.WARNING, "the other sites go on without this one; it asks to join again"
     if isinstance(notice, NotExcluded):
         return logging.WARNING, f"without {', '.join(notice.names)} too few sites are left"
+    if isinstance(notice, OtherLog):
+        return logging.WARNING, (
+            f"the log of site {notice.site} was lost, and begun anew: what it says does not count here. Exclude it"
+        )
     reached = ", ".join(life.name for life in notice.reached)
     return logging.WARNING, f"it waits: only {reached} answer, and {notice.needed} are needed"

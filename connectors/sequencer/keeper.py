@@ -14,7 +14,7 @@ from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
+from connectors.kafka.data_log import DataLog, consumer_of_logs
 from connectors.kafka.sign_of_life import SignsOfLife
 from connectors.kafka.transport import Consumer, Producer
 from connectors.sequencer.takeover import check_not_fenced
@@ -45,6 +45,7 @@ class Keeper:
         self._site = site
         self._epochs = epochs
         self._consumer: Consumer = connection.consumer()
+        self._reader: Consumer | None = None  # of all logs
         self._ticker: Producer | None = None
         self._upkeep = Upkeep(connection, site)
         self._signs = SignsOfLife(connection, site, engine)
@@ -64,13 +65,14 @@ class Keeper:
         """Look after it no longer."""
         self.forward.pop(group, None)
         self._claims_seen.pop(group, None)
-        if (data := self._logs.pop(group, None)) is not None:
-            data.close()
+        self._logs.pop(group, None)
 
     def log(self, group: str) -> DataLog:
         """The group's DATA, for the keeper's thread."""
         if group not in self._logs:
-            self._logs[group] = DataLog(self._connection, group, self._site)
+            if self._reader is None:
+                self._reader = consumer_of_logs(self._connection)
+            self._logs[group] = DataLog(self._connection, group, self._site, self._reader)
         return self._logs[group]
 
     def ends_of_data(self, groups: Iterable[str]) -> dict[str, int]:
@@ -113,9 +115,9 @@ class Keeper:
     def close(self) -> None:
         """Close all connections."""
         self._signs.close()
-        for data in self._logs.values():
-            data.close()
         self._logs = {}
+        if self._reader is not None:
+            self._reader.close()
         self._consumer.close()
         if self._ticker is not None:
             self._ticker.close(timeout=1)

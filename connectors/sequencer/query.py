@@ -54,6 +54,8 @@ stand behind abcast's own, or of all headers where there are no `senders`. Then 
 stands in the last four, which are null where no link has brought the records.
 """
 DATA_ROLE = "data"
+READERS_A_GROUP_AT_ONCE = 4
+"""Tasks that read, for each group that is decided at the same time: if some have much to read, others do the rest."""
 _RUN_COLUMNS = [field.split()[0] for field in RUN_SCHEMA.split(", ")]
 _OF_ROWS = ["sender", "local_seqno", "forwarded_at_ms", "value", "names", "values"]
 """Of a run of DATA, the columns with an element for each row; it has no keys, and those of links in no such job."""
@@ -124,7 +126,12 @@ def sequence(
     `initial` has the state of every group that may occur. `parallelism` is how many groups are decided at once
     (the number of shuffle partitions, which must be the session's setting if it is not 1).
     """
-    placed = forward.coalesce(1) if parallelism == 1 else forward.repartition(parallelism, "group")
+    # Spark reads each partition of Kafka in a task of its own. With a thousand groups, tasks would be most of the work.
+    placed = (
+        forward.coalesce(1)
+        if parallelism == 1
+        else forward.coalesce(READERS_A_GROUP_AT_ONCE * parallelism).repartition(parallelism, "group")
+    )
     return (
         placed.sortWithinPartitions("group", *_SOURCE)
         .groupBy("group")

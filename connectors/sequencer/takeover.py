@@ -29,7 +29,9 @@ through the claim, what it writes is stale for every reader.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +43,7 @@ from kafka.errors import KafkaError
 from connectors.kafka.backlog import find_backlog
 from connectors.kafka.codec import encode_data
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog, StateAt
+from connectors.kafka.data_log import DataLog, StateAt, consumer_of_logs
 from connectors.kafka.epochs import Claim, Note, encode_claim, encode_note, seconds_to_yield, this_host
 from connectors.kafka.group_choice import ALL_GROUPS, GroupChoice
 from connectors.kafka.liveness import ALIVE, judge
@@ -61,7 +63,7 @@ History = Callable[[str], StateAt | None]
 """A group's state as its ledger tells it."""
 
 
-GROUPS_AT_ONCE = 8
+GROUPS_AT_ONCE = 32
 """So many are looked at, and taken over, at the same time."""
 
 _Answer = TypeVar("_Answer")
@@ -112,9 +114,13 @@ def take_over_groups(
     with contextlib.ExitStack() as open_until_then:
         producer = connection.producer()
         open_until_then.callback(producer.close, timeout=10)
-        logs = dict(_ask_each(groups, lambda group: (group, DataLog(connection, group, site))))
-        for data in logs.values():
-            open_until_then.callback(data.close)
+        # Each share of the groups, which a thread looks after, has one connection. For a thousand, they take seconds.
+        consumers = [
+            open_until_then.enter_context(contextlib.closing(consumer_of_logs(connection)))
+            for _ in range(min(GROUPS_AT_ONCE, len(groups)))
+        ]
+        consumer_of = dict(zip(groups, itertools.cycle(consumers), strict=False))
+        logs = dict(_ask_each(groups, lambda group: (group, DataLog(connection, group, site, consumer_of[group]))))
         found = dict(
             _ask_each(groups, lambda group: (group, _survey(logs[group], claimed, history, trust_ledger=trust_ledger)))
         )
@@ -130,7 +136,11 @@ def take_over_groups(
 
 
 def _ask_each(groups: Iterable[str], ask: Callable[[str], _Answer]) -> list[_Answer]:
-    """Ask of every group, some at a time. The error of one group has its name."""
+    """Ask of every group, each share of them in a thread. The error of one group has its name, and ends the asking.
+
+    The same groups are always dealt to the same shares.
+    """
+    asked, has_failed = list(groups), threading.Event()
 
     def of_one(group: str) -> _Answer:
         try:
@@ -140,9 +150,22 @@ def _ask_each(groups: Iterable[str], ask: Callable[[str], _Answer]) -> list[_Ans
                 raise
             raise type(error)(f"group {group}: {error}") from error
 
-    asked = list(groups)
-    with ThreadPoolExecutor(min(GROUPS_AT_ONCE, max(1, len(asked))), "abcast-takeover") as pool:
-        return list(pool.map(of_one, asked))
+    def of_share(share: Sequence[str]) -> list[_Answer]:
+        answers = []
+        for group in share:
+            if has_failed.is_set():
+                break  # what has failed is raised below
+            try:
+                answers.append(of_one(group))
+            except BaseException:
+                has_failed.set()
+                raise
+        return answers
+
+    shares = [asked[first::GROUPS_AT_ONCE] for first in range(min(GROUPS_AT_ONCE, len(asked)))]
+    with ThreadPoolExecutor(max(1, len(shares)), "abcast-takeover") as pool:
+        answered = list(pool.map(of_share, shares))
+    return [answered[place % GROUPS_AT_ONCE][place // GROUPS_AT_ONCE] for place in range(len(asked))]
 
 
 def _survey(data: DataLog, claimed: Mapping[str, int], history: History | None, *, trust_ledger: bool) -> _Survey:

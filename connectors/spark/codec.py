@@ -8,7 +8,9 @@ from pyspark.sql import functions as F
 from connectors.kafka import codec
 from ordering.names import ADDRESS_PATTERN, MAX_SITE_LENGTH, RESERVED_PREFIX, SITE_PATTERN, TICK_NAME, relay_of
 from ordering.records import (
+    CLOCK_AHEAD_MS,
     HEARTBEAT,
+    INCARNATIONS_A_MS,
     LINK_START,
     MAX_HEADERS_BYTES,
     MAX_NUMBER,
@@ -172,8 +174,8 @@ def _is_linked() -> Column:
 
 def _is_of_its_time() -> Column:
     """Whether the incarnation is not above `codec.highest_incarnation`; null where the timestamp is a wild one."""
-    latest_ms = F.unix_millis("timestamp") + codec.CLOCK_AHEAD_MS
-    return F.col("incarnation") <= F.try_multiply(latest_ms, F.lit(codec.INCARNATIONS_A_MS))
+    latest_ms = F.unix_millis("timestamp") + CLOCK_AHEAD_MS
+    return F.col("incarnation") <= F.try_multiply(latest_ms, F.lit(INCARNATIONS_A_MS))
 
 
 def _may_have_its_name() -> Column:

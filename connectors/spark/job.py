@@ -35,6 +35,7 @@ from connectors.kafka.retrying import Retries
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.spark.data_directory import CHECKPOINTS, DEFAULT_WORK, HeldDirectory, held
 from connectors.spark.jvm import jvm
+from connectors.spark.patience import Patience
 from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain
 from connectors.spark.session import what_tasks_need
 from connectors.storage.location import Location
@@ -54,8 +55,6 @@ STOP_S = 10.0
 
 _ALLOWED_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
 _READY_POLL_S = 0.1
-_SLOW_START_S = 30.0
-"""The first batch is said to be late this often."""
 _TASKS_RUN_S = 1.0
 """In real time, the first batch ends after seconds: one whose tasks have run for so long is taken to work."""
 
@@ -222,6 +221,7 @@ class StreamingJob(ABC):
         """Return when stopped, or when there are other topics to read."""
         started = reported = checked = time.monotonic()
         told_batch: int | None = None
+        patience = Patience(started)
         while not self._ends.is_set():
             # pyspark's type stubs know no fractions of a second.
             if query.awaitTermination(WATCH_S if self.ready.is_set() else _READY_POLL_S):  # type: ignore[arg-type]
@@ -230,12 +230,17 @@ class StreamingJob(ABC):
             if not self.ready.is_set():
                 if self._works(query, now - started):
                     self.ready.set()
-                elif now - reported > _SLOW_START_S:
-                    reported = now
-                    self._tell_slow_start(query, now - started)
                 elif now - checked < WATCH_S:
                     continue
             checked = now
+            if patience.ends(now, query, self._runs_tasks):
+                _logger.warning(
+                    "%s: the batch in hand has run no task for %.0f s (Spark says: %s). %s",
+                    self.name,
+                    now - patience.since,
+                    query.status["message"],
+                    what_tasks_need(self.spark.sparkContext),
+                )
             directory.check()
             try:
                 # First of all: what is asked of a topic that is gone is asked for seconds.
@@ -267,14 +272,11 @@ class StreamingJob(ABC):
             return False
         return bool(self.spark.sparkContext.statusTracker().getJobIdsForGroup(str(query.runId)))
 
-    def _tell_slow_start(self, query: StreamingQuery, running_s: float) -> None:
-        _logger.warning(
-            "%s: the first batch is not through after %.0f s (Spark says: %s). %s",
-            self.name,
-            running_s,
-            query.status["message"],
-            what_tasks_need(self.spark.sparkContext),
-        )
+    def _runs_tasks(self) -> bool:
+        """Whether a task of this application runs now, of whatever query."""
+        tracker = self.spark.sparkContext.statusTracker()
+        stages = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
+        return any(stage is not None and stage.numActiveTasks for stage in stages)
 
     def _stop_query(self, query: StreamingQuery) -> None:
         """Stop after the batch in hand. A batch that begins meanwhile is cut off, and the next start repeats it."""

@@ -104,7 +104,7 @@ LOCAL_SETTINGS = {
 _COMPILER_NICENESS = 10
 
 _WORKER_JOB = "abcast-python-worker"
-_TELL_S = 30.0
+_TELL_S = 10.0
 
 _logger = logging.getLogger(__name__)
 

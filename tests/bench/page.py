@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from tests.bench.groups import WAYS
 from tests.bench.picture import draw
 from tests.bench.plan import DEFAULT_RECORDS, KINDS, Case, Plan
 from tests.bench.rates import ENGINES
@@ -122,6 +123,25 @@ def _engine(transport: str) -> Row:
         f"≤ {p50}; ≤ {p99}; ≥ {rate}; ≤ {MAX_ENGINE_MIB}; ≤ {MAX_ENGINE_KILL_S}",
         figures,
     )
+
+
+def _groups(where: str) -> Row:
+    called = {"process": "process engine", "local": "Spark on this machine", "two workers": "Spark on two workers"}
+
+    def figures(result: Any) -> list[str]:
+        return [
+            f"{row['parallelism']}: {row['many']['ready_s']:.0f}, {row['many']['p50_ms']:.0f}, "
+            f"{row['many']['p99_ms']:.0f}, {row['hot']['records_per_s'] / 1000:.0f}"
+            for row in result
+            if row["where"] == where
+        ]
+
+    plan = Plan(DEFAULT_RECORDS)
+    what = (
+        f"{called[where]}, by groups decided at a time: {plan.many_groups:,} groups with a message/s each, from start "
+        f"to ready; p50; p99, FORWARD to DATA; {plan.hot_groups} hot groups"
+    )
+    return Row("groups", what, "s; ms; ms; thousand records/s", "", figures)
 
 
 def _orders(transport: str) -> Row:
@@ -258,6 +278,7 @@ ROWS = (
         )
         for engine in ENGINES
     ),
+    *(_groups(where) for where in dict.fromkeys(way.where for way in WAYS)),
     *(_orders(transport) for transport in MAX_CAST_MS),
     Row("casts", "one member's messages by order, until all receipts are there", "records/s", "", _cast_rates),
     Row(

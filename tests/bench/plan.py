@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 SECTIONS = (
     *("throughput", "peers", "state", "growth", "latency", "memory"),
-    *("engine", "rates", "casts", "members", "views", "relay", "agreeing", "recovery"),
+    *("engine", "rates", "groups", "casts", "members", "views", "relay", "agreeing", "recovery"),
 )
 DEFAULT_RECORDS = 2_000_000
 QUICK_RECORDS = 200_000
@@ -41,6 +41,13 @@ class Plan:
     latency_warm_up_s: float = 120.0  # Java compiles last what runs a few times a second: how Spark plans a batch
     latency_s: float = 30.0
     rates: tuple[int, ...] = (100, 300, 1000, 3000, 10_000, 20_000, 30_000, 40_000, 60_000)
+    many_groups: int = 1000
+    """With a message a second each."""
+    many_warm_up_s: float = 5.0
+    many_s: float = 10.0
+    hot_groups: int = 16
+    hot_records: int = 10_000
+    """In each."""
     cast_members: tuple[int, ...] = (3, 30, 300)
     cast_rate: int = 300
     """Casts a second of all those members together."""
@@ -74,6 +81,10 @@ class Plan:
             latency_warm_up_s=30.0,
             latency_s=10.0,
             rates=(100, 1000, 10_000, 30_000),
+            many_groups=20,
+            many_s=5.0,
+            hot_groups=4,
+            hot_records=1000,
             cast_members=(3, 30),
             member_rounds=1,
             agreeing_records=2_000,

@@ -125,6 +125,8 @@ class MemorySampler:
 class Child:
     """A process that leads a session of its own, with everything it starts; killed at the end of a `with`."""
 
+    STDIN = subprocess.DEVNULL
+
     def __init__(self, arguments: Sequence[object], log: Path, environment: Mapping[str, str] | None = None) -> None:
         """Start it; what it says goes to `log`. `environment`: beside this process's."""
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +136,7 @@ class Child:
         with log.open("wb") as output:
             self.popen = subprocess.Popen(
                 [str(argument) for argument in arguments],
-                stdin=subprocess.DEVNULL,
+                stdin=self.STDIN,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=log.parent,

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from connectors.kafka.sites import Direction, Sites, Trigger
 from connectors.kafka.topics import ensure_topic
 from connectors.relay.columns import relay_forward, relay_home_data, relay_mesh_data
-from connectors.relay.job import SiteForward
+from connectors.relay.hub import SiteForward
 from connectors.spark.job import JobOptions
 from jobs.streaming import running
 from ordering.names import Topic

@@ -101,6 +101,23 @@ def _rates_of_engines(result: Results) -> list[Table]:
     return [table]
 
 
+def _groups(result: list[Any]) -> list[Table]:
+    many, hot = result[0]["many"]["groups"], result[0]["hot"]["groups"]
+    table = _table(
+        f"{many:,} groups with a message/s each: FORWARD to DATA, ms; and {hot} hot groups",
+        *("", "groups at a time", "ready, s", "p50", "p99", "CPU s a second", "hot: thousand records/s"),
+    )
+    for row in result:
+        steady = row["many"]
+        table.add_row(
+            *(row["where"], str(row["parallelism"]), f"{steady['ready_s']:.1f}"),
+            *(f"{steady[name]:.0f}" for name in ("p50_ms", "p99_ms")),
+            f"{sum(steady['cpu'].values()):.2f}",
+            f"{row['hot']['records_per_s'] / 1000:.1f}",
+        )
+    return [table]
+
+
 def _growth(result: Results) -> list[Table]:
     tables = []
     for what, rows in result.items():
@@ -374,6 +391,7 @@ _TABLES: dict[str, Callable[[Any], list[Table]]] = {
     "memory": _memory,
     "engine": _engine,
     "rates": _rates_of_engines,
+    "groups": _groups,
     "casts": _casts,
     "members": _members,
     "views": _views,

@@ -29,8 +29,8 @@ def environment(**variables: str) -> dict[str, str]:
     The library that talks to Kafka is the tests' own.
     A Spark session in the tests' own process has set PYSPARK_PYTHON for itself.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ABCAST_", "PYSPARK_PYTHON"))}
-    kept[VARIABLE] = os.environ[VARIABLE]
+    left_out = ("ABCAST_", "PYSPARK_PYTHON")
+    kept = {name: value for name, value in os.environ.items() if name == VARIABLE or not name.startswith(left_out)}
     own = {"PATH": f"{BIN}{os.pathsep}{kept['PATH']}", "COLUMNS": "160", "ABCAST_LOOK_EVERY_S": "1"}
     return {**kept, **own, **variables}
 

@@ -182,9 +182,9 @@ def test_a_rejoin_is_not_of_the_threads_that_beat_or_read(bench: Bench) -> None:
     rejoining: list[str] = []
     really = bench.alice._sending._begin_anew
 
-    def begin_anew(old: Forwarder) -> None:
+    def begin_anew(old: Forwarder) -> bool:
         rejoining.append(threading.current_thread().name)
-        really(old)
+        return really(old)
 
     bench.alice._sending._begin_anew = begin_anew  # type: ignore[method-assign]
     bench.silence()

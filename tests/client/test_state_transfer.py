@@ -19,17 +19,8 @@ from kafka.structs import TopicPartition
 from connectors import Delivery, Member
 from connectors.client import state_transfer
 from connectors.client.letter import Letter, LetterReceipt
-from connectors.client.state_transfer import (
-    CHUNK_BYTES,
-    H_STATE,
-    Assembly,
-    Chunk,
-    Nothing,
-    Request,
-    RequestId,
-    StateTransfer,
-    decode_state_letter,
-)
+from connectors.client.state_letters import H_STATE, Assembly, Chunk, Nothing, Request, RequestId, decode_state_letter
+from connectors.client.state_transfer import CHUNK_BYTES, StateTransfer
 from connectors.kafka.connection import Connection
 from connectors.kafka.settings import change_settings
 from connectors.testing.memory_kafka import MemoryConnection

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from connectors import Delivery
 from connectors.local.broker import EmbeddedBroker
+from ordering.names import Topic
 from tests.crash.conftest import MakeScenario
 from tests.crash.scenario import Scenario
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.crash, pytest.mark.broker]
+
+HEALTHY = 200
+"""Messages that are ordered between two kills."""
 
 
 @pytest.mark.usefixtures("on_either_engine")
@@ -61,6 +69,51 @@ def test_rolling_restart_of_three(tmp_path: Path, make_scenario: MakeScenario) -
         sent = [message for load in loads for message in load.finish(120)]
         assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
         scenario.close()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("engine", ["spark", "process"])
+@pytest.mark.timeout(400)
+def test_any_of_three_is_killed(tmp_path: Path, make_scenario: MakeScenario, engine: str) -> None:
+    """Each node once with kill -9 under load, the controller first. It prints how long nothing was ordered."""
+    with EmbeddedBroker(tmp_path / "cluster", port=0, nodes=3) as cluster:
+        scenario = make_scenario(cluster.bootstrap_servers, copies=3)
+        scenario.engine = engine
+        loads = [scenario.load("alice"), scenario.load("bob", threads=2)]
+        observer = scenario.observer("olga")
+        process = scenario.sequencer()
+        left = {0, 1, 2}
+        while left:
+            observer.wait(len(observer.taken) + HEALTHY, 120)
+            roles = roles_of_nodes(scenario)
+            node = roles["controller"] if roles["controller"] in left else min(left)
+            left.remove(node)
+            first = len(observer.taken) - 1
+            cluster.kill(node)
+            observer.wait(observer.taken[-1].seqno + HEALTHY, 120)
+            cluster.start_node(node)
+            eventually(lambda: in_sync(scenario), 60, f"all replicas are in sync after node {node} came back", 0.3)
+            silence_ms = longest_silence_ms(observer.taken[first:])
+            was = [role for role, of in roles.items() if of == node]
+            print(json.dumps({"engine": engine, "killed": node, "was": was, "silence_ms": silence_ms}))
+        assert process.running()
+        sent = [message for load in loads for message in load.finish(120)]
+        assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)
+        scenario.close()
+
+
+def roles_of_nodes(scenario: Scenario) -> dict[str, int]:
+    """Which node leads what the order waits for."""
+    topic = str(Topic(scenario.group, "data", scenario.site))
+    with scenario.connection.admin() as admin:
+        [data] = admin.describe_topics([topic])
+        [quorum] = admin.describe_metadata_quorum()["topics"]
+    return {"controller": quorum["partitions"][0]["leader_id"], "leader of DATA": data["partitions"][0]["leader_id"]}
+
+
+def longest_silence_ms(taken: Sequence[Delivery]) -> int:
+    """Between two records of DATA, by the broker's time."""
+    return max(later.sequenced_at_ms - earlier.sequenced_at_ms for earlier, later in itertools.pairwise(taken))
 
 
 def in_sync(scenario: Scenario) -> bool:

@@ -20,6 +20,7 @@ from connectors.engine.intake import Intake
 from connectors.engine.job import STOP_S
 from connectors.engine.writing import Writer
 from connectors.kafka.codec import HEADER, VERSION
+from connectors.kafka.data_log import DataLog
 from connectors.kafka.inputs import Input, original
 from connectors.kafka.transport import Record
 from connectors.sequencer.agreeing_query import (
@@ -34,7 +35,9 @@ from connectors.sequencer.agreeing_query import (
     begun,
 )
 from connectors.sequencer.agreement import Agreement, known_state
+from connectors.sequencer.takeover import check_not_fenced
 from connectors.testing.memory_kafka import MemoryConnection
+from ordering.errors import ProtocolViolation
 from ordering.isis_group import after_takeover
 from ordering.names import Topic
 from tests.spark.packing import packed
@@ -67,6 +70,7 @@ class OperatorLoop:
         self._read: dict[TopicPartition, tuple[str, Input | None]] = {}
         self._states: dict[str, Memory] = {}
         self._initial: dict[str, Stored] = {}
+        self._epochs: dict[str, int] = {}
         self.reports: list[Report] = []
 
     def take(self, taken: Taken, inputs: Mapping[str, Mapping[TopicPartition, Input]]) -> None:
@@ -82,13 +86,24 @@ class OperatorLoop:
             self._read[epoch] = name, None
             self._intake.positions[epoch] = 0
             self._initial[name], self._states[name] = begun(group), Memory()
+            self._epochs[name] = state.epoch
         self._intake.read(sorted(self._read))
 
     def run(self, attendant: Any) -> None:
         """Work until stopped."""
         while not self._stop.is_set():
             attendant.raise_failure()
-            self.step()
+            try:
+                self.step()
+            except ProtocolViolation:
+                self._check_not_fenced()
+                raise
+
+    def _check_not_fenced(self) -> None:
+        """As the lane does when its query has failed. Raises Fenced."""
+        for name, epoch in self._epochs.items():
+            with DataLog(self._connection, name, self._agreement.neighbours.site) as data:
+                check_not_fenced(data, epoch)
 
     def step(self) -> None:
         """One batch."""

@@ -13,6 +13,7 @@ from connectors.kafka.topics import MIN_DATA_RETENTION_MS, _missing_rights, chec
 from connectors.local.broker import EmbeddedBroker
 from ordering.errors import TopicMissing, UsageError
 from ordering.names import Topic
+from tests.waiting import eventually
 
 _numbers = itertools.count(1)
 
@@ -32,7 +33,14 @@ def group(connection: Connection) -> str:
 def alter(connection: Connection, topic: Topic, **settings: str) -> None:
     changes = {name.replace("_", "."): value for name, value in settings.items()}
     with connection.admin() as admin:
-        admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, str(topic), changes)])
+        resource = ConfigResource(ConfigResourceType.TOPIC, str(topic), changes)
+        admin.alter_configs([resource])
+
+        def is_there() -> bool:
+            told = admin.describe_configs([resource], config_filter="all")["topic"][str(topic)]
+            return all(told[name]["value"] == value for name, value in changes.items())
+
+        eventually(is_there, what="the broker tells what was changed")
 
 
 @pytest.mark.broker

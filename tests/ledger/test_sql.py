@@ -148,6 +148,7 @@ def test_what_can_not_run_is_told_in_a_sentence(asked: Question, sql: str, said:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(

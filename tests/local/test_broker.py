@@ -230,6 +230,18 @@ def test_a_directory_keeps_its_number_of_nodes(tmp_path: Path) -> None:
         EmbeddedBroker(tmp_path, nodes=3)
 
 
+def test_the_address_of_a_cluster_does_not_change(tmp_path: Path) -> None:
+    """A secure one has that which its certificate names."""
+    new = EmbeddedBroker(tmp_path, host="127.0.0.2")
+    assert new.host == "127.0.0.2"
+    (tmp_path / "cluster.json").write_text('{"cluster_id": "x", "ports": [], "host": "127.0.0.2"}', encoding="utf-8")
+    assert EmbeddedBroker(tmp_path).host == "127.0.0.2"
+    with pytest.raises(UsageError, match=r"no other address than 127\.0\.0\.2"):
+        EmbeddedBroker(tmp_path, host="127.0.0.1")
+    with pytest.raises(UsageError, match=r"no other address than 127\.0\.0\.1"):
+        EmbeddedBroker(tmp_path / "secure", secure=True, host="127.0.0.2")
+
+
 def test_an_address_before_the_first_start_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="was never started"):
         _ = EmbeddedBroker(tmp_path).bootstrap_servers

@@ -76,7 +76,7 @@ def test_whatever_a_member_sends_is_refused_or_taken(flush: Flush, kind: str, se
     membership = Membership(members=(Life("s/a", 1), Life("s/b", 1)), flush=flush)
     record = Forward(sender, 1, 3, payload, Source("abcast.g.forward.s", 0, 0), kind=kind)
     data = Data(kind, 1, 9, sender=sender, incarnation=1, local_seqno=3, payload=payload, source=record.source)
-    if not refusal(membership, record):
+    if not refusal(membership, record, {}):
         after = fold(membership, data, {}).membership
         assert after != membership
         if kind in EVENTS:
@@ -87,4 +87,4 @@ def test_a_second_flush_is_refused_with_a_reason() -> None:
     flush = NO_FLUSH.start(7, "s/a", requested=True)
     membership = Membership(members=(Life("s/a", 1), Life("s/b", 1)), flush=flush)
     record = Forward("s/b", 1, 3, b"", Source("abcast.g.forward.s", 0, 0), kind=START_FLUSH)
-    assert refusal(membership, record) == "a flush runs already, for s/a"
+    assert refusal(membership, record, {}) == "a flush runs already, for s/a"

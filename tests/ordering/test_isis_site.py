@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from ordering.errors import ProtocolViolation
+from ordering.errors import Disagreement, ProtocolViolation
 from ordering.isis import Propose, Tick
 from ordering.isis_formation import Life
-from ordering.isis_log import Entry, Letter, Ordered, Range, ranges_of, read_letter, run_of, write_letter
+from ordering.isis_log import Entry, Letter, LogRow, Ordered, Range, ranges_of, read_letter, run_of, write_letter
 from ordering.isis_messages import Exclude, Stuck
 from ordering.isis_site import (
     MAX_MARKS,
@@ -20,6 +20,7 @@ from ordering.isis_site import (
     Arrived,
     Heard,
     Notice,
+    OtherLog,
     Sequenced,
     Site,
     SiteState,
@@ -203,8 +204,108 @@ def test_a_sealed_job_is_not_heard() -> None:
     sfo = cluster.sites["sfo"]
     sfo.take(Heard("nyc", 1, 2))
     sfo.take(Heard("nyc", 2, entry.epoch, entry))
-    assert sfo.log_row("nyc")[1:] == (2, 0, 2)
+    assert sfo.log_row("nyc") == LogRow("nyc", 2, 0, 2)
     assert sfo.end_step() is None
+
+
+# A log that is lost
+
+
+def begun_anew(cluster: Cluster, name: str, left: int, epoch: int, entries: int) -> Site:
+    """A site of whose log so many entries are left; it writes so many before it hears anybody."""
+    log = cluster.logs[name][:left]
+    site = Site(last_state([1, *log, epoch], first_state("g", name, SITES)), epoch)
+    cluster.sites[name], cluster.logs[name] = site, log
+    for _ in range(entries):
+        cluster.forward(name, 1, to=(name,))
+        site.take(Tick(site.process.now_ms + 1_000))
+        written = site.end_step()
+        assert written is not None
+        log.append(written)
+    return site
+
+
+def agreed() -> Cluster:
+    cluster = Cluster()
+    for _ in range(3):
+        cluster.forward("nyc", 1)
+        cluster.settle(4)
+    cluster.settle()
+    assert len(cluster.logs["nyc"]) > 4
+    return cluster
+
+
+@pytest.mark.parametrize("epoch", [1, 2], ids=["claims-lost", "claims-there"])
+@pytest.mark.parametrize("entries", [0, 1, 3])
+@pytest.mark.parametrize("is_all_lost", [True, False], ids=["all", "last"])
+def test_a_site_whose_log_is_lost_is_told(is_all_lost: bool, entries: int, epoch: int) -> None:
+    """Whatever it has written since, and how often it has begun. (Grown beyond what was lost: see below.)"""
+    cluster = agreed()
+    named = next(row.number for row in cluster.logs["sfo"][-1].logs if row.site == "nyc")
+    entries = entries if is_all_lost else min(entries, 1)
+    nyc = begun_anew(cluster, "nyc", 0 if is_all_lost else named - 1, epoch, entries)
+    again = Site(last_state([1, *cluster.logs["nyc"]], first_state("g", "nyc", SITES)), epoch)
+    for site in (nyc, again):
+        with pytest.raises(Disagreement, match="it was lost"):
+            hear_all(site, "sfo", cluster)
+
+
+def hear_all(site: Site, other: str, cluster: Cluster) -> None:
+    for entry in cluster.logs[other]:
+        site.take(Heard(other, entry.number, entry.epoch, entry))
+
+
+def test_a_log_that_has_grown_beyond_the_lost_one_is_not_read() -> None:
+    """The others say so, with an entry for that alone. That tells the site."""
+    cluster = agreed()
+    read = cluster.sites["sfo"].log_row("nyc")
+    nyc = begun_anew(cluster, "nyc", 1, 2, read.number)
+    sfo = cluster.sites["sfo"]
+    row = LogRow("nyc", 1, read.number, 0, read.digest, is_broken=True)
+    for entry in cluster.logs["nyc"]:
+        sfo.take(Heard("nyc", 0, entry.epoch, entry))
+    assert sfo.log_row("nyc")._replace(at=0, known=0) == row._replace(epoch=2)
+    said = sfo.end_step()
+    assert said is not None
+    assert not said.letters
+    assert sfo.notices == (OtherLog("nyc"),)
+    assert sfo.end_step() is None
+    for entry in cluster.logs["sfo"]:
+        nyc.take(Heard("sfo", entry.number, 1, entry._replace(logs=())))
+    with pytest.raises(Disagreement, match=f"up to entry {read.number} of epoch 2. It is another one"):
+        nyc.take(Heard("sfo", said.number, 1, said))
+
+
+def test_a_log_that_is_whole_again_is_read_on() -> None:
+    """As when a broker comes back with what it had."""
+    cluster = agreed()
+    whole = list(cluster.logs["nyc"])
+    cluster.step("sfo")
+    sfo, read = cluster.sites["sfo"], cluster.sites["sfo"].log_row("nyc").number
+    begun_anew(cluster, "nyc", 1, 1, read)
+    for entry in cluster.logs["nyc"]:
+        sfo.take(Heard("nyc", 0, 1, entry))
+    assert sfo.log_row("nyc").is_broken
+    nyc = Site(last_state([1, *whole], first_state("g", "nyc", SITES)), 1)
+    nyc.take(Arrived(place("nyc"), 99, 99))
+    follows = nyc.end_step()
+    assert follows is not None
+    sfo.take(Heard("nyc", 0, 1, follows))
+    assert not sfo.log_row("nyc").is_broken
+    assert sfo.log_row("nyc").number == follows.number
+
+
+def test_a_digest_covers_all_before() -> None:
+    first = Entry(1, 1, 1, state=b"a")
+    second = Entry(1, 1, 2, state=b"b", before=first.digest)
+    assert (
+        len({first.digest, *(each.digest for each in (second, second._replace(before=b""), first._replace(epoch=2)))})
+        == 4
+    )
+    assert Entry.from_bytes(second.to_bytes()).digest == second.digest
+
+
+# Those who are away
 
 
 def test_a_site_that_was_away_reads_what_was_ordered() -> None:
@@ -279,7 +380,8 @@ def test_a_site_without_the_records_takes_no_more_than_it_can_keep(monkeypatch: 
     for number, run in enumerate(runs, 1):
         assert not lax.is_behind or number > 3
         if not lax.is_behind:
-            lax.take(Heard("nyc", number, 1, Entry(view.origin, 1, number, ordered=(run,))))
+            entry = Entry(view.origin, 1, number, ordered=(run,), before=lax.log_row("nyc").digest)
+            lax.take(Heard("nyc", number, 1, entry))
             lax.end_step()
     assert lax.is_behind
     assert lax.due() is None

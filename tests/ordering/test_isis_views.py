@@ -55,11 +55,14 @@ class Sites:
 
     def carry(self) -> None:
         while self.letters:
-            sender, to = self.letters.pop(0)
-            if (sender, to.receiver.name) in self.cut_ways:
-                continue
-            if sender not in self.cut and to.receiver.name in self.states.keys() - self.cut:
-                self.take(to.receiver.name, From(Life(sender), to.message))
+            self.carry_one()
+
+    def carry_one(self) -> None:
+        sender, to = self.letters.pop(0)
+        if (sender, to.receiver.name) in self.cut_ways:
+            return
+        if sender not in self.cut and to.receiver.name in self.states.keys() - self.cut:
+            self.take(to.receiver.name, From(Life(sender), to.message))
 
     def wait(self, ms: int) -> None:
         for _ in range(ms // 20):
@@ -259,6 +262,28 @@ def test_with_two_only_the_operator_goes_on_without_one() -> None:
     assert sites.members("b") == "ab"
     assert Missing(1, 1) in sites.said["b"]
     assert sites.delivered("a")[1:] == sites.delivered("b") == [(2, "b", b"accepted while it was cut off")]
+
+
+def test_who_is_excluded_has_promised_and_does_not_accept() -> None:
+    """The view that the ballot is about has it still: it is decided, and left by the next decision."""
+    sites = Sites("ab")
+    while (attempt := sites.states["a"].attempt) is None or attempt.value is None:
+        if attempt is not None and sites.letters:
+            sites.carry_one()
+            continue
+        sites.letters.clear()  # it hears nothing until it asks
+        sites.now_ms += 20
+        sites.take("a", Tick(sites.now_ms))
+    sites.letters.clear()
+    sites.cut = {"b"}
+    sites.wait(1_000)
+    assert sites.states["a"].view.id == 1
+    sites.take("a", Exclude(("b",)))
+    sites.wait(20)
+    assert (sites.states["a"].view.id, sites.members("a")) == (2, "ab")
+    sites.take("a", Exclude(("b",)))
+    sites.wait(1_000)
+    assert (sites.states["a"].view.id, sites.members("a")) == (3, "a")
 
 
 def test_too_many_can_not_be_excluded() -> None:

@@ -483,6 +483,7 @@ def is_seen(wanted: str = "", from_seed: int = 0) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_the_simulator_sees_survivors_that_disagree() -> None:
     def forgetful(group: Group, process: Process, record: Data) -> None:
         if record.kind != MESSAGE or process.address != "s/a" or record.seqno % 5:
@@ -493,6 +494,7 @@ def test_the_simulator_sees_survivors_that_disagree() -> None:
         assert is_seen("in view", from_seed=12)
 
 
+@pytest.mark.slow
 def test_the_simulator_sees_a_view_that_does_not_wait() -> None:
     def at_once(membership: Membership, received: Mapping[str, Accepted]) -> Decision | None:
         everybody = tuple(life.address for life in membership.members)
@@ -503,17 +505,20 @@ def test_the_simulator_sees_a_view_that_does_not_wait() -> None:
         assert is_seen("stays, which has not said FLUSH_OK")
 
 
+@pytest.mark.slow
 def test_the_simulator_sees_a_start_that_is_not_refused() -> None:
-    with patch("ordering.sequencer.refusal", lambda membership, record: ""):
+    with patch("ordering.sequencer.refusal", lambda membership, record, received: ""):
         assert is_seen()
 
 
+@pytest.mark.slow
 def test_the_simulator_sees_answers_that_are_forgotten() -> None:
 
     with patch("ordering.membership.Flush.answer", lambda flush, address: replace(flush, answered=())):
         assert is_seen()
 
 
+@pytest.mark.slow
 def test_the_simulator_sees_a_remote_view_that_is_not_told_again() -> None:
     """What a fenced sequencer of the other site has left would stay."""
 
@@ -525,6 +530,7 @@ def test_the_simulator_sees_a_remote_view_that_is_not_told_again() -> None:
         assert is_seen("far has")
 
 
+@pytest.mark.slow
 def test_the_simulator_sees_a_silence_that_does_not_end() -> None:
     def once(membership: Membership) -> Decision | None:
         decided = _remote_view(membership)

@@ -521,7 +521,7 @@ class TestTable:
             if Participant(ALICE, phase).sends_messages or not Participant(ALICE, row.phase).sends_messages:
                 continue
             is_sent = Do.SEND_TABLE in [action.do for action in row.actions]
-            is_for_later = row.phase in (Phase.LEAVING, Phase.OVER, Phase.GONE, Phase.BETWEEN)
+            is_for_later = row.phase in (Phase.LEAVING, Phase.OVER, Phase.FORGOTTEN, Phase.GONE, Phase.BETWEEN)
             assert is_sent or is_for_later, (phase, cause)
 
     def test_only_who_is_in_the_view_can_be_put_out_of_it(self) -> None:

@@ -9,9 +9,10 @@ from functools import partial
 import pytest
 
 from ordering.flush import NO_FLUSH
+from ordering.forgetting import SenderRow, to_payload
 from ordering.membership import NO_MEMBERS, Life, Membership
 from ordering.participant import TRANSITIONS, Answered, Asked, Began, CaughtUp, Cause, Phase, Renewed
-from ordering.records import JOIN, SETTINGS
+from ordering.records import FORGET, JOIN, SETTINGS
 from ordering.sequencer import Accepted
 from tests.ordering.participants import ALICE, BOB, CLOSED, OPEN, Bench, Watched, state
 
@@ -62,6 +63,11 @@ def put_out_for_good(bench: Bench) -> Bench:
     return bench
 
 
+def forgotten(bench: Bench) -> Bench:
+    bench.feed(FORGET, BOB, to_payload([SenderRow(*ALICE, 3)]))
+    return bench
+
+
 def unheard(*, joins: bool = False) -> Bench:
     """An earlier start of its name is in a flush."""
     bench = of_strangers(joins=joins)
@@ -91,6 +97,7 @@ REACH: dict[Phase, Callable[[], Bench]] = {
     P.LEAVING: lambda: ask(C.LEAVE, in_a_flush(of_members())),
     P.EXCLUDED: lambda: put_out(of_members()),
     P.OVER: lambda: put_out_for_good(of_members()),
+    P.FORGOTTEN: lambda: forgotten(of_strangers()),
     P.GONE: lambda: ask(C.CLOSE, Bench()),
 }
 
@@ -128,6 +135,7 @@ HAPPEN: dict[Cause, Callable[[Bench], object]] = {
     C.ADMITTED_IN_FLUSH: lambda bench: bench.view(BOB, ALICE, flush=FLUSH),
     C.EXCLUDED: put_out,
     C.OVER: put_out_for_good,
+    C.FORGOTTEN: forgotten,
     C.CLOSED: lambda bench: bench.feed(SETTINGS, BOB, b'{"closed":true}'),
     C.OPENED: lambda bench: bench.feed(SETTINGS, BOB, b'{"closed":false}'),
     **{cause: partial(ask, cause) for cause in (C.JOIN, C.LEAVE, C.CLOSE, C.HAND_OVER, C.STRANDED)},
@@ -224,6 +232,14 @@ FOLLOWS: dict[tuple[Phase, Cause], tuple[Phase, list[str]]] = {
     (P.LEAVING, C.LEAVE): (P.LEAVING, []),
     (P.LEAVING, C.EXCLUDED): (P.GONE, ["unblock"]),
     (P.LEAVING, C.OVER): (P.GONE, ["unblock"]),
+    (P.STRANGER, C.FORGOTTEN): (P.FORGOTTEN, [ANEW]),
+    (P.KEPT_OUT, C.FORGOTTEN): (P.FORGOTTEN, [ANEW]),
+    (P.JOINING, C.FORGOTTEN): (P.OVER, [ANEW]),
+    (P.AWAITING, C.FORGOTTEN): (P.OVER, [ANEW]),
+    (P.LEAVING, C.FORGOTTEN): (P.GONE, ["unblock"]),
+    (P.EXCLUDED, C.FORGOTTEN): (P.OVER, []),
+    (P.FORGOTTEN, C.HAND_OVER): (P.BETWEEN, ["carry over"]),
+    (P.FORGOTTEN, C.LEAVE): (P.GONE, []),
     (P.EXCLUDED, C.CLOSED): (P.OVER, []),
     (P.EXCLUDED, C.HAND_OVER): (P.BETWEEN, ["lose"]),
     (P.EXCLUDED, C.LEAVE): (P.GONE, []),

@@ -78,7 +78,7 @@ class There:
         return len(messages)
 
     def relay(self, log: Sequence[Data], begin: int, end: int) -> None:
-        """A session of the relay, as `connectors.relay.job` begins it."""
+        """A session of the relay, as `connectors.relay.mesh` begins it."""
         start = link_start(
             absorb(SequencerState("g"), log[:begin]), "nyc", lambda origin: self.sites.carries(WAY, origin)
         )

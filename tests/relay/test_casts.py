@@ -15,7 +15,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka.connection import Connection
 from connectors.kafka.sites import Direction, Mode, Sites
 from connectors.relay.casts import Casts, is_entrance
-from connectors.relay.job import last_relayed
+from connectors.relay.marks import last_relayed
 from connectors.spark.job import JobOptions
 from connectors.testing import MemoryConnection
 from ordering.errors import HistoryUnavailable

@@ -12,9 +12,10 @@ from typing import NamedTuple
 from connectors.kafka.data_log import DataLog, Stored
 from connectors.kafka.epochs import Claim, Note
 from ordering.errors import HistoryUnavailable
-from ordering.names import Topic
+from ordering.forgetting import from_payload
+from ordering.names import ADMIN_NAME, Topic
 from ordering.reader import Reader, Seal, Verdict
-from ordering.records import Data, Forward, Malformed, Partition, Source
+from ordering.records import FORGET, Data, Forward, Malformed, Partition, Source
 from ordering.sequencer import Accepted, SequencerState
 
 GROUP = "g"
@@ -65,6 +66,11 @@ class Broker:
         self.forward[partition].append(Forward(sender, incarnation, local_seqno, payload, source))
         return source
 
+    def append_forget(self, partition: int, incarnation: int, payload: bytes) -> None:
+        """An operator's."""
+        source, admin = self.next_source(partition), f"{SITE}/{ADMIN_NAME}"
+        self.forward[partition].append(Forward(admin, incarnation, 1, payload, source, kind=FORGET))
+
     def append_malformed(self, partition: int, reason: str) -> Source:
         source = self.next_source(partition)
         self.forward[partition].append(Malformed(source, reason))
@@ -79,6 +85,9 @@ class Broker:
         elif verdict is Verdict.TAKE:
             seqno = record.seqno
             received = {**received, record.sender: Accepted(record.incarnation, record.local_seqno)}
+            if record.kind == FORGET:
+                gone = {row.sender: row[1:] for row in from_payload(record.payload) or ()}
+                received = {sender: row for sender, row in received.items() if gone.get(sender) != row}
         self.known.append(Known(max(epoch, record.epoch), seqno, received, seals))
         self.data.append(record)
         return len(self.data) - 1

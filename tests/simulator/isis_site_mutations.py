@@ -10,17 +10,19 @@ from typing import Any
 
 from ordering.checker import DIVERGENT, VIEW_VIOLATION
 from ordering.isis_group import Group, after_takeover
-from ordering.isis_log import Entry, Ordered, absent_from
-from ordering.isis_site import LogRow, Site, SiteState
+from ordering.isis_log import Entry, LogRow, Ordered, absent_from
+from ordering.isis_log import read_on as true_read_on
+from ordering.isis_site import Site, SiteState
 from ordering.isis_site import last_state as true_last_state
 from ordering.membership import Membership
 from ordering.records import EPOCH, Data, Forward, Malformed
 from ordering.sequencer import SequencerState, absorb
 from tests.simulator.isis_mutations import NONE, Mutation
+from tests.simulator.isis_sites import TWO_LOGS, UNREADABLE, UNTOLD, WRONG_STATE, taken
 from tests.simulator.isis_sites import sequence_run as true_sequence_run
-from tests.simulator.isis_sites import taken
 
-UNREADABLE = "unreadable"
+_true_compare = Site._compare
+_COMPARE = "ordering.isis_site.Site._compare"
 _SITES = "tests.simulator.isis_sites"
 
 
@@ -62,7 +64,26 @@ def any_entry(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, boo
     """What stands behind a seal counts, too."""
     if entry is None:
         return row, False
-    return LogRow(row.site, epoch, max(row.number, entry.number), row.at), entry.number >= row.number
+    if entry.number <= row.number:
+        return row, False
+    return row._replace(epoch=epoch, number=entry.number, digest=entry.digest), True
+
+
+def any_log(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]:
+    """An entry need not follow the one that was read before it."""
+    return true_read_on(row if entry is None else row._replace(digest=entry.before), epoch, entry)
+
+
+def compare_while_empty(site: Site, name: str, entry: Entry) -> None:
+    """Who has written one entry looks no more at what the others have read."""
+    if not site.number:
+        _true_compare(site, name, entry)
+
+
+def compare_numbers(site: Site, name: str, entry: Entry) -> None:
+    """What others have read is compared by its number only."""
+    bare = (row._replace(digest=site._trail.get(row.number, b""), is_broken=False) for row in entry.logs)
+    _true_compare(site, name, entry._replace(logs=tuple(bare)))
 
 
 def always_here(_site: Site, _run: Ordered) -> bool:
@@ -83,21 +104,34 @@ def wait_for_all(membership: Membership, _sites: Collection[str]) -> Membership:
 
 MUTATIONS = (
     Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 76),
-    Mutation("no-seal", "a job takes over without a seal", DIVERGENT, ((f"{_SITES}.take_over", without_seal),), 26),
-    Mutation("forget", "a job forgets the last entries", DIVERGENT, ((f"{_SITES}.last_state", older_state),), 35),
+    Mutation("no-seal", "a job takes over without a seal", WRONG_STATE, ((f"{_SITES}.take_over", without_seal),), 26),
+    Mutation("forget", "a job forgets the last entries", WRONG_STATE, ((f"{_SITES}.last_state", older_state),), 35),
     Mutation("from-data", "the sequencer is rebuilt from DATA", DIVERGENT, ((f"{_SITES}.take_over", from_data),)),
     Mutation(
         "stale-entries",
         "entries behind a seal count at other sites",
         DIVERGENT,
         (("ordering.isis_site.read_on", any_entry),),
-        from_seed=128,
+        from_seed=224,
     ),
     Mutation(
         "no-payload",
         "a site proposes for what it can't read",
         UNREADABLE,
         (("ordering.isis_site.Site._is_here", always_here),),
+    ),
+    Mutation("any-log", "a lost log's successor is read", TWO_LOGS, (("ordering.isis_site.read_on", any_log),)),
+    Mutation(
+        "one-look",
+        "a site that has written an entry does not look whether its log was lost",
+        UNTOLD,
+        ((_COMPARE, compare_while_empty),),
+    ),
+    Mutation(
+        "numbers-only",
+        "a log that has grown beyond the lost one is taken for that",
+        UNTOLD,
+        ((_COMPARE, compare_numbers),),
     ),
     Mutation(
         "absent-now",

@@ -1,7 +1,8 @@
 """Sites of the ISIS agreement around the very same core, each with its Kafka, its job and its relays.
 
 Jobs are killed between any two records that they write, started while another of the site still runs, and cut off;
-relays stop, repeat and begin anew; clocks run ahead; an operator excludes who is down. Kafka forgets nothing.
+relays stop, repeat and begin anew; clocks run ahead; an operator excludes who is down. Kafka forgets nothing, but for
+the log of one site at the end of some histories: the others then go on without it, and it is told.
 
     python -m tests.simulator --isis-sites --seeds 2000
 """
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
-from ordering.errors import ProtocolViolation
+from ordering.errors import Disagreement, ProtocolViolation
 from ordering.isis_group import Group, GroupState, after_takeover, going_on
 from ordering.isis_log import Entry, Ordered, ranges_of
 from ordering.isis_site import Site, SiteState, first_state, last_state
@@ -62,6 +63,10 @@ KINDS = {
 WRONG_STATE = "wrong-state"
 UNREADABLE = "unreadable"
 """A run is ordered, and a site that has taken part in that lacks its records."""
+TWO_LOGS = "two-logs"
+"""A site has read something of a log that was lost, and takes the one that was begun in its place."""
+UNTOLD = "untold"
+"""A site goes on whose log was lost."""
 
 Record = Data | Entry
 """What stands in a site's log: DATA, seals among it, and entries."""
@@ -69,7 +74,11 @@ Record = Data | Entry
 
 @dataclass
 class Kafka:
-    """A site's topics. `copies` and `logs` are what relays have brought, with the offset at home."""
+    """A site's topics. `copies` and `logs` are what relays have brought, with the offset at home.
+
+    Of a site whose log was lost, `begun_anew` are the entries that it has written since, and `copied` how much of the
+    log that is gone stands at each other site.
+    """
 
     name: str
     forward: list[Forward] = field(default_factory=list)
@@ -77,6 +86,9 @@ class Kafka:
     copies: dict[str, list[tuple[int, Forward]]] = field(default_factory=dict)
     logs: dict[str, list[tuple[int, Record]]] = field(default_factory=dict)
     claims: int = 0
+    is_lost: bool = False
+    begun_anew: list[Entry] = field(default_factory=list)
+    copied: dict[str, int] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
@@ -129,7 +141,10 @@ class Job:
             if self.dies():
                 return
             self.kafka.log.append(entry)
-            self.world.note_view(self)
+            if self.kafka.is_lost:
+                self.kafka.begun_anew.append(entry)
+            else:
+                self.world.note_view(self)
             if self.dies():
                 return
         self.sequence()
@@ -194,7 +209,10 @@ class Job:
                 self.group.hear(name, at, record, _not_an_entry)
             else:
                 bare = Data(ENTRY, record.epoch, local_seqno=record.number)
+                before = self.site.log_row(name).number
                 self.group.hear(name, at, bare, lambda _, entry=record: entry)  # type: ignore[misc]
+                if self.site.log_row(name).number > before:
+                    self.world.note_read(self, name, record)
 
 
 def _not_an_entry(record: Data) -> Entry:
@@ -227,7 +245,7 @@ def known_state(world: World, kafka: Kafka) -> SiteState:
 def sequence_run(group: Group, _run: Ordered, records: Sequence[Forward | Malformed]) -> list[Data]:
     """What of the DATA of the next run is to be written."""
     state, outputs = step(group.site.sequenced.state, sorted(records, key=lambda record: record.source))
-    decided = group.decided(state)
+    decided = group.decided(state, is_refused=False)
     data = [*(output for output in outputs if isinstance(output, Data)), *decided.closing]
     return data[decided.standing :]
 
@@ -256,6 +274,7 @@ class World:
             kafka.logs = {name: [] for name in others}
         self.places = {name: kafka.place for name, kafka in self.kafkas.items()}
         self.has_members = seed % 2 == 1
+        self.loses_a_log = seed % 5 == 2
         self.stores_state = seed % 16 == 0
         self.now_ms = 1_000
         self.ahead: dict[str, int] = {}
@@ -264,6 +283,7 @@ class World:
         self.anomalies: list[Anomaly] = []
         self.views: dict[int, object] = {}
         self.has_excluded = False
+        self.told: set[str] = set()
         self.senders = [Sender(f"{name}/m{n}", name) for name in self.names for n in range(self.dice.choice((1, 1, 2)))]
         self.jobs: dict[str, list[Job]] = {name: [] for name in self.names}
         for name in self.names:
@@ -284,6 +304,8 @@ class World:
         """Act, settle, and ask the checker."""
         for _ in range(ACTIONS):
             self._act()
+        if self.loses_a_log and not self.has_excluded:
+            self._lose_log(self.dice.choice(self.names))
         self._settle()
         return self._check()
 
@@ -426,7 +448,9 @@ class World:
             try:
                 job.step()
             except ProtocolViolation as error:
-                if job.counts:
+                if job.kafka.is_lost and isinstance(error, Disagreement):
+                    self.told.add(name)
+                elif job.counts:
                     self.anomalies.append(Anomaly(WRONG_STATE, f"{name}: {error}", ()))
                 job.died = True
             self._note_held(job)
@@ -499,7 +523,8 @@ class World:
         start = max(0, 1 + max((offset for offset, _ in copy[-60:]), default=-1) - back)
         copy += enumerate(here.forward[start : start + count], start)
         log = there.logs[source]
-        start = max(0, 1 + max((offset for offset, _ in log[-60:]), default=-1) - back)
+        known = log[max(len(log) - 60, here.copied.get(target, 0)) :]
+        start = max(0, 1 + max((offset for offset, _ in known), default=-1) - back)
         for offset, record in enumerate(here.log[start : start + count], start):
             log.append((offset, record if isinstance(record, Entry) else Data(EPOCH, record.epoch)))
 
@@ -518,6 +543,63 @@ class World:
             self.has_excluded = True
             group = self.jobs[name][-1].group
             group.exclude([Exclusion(group.site.process.view.id, down)])
+
+    # A log that is lost
+
+    def _lose_log(self, name: str) -> None:
+        """All others have read something of what is lost. An operator has them go on without the site, which begins
+        again and again, and may not hear the others for a while.
+        """
+        kafka = self.kafkas[name]
+        others = [other for other in self.names if other != name]
+        self._heal()
+        for other in self.names:
+            self._restart(other)
+        for _ in range(8):
+            self._send()
+            self._round()
+        self._heal()
+        read = [max((job.site.log_row(name).number for job in self.jobs[other]), default=0) for other in others]
+        if not min(read):
+            return
+        left = self.dice.choice((0, self.dice.randrange(min(read)), min(read) - 1))
+        self._truncate(kafka, left)
+        self.has_excluded = True
+        if self.dice.random() < 0.5:  # who hears nobody grows, and is told later
+            self.cut = {(other, name) for other in others}
+        for _ in range(self.dice.randrange(40)):
+            for sender in self.senders:
+                if sender.site == name and self.dice.random() < 0.5:
+                    sender.sent += 1
+                    self._forward(sender, [sender.sent])
+            if not self.jobs[name] or self.dice.random() < 0.2:
+                self._crash(name)
+                self._start(name)
+            self._round()
+
+    def _truncate(self, kafka: Kafka, left: int) -> None:
+        """Of the log, so many entries are left. If none is, the claims may be lost, too."""
+        self.jobs[kafka.name].clear()
+        counting = [record for record in kafka.log if isinstance(record, Entry) and record.number <= left]
+        end = 0 if not left else max(at for at, record in enumerate(kafka.log, 1) if record is counting[-1])
+        del kafka.log[end:]
+        kafka.is_lost = True
+        kafka.copied = {name: len(there.logs[kafka.name]) for name, there in self.kafkas.items() if there != kafka}
+        if not end and self.dice.random() < 0.5:
+            kafka.claims = 0
+
+    def _exclude_lost(self) -> None:
+        """What the message to the operator says is to be done."""
+        lost = tuple(name for name in self.names if self.kafkas[name].is_lost)
+        for name in self.names:
+            for job in self.jobs[name]:
+                if lost and name not in lost:
+                    job.group.exclude([Exclusion(job.site.process.view.id, lost)])
+
+    def note_read(self, job: Job, name: str, entry: Entry) -> None:
+        """A site has taken an entry of another one's log."""
+        if any(entry is each for each in self.kafkas[name].begun_anew):
+            self.anomalies.append(Anomaly(TWO_LOGS, f"{job.kafka.name} has read two of {name}", ()))
 
     def _note_held(self, job: Job) -> None:
         """Who has proposed for a run has its records."""
@@ -538,6 +620,7 @@ class World:
             if not self.jobs[name]:
                 self._start(name)
         for number in range(SETTLING_ROUNDS):
+            self._exclude_lost()
             self._round()
             if number % 10 == 9 and self._resend():
                 break
@@ -546,7 +629,7 @@ class World:
         """Members send again what is not ordered; whether there is nothing of the kind, and all sites are even."""
         ordered: dict[str, int] = {}
         ends = set()
-        for kafka in self.kafkas.values():
+        for kafka in self.whole():
             reader = Reader()
             for record in kafka.log:
                 if isinstance(record, Entry):
@@ -555,29 +638,35 @@ class World:
                 if taken and record.sender.startswith(f"{kafka.name}/"):
                     ordered[record.sender] = record.local_seqno
             ends.add(reader.last_seqno)
-        is_done = len(ends) == 1
+        is_done = len(ends) == 1 and self.told >= {name for name, kafka in self.kafkas.items() if kafka.is_lost}
         for sender in self.senders:
             sender.ordered = ordered.get(sender.name, 0)
             missing = list(range(sender.ordered + 1, sender.sent + 1))
-            is_done = is_done and not missing
+            is_done = is_done and (not missing or self.kafkas[sender.site].is_lost)
             self._forward(sender, missing)
         return is_done
+
+    def whole(self) -> list[Kafka]:
+        """All but that of a site whose log was lost."""
+        return [kafka for kafka in self.kafkas.values() if not kafka.is_lost]
 
     def _check(self) -> list[Anomaly]:
         checker = Checker()
         found: list[Anomaly] = []
-        for kafka in self.kafkas.values():
+        for kafka in self.whole():
             for record in kafka.log:
                 if isinstance(record, Data):
                     checker.data(kafka.name, record)
         for sender in self.senders:
             for number in range(1, sender.sent + 1):
-                checker.sent(MessageId(sender.name, 1, number))
+                if not self.kafkas[sender.site].is_lost:
+                    checker.sent(MessageId(sender.name, 1, number))
         found += checker.finish()
-        ends = {name: kafka.written().last_seqno for name, kafka in self.kafkas.items()}
+        ends = {kafka.name: kafka.written().last_seqno for kafka in self.whole()}
         if len(set(ends.values())) > 1 and not found and not self.anomalies:
             found.append(Anomaly(LOST, f"not all sites have all: {ends}", ()))
-        return [*self.anomalies, *found]
+        untold = {name for name, kafka in self.kafkas.items() if kafka.is_lost} - self.told
+        return [*self.anomalies, *found, *(Anomaly(UNTOLD, name, ()) for name in sorted(untold))]
 
 
 def run(seed: int, mutation: Mutation = NONE) -> list[Anomaly]:

@@ -8,14 +8,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
-from connectors.client.lives import Lives, SendingLimits
+from connectors.client.lives import Beginning, Carried, Left, Lives, SendingLimits
 from connectors.client.member_memory import MemberMemory
 from connectors.client.outbox import Outbox
 from ordering.checker import Checker
 from ordering.errors import Superseded
-from ordering.forward_table import ForwardTable, Pending
+from ordering.forward_table import ForwardTable, Pending, carried_over
+from ordering.membership import Life
 from ordering.names import Address
-from ordering.records import Data, Headers, MessageId
+from ordering.participant import Began, Participant, Phase, RowKnown, step
+from ordering.records import FORGET, MESSAGE, Data, Headers, MessageId
+from ordering.sequencer import SequencerState
 from tests.simulator.broker import SITE, Broker, SimulatedLog
 from tests.simulator.readers import Cursor
 from tests.simulator.rules import Rules
@@ -87,6 +90,7 @@ class Member:
         self.backups: list[MemoryOutbox] = []
         self.memory = MemoryOfIncarnations()
         self.incarnation = 0
+        self.participant = Participant(Life(self.address, 0))
         self.table = ForwardTable(TABLE_RECORDS, 1 << 20)
         self.wire: list[tuple[int, int, bytes]] = []
         """Sent and not yet appended: (incarnation, local seqno, payload). A crash leaves it as it is."""
@@ -110,10 +114,18 @@ class Member:
             self.outbox = MemoryOutbox()
             lives.outbox = cast(Outbox, self.outbox)
             life = lives.begin(cast(MemberMemory, self.memory), state, None, self._history)
-        self.incarnation, self.table = life.incarnation, life.table
+        self.lives = lives
+        self._live(life, state)
+        self._rename()
+
+    def _rename(self) -> None:
+        """A life that takes over messages of the one before sends them under its own ids."""
+        ids = {payload: message for message, (_, payload) in self.accepted.items()}
         for entry in self.table.pending():
             message = MessageId(self.address, self.incarnation, entry.local_seqno)
-            self.accepted.setdefault(message, (0, entry.payload))
+            before = ids.get(entry.payload)
+            self.accepted[message] = self.accepted.pop(before) if before is not None else (0, entry.payload)
+            self.broadcast_ever.add((message, entry.payload))
 
     def _keep(self, rows: Sequence[Pending]) -> None:
         """Of what was accepted, what it has delivered stays promised, and these rows of the outbox do."""
@@ -154,11 +166,15 @@ class Member:
         if len(self.wire) < WIRE_RECORDS:
             self.wire.append((self.incarnation, local_seqno, payload))
 
+    @property
+    def partition(self) -> int:
+        """In which all its records stand."""
+        return sum(self.address.encode()) % len(self.broker.forward)
+
     def append(self, index: int, *, keep: bool = False) -> None:
         """The network delivers a record of the wire (and still holds a copy, if `keep`)."""
         incarnation, local_seqno, payload = self.wire[index] if keep else self.wire.pop(index)
-        partition = sum(self.address.encode()) % len(self.broker.forward)
-        self.broker.append_message(partition, self.address, incarnation, local_seqno, payload)
+        self.broker.append_message(self.partition, self.address, incarnation, local_seqno, payload)
 
     def read(self, count: int) -> None:
         """Deliver, and forget what came back of one's own.
@@ -167,7 +183,12 @@ class Member:
         """
         is_over = False
         for record in self.cursor.read(count):
+            if record.kind != MESSAGE:
+                self._take_control(record)
+                continue
             self.delivered.append((record.seqno, record.id, record.payload))
+            if record.sender == self.address and not self.participant.has_row:
+                self.participant = self.rules.step(self.participant, RowKnown()).participant
             if is_over or record.sender != self.address or record.incarnation < self.incarnation:
                 continue
             if record.incarnation == self.incarnation and self._is_ours(record):
@@ -179,6 +200,31 @@ class Member:
         if is_over:
             self._give_up()
             self.crash()
+
+    def _take_control(self, record: Data) -> None:
+        """If it is forgotten, what is left goes on in a new life; the real machine says so, and the real rule how."""
+        if record.kind != FORGET:
+            return
+        data = Data(FORGET, 0, record.seqno, record.view, payload=record.payload)
+        self.participant = self.rules.step(self.participant, data).participant
+        if self.participant.phase is not Phase.FORGOTTEN:
+            return
+        carried = [Carried(carried_over(entry, self.incarnation), None) for entry in self.table.pending()]
+        state = SimulatedLog(self.broker).state()
+        try:
+            left = Left(carried, 0, joins=False)
+            life = self.lives.begin(cast(MemberMemory, self.memory), state, left, self._history)
+        except Superseded:
+            self._give_up()
+            self._begin()
+            return
+        self._live(life, state)
+        self._rename()
+
+    def _live(self, life: Beginning, state: SequencerState) -> None:
+        self.incarnation, self.table = life.incarnation, life.table
+        here = Life(self.address, life.incarnation)
+        self.participant = step(Participant(here), Began(here, state)).participant
 
     def _is_ours(self, record: Data) -> bool:
         if record.local_seqno <= self.table.acknowledged:

@@ -6,16 +6,19 @@ reached from the product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from connectors.kafka.data_log import Stored
 from connectors.kafka.epochs import Claim
 from ordering.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
+from ordering.forgetting import SenderRow, from_payload
 from ordering.forward_table import Pending
+from ordering.membership import Fold, Membership
+from ordering.participant import Event, Participant, RowKnown, Step, step
 from ordering.pipeline import Begun, Pipeline
 from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH, STRAY, Headers
+from ordering.records import EPOCH, FORGET, STRAY, Data, Headers
 from ordering.sequencer import Accepted, begin_batch
 from tests.simulator.rules import Rules
 from tests.simulator.world import WRONG_STATE
@@ -109,9 +112,50 @@ def at_any_depth(pipeline: Pipeline) -> Begun | None:
     return Begun(*begin_batch(pipeline.state)) if len(pipeline.in_flight) < pipeline.depth else None
 
 
+def asked_for(rows: Sequence[SenderRow], *_: object) -> tuple[SenderRow, ...]:
+    """Whoever is named is forgotten, although it has sent since."""
+    return tuple(rows)
+
+
+def without_a_floor(membership: Membership, record: Data, received: Mapping[str, Accepted]) -> Fold:
+    """The rows go, and an old incarnation is as good as a new one."""
+    rows = from_payload(record.payload) or ()
+    return Fold(membership, tuple(row.sender for row in rows if received.get(row.sender) == row[1:]))
+
+
+def deaf(participant: Participant, event: Event) -> Step:
+    """A member does not hear who is forgotten."""
+    is_control = isinstance(event, Data) and event.kind == FORGET
+    return Step(participant) if is_control else step(participant, event)
+
+
+def of_its_life(participant: Participant, event: Event) -> Step:
+    """A member does not know that an earlier life of it has a row."""
+    return Step(participant) if isinstance(event, RowKnown) else step(participant, event)
+
+
 _IN_FORCE = "connectors.kafka.data_log._is_snapshot_in_force"
 _NEXT_ACCEPTED = "ordering.sequencer.next_accepted"
 MUTATIONS = (
+    Mutation(
+        "forgets-too-early",
+        "who has sent since somebody looked is forgotten all the same",
+        DUPLICATE,
+        patches=(("ordering.membership.forgettable", asked_for),),
+    ),
+    Mutation(
+        "no-floor",
+        "who is forgotten may come again with an old incarnation",
+        DUPLICATE,
+        patches=(("ordering.membership._forget", without_a_floor),),
+    ),
+    Mutation("deaf-to-its-end", "a member goes on in a life that is forgotten", LOST, Rules(step=deaf)),
+    Mutation(
+        "knows-no-row",
+        "a member takes itself for one without a row",
+        DUPLICATE,
+        Rules(step=of_its_life),
+    ),
     Mutation("epoch-ignored", "readers take what a fenced sequencer writes", DIVERGENT, Rules(reader=EpochBlindReader)),
     Mutation(
         "not-lower",

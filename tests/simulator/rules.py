@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from connectors.client.lives import is_same
 from ordering.forward_table import Pending
+from ordering.participant import Event, Participant, Step, step
 from ordering.pipeline import Begun, Pipeline
 from ordering.reader import Reader
 from ordering.records import Headers, Partition
@@ -56,5 +57,7 @@ class Rules:
     """Whether what was ordered under an id is what a member has sent under it."""
     purged_below: Callable[[SequencerState], Mapping[Partition, int]] = attrgetter("positions")
     """Below which offset FORWARD is purged, by the state that DATA tells (`connectors.kafka.purge`)."""
+    step: Callable[[Participant, Event], Step] = step
+    """What a member makes of what it hears of itself."""
     keep_forward_table: bool = True
     """A member keeps a message until its own DATA comes back."""

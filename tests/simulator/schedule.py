@@ -72,6 +72,8 @@ def history(seed: int) -> History:
         for kind in ("backup", "restore"):
             actions.insert(rng.randrange(len(actions)), Action(kind, rng.choice(who), rng.getrandbits(48)))
     shape = shape._replace(depth=rng.choice((1, 1, 2, 4)))
+    for _ in range(rng.choice((0, 0, 0, 4))):
+        actions.insert(rng.randrange(len(actions)), Action("forget", rng.choice(who), rng.getrandbits(48)))
     return History(shape, snapshot_every, window, (Action("start"), *actions))
 
 

@@ -1,4 +1,4 @@
-"""A relay of one direction: `connectors.relay.job.MeshData` and `connectors.relay.presence`, as a process that may die
+"""A relay of one direction: `connectors.relay.mesh.MeshData` and `connectors.relay.presence`, as a process that may die
 anywhere.
 
 What decides anything is the product's: `find_session_start`, `link_start`, `carry`, `Sites.carries`. The ledger's form

@@ -29,8 +29,8 @@ class Simulation(NamedTuple):
             assert self.run(seed) == [], f"python -m tests.simulator --{self.option} --seed {seed}"
 
 
-PROCESSES = Simulation("isis", isis.run, 2_000, 100, 300, isis_mutations.MUTATIONS, 150)
-SITES = Simulation("isis-sites", isis_sites.run, 500, 10, 50, isis_site_mutations.MUTATIONS, 60)
+PROCESSES = Simulation("isis", isis.run, 2_000, 50, 300, isis_mutations.MUTATIONS, 150)
+SITES = Simulation("isis-sites", isis_sites.run, 500, 5, 50, isis_site_mutations.MUTATIONS, 60)
 BOTH = (PROCESSES, SITES)
 
 
@@ -55,14 +55,10 @@ def test_every_promise_holds_for_longer(simulation: Simulation, seeds: range) ->
     simulation.keeps_every_promise(seeds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("simulation", "mutation"),
-    [
-        # A history of sites takes ten times as long as one of processes.
-        pytest.param(each, mutation, marks=[pytest.mark.slow] if each is SITES else [])
-        for each in BOTH
-        for mutation in each.mutations
-    ],
+    [(each, mutation) for each in BOTH for mutation in each.mutations],
     ids=name_of,
 )
 def test_a_broken_rule_is_found_out(simulation: Simulation, mutation: Mutation) -> None:

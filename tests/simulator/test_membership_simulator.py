@@ -22,6 +22,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return watched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", MEMBER_MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_broken_rule_is_found_out(mutation: MemberMutation) -> None:
     """The simulator can fail: each rule is needed, and what breaks without it has its name."""

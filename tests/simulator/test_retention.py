@@ -6,12 +6,15 @@ from collections import Counter
 from contextlib import ExitStack
 from unittest.mock import patch
 
+import pytest
+
 from ordering.checker import DIVERGENT
 from tests.simulator.retention import Retained
 
 SEEDS = 300
 
 
+@pytest.mark.slow
 def test_no_number_is_given_twice() -> None:
     refused = started = 0
     for seed in range(SEEDS):

@@ -24,6 +24,7 @@ def test_every_promise_holds(seeds: range) -> None:
             pytest.fail(f"python -m tests.simulator --seed {seed}\n{anomalies}\n{shrunk}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_broken_rule_is_found_out(mutation: Mutation) -> None:
     """The simulator can fail: each rule is needed, and what breaks without it has its name."""

@@ -16,7 +16,7 @@ from tests.simulator.sites_relays import Relay, from_ledger
 from tests.simulator.sites_schedule import describe, history, run, shrink
 
 SEEDS = 2_000
-FAST_SEEDS = 100
+FAST_SEEDS = 30
 SEEDS_FOR_A_MUTATION = 60
 
 
@@ -39,6 +39,7 @@ def test_every_site_has_every_message_in_many_meshes(seeds: range) -> None:
     check(seeds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", MESH_MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_broken_rule_is_found_out(mutation: MeshMutation) -> None:
     for seed in range(mutation.from_seed, mutation.from_seed + SEEDS_FOR_A_MUTATION):

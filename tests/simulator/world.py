@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from connectors.kafka.codec import WRONG_VERSION
-from ordering.checker import DIVERGENT, GAP, LOST, Anomaly, Checker
+from ordering.checker import DIVERGENT, DUPLICATE, GAP, LOST, Anomaly, Checker
 from ordering.errors import AbcastError, Fenced
+from ordering.forgetting import SenderRow, to_payload
 from ordering.reader import Reader, Verdict
-from ordering.records import STRAY, STRAY_EPOCH, Data
+from ordering.records import MESSAGE, STRAY, STRAY_EPOCH, Data
 from ordering.sequencer import SequencerState, absorb
 from tests.simulator.broker import GROUP, SITE, Broker, SimulatedLog
 from tests.simulator.dice import Dice
@@ -71,6 +72,8 @@ class World:
         self.table = Table()
         self.ledgers = [LedgerWriter(self.broker, rules, self.table) for _ in range(2)]
         self.problems: list[Anomaly] = []
+        self.changes = 0
+        """Of an operator."""
 
     def apply(self, action: Action) -> None:
         """Let it happen; an action that has no object now does nothing."""
@@ -136,6 +139,16 @@ class World:
     def _do_add_partition(self, who: int, dice: Dice) -> None:
         if len(self.broker.forward) < 4:
             self.broker.forward.append([])
+
+    def _do_forget(self, who: int, dice: Dice) -> None:
+        """An operator asks that a member be forgotten, as it stands in DATA now or stood a while ago."""
+        member, state = self._member(who), SimulatedLog(self.broker).state()
+        row = state.ordered(member.address)
+        if row.incarnation:
+            self.changes += 1
+            incarnation = max(self.changes, state.membership.incarnation_floor + 1)
+            payload = to_payload([SenderRow(member.address, *row)])
+            self.broker.append_forget(member.partition, incarnation, payload)
 
     # Sequencers.
 
@@ -250,6 +263,16 @@ class World:
             for record in records:
                 self.broker.append_data(record)
         self.sequencers = [sequencer, None, None]
+        self._settle(sequencer)
+        for deliverer in self.deliverers:
+            deliverer.read(len(self.broker.data))
+        self._join_late()
+        self.ledgers[0].crash()
+        self.ledgers[0].read(len(self.broker.data), columns=False)
+        self.ledgers[0].commit()
+
+    def _settle(self, sequencer: Sequencer) -> None:
+        """Until no member has anything left."""
         for _ in range(HEALING_ROUNDS):
             for member in self.members:
                 member.resend()
@@ -262,12 +285,8 @@ class World:
                 member.read(len(self.broker.data))
             if not any(len(member.table) for member in self.members):
                 break
-        for deliverer in self.deliverers:
-            deliverer.read(len(self.broker.data))
-        self._join_late()
-        self.ledgers[0].crash()
-        self.ledgers[0].read(len(self.broker.data), columns=False)
-        self.ledgers[0].commit()
+        for member in self.members:
+            member.read(len(self.broker.data))  # one that has just started again reads on behind its last message
 
     def _join_late(self) -> None:
         """New deliverers begin just before what was decided across a seal: where a reader is easiest to mislead."""
@@ -316,7 +335,12 @@ class World:
         if len(self.table.rows) < len(taken):
             found.append(Anomaly(GAP, f"the ledger has {len(self.table.rows)} of {len(taken)} rows.", ()))
         known = {broadcast for member in self.members for broadcast in member.broadcast_ever}
-        wrong = [record.seqno for record in taken if (record.id, record.payload) not in known]
+        messages = [record for record in taken if record.kind == MESSAGE]
+        wrong = [record.seqno for record in messages if (record.id, record.payload) not in known]
+        first = {record.payload: record.seqno for record in reversed(messages)}
+        again = [record.seqno for record in messages if first[record.payload] != record.seqno]
+        if again:
+            found.append(Anomaly(DUPLICATE, "ordered under two ids.", tuple(again)))
         if wrong:
             found.append(Anomaly(UNKNOWN_MESSAGE, "ordered, but never broadcast.", tuple(wrong)))
         state, replayed = (

@@ -201,7 +201,7 @@ def test_killed_relays_leave_no_hole(make_world: MakeWorld) -> None:
 
 def test_readers_of_a_copy_start_from_a_base(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the copy has what the home's state counts, that state is posted; who starts there reads on from it."""
-    monkeypatch.setattr("connectors.relay.job.SNAPSHOT_EVERY_RECORDS", 50)
+    monkeypatch.setattr("connectors.relay.home_copy.SNAPSHOT_EVERY_RECORDS", 50)
     world = make_world("hub", "nyc", "sfo")
     nyc, sfo = world.sites.connections
     with world.running([world.sequencer(nyc)]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.group_choice import GroupChoice
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.ledger.job import LedgerJob
-from connectors.sequencer.takeover import _ask_each
+from connectors.sequencer.takeover import GROUPS_AT_ONCE, _ask_each
 from connectors.spark.job import JobOptions, StreamingJob
 from jobs.streaming import JobThread, raise_failures
 from ordering.errors import (
@@ -176,6 +177,9 @@ def test_groups_are_asked_side_by_side_and_an_error_has_the_groups_name() -> Non
         return len(group)
 
     assert _ask_each(["a", "bb", "ccc"], ask) == [1, 2, 3]
+    names = ["g" * number for number in range(1, 3 * GROUPS_AT_ONCE)]
+    assert _ask_each(names, len) == [len(name) for name in names]
+    assert _ask_each([], len) == []
 
     def refuse(group: str) -> None:
         if group == "bb":
@@ -183,6 +187,22 @@ def test_groups_are_asked_side_by_side_and_an_error_has_the_groups_name() -> Non
 
     with pytest.raises(HistoryUnavailable, match="group bb: retention has dropped it"):
         _ask_each(["a", "bb", "ccc"], refuse)
+
+
+def test_a_failure_ends_the_asking_of_all_groups() -> None:
+    """A group that is claimed is taken from another sequencer: none is, once it is known that this start fails."""
+    asked: list[int] = []
+
+    def ask(group: str) -> None:
+        number = int(group)
+        asked.append(number)
+        if number == 1:
+            raise HistoryUnavailable("retention has dropped it.")
+        time.sleep(0.05)
+
+    with pytest.raises(HistoryUnavailable, match="group 1: "):
+        _ask_each([str(number) for number in range(100 * GROUPS_AT_ONCE)], ask)
+    assert len(asked) <= 3 * GROUPS_AT_ONCE
 
 
 class _Cluster:

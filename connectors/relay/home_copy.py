@@ -1,0 +1,85 @@
+"""The DATA of a hub's home, and its copy at another site: where the copy goes on, and from what its readers start."""
+
+from __future__ import annotations
+
+from connectors.kafka.codec import encode_data
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.sending import append
+from connectors.kafka.sites import Direction
+from connectors.relay.job import ask_the_ledger
+from connectors.relay.promotion import fence_former_home
+from ordering.errors import HistoryUnavailable, UsageError
+from ordering.reader import epoch_of
+from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, seal, snapshot
+
+_LAST_RECORDS = 50
+"""So far back the copy's last message is looked for: seals and snapshots may stand behind it."""
+
+
+class HomeCopy:
+    """The DATA of one group at its home, and its copy at another site."""
+
+    def __init__(self, home: Connection, there: Connection, group: str, direction: Direction) -> None:
+        self.home = DataLog(home, group, direction.source)
+        self.copy = DataLog(there, group, direction.target)
+        self._base: SequencerState | None = None
+        self._looked_at = 0
+
+    def close(self) -> None:
+        """Close both logs."""
+        self.home.close()
+        self.copy.close()
+
+    def start(self) -> int:
+        """The offset at the home from which the copy lacks something.
+
+        The copy learns the epoch in force there first: its seal may be among what retention has dropped at the home,
+        and what a fenced sequencer left behind it may not.
+        """
+        anew = f"delete the group's topics at {self.copy.topic.site}, and let it join again (`abcast site add`)."
+        if fence_former_home(self.home, self.copy):
+            raise UsageError(f"{self.copy.topic.site} was the home of the group before: {anew}")
+        if self.copy.claims():
+            raise UsageError(
+                f"{self.copy.topic} has a sequencer of its own, so it can't be the copy of {self.home.topic}: "
+                "the site belongs to a mesh, or another site is the home."
+            )
+        known, home = self.copy.state(), self.home.state()
+        if known.seqno and epoch_of(known.seals, known.seqno) != epoch_of(home.seals, known.seqno):
+            raise UsageError(f"{self.copy.topic} has another seqno {known.seqno} than {self.home.topic}: {anew}")
+        try:
+            start = self.home.after(known.seqno)  # raises, too, if the home never had it
+        except HistoryUnavailable as error:
+            raise HistoryUnavailable(f"{error} {ask_the_ledger(self.copy.topic.site, self.home.topic.site)}") from error
+        if start.reader.epoch > known.epoch:
+            append(self.copy.connection, str(self.copy.topic), encode_data(seal(start.reader.epoch)))
+        return start.offset
+
+    def post_base(self) -> None:
+        """Post the home's state of some time ago, once the copy has everything that it counts."""
+        end = self.home.end()
+        base = self._base
+        if base is None and end - self._looked_at >= SNAPSHOT_EVERY_RECORDS:
+            base = self._base = self.home.state(end)
+            self._looked_at = end
+        if base is not None and self._has(base):
+            post_base(self.copy.connection, self.copy.claims_topic, base)
+            self._base = None
+
+    def _has(self, base: SequencerState) -> bool:
+        """Whether the copy has all that it counts.
+
+        Records come in the order of the home's. So it has all up to the last seqno if it has that one or a later one,
+        of an epoch that is no older; and all up to the last seal if it has a record of that epoch.
+        """
+        end = self.copy.end()
+        last = [stored.data for stored in self.copy.records(max(end - _LAST_RECORDS, self.copy.beginning()), end)]
+        decided = epoch_of(base.seals, base.seqno) if base.seqno else 0
+        has_seqno = not base.seqno or any(data.seqno >= base.seqno and data.epoch >= decided for data in last)
+        return has_seqno and any(data.epoch >= base.epoch for data in last)
+
+
+def post_base(connection: Connection, epoch_topic: str, base: SequencerState) -> None:
+    """Say that the copy has all that `base` counts (see `connectors.kafka.data_log`). Raises BrokerUnreachable."""
+    append(connection, epoch_topic, encode_data(snapshot(base)))

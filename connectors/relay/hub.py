@@ -1,0 +1,71 @@
+"""The relays of a hub: DATA of the home to the other sites, and their FORWARD to the home."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kafka.structs import TopicPartition
+from pyspark.sql import DataFrame, SparkSession
+
+from connectors.kafka.sites import Direction, Sites
+from connectors.relay.columns import relay_forward, relay_home_data
+from connectors.relay.home_copy import HomeCopy
+from connectors.relay.job import Relay
+from connectors.spark.job import JobOptions
+from ordering.names import Topic
+
+
+class HomeData(Relay):
+    """DATA of a hub's home to another site."""
+
+    carries = "home-data"
+
+    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, direction: Direction) -> None:
+        super().__init__(spark, options, sites, direction)
+        self._copies: list[HomeCopy] = []
+
+    def is_read(self, topic: Topic) -> bool:
+        """DATA of the home."""
+        return topic.role == "data" and topic.site == self.direction.source
+
+    def filled(self, topic: Topic) -> Topic:
+        """DATA of the other site."""
+        return Topic(topic.group, "data", self.direction.target)
+
+    def positions(self, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
+        """Where each copy lacks something."""
+        self._copies = [HomeCopy(self.source, self.target, topic.group, self.direction) for topic in topics]
+        return {copy.home.partition: copy.start() for copy in self._copies}
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """As it stands."""
+        return relay_home_data(rows, self.direction)
+
+    def check(self) -> None:
+        """Post what readers of the copies may start from."""
+        for copy in self._copies:
+            copy.post_base()
+
+    def close_query(self) -> None:
+        """Close what `check` reads."""
+        for copy in self._copies:
+            copy.close()
+        self._copies = []
+
+
+class SiteForward(Relay):
+    """FORWARD of a hub's other site to its home."""
+
+    carries = "site-forward"
+
+    def is_read(self, topic: Topic) -> bool:
+        """FORWARD of the site."""
+        return topic.role == "forward" and topic.site == self.direction.source
+
+    def filled(self, topic: Topic) -> Topic:
+        """The home's topic for this neighbour."""
+        return Topic(topic.group, "relayed", self.direction.target, self.direction.source)
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """Marked with where it came from."""
+        return relay_forward(rows, self.direction)

@@ -1,0 +1,147 @@
+"""The link of a mesh, in one direction (`ordering.links`): what the other relays of the sites do not need."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from kafka.structs import TopicPartition
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.topics import ensure_topic
+from connectors.relay.columns import relay_mesh_data
+from connectors.relay.hub import SiteForward
+from connectors.relay.job import ask_the_ledger
+from connectors.relay.link_start import find_session_start, is_ordered
+from connectors.relay.presence import Presence
+from connectors.spark.job import JobOptions
+from ordering.errors import AbcastError, HistoryUnavailable
+from ordering.names import Topic
+
+LOOK_EVERY_S = 30.0
+"""How often a link looks whether what it has carried counts at the neighbour."""
+
+
+class LinkStalled(AbcastError):
+    """What a session has carried does not count at the neighbour: another one begins."""
+
+    retriable = True
+
+
+class MeshData(SiteForward):
+    """A link of a mesh: the DATA of a site to its neighbour (`ordering.links`), and what `Presence` says."""
+
+    carries = "mesh-data"
+
+    def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, direction: Direction) -> None:
+        super().__init__(spark, options, sites, direction)
+        self._presence: Presence | None = None
+        self._query: StreamingQuery | None = None
+        self._sessions: dict[str, int] = {}
+        self._carried: dict[str, int] = {}  # by DATA topic, at the last look
+        self._ends_there: dict[str, int] = {}  # of the neighbour's DATA, where it has not ordered that
+        self._patience_s = LOOK_EVERY_S
+        self._began_at = self._looked_at = 0.0
+
+    def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
+        """As every relay."""
+        self._presence = Presence(self.source, self.target, self.direction)
+        self._query = super().start_query(topics, checkpoint)
+        self._carried, self._ends_there = {}, {}
+        self._began_at = self._looked_at = time.monotonic()
+        return self._query
+
+    def positions(self, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
+        """Begin a session in each group, where the neighbour's own rows say."""
+        assert self._presence is not None
+        self._sessions = {}
+        positions = {}
+        for topic in topics:
+            ensure_topic(self.target, self.filled(topic), 1)
+            with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
+                reached = there.state().origins
+                try:
+                    beginning = find_session_start(here, reached, self._is_carried)
+                except HistoryUnavailable as error:
+                    raise HistoryUnavailable(
+                        f"{error} {ask_the_ledger(self.direction.target, self.direction.source)}"
+                    ) from error
+                positions[here.partition] = beginning.offset
+            self._sessions[str(topic)] = self._presence.begin(topic.group, beginning, self._is_carried)
+        return positions
+
+    def check(self) -> None:
+        """Say that the relay is there, and look whether what it carries counts.
+
+        Raises BrokerUnreachable, LinkStalled.
+        """
+        if self._presence is None:
+            return
+        self._presence.tell()
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        """What was carried at the last look must have been ordered since: only this relay would send it again.
+
+        It is not ordered if the neighbour has lost rows, or if it keeps to the session of another relay that has ended.
+        Then another session begins. It begins at once if the neighbour has written anything since the last look, as its
+        sequencer runs then. Else it begins after a time that doubles, so that a neighbour that is away for long is sent
+        its backlog about twice in all.
+        """
+        for name, offset in self._carried.items():
+            topic = Topic.parse(name)
+            assert topic is not None
+            with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
+                if is_ordered(here.state(offset), there.state(), topic.site, self._is_carried):
+                    continue
+                end, before = there.end(), self._ends_there.get(name)
+            self._ends_there[name] = end
+            if before not in (None, end) or now - self._began_at >= self._patience_s:
+                self._patience_s *= 2
+                raise LinkStalled(
+                    f"group {topic.group}: {self.direction.target} has not ordered what was carried there. "
+                    "Does its sequencer run?"
+                )
+            return
+        self._patience_s = LOOK_EVERY_S
+        self._carried = {name: offset for name, offset in self._read_by_query().items() if name in self._sessions}
+        self._ends_there = {}
+
+    def _there(self, group: str) -> DataLog:
+        return DataLog(self.target, group, self.direction.target)
+
+    def _is_carried(self, origin: str) -> bool:
+        return self.sites.carries(self.direction, origin)
+
+    def _read_by_query(self) -> dict[str, int]:
+        """The offset after the last record of each DATA topic that the query has copied, as far as it says."""
+        newest = self._query.lastProgress if self._query is not None else None
+        if newest is None:
+            return {}
+        ends = json.loads(newest.sources[0].endOffset or "{}") or {}
+        return {topic: int(partitions["0"]) for topic, partitions in ends.items()}
+
+    def close_query(self) -> None:
+        """Take leave if the relay is stopped, rather than its query started anew."""
+        if self._presence is not None:
+            if self._stop.is_set():
+                self._presence.farewell()
+            self._presence.close()
+            self._presence = None
+
+    def is_read(self, topic: Topic) -> bool:
+        """DATA of the site."""
+        return topic.role == "data" and topic.site == self.direction.source
+
+    def carry(self, rows: DataFrame) -> DataFrame:
+        """Every record, as the link says it."""
+        not_carried = {site for site in self.sites.connections if not self._is_carried(site)}
+        return relay_mesh_data(rows, self.direction, self._sessions, not_carried)

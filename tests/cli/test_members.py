@@ -1,0 +1,61 @@
+"""`abcast members` against a running pipeline: who is remembered, and who is forgotten for good."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from connectors.kafka.codec import forward_headers
+from connectors.kafka.sending import append
+from ordering.names import Topic
+from ordering.sequencer import FORGOTTEN
+from tests.cli.conftest import SITE, Pipeline
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.broker
+
+
+def test_forget(pipeline: Pipeline) -> None:
+    """Of another program, whose incarnation is no time: it is older than a day."""
+    group = pipeline.new_group()
+
+    def send(name: str, incarnation: int, local_seqno: int) -> None:
+        record = f"{SITE}/{name}".encode(), b"x", forward_headers(incarnation, local_seqno)
+        append(pipeline.connection, str(Topic(group, "forward", SITE)), record, partition=None)
+
+    for name in ("alice", "bob"):
+        send(name, 7, 1)
+    eventually(lambda: len(pipeline.json_lines("members", "list", "--group", group)) == 2)
+    known = pipeline.json_lines("members", "list", "--group", group)
+    row = {"incarnation": 7, "local_seqno": 1, "is_member": False}
+    assert known == [{"address": f"{SITE}/{name}", **row} for name in ("alice", "bob")]
+
+    done = pipeline.abcast("members", "forget", "alice", "--group", group, "--json")
+    told = json.loads(done.stdout)
+    # On a busy machine it may take its time; what is sent behind it is judged behind it.
+    assert (done.returncode, told["forgotten"] + told["asked_for"], told["kept"]) == (0, [f"{SITE}/alice"], [])
+    send("alice", 7, 1)  # again
+    send("alice", 7, 2)
+    send("alice", 8, 1)
+    eventually(lambda: _each(pipeline, group, "dead-letters", "reason") == [FORGOTTEN] * 2)
+    eventually(lambda: _each(pipeline, group, "members", "incarnation") == [8, 7])
+    assert pipeline.abcast("check", "--group", group, "--site", SITE).returncode == 0
+
+
+def test_who_is_not_forgotten(pipeline: Pipeline) -> None:
+    """Whoever is unknown, or has just begun. One sentence says so."""
+    group = pipeline.new_group()
+    unknown = pipeline.abcast("members", "forget", "alice", "--group", group)
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert unknown.stderr.strip().endswith(f"`abcast members list --group {group}` has all.")
+    assert pipeline.abcast("publish", "--group", group, "--member", f"{SITE}/alice", text=b"x\n").returncode == 0
+    young = pipeline.abcast("members", "forget", "alice", "--group", group)
+    assert young.returncode == 1
+    assert young.stderr.count("\n") == 1
+    assert "began less than a day ago" in young.stderr
+
+
+def _each(pipeline: Pipeline, group: str, command: str, field: str) -> list[Any]:
+    return [line[field] for line in pipeline.json_lines(command, "list", "--group", group)]

@@ -1,0 +1,116 @@
+"""The numbers of many messages at once are those of each by itself; so a cursor takes the same, however it polls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.structs import TopicPartition
+
+from connectors.kafka import codec
+from connectors.kafka.data_cursor import DataCursor, Effective
+from connectors.kafka.data_log import Start
+from connectors.kafka.message_columns import MIN_RECORDS, messages_numbers
+from connectors.kafka.transport.seam import PlainRecord
+from ordering.reader import Reader
+from tests import data_corpus
+
+DATA = TopicPartition("abcast.g.data.sfo", 0)
+Headers = list[tuple[str, Any]]
+
+number = st.integers(0, 10**18 - 1)
+from_1 = st.integers(1, 10**18 - 1)
+topic = st.sampled_from(["t", "abcast.g-1.forward.n-y-c", "abcast.g.relayed-sfo.nyc", "0-1"])
+text_of_message = st.builds(
+    "2 message {} {} {} {} {} {}-{}:{} {}".format,
+    *(from_1, from_1, from_1, number, number, topic, st.integers(0, 3), number, number),
+)
+more = st.sampled_from([[], [], [("mine", b"1")], [("null", None)]])
+message: st.SearchStrategy[Headers] = st.builds(
+    lambda text, more: [("abcast", text.encode()), *more], text_of_message, more
+)
+messages = st.lists(message, min_size=MIN_RECORDS, max_size=MIN_RECORDS + 5)
+
+
+def _each(keys: Sequence[bytes | None], headers: Sequence[Headers]) -> list[tuple[int, ...]]:
+    return [codec.message_numbers(key, of_record) for key, of_record in zip(keys, headers, strict=True)]
+
+
+@settings(max_examples=30)
+@given(messages)
+def test_the_numbers_of_all_are_those_of_each(headers: list[Headers]) -> None:
+    keys = [b"sfo/alice", b"nyc/bob"] * len(headers)
+    numbers = messages_numbers(keys[: len(headers)], headers)
+    assert numbers is not None
+    assert list(zip(*numbers.tolist(), strict=True)) == _each(keys[: len(headers)], headers)
+
+
+@pytest.mark.parametrize("case", data_corpus.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("place", [0, MIN_RECORDS // 2, MIN_RECORDS - 1])
+def test_among_messages_any_record_is_as_it_is_by_itself(case: data_corpus.Case, place: int) -> None:
+    keys: list[bytes | None] = [data_corpus.ALICE] * MIN_RECORDS
+    headers: list[Headers] = [[("abcast", data_corpus.MESSAGE)] for _ in keys]
+    keys[place], headers[place] = case.key, list(case.headers)
+    numbers = messages_numbers(keys, headers)
+    if numbers is not None:
+        assert list(zip(*numbers.tolist(), strict=True)) == _each(keys, headers)
+    else:
+        assert codec.message_numbers(case.key, case.headers) == () or b"t-0:1 0 " in case.headers[0][1]
+
+
+@pytest.mark.parametrize("between", [b"\n", b"\n2 message 1 1 1 1 0 t-0:1 0\n"])
+def test_a_header_that_looks_like_two_is_none(between: bytes) -> None:
+    headers: list[Headers] = [[("abcast", data_corpus.MESSAGE)] for _ in range(MIN_RECORDS)]
+    headers[3] = [("abcast", data_corpus.MESSAGE + between + data_corpus.MESSAGE)]
+    assert messages_numbers([data_corpus.ALICE] * MIN_RECORDS, headers) is None
+
+
+def test_sources_may_be_many() -> None:
+    headers: list[Headers] = [[("abcast", f"2 message 1 1 1 1 0 t-{n}:1 0".encode())] for n in range(MIN_RECORDS)]
+    assert messages_numbers([data_corpus.ALICE] * MIN_RECORDS, headers) is None
+    assert messages_numbers([data_corpus.ALICE] * MIN_RECORDS, [*headers[:15], *[headers[0]] * 17]) is not None
+
+
+class _Polls:
+    """A consumer that gives what it was given, a piece at a time."""
+
+    def __init__(self, pieces: Iterable[Sequence[PlainRecord]]) -> None:
+        self._pieces = list(pieces)
+
+    def assign(self, _: object) -> None: ...
+
+    def seek(self, *_: object) -> None: ...
+
+    def poll(self, **_: object) -> Mapping[TopicPartition, Sequence[PlainRecord]]:
+        return {DATA: self._pieces.pop(0)}
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(-2, 2)), min_size=MIN_RECORDS, max_size=50),
+    st.booleans(),
+)
+def test_however_a_cursor_polls_it_takes_the_same(steps: list[tuple[int, int]], has_seal: bool) -> None:
+    """Whatever stands there: duplicates, holes, records of epochs that are over, a seal in between."""
+    seqno, records = 0, []
+    for offset, (epoch, off) in enumerate(steps):
+        seqno = max(1, seqno + 1 + (off if offset % 5 == 0 else 0))
+        text = f"2 message 7 {offset + 1} {seqno} {max(1, epoch - 1)} 2 t-0:{offset} 9"
+        if has_seal and offset == len(steps) // 2:
+            text = "2 epoch - - - 2 - - -"
+        key = None if text.startswith("2 epoch") else b"sfo/alice"
+        records.append(PlainRecord(DATA.topic, 0, offset, 5, key, b"x", [("abcast", text.encode())]))
+    taken = [_taken([records]), _taken([record] for record in records)]
+    assert taken[0] == taken[1]
+
+
+def _taken(pieces: Iterable[Sequence[PlainRecord]]) -> tuple[list[Effective], int, Reader]:
+    polls = _Polls(pieces)
+    cursor = DataCursor(polls, DATA, Start(0, Reader(1, 0)))  # type: ignore[arg-type]  # all that it asks of one
+    taken: list[Effective] = []
+    while polls._pieces:
+        taken += cursor.poll(0.0)
+    return taken, cursor.position, cursor.reader

@@ -1,0 +1,47 @@
+"""Who is told of a batch that waits for a core, and when."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from connectors.spark.patience import SILENCE_S, Patience
+
+
+@pytest.fixture
+def query() -> Any:
+    """One with a batch in hand, its first."""
+    return SimpleNamespace(lastProgress=None, status={"isTriggerActive": True})
+
+
+def told_at(patience: Patience, query: Any, until: int, first: int = 0, *, runs_tasks: bool = False) -> list[int]:
+    """The seconds at which somebody is told, if it is asked each second."""
+    return [second for second in range(first, until) if patience.ends(second, query, lambda: runs_tasks)]
+
+
+def test_a_batch_without_a_task_is_told_of_again_and_again(query: Any) -> None:
+    patience = Patience(0)
+    assert SILENCE_S == 10
+    assert told_at(patience, query, 35) == [11, 22, 33]
+    assert patience.since == 0
+
+
+def test_a_batch_that_takes_long_is_not(query: Any) -> None:
+    """Nor is one that has lost its executor, before it has waited as long itself."""
+    patience = Patience(0)
+    assert told_at(patience, query, 60, runs_tasks=True) == []
+    assert told_at(patience, query, 80, 60) == [66, 77]
+
+
+def test_who_has_no_batch_in_hand_waits_for_none(query: Any) -> None:
+    query.status["isTriggerActive"] = False
+    assert told_at(Patience(0), query, 60) == []
+
+
+def test_a_batch_that_is_through_begins_anew(query: Any) -> None:
+    patience = Patience(0)
+    assert told_at(patience, query, 12) == [11]
+    query.lastProgress = SimpleNamespace(batchId=1, timestamp="t")
+    assert told_at(patience, query, 30, 12) == [23]
