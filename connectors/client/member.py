@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 import time
 import warnings
@@ -45,6 +46,7 @@ from ordering.events import ViewChange
 from ordering.names import DEFAULT_SITE, RESERVED_PREFIX, Address, check_group, check_site
 
 CLOSE_TIMEOUT_S = 10.0
+_logger = logging.getLogger(__name__)
 
 
 class Member(SendingHalf, ReadingHalf):
@@ -218,6 +220,7 @@ class Member(SendingHalf, ReadingHalf):
                 all the same. Call `connect` again, or close it.
             BrokerUnreachable, Superseded, TopicMissing.
         """
+        self._sending.check_process()
         timeout = seconds("timeout", timeout)
         deadline = time.monotonic() + timeout
         choice = Choice(
@@ -256,6 +259,7 @@ class Member(SendingHalf, ReadingHalf):
             Excluded: this member was taken for dead meanwhile.
             NotOrderedInTime: the end was not ordered within `timeout`.
         """
+        self._sending.check_process()
         limit = seconds("timeout", timeout)
         return self._quiet.point(self._sending.session if self._is_connected else None, limit)
 
@@ -265,8 +269,12 @@ class Member(SendingHalf, ReadingHalf):
 
         Raises (after it has closed) NotWrittenInTime if a letter was not written and, without an outbox,
         NotOrderedInTime if something was not ordered: nobody will send it again. With an outbox the next start sends
-        its broadcasts. Superseded, unless that was raised before. May be called twice.
+        its broadcasts. Superseded, unless that was raised before. May be called twice. In a fork of the process that
+        opened it, it does nothing but say so.
         """
+        if self._sending.is_forked:
+            _logger.warning("%s stays open: another process opened it, of which this one is a fork", self.address)
+            return
         timeout = seconds("timeout", timeout)
         deadline = time.monotonic() + timeout
         if not self._sending.shut(timeout):

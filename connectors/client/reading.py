@@ -108,6 +108,7 @@ class ReadingHalf:
         timeout, events, remember = silence("timeout", timeout), switch("events", events), switch("remember", remember)
         if from_seqno is None and remember:
             raise UsageError("remember=True goes with from_seqno: without it, the position is remembered anyway.")
+        self._sending.check_process()
         if from_seqno is not None and self._sending.has_casts:
             position = Position.ANEW if remember else Position.BESIDE
             run: Deliveries = MergedDeliveries(
@@ -157,6 +158,7 @@ class ReadingHalf:
         return self._stream(Stream(run, self._deserializer))
 
     def _stream(self, stream: Stream[T]) -> Stream[T]:
+        self._sending.check_process()
         with self._sending.lock:
             self._sending.check_open()
             self._streams.add(stream)

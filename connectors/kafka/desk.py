@@ -2,8 +2,9 @@
 
 The groups have no members: their offsets are kept under a name, and nothing else is made of them.
 
-A broker that is away is asked again until the time is over. A client that has asked the wrong broker is replaced: it
-remembers for ever which broker answers for a group. It is closed when the last who asks it has an answer.
+A broker that is away is asked again until the time is over, each time by another client: a client remembers for ever
+which broker answers for a group, also when that one is gone and another has taken its place. A client is closed when
+the last who asks it has an answer.
 """
 
 from __future__ import annotations
@@ -18,11 +19,8 @@ from typing import Protocol, TypeVar
 from kafka.admin import KafkaAdminClient
 from kafka.errors import (
     AuthorizationError,
-    CoordinatorLoadInProgressError,
-    CoordinatorNotAvailableError,
     KafkaError,
     NoError,
-    NotCoordinatorError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
     for_code,
@@ -38,7 +36,6 @@ ALLOWED = "authorized_operations"
 PAUSE_S = 0.1
 _AT_A_TIME = 1000
 """Questions. Of more than it may send at a time, kafka-python 3.0.12 never sends the rest if it still connects."""
-_WRONG_BROKER = (NotCoordinatorError, CoordinatorNotAvailableError, CoordinatorLoadInProgressError)
 
 T = TypeVar("T")
 
@@ -124,7 +121,7 @@ class Desk:
     def _ask(self, question: Callable[[KafkaAdminClient], T], timeout_s: float, operation: str, resource: str) -> T:
         deadline = time.monotonic() + timeout_s
         while True:
-            with self._connected() as client:
+            with self._connected(max(deadline - time.monotonic(), PAUSE_S)) as client:
                 try:
                     return question(client)
                 except KafkaError as error:
@@ -134,15 +131,14 @@ class Desk:
                         raise
                     if time.monotonic() >= deadline:
                         raise self._cluster.unreachable(timeout_s) from None
-                    if isinstance(error, _WRONG_BROKER):
-                        self._forget(client)
+                    self._forget(client)
             time.sleep(PAUSE_S)
 
     @contextmanager
-    def _connected(self) -> Iterator[KafkaAdminClient]:
+    def _connected(self, timeout_s: float) -> Iterator[KafkaAdminClient]:
         """The client, which is not closed in the block: who waits for an answer then would wait in vain."""
         with self._lock:
-            client = self._client = self._client or self._connect()
+            client = self._client = self._client or self._connect(timeout_s)
             self._askers[client] += 1
         try:
             yield client
@@ -151,13 +147,14 @@ class Desk:
                 self._askers[client] -= 1
                 self._close_if_unused(client)
 
-    def _connect(self) -> KafkaAdminClient:
+    def _connect(self, timeout_s: float) -> KafkaAdminClient:
         limits = {
+            "bootstrap_timeout_ms": int(timeout_s * 1000),
             "request_timeout_ms": int(self._cluster.timeout * 1000),
             "max_in_flight_requests_per_connection": _AT_A_TIME,
         }
         with self._cluster.opening():
-            return KafkaAdminClient(**client_settings(self._cluster), **limits)
+            return KafkaAdminClient(**{**client_settings(self._cluster), **limits})
 
     def _forget(self, client: KafkaAdminClient | None) -> None:
         """Who asks from now on connects anew."""

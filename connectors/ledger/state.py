@@ -108,5 +108,10 @@ def _membership(dataset: ds.Dataset, group: str, received: Mapping[str, Accepted
         lives_over |= membership.lives_over
         if row["kind"] == FORGET:
             lives_over |= {sender: incarnation for sender, incarnation, _ in from_payload(row["payload"]) or ()}
-    lives_over = {sender: last for sender, last in lives_over.items() if received[sender].incarnation == last}
+    # A ledger that was made anew may know nothing else of a sender that was forgotten.
+    lives_over = {
+        sender: last
+        for sender, last in lives_over.items()
+        if sender in received and received[sender].incarnation == last
+    }
     return replace(membership, left=(), lives_over=lives_over)

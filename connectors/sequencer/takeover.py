@@ -63,7 +63,7 @@ History = Callable[[str], StateAt | None]
 """A group's state as its ledger tells it."""
 
 
-GROUPS_AT_ONCE = 8
+GROUPS_AT_ONCE = 32
 """So many are looked at, and taken over, at the same time."""
 
 _Answer = TypeVar("_Answer")

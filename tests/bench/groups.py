@@ -33,7 +33,7 @@ _TRANSPORT = "confluent"
 _CREATED_AT_ONCE = 100
 _ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter")
 _PATIENCE_S = 120.0
-_SETTLE_S = 3.0
+_SETTLE_S = 1.0
 
 
 class Way(NamedTuple):
@@ -113,7 +113,6 @@ def _sequencing(lab: Lab, cluster: _Cluster, way: Way, site: str) -> Iterator[Ch
         child = Child([ABCAST, *options, "--engine", engine], log, lab.environment)
     with child:
         yield child
-        child.stop()
 
 
 class _Senders:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import ClassVar
 
 import pytest
-from kafka.errors import NotCoordinatorError
+from kafka.errors import KafkaConnectionError, NotCoordinatorError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.kafka import desk
@@ -20,9 +21,12 @@ PLACE = TopicPartition("t", 0)
 
 
 class Client:
-    """The first one asks the wrong broker about the group `lost`, and is slow about the others."""
+    """The first one asks the wrong broker about the group `lost`, and one that is gone about the group `orphan`. It is
+    slow about the others.
+    """
 
     made: list[Client]
+    errors: ClassVar = {"lost": NotCoordinatorError(), "orphan": KafkaConnectionError("111 ECONNREFUSED")}
 
     def __init__(self, **_: object) -> None:
         self.made.append(self)
@@ -33,8 +37,8 @@ class Client:
     def list_group_offsets(
         self, groups: dict[str, list[TopicPartition]]
     ) -> dict[str, dict[TopicPartition, OffsetAndMetadata]]:
-        if self.is_first and "lost" in groups:
-            raise NotCoordinatorError
+        if self.is_first and (error := self.errors.get(next(iter(groups)))):
+            raise error
         self.asked.set()
         if self.is_first:
             assert self.answer.wait(10)
@@ -45,8 +49,11 @@ class Client:
         self.is_closed = True
 
 
-def test_a_client_is_not_closed_under_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a new Kafka the first askers are sent away. That must not cost the others their answers."""
+@pytest.mark.parametrize("group", Client.errors)
+def test_a_client_is_not_closed_under_those_who_ask(monkeypatch: pytest.MonkeyPatch, group: str) -> None:
+    """On a new Kafka the first askers are sent away, and a broker may die. That must not cost the others their answers,
+    nor those who asked it for long.
+    """
     monkeypatch.setattr(Client, "made", [], raising=False)
     monkeypatch.setattr(desk, "KafkaAdminClient", Client)
     asked = Connection("kafka:1").desk()
@@ -54,7 +61,7 @@ def test_a_client_is_not_closed_under_those_who_ask(monkeypatch: pytest.MonkeyPa
     slow = threading.Thread(target=lambda: found.append(asked.committed("slow", [PLACE])[PLACE].offset))
     slow.start()
     eventually(lambda: Client.made and Client.made[0].asked.is_set(), what="one asks")
-    assert asked.committed("lost", [PLACE])[PLACE].offset == 7
+    assert asked.committed(group, [PLACE])[PLACE].offset == 7
     assert [client.is_closed for client in Client.made] == [False, False]
     Client.made[0].answer.set()
     slow.join(10)
