@@ -1,4 +1,4 @@
-"""The commands of conf/deploy that no other test runs, outside of a container. The pipeline is started by one of them."""
+"""Those commands of conf/deploy that no other test runs, outside of a container. The pipeline is started by another."""
 
 from __future__ import annotations
 
