@@ -85,6 +85,7 @@ def _run(process: IsisProcess, process_id: int, count: int, *, verbose: bool) ->
 
 
 def _say(process_id: int, event: Event, *, verbose: bool) -> None:
+    from connectors.isis.process import BegunAgain
     from ordering.isis_history import Gone
     from ordering.isis_messages import Deliver, Installed, Stuck
 
@@ -98,6 +99,10 @@ def _say(process_id: int, event: Event, *, verbose: bool) -> None:
     elif isinstance(event, Stuck):
         here, all_of_it = len(event.reached), len(event.view.members)
         text = f"waiting: {here} of the {all_of_it} processes of view {event.view.id} answer, {event.needed} are needed"
+    elif isinstance(event, BegunAgain):
+        text = (
+            "the others know of a later start of this process: did the clock go back? It begins again as one after that"
+        )
     elif not verbose:
         return
     else:

@@ -25,7 +25,9 @@ and r has installed another one, W, and both are alive.
 All names must have been started once before the first view is there, as in the source. A process that starts later, or
 again, finds a view in which it is not, and asks to join (`ordering.isis_views`). If all die, all begin anew: no process
 is left that has delivered anything. The number of the views' origin tells the old group's messages from the new one's.
-A crash at any point keeps the invariant, because a process that crashes comes back as another life.
+A crash at any point keeps the invariant, because a process that crashes comes back as another life. So a process whose
+incarnation is not the latest that the others know of its name (a clock went back) is to begin again as a later one, as
+long as it is fresh: that is a crash, too.
 """
 
 from __future__ import annotations
@@ -102,7 +104,11 @@ class Formation:
 
     def is_newest(self, life: Life) -> bool:
         """Whether no later life of that name was heard of."""
-        return life.incarnation >= self._lives.get(life.name, 0)
+        return life.incarnation >= self.newest(life.name)
+
+    def newest(self, name: str) -> int:
+        """The latest incarnation of that name that was heard of, 0 if none was."""
+        return self._lives.get(name, 0)
 
     def may_take_over(self, member: Life, members: Iterable[Life]) -> bool:
         """Whether to believe a live member that this is the first view."""

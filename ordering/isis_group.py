@@ -8,7 +8,8 @@ It holds no records. An engine keeps those that `arrived` tells it to, and takes
 
 An engine keeps this order of writing, which is all that `ordering.isis_site` asks for:
 
-1. An entry is written when all DATA before it stands in Kafka, as it may have a snapshot that counts these.
+1. An entry is written when all DATA and dead letters before it stand in Kafka: it says so (`complete`), and may have a
+   snapshot that counts these.
 2. DATA is written, and the next step begun, when the entry stands in Kafka.
 
 One that passes all to one partition in this order, and of whose records there is never one without all before it, keeps
@@ -52,10 +53,13 @@ class Reading(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What follows from a run that is decided, and how many of its DATA records stand there already."""
+    """What follows from a run that is decided; how many of its DATA records stand there already; and whether its dead
+    letters are to be written, which are at the site of their senders.
+    """
 
     closing: tuple[Data, ...]
     standing: int
+    has_dead_letters: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +227,14 @@ class Group:
         sequenced.state, snapshots = begin_batch(sequenced.state)
         return snapshots
 
-    def decided(self, state: SequencerState) -> Decided:
-        """The run that is due was decided, with that state behind it. What is not standing is on its way now."""
+    def decided(self, state: SequencerState, *, is_refused: bool) -> Decided:
+        """The run that is due was decided, with that state behind it. What is not standing is on its way now.
+
+        `is_refused`: some of its records are.
+        """
         before = self.site.sequenced.state.seqno
-        closing = self.site.sequenced.end_run(state)
+        closing, has_dead_letters = self.site.end_run(state, is_refused=is_refused)
         after = self.site.sequenced.state.seqno
         standing = max(0, min(self.sent, after) - before)
         self.sent = max(self.sent, after)
-        return Decided(closing, standing)
+        return Decided(closing, standing, has_dead_letters)

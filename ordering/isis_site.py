@@ -207,6 +207,8 @@ class SiteState:
     `number` is that of its last entry, `position` the last one ordered. `snapshot` is the sequencer's state after the
     position `sequenced` (it stands in entry `base`), and `since` has the runs ordered after that. `ahead` are runs that
     are ordered, and do not follow yet. `trail` are entries of its own, the last one and those that others may name.
+    Of all up to the position `complete`, DATA and dead letters stand in Kafka; the run that ends at `refused` was the
+    last one to have some.
     """
 
     group: str
@@ -223,6 +225,8 @@ class SiteState:
     rejected: int = 0
     base: int = 0
     trail: tuple[Own, ...] = ()
+    complete: int = 0
+    refused: int = 0
 
     def to_bytes(self) -> bytes:
         """The state as JSON, equal states as equal bytes."""
@@ -286,6 +290,7 @@ class Site:
         self._absent = absent_from(self.process.view)
         self.position, self.number, self.rejected = state.position, state.number, state.rejected
         self._trail = dict(state.trail)
+        self.complete, self._refused = state.complete, state.refused
         self._places = {place.name: place for place in state.places}
         self._logs = {row.site: row for row in state.logs}
         self._waiting = list(state.waiting)
@@ -315,6 +320,8 @@ class Site:
             rejected=self.rejected,
             base=self._base,
             trail=tuple(Own(*each) for each in self._trail.items()),
+            complete=self.complete,
+            refused=self._refused,
         )
 
     @property
@@ -350,13 +357,17 @@ class Site:
             self.process.take(event)
 
     def end_step(self) -> Entry | None:
-        """The entry to write, if something is to leave: nothing else may be done before it stands in the log."""
+        """The entry to write, if something is to leave: nothing else may be done before it stands in the log.
+
+        All DATA and dead letters before must stand in Kafka.
+        """
         self._submit()
         self._waiting = [run for run in self._waiting if run.message.view == self.process.view.id]
         letters = self._take_outputs(self.process.end_batch())
         self.notices, broken, self._broken = (*self.notices, *self._broken), self._broken, []
-        if not letters and not self._news and not broken:
+        if not letters and not self._news and not broken and self._refused <= self.complete:
             return None
+        self.complete = max(self.complete, self.sequenced.position)
         ordered, self._news = tuple(self._news), []
         before = self._trail.get(self.number, b"")
         self._forget_trail()
@@ -386,6 +397,18 @@ class Site:
         """The next run to be sequenced, if its records are here. To be asked when the last entry is in the log."""
         run = self.sequenced.next()
         return run if run is not None and self._is_here(run) else None
+
+    def end_run(self, state: SequencerState, *, is_refused: bool) -> tuple[tuple[Data, ...], bool]:
+        """The run that was due is decided, with that state behind it, and whether some of it is refused: what follows
+        from it, and whether its dead letters are to be written here, and stand nowhere yet for all that is known.
+
+        The next entry says that they do. One is made for that alone, so that no later start writes them again.
+        """
+        run = self.sequenced.next()
+        assert run is not None
+        is_to_write = is_refused and run.sender == self.me and run.last > self.complete
+        self._refused = run.last if is_to_write else self._refused
+        return self.sequenced.end_run(state), is_to_write
 
     # FORWARD
 

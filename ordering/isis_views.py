@@ -304,6 +304,15 @@ class Process:
         """Whether nothing can be ordered here now: no view, or one that is being left."""
         return self.agreement is None or self.agreement.is_frozen
 
+    @property
+    def latest_incarnation(self) -> int:
+        """Of this process's name, of all that a fresh one has heard of; its own if it is that."""
+        if self.formation is None:
+            return self.me.incarnation
+        lives = [*self.view.members, *(life for life, _ in self.view.rows)]
+        told = (life.incarnation for life in lives if life.name == self.me.name)
+        return max(self.formation.newest(self.me.name), *told, self.me.incarnation)
+
     def begin_alone(self) -> None:
         """The first view of a group of one, which no other process confirms."""
         view = self.formation.view() if self.formation is not None else None

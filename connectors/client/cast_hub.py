@@ -202,7 +202,8 @@ class CastHub:
             while not stopping.is_set():
                 self._poll(log)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
-            _logger.error("the orders of %s can't be kept: %r", self.group, error)
+            why = error if isinstance(error, AbcastError) else repr(error)
+            _logger.error("the orders of %s can't be kept: %s", self.group, why)
             with self.lock:
                 self.has_failed, self._failure = True, error
                 senders = list(self._senders.values())

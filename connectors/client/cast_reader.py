@@ -186,8 +186,8 @@ class CastReader:
             polled = self._consumer.poll(timeout_ms=int(POLL_S * 1000))
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
             raise HistoryUnavailable(f"retention has dropped casts before they were read ({error}).") from error
-        except AuthorizationError:
-            raise
+        except AuthorizationError as error:
+            raise self._topics.connection.refused(error, "READ") from None
         except KafkaError as error:
             if not self._failing:
                 _logger.warning("reading casts: %r; trying again", error)

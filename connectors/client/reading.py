@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 from weakref import WeakSet
 
@@ -19,6 +18,7 @@ from connectors.client.state_transfer import StateTransfer
 from connectors.client.stream import Stream
 from connectors.client.succession import Succession
 from connectors.kafka.connection import Connection
+from connectors.storage.location import Location
 from ordering.errors import UsageError
 from ordering.events import Event
 from ordering.names import Address
@@ -34,7 +34,7 @@ class ReadingHalf:
         connection: Connection,
         group: str,
         address: Address,
-        ledger: Path | None,
+        ledger: Location | None,
         transfer: StateTransfer | None,
         sending: Succession,
         deserializer: Deserializer | None = None,
@@ -108,6 +108,7 @@ class ReadingHalf:
         timeout, events, remember = silence("timeout", timeout), switch("events", events), switch("remember", remember)
         if from_seqno is None and remember:
             raise UsageError("remember=True goes with from_seqno: without it, the position is remembered anyway.")
+        self._sending.check_process()
         if from_seqno is not None and self._sending.has_casts:
             position = Position.ANEW if remember else Position.BESIDE
             run: Deliveries = MergedDeliveries(
@@ -157,6 +158,7 @@ class ReadingHalf:
         return self._stream(Stream(run, self._deserializer))
 
     def _stream(self, stream: Stream[T]) -> Stream[T]:
+        self._sending.check_process()
         with self._sending.lock:
             self._sending.check_open()
             self._streams.add(stream)

@@ -76,6 +76,7 @@ class SendingHalf:
             BrokerUnreachable: the first call takes an incarnation, or looks whether an old one still holds.
             EnvironmentProblem: the outbox can't be written.
         """
+        self._sending.check_process()
         kept, checked, limit = (
             check_payload(payload, self._serializer),
             check_headers(headers),
@@ -127,6 +128,7 @@ class SendingHalf:
             LetterTableFull: nothing was sent; try again later.
             Superseded: the outbox belongs to an incarnation that another process has superseded.
         """
+        self._sending.check_process()
         if not isinstance(address, str | Address):
             raise UsageError(f"address is a text such as a delivery's sender, not {type(address).__name__}.")
         receiver = Address.parse(str(address), self._default_site)
@@ -145,4 +147,5 @@ class SendingHalf:
         this start, counts too. Raises NotOrderedInTime (after `timeout` seconds; None: never), Superseded; Excluded if
         the group has taken this member for dead and some of it may be lost.
         """
+        self._sending.check_process()
         return self._sending.wait_ordered(seconds("timeout", timeout))

@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from contextlib import closing
@@ -85,6 +86,7 @@ class Succession:
         self.address = lives.address
         self.lock = threading.Lock()
         self.is_closed = False
+        self._process = os.getpid()
         self.forwarder: Forwarder | None = None
         """The newest; None before the first message, JOIN or letter."""
         self.letters: LetterSender | None = None
@@ -114,6 +116,19 @@ class Succession:
     def known(self) -> KnownGroup:
         """What the newest life knows of its group."""
         return self.forwarder.participant.known if self.forwarder is not None else NOTHING_KNOWN
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process has it from its parent: without its threads, and with its locks as they were."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """To be asked before any lock is taken. Raises UsageError."""
+        if self.is_forked:
+            raise UsageError(
+                f"{self.address} was opened by process {self._process}, of which this one is a fork: a fork opens "
+                "members of its own, under other names."
+            )
 
     def check_open(self) -> None:
         """Raises UsageError."""

@@ -189,10 +189,11 @@ class AgreeingGroup:
         rows = [(place, records) for place, records in rows if records]
         decide = by_rows if sum(len(records) for _, records in rows) < COLUMNS_FROM else by_columns
         state, outputs = decide(self.site.sequenced.state, rows, self._topics)
-        decided = self._group.decided(state)
-        outputs += [(self._topics.data, encode_data(each)) for each in decided.closing]
-        if run.sender != self.site.me:  # the dead letters are at the site of their senders
-            outputs = [output for output in outputs if output[0] == self._topics.data]
+        data = [output for output in outputs if output[0] == self._topics.data]
+        decided = self._group.decided(state, is_refused=len(data) < len(outputs))
+        if not decided.has_dead_letters:
+            outputs = data
+        outputs = [*outputs, *((self._topics.data, encode_data(each)) for each in decided.closing)]
         return [*opening, *_without_first(outputs, self._topics.data, decided.standing)]
 
 

@@ -67,6 +67,7 @@ class SiteAttendant(Attendant):
         self.inputs: Mapping[str, Mapping[TopicPartition, Input]] = {}
         self.exclusions: Mapping[str, Sequence[Exclusion]] = {}
         """The decisions of operators, by group."""
+        self._left: set[str] = set()
 
     def take_all(self) -> Taken:
         """As every attendant does; what can't be taken over is left out, if there is anything else."""
@@ -86,7 +87,7 @@ class SiteAttendant(Attendant):
                 taken = self._take({group: names}) if group not in self._failed else Taken()
             except OF_ONE_GROUP as error:
                 errors.append(error)
-                self.leave(group)
+                self._failed[group] = time.monotonic()
             else:
                 states |= taken.states
                 partitions |= taken.partitions
@@ -97,10 +98,15 @@ class SiteAttendant(Attendant):
         return Taken(states, partitions)
 
     def leave(self, group: str) -> None:
-        """The loop can't go on with the group: the next attempt is not to fail for it."""
+        """The loop can't go on with the group: nobody is to be told that it is alive, and the next attempt is not to
+        fail for it. For any thread.
+        """
         self._failed[group] = time.monotonic()
+        self._left.add(group)
 
     def _look(self) -> None:
+        for group in self._left & set(self._keeper.forward):
+            self._release(group)
         super()._look()
         self._find_inputs()
         # EPOCH was read on for the claims, if there was anything new.
@@ -111,6 +117,7 @@ class SiteAttendant(Attendant):
         own = {
             group: [name for name in names if (topic := Topic.parse(name)) and topic.role == "forward"]
             for group, names in super()._topics(fresh=fresh).items()
+            if group not in self._left
         }
         return {group: names for group, names in own.items() if names}
 

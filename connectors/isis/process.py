@@ -7,7 +7,8 @@ into as few datagrams as it needs. Nothing is acknowledged here: a question of t
 come, so a datagram may be lost at any point, and that is what happens to one that the socket does not take.
 
 A process stores nothing. Killed and started again it is another life: it joins the view that the others have gone on
-in, and asks them for what was delivered before (`ordering.isis_history`).
+in, and asks them for what was delivered before (`ordering.isis_history`). Its incarnation is the time of its start. If
+the others know of a later one of its name, since the clock went back, it begins again as one above that.
 
 Bounds: the core's (runs in flight, backlog), the history's, `MAX_DELAYED` datagrams that wait on purpose, and the
 socket's buffers.
@@ -24,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from connectors.isis.hostfile import Host, digest
 from connectors.isis.wire import (
@@ -41,6 +43,7 @@ from ordering.isis_formation import Formation, Life
 from ordering.isis_history import Answer, Ask, Gone, History
 from ordering.isis_messages import Deliver, Installed, Missing, Outside, Stuck, To
 from ordering.isis_views import SUSPECT_AFTER_MS, Process, fresh
+from ordering.records import MAX_NUMBER
 
 TICK_S = 0.01
 """How often the core is told the time."""
@@ -54,7 +57,14 @@ SOCKET_BYTES = 4 * 1024 * 1024
 MAX_DELAYED = 4_096
 """Datagrams that may wait on purpose; one more is sent at once."""
 
-Event = Deliver | Gone | Installed | Outside | Stuck
+
+class BegunAgain(NamedTuple):
+    """Others know of a later start of this process, which is impossible but for a clock. It is another life now."""
+
+    life: Life
+
+
+Event = Deliver | Gone | Installed | Outside | Stuck | BegunAgain
 """What a process has to say to its application."""
 
 
@@ -102,11 +112,8 @@ class IsisProcess:
             raise UsageError(f"{hosts[twice]} and {hosts[again]} are the same place: one process a port.")
         self._group = digest(hosts)
         self._socket = _bound(hosts[me], self._addresses[me])
-        life = Life(name_of(me), time.time_ns() // 1_000)
-        names = [name_of(place) for place in range(len(hosts))]
-        formation = Formation(life, names)
-        now_ms = _in_ms(time.monotonic())
-        self.process = Process(fresh(life, now_ms=now_ms, suspect_after_ms=suspect_after_ms), formation)
+        self._suspect_after_ms = suspect_after_ms
+        self.process = self._begun(time.time_ns() // 1_000)
         self._history = History()
         self._delayed: list[tuple[float, int, tuple[str, int], bytes]] = []
         self._dice = random.Random()
@@ -114,6 +121,19 @@ class IsisProcess:
         self._next_tick = 0.0
         if len(hosts) == 1:
             self.process.begin_alone()
+
+    def _begun(self, incarnation: int) -> Process:
+        life = Life(name_of(self.me), incarnation)
+        formation = Formation(life, [name_of(place) for place in range(len(self._addresses))])
+        now_ms = _in_ms(time.monotonic())
+        return Process(fresh(life, now_ms=now_ms, suspect_after_ms=self._suspect_after_ms), formation)
+
+    def _begin_again(self, incarnation: int) -> None:
+        """As another life, with what is to be sent."""
+        waiting = self.process.state().backlog
+        self.process = self._begun(incarnation)
+        for run in waiting:
+            self.process.submit(run)
 
     @property
     def life(self) -> Life:
@@ -158,6 +178,10 @@ class IsisProcess:
                 assert isinstance(output, Refused)  # `submit` has said so
         self._send(outgoing)
         self._send_delayed()
+        latest = self.process.latest_incarnation
+        if self.life.incarnation < latest < MAX_NUMBER:
+            self._begin_again(latest + 1)
+            events.append(BegunAgain(self.life))
         return events
 
     def close(self) -> None:

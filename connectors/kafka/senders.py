@@ -16,12 +16,15 @@ from kafka.partitioner.default import murmur2
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.operators import ORDERED_WITHIN_S, ask
+from connectors.kafka.operators import ask
 from connectors.kafka.topics import count_partitions
 from ordering.errors import HistoryUnavailable, UsageError
 from ordering.forgetting import MAX_NAMED, SenderRow, from_payload, idle_rows, to_payload
 from ordering.names import Topic, is_reserved
 from ordering.records import FORGET
+
+FORGOTTEN_WITHIN_S = 20.0
+"""How long one request is waited for: what is asked in the next partition would end it."""
 
 
 class Sender(NamedTuple):
@@ -75,7 +78,7 @@ def idle_senders(connection: Connection, group: str, site: str, idle_s: float) -
 
 
 def forget_senders(
-    connection: Connection, group: str, site: str, rows: Sequence[SenderRow], *, timeout_s: float = ORDERED_WITHIN_S
+    connection: Connection, group: str, site: str, rows: Sequence[SenderRow], *, timeout_s: float = FORGOTTEN_WITHIN_S
 ) -> Forgotten:
     """Ask that senders of the site be forgotten, if their rows are still these.
 

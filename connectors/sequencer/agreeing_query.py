@@ -415,8 +415,9 @@ class Step:
         before = state.seqno
         if rows:
             state, decided = decide_chunk(state, pd.concat(rows, ignore_index=True))
-        closing, standing = group.decided(state)
-        if run.sender != group.site.me:  # the dead letters are at the site of their senders
+        is_refused = any((runs["role"] != DATA_ROLE).any() for runs in decided)
+        closing, standing, has_dead_letters = group.decided(state, is_refused=is_refused)
+        if not has_dead_letters:
             decided = [runs[runs["role"] == DATA_ROLE] for runs in decided]
         yield from (without_first(runs, before + standing) for runs in decided)
         yield from (run_of(group.site.group, each) for each in closing if each.seqno > before + standing)

@@ -14,10 +14,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ DEFAULT_OUT = Path("abcast-data") / "soak.json"
 PROCESSES = 4
 PARTITIONS = 4
 SAMPLE_S = 10.0
+EXIT_INTERRUPTED = 130
 MIN_KEPT = 0.95
 """Of what was to be sent, so much must be ordered: what is behind by more is not kept up with."""
 JUDGED = (
@@ -47,15 +49,18 @@ JUDGED = (
 class Soak:
     """One run. `sample` what there is, `verdict` at the end."""
 
-    def __init__(self, lab: Lab, place: Place, minutes: float, per_s: float, members: int) -> None:
+    def __init__(
+        self, lab: Lab, place: Place, minutes: float, per_s: float, members: int, maintain_every: str = "60s"
+    ) -> None:
         self.lab = lab
         self.place = place
         self.minutes, self.per_s, self.members = minutes, per_s, members
+        self.maintain_every = maintain_every
         self.data = lab.path("data")
         self.samples: list[dict[str, float]] = []
 
-    def run(self) -> dict[str, Any]:
-        """All of it; the samples and the verdict."""
+    def run(self, keep: Callable[[Any], object]) -> dict[str, Any]:
+        """All of it; the samples and the verdict. `keep` is given the samples after each."""
         with self._job() as job, contextlib.ExitStack() as closing:
             children = [self._senders(number) for number in range(PROCESSES)]
             for child in children:
@@ -68,6 +73,7 @@ class Soak:
             began = time.monotonic()
             while (at_s := time.monotonic() - began) < self.minutes * 60:
                 self.samples.append({"at_s": round(at_s, 1), **self._sample(job, children)})
+                keep({"samples": self.samples})
                 ended = [each.log.name for each in (job, *children) if each.popen.poll() is not None]
                 if ended:
                     raise RuntimeError(f"{', '.join(ended)} ended early; see {job.log.parent}")
@@ -79,7 +85,7 @@ class Soak:
     @contextlib.contextmanager
     def _job(self) -> Iterator[Child]:
         command = [ABCAST, "run", "--bootstrap-servers", self.lab.connection.bootstrap_servers]
-        command += ["--site", self.place.site, "--data", self.data, "--maintain-every", "60s"]
+        command += ["--site", self.place.site, "--data", self.data, "--maintain-every", self.maintain_every]
         with Child(command, self.lab.path("logs") / "run.log", self.lab.environment) as job:
             job.wait_said("ready")
             yield job
@@ -173,6 +179,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--per-s", type=float, default=2000.0, help="messages a second, of all members together")
     parser.add_argument("--members", type=int, default=200)
+    parser.add_argument("--maintain-every", default="60s", help="what `abcast run` is given (60s)")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
     options = parser.parse_args()
     out, began = options.out.absolute(), time.monotonic()
@@ -180,13 +187,18 @@ def main() -> int:
     def say(what: str) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {what}", flush=True)
 
-    facts = {"command": " ".join(sys.argv[1:]), "machine": machine.facts()}
-    with Lab(Plan(1), say) as lab, lab.place("soak", PARTITIONS) as place:
-        soak = Soak(lab, place, options.minutes, options.per_s, options.members)
-        result = soak.run()
     size = {"minutes": options.minutes, "per_s": options.per_s, "members": options.members}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({**facts, **size, **result}, indent=1) + "\n", encoding="utf-8")
+    facts = {"command": " ".join(sys.argv[1:]), "machine": machine.facts(), **size}
+
+    def keep(result: Mapping[str, Any]) -> None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps({**facts, **result}, indent=1) + "\n", encoding="utf-8")
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))  # with all that it has started
+    with Lab(Plan(1), say) as lab, lab.place("soak", PARTITIONS) as place:
+        soak = Soak(lab, place, options.minutes, options.per_s, options.members, options.maintain_every)
+        result = soak.run(keep)
+    keep(result)
     for failure in result["verdict"]["failures"]:
         say(failure)
     say(f"{result['verdict']['ordered_per_s']:,.0f} messages/s; JSON: {out}")

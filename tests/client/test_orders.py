@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from kafka.errors import TopicAuthorizationFailedError
 
 from connectors import Delivery, Member
 from connectors.kafka.connection import Connection
+from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import UsageError
+from ordering.errors import AbcastError, KafkaRefused, UsageError
 from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.client.members import with_casts
 from tests.waiting import WAIT
@@ -156,3 +159,27 @@ def test_synchronous(connection: Connection, flushing: str) -> None:
         for each in (a, b):
             assert texts(each.deliveries(timeout=WAIT), 11) == time_line
         assert seqno > 1
+
+
+def test_a_missing_right_is_one_sentence(
+    connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who may not read casts hears which topic, without a stack trace, and so does whoever waits."""
+    if not isinstance(connection, MemoryConnection):
+        pytest.skip("tests/secure has it on a broker")
+    cast, poll = f"abcast.{group}.cast.nyc", MemoryConsumer.poll
+
+    def refuse(consumer: MemoryConsumer, **options: Any) -> Any:
+        if any(place.topic == cast for place in consumer.next):
+            raise TopicAuthorizationFailedError({cast})
+        return poll(consumer, **options)
+
+    monkeypatch.setattr(MemoryConsumer, "poll", refuse)
+    a = with_casts(connection, group, "a")
+    with pytest.raises(KafkaRefused, match=f"may not READ {cast}"):
+        a.broadcast(b"m", order="fifo").result(WAIT)
+    with contextlib.suppress(AbcastError):
+        a.close(timeout=0)
+    assert f"may not READ {cast}" in caplog.text
+    assert not [record for record in caplog.records if record.exc_info]
+    assert "Traceback" not in caplog.text

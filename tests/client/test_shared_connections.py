@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -151,12 +154,52 @@ def test_one_thread_closes_the_iterator_for_whose_next_item_another_one_waits(ka
         stream.close()
 
 
-def test_a_fork_closes_what_it_has_from_its_parent(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_uses_nothing_that_it_has_from_its_parent(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its threads are not there, and its locks may be held for ever. So it says so, and closes nothing."""
     a = Member("g", "nyc/a", connection=kafka)
     assert a.broadcast(b"x").result(WAIT) == 1
-    monkeypatch.setattr("connectors.client.sharing.os.getpid", lambda: -1)
+    with monkeypatch.context() as fork:
+        fork.setattr("os.getpid", lambda: -1)
+        for use in (lambda: a.broadcast(b"y"), a.connect, a.deliveries, a.inbox, a.wait_ordered, a.flush):
+            with pytest.raises(UsageError, match="of which this one is a fork"):
+                use()
+        a.close()
+    assert "nyc/a stays open" in caplog.text
+    a.broadcast(b"y").result(WAIT)
     a.close()
     assert not a._shared.users
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_fork_ends_although_its_parent_holds_a_lock(kafka: MemoryConnection) -> None:
+    with Member("g", "nyc/a", connection=kafka) as a:
+        a.broadcast(b"x").result(WAIT)
+        with a._sending.lock:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that a process with threads forks
+                child = os.fork()
+            if not child:
+                try:
+                    a.close()
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+        ended: list[int] = []
+
+        def has_ended() -> bool:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            ended.append(status)
+            return pid == child
+
+        try:
+            eventually(has_ended)
+        except BaseException:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise
+        assert ended[-1] == 0
 
 
 def test_headers_count_in_the_window() -> None:

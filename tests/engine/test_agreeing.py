@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,18 +27,20 @@ from connectors.kafka.codec import encode_data, forward_headers
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_state, read_entry
 from connectors.kafka.inputs import Input, Neighbours
+from connectors.kafka.senders import Forgotten, forget_senders
 from connectors.kafka.transport import PlainRecord
 from connectors.sequencer import agreeing_query
 from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation, UsageError
+from ordering.forgetting import SenderRow
 from ordering.isis_log import Ordered, Range, run_of
 from ordering.isis_site import Mark, Place, SiteState, first_state
 from ordering.isis_site import last_state as told
 from ordering.names import Role, Topic
 from ordering.reader import Reader, Verdict
-from ordering.records import ENTRY, EPOCH, JOIN, MESSAGE, Data
+from ordering.records import ENTRY, EPOCH, FORGET, JOIN, MESSAGE, Data
 from ordering.sequencer import SequencerState
 from tests.engine.operator import OperatorLoop
 from tests.waiting import eventually
@@ -182,6 +184,23 @@ def test_all_sites_have_the_same_order(kafka: MemoryConnection, engine: str) -> 
         assert [loop.failure for loop in loops] == [None] * 3
     dead = {site: kafka.topics.partitions[TopicPartition(str(Topic("g", "dead-letter", site)), 0)] for site in SITES}
     assert {site: len(letters) for site, letters in dead.items()} == {"nyc": 0, "sfo": 1, "lax": 0}
+
+
+@each_engine
+def test_a_sender_is_forgotten_at_all_sites(kafka: MemoryConnection, engine: str) -> None:
+    """The order says so: each site drops the row, and takes nothing old, nor more of the same life."""
+    with running(kafka, *SITES, engine=engine):
+        for site in SITES:
+            send(kafka, site, range(1, 4))
+        all_have(kafka, 9)
+        assert forget_senders(kafka, "g", "sfo", [SenderRow("sfo/alice", 1, 3)]) == Forgotten(["sfo/alice"], [])
+        send(kafka, "sfo", range(1, 6))
+        send(kafka, "nyc", range(4, 5))
+        assert [record.kind for record in all_have(kafka, 11) if record.kind != MESSAGE] == [FORGET]
+        for site in SITES:
+            with DataLog(kafka, "g", site) as data:
+                received = data.state().received
+            assert ("sfo/alice" in received, received["nyc/alice"], received["lax/alice"]) == (False, (1, 4), (1, 3))
 
 
 @each_engine
@@ -357,6 +376,22 @@ def test_a_site_alone_agrees_with_itself(kafka: MemoryConnection, engine: str) -
         assert all_have(kafka, 110, alone)[:100] == order
     letters = kafka.topics.partitions[TopicPartition(str(Topic("g", "dead-letter", "nyc")), 0)]
     assert {letter.key for letter in letters} == {b"sfo/mallory"}
+
+
+@each_engine
+def test_dead_letters_are_written_once(kafka: MemoryConnection, engine: str) -> None:
+    """However often the site begins again, with or without something new, and with either engine."""
+    letters = kafka.topics.partitions[TopicPartition(str(Topic("g", "dead-letter", "nyc")), 0)]
+    alone = ("nyc",)
+    for number in range(1, 4):
+        with running(kafka, "nyc", names=alone, engine=engine):
+            kafka.topics.append(forward("nyc"), b"sfo/mallory", b"", forward_headers(1, number))
+            eventually(lambda number=number: len(letters) >= number, 20)  # type: ignore[misc]
+            eventually(lambda: (now := state_of(kafka, "nyc")) and now.complete == now.position, 20)
+        with running(kafka, "nyc", names=alone):
+            send(kafka, "nyc", range(number, number + 1))
+            all_have(kafka, number, alone)
+    assert len(letters) == 3
 
 
 def test_an_operator_excludes_a_site(kafka: MemoryConnection) -> None:
@@ -590,6 +625,29 @@ def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
         pytest.raises(UsageError, match="is that of a sequencer"),
     ):
         attendant.take_all()
+
+
+def test_nobody_is_told_that_a_group_is_alive_that_was_left(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attendant looks after it no longer, and does not take it over again."""
+    kafka.create("h", "nyc")
+    monkeypatch.setattr("connectors.engine.attendant.check_topics", lambda *_: None)
+    monkeypatch.setattr("connectors.engine.attendant.RETRY_S", 0.0)
+    roles: tuple[Role, ...] = ("forward", "data", "epoch")
+    topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
+    finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
+    with closing(SiteAttendant(kafka, Neighbours("nyc", SITES), finder, {}, {})) as attendant:
+        assert sorted(attendant.take_all().states) == ["g", "h"]
+        signs: list[Mapping[str, int]] = []
+        monkeypatch.setattr(attendant._keeper._signs, "give", lambda epochs, *_: signs.append(epochs))
+        monkeypatch.setattr(attendant._keeper, "attend", lambda *_: None)
+        attendant._look()
+        attendant.leave("h")
+        attendant._look()
+        assert signs == [{"g": 1, "h": 1}, {"g": 1}]
+        assert list(attendant.changes()) == []
+        assert list(attendant.exclusions) == ["g"]
 
 
 def test_a_group_that_retention_has_hit_ends_no_other(

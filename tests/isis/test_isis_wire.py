@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connectors.isis.hostfile import Host, digest, read_hostfile
-from connectors.isis.process import IsisProcess
+from connectors.isis.process import BegunAgain, IsisProcess
 from connectors.isis.wire import MAX_DATAGRAM_BYTES, MAX_PAYLOAD_BYTES, Malformed, Packet, encode_message, pack, unpack
 from ordering.errors import EnvironmentProblem, UsageError
 from ordering.hold_back import Key, Run, RunId
@@ -204,6 +205,40 @@ def test_what_is_not_a_datagram_of_the_group_is_counted_and_dropped() -> None:
         "of an unknown kind": 1,
         "not a message": 1,
     }
+
+
+def test_a_clock_that_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is not taken for an old start of its own: it becomes a later one, and what it has to send is sent."""
+    hosts = [Host("127.0.0.1", port) for port in free_ports(3)]
+    group = [IsisProcess(hosts, place, suspect_after_ms=300) for place in range(3)]
+    told: list[BegunAgain] = []
+
+    def delivered(*counts: int) -> list[list[bytes]]:
+        """What each delivers from now on, until all have so many."""
+        found: list[list[bytes]] = [[] for _ in group]
+        deadline = time.monotonic() + 20
+        while any(len(have) < count for have, count in zip(found, counts, strict=True)):
+            assert time.monotonic() < deadline
+            for have, one in zip(found, group, strict=True):
+                events = one.work(0.001)
+                have += [event.run.reference for event in events if isinstance(event, Deliver)]
+                told.extend(event for event in events if isinstance(event, BegunAgain))
+        return found
+
+    try:
+        group[0].submit(b"before")
+        delivered(1, 1, 1)
+        before = group[2].life
+        group[2].close()
+        monkeypatch.setattr(time, "time_ns", lambda: 5_000_000)
+        group[2] = IsisProcess(hosts, 2, suspect_after_ms=300)
+        assert group[2].life.incarnation == 5_000
+        group[2].submit(b"after")
+        assert delivered(1, 1, 2) == [[b"after"], [b"after"], [b"before", b"after"]]
+    finally:
+        for one in group:
+            one.close()
+    assert told == [BegunAgain(before._replace(incarnation=before.incarnation + 1))]
 
 
 def test_a_port_in_use() -> None:

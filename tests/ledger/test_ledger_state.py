@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from deltalake import write_deltalake
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table_state import LedgerDamaged, commit_file
 from connectors.relay.link_start import link_start
-from ordering.records import MESSAGE, REMOTE_VIEW
+from ordering.records import FORGET, MESSAGE, REMOTE_VIEW, Data, Forward, Source
+from ordering.sequencer import step
 from tests.ledger.ledger_of import LEDGER
 
 
@@ -46,6 +48,30 @@ def test_a_ledger_of_an_earlier_version_has_no_such_column(tmp_path: Path) -> No
     state = state_from_ledger(tmp_path / "ledger", "g")
     assert state is not None
     assert (state.own_seqno, state.origins) == (2, {})
+
+
+def test_who_is_forgotten_stays_so(tmp_path: Path) -> None:
+    """The ledger has their rows; nothing of these lives is ordered again, although FORWARD is read from its beginning.
+
+    Of "x/gone" this ledger, which was made anew, has no message.
+    """
+    forgotten = {"senders": [["a/m", 1, 2], ["x/gone", 4, 4]]}
+    by_admin = {**row(3, "a", None, FORGET), "sender": "a/abcast.admin", "payload": json.dumps(forgotten).encode()}
+    rows = [row(1, "a", None), row(2, "a", None), by_admin, row(4, "b", None)]
+    write_deltalake(tmp_path / "ledger", pa.Table.from_pylist(rows, LEDGER))
+    state = state_from_ledger(tmp_path / "ledger", "g")
+    assert state is not None
+    assert state.is_over("a/m", 1)
+    assert state.is_over("x/gone", 4)
+    topic, at = "abcast.g.forward.a", 1_800_000_000_000
+    late = [
+        Forward(sender, life, number, b"", Source(topic, 0, offset), timestamp_ms=at)
+        for offset, (sender, life, number) in enumerate([("a/m", 1, 2), ("a/m", 1, 3), ("x/gone", 4, 5), ("a/m", 5, 1)])
+    ]
+    outputs = step(state, late).outputs
+    assert [output.seqno for output in outputs if isinstance(output, Data)] == [5]
+    assert isinstance(outputs[-1], Data)
+    assert (outputs[-1].sender, outputs[-1].incarnation) == ("a/m", 5)
 
 
 def test_a_ledger_that_is_damaged_is_told_in_a_sentence(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def known_state(world: World, kafka: Kafka) -> SiteState:
 def sequence_run(group: Group, _run: Ordered, records: Sequence[Forward | Malformed]) -> list[Data]:
     """What of the DATA of the next run is to be written."""
     state, outputs = step(group.site.sequenced.state, sorted(records, key=lambda record: record.source))
-    decided = group.decided(state)
+    decided = group.decided(state, is_refused=False)
     data = [*(output for output in outputs if isinstance(output, Data)), *decided.closing]
     return data[decided.standing :]
 
