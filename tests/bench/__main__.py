@@ -55,6 +55,7 @@ def main() -> int:
         "plan": asdict(plan),
         "machine": machine.facts(),
         "load_average": {},
+        "seconds": {},
         "results": {},
     }
     report.show_machine(console, results["machine"])
@@ -62,7 +63,8 @@ def main() -> int:
     code = 0
     try:
         with Lab(plan, say) as lab:
-            code = _measure(lab, chosen, results, out)
+            end = started + 60 * options.minutes if options.minutes else None
+            code = _measure(lab, chosen, results, out, end)
             say("stopping Spark and the broker")
     except KeyboardInterrupt:
         say("interrupted; everything is stopped and removed")
@@ -73,7 +75,8 @@ def main() -> int:
     for section, result in results["results"].items():
         report.show(console, section, result)
     if results["results"]:
-        console.print(f"\nJSON: {out}", highlight=False)
+        took = ", ".join(f"{section} {seconds:,} s" for section, seconds in results["seconds"].items())
+        console.print(f"\nIt took: {took}\nJSON: {out}", highlight=False)
     return code
 
 
@@ -92,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"per throughput case (default {DEFAULT_RECORDS:,}, quick {QUICK_RECORDS:,}); all else scales with it",
     )
     parser.add_argument("--rounds", type=_positive, default=1, help="of throughput and latency, averaged (default 1)")
+    parser.add_argument("--minutes", type=_positive, help="begin no further section after so many (default: no limit)")
     parser.add_argument("--quick", action="store_true", help="fewer records, shorter, one round: is it all in order?")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help=f"the JSON file (default {DEFAULT_OUT})")
     return parser
@@ -111,8 +115,10 @@ def _positive(text: str) -> int:
     return number
 
 
-def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path) -> int:
-    """Measure section after section; one that fails is noted and the next is tried."""
+def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path, end: float | None) -> int:
+    """Measure section after section; one that fails is noted and the next is tried. None begins after `end`, on the
+    monotonic clock.
+    """
     # Spark takes a second to import, and a wrong option should be said before that.
     from tests.bench import (
         agreeing,
@@ -150,15 +156,21 @@ def _measure(lab: Lab, chosen: list[str], results: dict[str, Any], out: Path) ->
     }
     code = 0
     if _ON_THE_SHARED_SESSION.intersection(chosen):
-        throughput.warm_up(lab)
-    for section in chosen:
-        results["load_average"][section] = machine.load_average()
         try:
+            throughput.warm_up(lab)
+        except Exception:  # noqa: BLE001 - some sections need no Spark; the others will say what is wrong
+            traceback.print_exc()
+            code = _EXIT_FAILED
+    for section in chosen:
+        results["load_average"][section], began = machine.load_average(), time.monotonic()
+        try:
+            if end is not None and began > end:
+                raise TimeoutError("not begun: --minutes were over")
             result = sections[section](lab)
         except Exception as error:  # noqa: BLE001 - half an hour of other figures must not be lost with it
             traceback.print_exc()
             result, code = {"failed": f"{type(error).__name__}: {error}"}, _EXIT_FAILED
-        results["results"][section] = result
+        results["results"][section], results["seconds"][section] = result, round(time.monotonic() - began)
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return code

@@ -123,7 +123,7 @@ def _orders(lab: Lab, transport: str) -> dict[str, Any]:
             sender.connect(timeout=_PATIENCE_S)
             for order in ORDERS:
                 before = cpu_seconds(lab.pid)
-                windows[order] = _window(sender, order, plan.latency_rate, plan.latency_warm_up_s / 20, plan.latency_s)
+                windows[order] = _window(sender, order, plan.latency_rate, plan.latency_warm_up_s / 20, plan.window_s)
                 cpu[order] = cpu_seconds(lab.pid).get("driver", 0.0) - before.get("driver", 0.0)
                 time.sleep(_SETTLE_S)
             for order in ORDERS:
@@ -177,7 +177,7 @@ def _grown(lab: Lab, transport: str, members: int) -> dict[str, Any]:
             crowd.say("go")
         time.sleep(plan.latency_warm_up_s / 20)
         first = time.monotonic_ns()
-        time.sleep(plan.latency_s)
+        time.sleep(plan.window_s)
         last = time.monotonic_ns()
         for crowd in crowds:
             crowd.say("stop")

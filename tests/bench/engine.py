@@ -51,17 +51,18 @@ def _latency(lab: Lab, transport: str) -> dict[str, Any]:
     plan = lab.plan
     lab.say(f"engine: latency at {plan.latency_rate:,} messages/s by {transport}, {plan.latency_s:g} s")
     # There is no JVM but the broker's.
-    windows = broadcast_to_delivery(lab, "process", transport, [plan.latency_rate], plan.latency_warm_up_s / 10)
+    how_long = plan.latency_warm_up_s / 10, plan.latency_s
+    windows = broadcast_to_delivery(lab, "process", transport, [plan.latency_rate], *how_long)
     return windows[plan.latency_rate]
 
 
 def broadcast_to_delivery(
-    lab: Lab, engine: str, transport: str, rates: Sequence[int], warm_up_s: float
+    lab: Lab, engine: str, transport: str, rates: Sequence[int], warm_up_s: float, window_s: float
 ) -> dict[int, dict[str, Any]]:
     """From `broadcast` in this process to `deliveries` in another one, by messages a second, one rate after the other.
 
-    It ends with the first rate that the sender can't keep. `warm_up_s` stands before the first window, a tenth of it
-    before each of the others.
+    It ends with the first rate that the sender can't keep. Each has a window of `window_s`; `warm_up_s` stands before
+    the first one, a tenth of it before each of the others.
     """
     out, windows = lab.path("seen"), dict[int, tuple[int, int, float]]()
     with contextlib.ExitStack() as cleanup:
@@ -72,7 +73,7 @@ def broadcast_to_delivery(
         sender = Member(place.group, f"{place.site}/sender", connection=lab.member_connection(transport))
         cleanup.callback(_close, sender)
         for rate in rates:
-            windows[rate] = _window(sender, rate, warm_up_s if not windows else warm_up_s / 10, lab.plan.latency_s)
+            windows[rate] = _window(sender, rate, warm_up_s if not windows else warm_up_s / 10, window_s)
             if windows[rate][2] > _TOO_LATE_S:
                 break
         time.sleep(_SETTLE_S)

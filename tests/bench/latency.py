@@ -13,6 +13,7 @@ import numpy as np
 from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions
 from jobs.streaming import running
+from tests.bench.batches import newest_batches, time_of_parts
 from tests.bench.drain import copy_of, read, to_kafka
 from tests.bench.lab import Lab, Place
 from tests.bench.load import Arrivals, BareSender, Pace, stamped_payload
@@ -26,16 +27,25 @@ def measure(lab: Lab) -> dict[str, Any]:
     plan = lab.plan
     latencies: dict[str, list[float]] = {kind: [] for kind in KINDS}
     behind: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+    batches: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for turn in range(plan.rounds):
         for kind, called in KINDS.items():
             lab.say(
                 f"latency, round {turn + 1}/{plan.rounds}: {called} at {plan.latency_rate:,} records/s, "
                 f"{plan.latency_warm_up_s:g} s warm-up, then {plan.latency_s:g} s"
             )
-            taken, late = _measure(lab, kind)
+            taken, late, newest = _measure(lab, kind)
             latencies[kind] += taken
+            batches[kind] += newest
             behind[kind] = max(behind[kind], late)
-    summaries = {kind: {**summary(latencies[kind]), "sender_behind_ms": behind[kind] * 1000} for kind in KINDS}
+    summaries = {
+        kind: {
+            **summary(latencies[kind]),
+            "sender_behind_ms": behind[kind] * 1000,
+            "batch_ms": time_of_parts(batches[kind]),
+        }
+        for kind in KINDS
+    }
     return {
         "records_per_s": plan.latency_rate,
         "seconds": plan.latency_s * plan.rounds,
@@ -44,9 +54,10 @@ def measure(lab: Lab) -> dict[str, Any]:
     }
 
 
-def _measure(lab: Lab, kind: str) -> tuple[list[float], float]:
+def _measure(lab: Lab, kind: str) -> tuple[list[float], float, list[dict[str, Any]]]:
+    """Latencies in ms, how far the sender was behind in s, and what Spark reports of its newest batches."""
     with lab.place("latency") as place, sequencing(lab, place) if kind == "sequencer" else copying(lab, place):
-        return measure_latency(lab, place, place.data)
+        return *measure_latency(lab, place, place.data), newest_batches(lab.spark)
 
 
 def measure_latency(lab: Lab, place: Place, topic: str, *, committed: bool = False) -> tuple[list[float], float]:

@@ -39,8 +39,26 @@ class Bench(NamedTuple):
         return Member(self.place.group, f"{self.place.site}/{name}", connection=self.connection, **options)
 
 
-Work = Callable[[Bench, str, int], float]
-"""Does so many records under a name; the seconds that it took."""
+class Took(NamedTuple):
+    """What some work has cost: seconds, and CPU seconds of this process."""
+
+    seconds: float
+    cpu_s: float
+
+    @classmethod
+    def now(cls) -> Took:
+        """Both clocks."""
+        return cls(time.monotonic(), time.process_time())
+
+    @classmethod
+    def since(cls, started: Took) -> Took:
+        """What it took since then."""
+        seconds, cpu_s = cls.now()
+        return cls(seconds - started.seconds, cpu_s - started.cpu_s)
+
+
+Work = Callable[[Bench, str, int], Took]
+"""Does so many records under a name, and says what it took."""
 
 
 def measure(lab: Lab) -> dict[str, Any]:
@@ -82,19 +100,30 @@ def _measure(lab: Lab, connection: Connection) -> dict[str, Any]:
 def _alternate(
     bench: Bench, works: dict[str, Work], then: Callable[[Bench], object] = lambda _: None
 ) -> dict[str, Any]:
-    """Records/s of each, once unmeasured and then in turns. `then`: what is done after each."""
-    plan, rates = bench.lab.plan, dict[str, list[float]]()
+    """Records/s of each and this process's CPU time for one, once unmeasured and then in turns. `then`: what is done
+    after each.
+    """
+    plan, rates, cpu_us = bench.lab.plan, dict[str, list[float]](), dict[str, list[float]]()
     for turn in range(-1, plan.member_rounds):
         for name, work in works.items():
             count = plan.member_records if turn >= 0 else max(1000, plan.member_records // 10)
-            rate = count / work(bench, f"{name.replace(' ', '-').replace(',', '')}-{turn + 1}", count)
+            took = work(bench, f"{name.replace(' ', '-').replace(',', '')}-{turn + 1}", count)
             then(bench)
             if turn >= 0:
-                rates.setdefault(name, []).append(rate)
-                bench.lab.say(f"members, round {turn + 1}/{plan.member_rounds}: {name} {rate:,.0f} records/s")
-    bare = median(rates["bare"])
+                rates.setdefault(name, []).append(count / took.seconds)
+                cpu_us.setdefault(name, []).append(took.cpu_s / count * 1e6)
+                bench.lab.say(
+                    f"members, round {turn + 1}/{plan.member_rounds}: {name} {rates[name][-1]:,.0f} records/s"
+                )
+    bare, bare_cpu_us = median(rates["bare"]), median(cpu_us["bare"])
     return {
-        name: {"records_per_s": median(values), "to_bare": median(values) / bare, "rounds": values}
+        name: {
+            "records_per_s": median(values),
+            "to_bare": median(values) / bare,
+            "cpu_us_per_record": median(cpu_us[name]),
+            "cpu_to_bare": bare_cpu_us / median(cpu_us[name]),
+            "rounds": values,
+        }
         for name, values in rates.items()
     }
 
@@ -108,19 +137,19 @@ def _fence(bench: Bench) -> None:
 # --- sending ---
 
 
-def _send_bare(bench: Bench, name: str, count: int) -> float:
+def _send_bare(bench: Bench, name: str, count: int) -> Took:
     """Seconds until the broker has everything."""
     with contextlib.closing(BareSender(bench.connection, bench.place, name)) as sender:
         sender.send(_PAYLOAD)  # connected, topic known: as a member is after its first broadcast
         sender.producer.flush()
-        started = time.monotonic()
+        started = Took.now()
         for _ in range(count):
             sender.send(_PAYLOAD)
         sender.producer.flush()
-        return time.monotonic() - started
+        return Took.since(started)
 
 
-def _send(bench: Bench, name: str, count: int, outbox: Path | None = None) -> float:
+def _send(bench: Bench, name: str, count: int, outbox: Path | None = None) -> Took:
     """Seconds until the broker has everything; nothing is ordered, and the member is abandoned."""
     lab, forward = bench.lab, bench.place.forward
     room = {"max_pending_records": count + 1, "max_pending_bytes": 1 << 40}
@@ -130,14 +159,14 @@ def _send(bench: Bench, name: str, count: int, outbox: Path | None = None) -> fl
         member.broadcast(_PAYLOAD)
         while lab.end_of(forward) < goal - count:
             time.sleep(0.02)
-        started = time.monotonic()
+        started = Took.now()
         for _ in range(count):
             member.broadcast(_PAYLOAD)
         # The public way to see that a member has sent all is its receipts, which nobody resolves here.
         forwarder = member._sending.forwarder
         assert forwarder is not None
         forwarder._dispatch.sending.flush()
-        took = time.monotonic() - started
+        took = Took.since(started)
         assert lab.end_of(forward) == goal, "the member sent each message once"
     finally:
         with contextlib.suppress(NotOrderedInTime):
@@ -145,43 +174,43 @@ def _send(bench: Bench, name: str, count: int, outbox: Path | None = None) -> fl
     return took
 
 
-def _send_with_outbox(bench: Bench, name: str, count: int) -> float:
+def _send_with_outbox(bench: Bench, name: str, count: int) -> Took:
     return _send(bench, name, count, bench.lab.path("outbox.sqlite"))
 
 
 # --- until it is ordered ---
 
 
-def _broadcast(bench: Bench, name: str, count: int, room: int = 10_000, outbox: Path | None = None) -> float:
+def _broadcast(bench: Bench, name: str, count: int, room: int = 10_000, outbox: Path | None = None) -> Took:
     """Seconds until everything is ordered and the member knows it."""
     with bench.member(name, outbox=outbox, max_pending_records=room) as member:
         member.broadcast(_PAYLOAD).result(timeout=_PATIENCE_S)
-        started = time.monotonic()
+        started = Took.now()
         receipts = [member.broadcast(_PAYLOAD, timeout=_PATIENCE_S) for _ in range(count)]
         for receipt in receipts:
             receipt.result(timeout=_PATIENCE_S)
-        return time.monotonic() - started
+        return Took.since(started)
 
 
-def _broadcast_with_room(bench: Bench, name: str, count: int) -> float:
+def _broadcast_with_room(bench: Bench, name: str, count: int) -> Took:
     return _broadcast(bench, name, count, room=count + 1)
 
 
-def _broadcast_with_outbox(bench: Bench, name: str, count: int) -> float:
+def _broadcast_with_outbox(bench: Bench, name: str, count: int) -> Took:
     return _broadcast(bench, name, count, room=count + 1, outbox=bench.lab.path("outbox.sqlite"))
 
 
-def _read_back(bench: Bench, name: str, count: int) -> float:
+def _read_back(bench: Bench, name: str, count: int) -> Took:
     """Seconds until one member has sent everything and delivered it."""
     return _both(bench, [name], count)
 
 
-def _three(bench: Bench, name: str, count: int) -> float:
+def _three(bench: Bench, name: str, count: int) -> Took:
     """Seconds until each of three members has sent a third, and delivered everything."""
     return _both(bench, [f"{name}-{number}" for number in range(3)], count)
 
 
-def _both(bench: Bench, names: list[str], count: int) -> float:
+def _both(bench: Bench, names: list[str], count: int) -> Took:
     with contextlib.ExitStack() as closing:
         members = [closing.enter_context(bench.member(name, max_pending_records=count + 1)) for name in names]
         first = max(member.broadcast(_PAYLOAD).result(timeout=_PATIENCE_S) for member in members) + 1
@@ -199,33 +228,33 @@ def _both(bench: Bench, names: list[str], count: int) -> float:
 
         works = [(deliver, stream) for stream in streams] + [(send, member) for member in members]
         threads = [threading.Thread(target=work, args=(each,), daemon=True) for work, each in works]
-        started = time.monotonic()
+        started = Took.now()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(_PATIENCE_S)
-        return time.monotonic() - started
+        return Took.since(started)
 
 
 # --- delivering ---
 
 
-def _read_bare(bench: Bench, _: str, count: int) -> float:
+def _read_bare(bench: Bench, _: str, count: int) -> Took:
     """Seconds from the first batch of DATA on."""
     with contextlib.closing(BareReader(bench.connection, bench.place)) as reader:
         left = count - reader.read()
-        started = time.monotonic()
+        started = Took.now()
         while left > 0:
             left -= reader.read()
-        return time.monotonic() - started
+        return Took.since(started)
 
 
-def _deliver(bench: Bench, name: str, count: int) -> float:
+def _deliver(bench: Bench, name: str, count: int) -> Took:
     """Seconds from the first delivery on."""
     with bench.member(name) as member, contextlib.closing(member.deliveries(from_seqno=1, timeout=_PATIENCE_S)) as all_:
         next(all_)
-        started = time.monotonic()
+        started = Took.now()
         for number, _ in enumerate(all_, start=2):
             if number == count:
                 break
-        return time.monotonic() - started
+        return Took.since(started)

@@ -8,7 +8,7 @@ SECTIONS = (
     *("throughput", "peers", "state", "growth", "latency", "memory"),
     *("engine", "rates", "groups", "casts", "members", "views", "relay", "agreeing", "recovery"),
 )
-DEFAULT_RECORDS = 2_000_000
+DEFAULT_RECORDS = 1_000_000
 QUICK_RECORDS = 200_000
 KINDS = ("copy", "sequencer", "append", "ledger")
 """What the section about throughput measures."""
@@ -40,7 +40,6 @@ class Plan:
     latency_rate: int = 1000
     latency_warm_up_s: float = 120.0  # Java compiles last what runs a few times a second: how Spark plans a batch
     latency_s: float = 30.0
-    rates: tuple[int, ...] = (100, 300, 1000, 3000, 10_000, 20_000, 30_000, 40_000, 60_000)
     many_groups: int = 1000
     """With a message a second each."""
     many_warm_up_s: float = 5.0
@@ -48,21 +47,25 @@ class Plan:
     hot_groups: int = 16
     hot_records: int = 10_000
     """In each."""
+    rates: tuple[int, ...] = (100, 1000, 10_000, 20_000, 40_000, 60_000)
+    window_s: float = 15.0
+    """At each of the rates, and of the casts."""
     cast_members: tuple[int, ...] = (3, 30, 300)
     cast_rate: int = 300
     """Casts a second of all those members together."""
     member_rounds: int = 3
-    agreeing_records: int = 20_000
+    agreeing_records: int = 10_000
     """At each of three sites."""
     agreeing_rate: int = 300
     """At all of them together."""
-    agreeing_s: float = 30.0
+    agreeing_s: float = 15.0
     plain_messages: int = 20_000
     """Of each plain process."""
     kills: int = 3
     session_starts: int = 3
-    cases: tuple[Case, ...] = tuple(
-        Case(payload, senders, partitions) for payload in (100, 1000) for senders in (1, 16) for partitions in (1, 4)
+    cases: tuple[Case, ...] = (
+        *(Case(100, senders, partitions) for senders in (1, 16) for partitions in (1, 4)),
+        *(Case(1000, 1, 1), Case(1000, 16, 4)),
     )
     state_senders: tuple[int, ...] = (10, 10_000)
     growing_payloads: tuple[int, ...] = (100, 1000, 10_000, 100_000)
@@ -80,6 +83,7 @@ class Plan:
             plan,
             latency_warm_up_s=30.0,
             latency_s=10.0,
+            window_s=5.0,
             rates=(100, 1000, 10_000, 30_000),
             many_groups=20,
             many_s=5.0,
@@ -111,15 +115,15 @@ class Plan:
 
     @property
     def memory_records(self) -> int:
-        """5 M beside 2 M."""
+        """2.5 M beside 1 M."""
         return self.records * 5 // 2
 
     @property
     def member_records(self) -> int:
         """Broadcasts per measurement: a few seconds' worth."""
-        return max(2000, min(100_000, self.records // 20))
+        return max(2000, min(100_000, self.records // 10))
 
     @property
     def histories(self) -> tuple[int, ...]:
-        """Records ordered before the sequencer loses everything: 100 k and 1 M beside 2 M."""
+        """Records ordered before the sequencer loses everything: 50 k and 500 k beside 1 M."""
         return self.records // 20, self.records // 2

@@ -26,5 +26,5 @@ def _measure(lab: Lab, engine: str) -> list[dict[str, Any]]:
     plan = lab.plan
     lab.say(f"rates: {', '.join(f'{rate:,}' for rate in plan.rates)} messages/s through the {engine} engine")
     warm_up_s = plan.latency_warm_up_s if engine == "spark" else plan.latency_warm_up_s / 10
-    windows = broadcast_to_delivery(lab, engine, _TRANSPORT, plan.rates, warm_up_s)
+    windows = broadcast_to_delivery(lab, engine, _TRANSPORT, plan.rates, warm_up_s, plan.window_s)
     return [{"per_s": rate, **window} for rate, window in windows.items()]

@@ -24,6 +24,9 @@ MAX_CAST_MS = {"kafka-python": 12, "confluent": 4}
 MAX_ENGINE_MIB = 150
 MAX_ENGINE_KILL_S = 3
 MIN_MEMBER_TO_BARE = 0.75
+MIN_READ_BACK_TO_BARE = 0.5
+MIN_FAST_BROADCASTS_PER_S, MIN_FAST_DELIVERIES_PER_S = 60_000, 100_000
+"""Of one member, with the fast transport."""
 MIN_RELAY_TO_COPY = 0.8
 MAX_RELAY_MS = {"micro-batch": 150, "real-time": 20}
 MIN_AGREED_TO_HUB = 0.5
@@ -173,7 +176,12 @@ def _latency(result: Results) -> list[Table]:
             f"{row['records']:,}",
             judged if kind == "sequencer" else "1",
         )
-    return [table]
+    parts = [name for name in result["sequencer"]["batch_ms"] if name != "records"]
+    batches = _table("The same: of a batch, median: ms", "", "records", *parts)
+    for kind in ("copy", "sequencer"):
+        of_kind = result[kind]["batch_ms"]
+        batches.add_row(kind, *(f"{of_kind[name]:.0f}" if name in of_kind else "" for name in ("records", *parts)))
+    return [table, batches]
 
 
 def _memory(result: Results) -> list[Table]:
@@ -252,10 +260,12 @@ def _members(result: Results) -> list[Table]:
             table = _table(
                 f"Members on {transport}, {result['records']:,} messages of {result['payload_bytes']} B, {title}",
                 *("", "records/s, median", f"to the bare one, target ≥ {MIN_MEMBER_TO_BARE}"),
+                *("CPU, µs a record", "bare CPU to it"),
             )
             for name, row in measured[kind].items():
                 judged = "1" if name == "bare" else _judged(row["to_bare"], row["to_bare"] >= MIN_MEMBER_TO_BARE)
-                table.add_row(name, f"{row['records_per_s']:,.0f}", judged)
+                cpu = f"{row['cpu_us_per_record']:.1f}", f"{row['cpu_to_bare']:.2f}"
+                table.add_row(name, f"{row['records_per_s']:,.0f}", judged, *cpu)
             tables.append(table)
     return tables
 

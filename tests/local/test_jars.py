@@ -108,7 +108,7 @@ def test_fetched_jars_are_used_without_asking_anyone(tmp_path: Path, monkeypatch
     (tmp_path / "spark").mkdir()
     (tmp_path / "spark" / "b.jar").touch()
     (tmp_path / "spark" / "a.jar").touch()
-    (tmp_path / "spark" / ".complete").write_text(jars._wanted_stamp(), encoding="ascii")
+    (tmp_path / "spark" / ".complete").write_text(jars._wanted_stamp("spark"), encoding="ascii")
 
     assert [tmp_path / "spark" / "a.jar", tmp_path / "spark" / "b.jar"] == jars.spark_jars()
 
