@@ -55,7 +55,8 @@ def test_sites_that_agree(make_world: MakeWorld, on_spark: int) -> None:
     with world.running([*jobs, *world.relays()]):
         for name in names:
             world.broadcast(name, "alice", messages(name, 30))
-        orders = [world.deliveries(name, 90) for name in names]
+        # Which job of a site has written it is the site's own business: the one on Spark begins anew for new topics.
+        orders = [[each._replace(epoch=0) for each in world.deliveries(name, 90)] for name in names]
     assert [d.seqno for d in orders[0]] == list(range(1, 91))
     assert orders[1:] == orders[:1] * 2
     assert fifo(orders[0]) == {f"{name}/alice": messages(name, 30) for name in names}
