@@ -11,16 +11,17 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import new_topic
-from connectors.kafka.transport import VARIABLE
+from connectors.kafka.transport import VARIABLE, Consumer
 from ordering.names import Role, Topic
 from tests.bench.lab import ABCAST, Lab, Place
 from tests.bench.latency import summary
@@ -149,7 +150,7 @@ class _Arrivals:
         self._stop = threading.Event()
         self._consumer = connection.consumer()
         partitions = [TopicPartition(place.data, 0) for place in places]
-        ends = self._consumer.end_offsets(partitions)
+        ends = _ends(self._consumer, partitions)
         self._consumer.assign(partitions)
         for partition, end in ends.items():
             self._consumer.seek(partition, end)
@@ -230,6 +231,18 @@ def _drain(lab: Lab, cluster: _Cluster, way: Way, places: list[Place], senders: 
         "sent_s": sent_s,
         "records_per_s": count * len(places) / took,
     }
+
+
+def _ends(consumer: Consumer, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+    """Where they end. Topics that were just made may have no leader yet."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return consumer.end_offsets(partitions)
+        except KafkaError as error:
+            if not error.retriable or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 def _have(arrivals: _Arrivals, count: int) -> bool:
