@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import typer
 
 from connectors.kafka.configuration import ConfigurationFile
-from jobs.options import DEFAULT_DATA, AsJson, BootstrapServers, KafkaConfig
+from jobs.options import DEFAULT_DATA, OF_ALL, AsJson, BootstrapServers, KafkaConfig
 from ordering.names import DEFAULT_SITE
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What is in force, and where it comes from.")
@@ -21,6 +21,7 @@ _COLUMNS = ("name", "value", "from")
 _OF_ALL = {
     "site": DEFAULT_SITE,
     "data": str(DEFAULT_DATA),
+    "work_dir": "",
     "sites": "",
     "transport": "",
     "log_level": "INFO",
@@ -59,6 +60,8 @@ def read_configuration(bootstrap_servers: str | None, kafka_config: Any) -> Iter
     from connectors.kafka.client_configuration import SERVERS_VARIABLE, ClientConfiguration
     from connectors.kafka.security import SECRETS, Security
     from connectors.kafka.transport import choose
+    from connectors.storage.settings import SECRETS as SECRETS_OF_STORAGE
+    from connectors.storage.settings import storage_settings
 
     if bootstrap_servers == os.environ.get(SERVERS_VARIABLE):
         bootstrap_servers = None  # the option has it from there
@@ -83,6 +86,8 @@ def read_configuration(bootstrap_servers: str | None, kafka_config: Any) -> Iter
             yield Row(name, choose("", security), "default")
         elif default:
             yield Row(name, default, "default")
+    for name, each in storage_settings().items():
+        yield Row(f"storage.{name}", MASK if name in SECRETS_OF_STORAGE else each.value, each.source)
     yield from _others(file.values, str(file.path))
 
 
@@ -95,16 +100,17 @@ def _whence(file: ConfigurationFile) -> str:
 def _others(values: Mapping[str, Any], path: str) -> Iterator[Row]:
     """What single commands have been elsewhere, in tables of the file and in variables."""
     from connectors.kafka.client_configuration import FILE_VARIABLE, PREFIX, SERVERS_VARIABLE
+    from connectors.storage.settings import PREFIX as OF_STORAGE
 
     for key, value in values.items():
-        if isinstance(value, dict) and key != "kafka":
+        if isinstance(value, dict) and key not in OF_ALL:
             for name, each in _flattened(value, key):
                 yield Row(name, str(each), path)
-        elif key not in (*_OF_ALL, "kafka", "bootstrap_servers", "kafka_config"):
+        elif key not in (*_OF_ALL, *OF_ALL, "bootstrap_servers", "kafka_config"):
             yield Row(key, str(value), path)
     elsewhere = {FILE_VARIABLE, SERVERS_VARIABLE, "ABCAST_CONFIG", *(f"{_PREFIX}{name.upper()}" for name in _OF_ALL)}
     for variable in sorted(os.environ):
-        if variable.startswith(_PREFIX) and not variable.startswith(PREFIX) and variable not in elsewhere:
+        if variable.startswith(_PREFIX) and not variable.startswith((PREFIX, OF_STORAGE)) and variable not in elsewhere:
             is_secret = any(word in variable for word in _SECRET)
             name = variable.removeprefix(_PREFIX).lower()
             yield Row(name, MASK if is_secret else os.environ[variable], variable)

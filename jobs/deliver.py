@@ -9,14 +9,23 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from connectors.kafka.configuration import configured
 from jobs.interruption import end_line
-from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, Member, connection_to, run_script
+from jobs.options import (
+    AsJson,
+    BootstrapServers,
+    Group,
+    KafkaConfig,
+    Location,
+    Member,
+    connection_to,
+    location,
+    run_script,
+)
 from ordering.casts import TOTAL
 from ordering.names import DEFAULT_SITE, Address
 
@@ -46,7 +55,12 @@ def deliver(
     count: Annotated[int | None, typer.Option(min=0, help="End after this many deliveries.")] = None,
     timeout: Annotated[float | None, typer.Option(min=0, help="End after this many seconds without one.")] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="The Delta ledger, for what Kafka's retention has dropped: DIR/ledger.")
+        Location | None,
+        typer.Option(
+            parser=location,
+            metavar="DIR|URL",
+            help="The Delta ledger, for what Kafka's retention has dropped: DIR/ledger.",
+        ),
     ] = None,
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,

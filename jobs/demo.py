@@ -97,6 +97,8 @@ def demo(
     lines = _read_earthquakes() if input_file is None else _read_lines(input_file, members)
     began = time.monotonic()
     names = None if site_names is None else parse_names(site_names)
+    if not isinstance(data, Path):
+        raise UsageError(f"the demo works in a directory, not in {data}.")
     directory = _empty_directory(data)
     if names is not None:
         has_anomalies = show_sites(list(lines.values()), names, mode.value, directory)

@@ -14,12 +14,11 @@ from ordering.errors import UsageError
 from ordering.names import check_site
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from connectors.engine.job import EngineJob
     from connectors.kafka.connection import Connection
     from connectors.kafka.sites import Sites
     from connectors.sequencer.agreement import Agreement
+    from connectors.storage.location import Location
 
 
 GARBAGE_AFTER = 50_000
@@ -82,7 +81,7 @@ def agreement_of(sites: Sites | None, site: str, how: HowDecided | None) -> Agre
 def engine_job(
     connection: Connection,
     site: str,
-    data: Path,
+    data: Location,
     agreement: Agreement | None = None,
     served: Served = EVERYTHING,
 ) -> EngineJob:

@@ -12,6 +12,7 @@ from jobs.options import (
     LookEvery,
     MaxBatchRecords,
     Site,
+    WorkDir,
     run_script,
 )
 from jobs.sites import SitesFile, kafka_of_site, optional_sites
@@ -24,6 +25,7 @@ def ledger(
     kafka_config: KafkaConfig = None,
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
+    work_dir: WorkDir = None,
     max_batch_records: MaxBatchRecords = 200_000,
     groups: Groups = None,
     look_every_s: LookEvery = LOOK_EVERY_S,
@@ -35,7 +37,10 @@ def ledger(
     """
     topology = optional_sites(sites, kafka_config, "ledger")
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "ledger")
-    run_jobs(["ledger"], job_options(connection, site, data, max_batch_records, served(groups, look_every_s)))
+    run_jobs(
+        ["ledger"],
+        job_options(connection, site, data, max_batch_records, served(groups, look_every_s), work_dir=work_dir),
+    )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from jobs.options import (
     BootstrapServers,
     Data,
     KafkaConfig,
+    Location,
     Site,
     run_script,
 )
@@ -76,7 +77,7 @@ def maintain(
     from connectors.ledger.maintenance_job import Wishes
     from connectors.ledger.maintenance_job import maintain as take_care
 
-    session = functools.cache(_session)
+    session = functools.cache(lambda: _session(data))
     while True:
         try:
             done = take_care(session, options, Wishes(kept_s, idle_s, dry_run))
@@ -90,12 +91,12 @@ def maintain(
         time.sleep(pause_s)
 
 
-def _session() -> SparkSession:
+def _session(data: Location) -> SparkSession:
     """Spark, whose JVM has our standard error as its output: Delta prints there what VACUUM has done."""
     output = os.dup(1)
     os.dup2(2, 1)
     try:
-        return session_of_command("abcast maintain")
+        return session_of_command("abcast maintain", data)
     finally:
         os.dup2(output, 1)
         os.close(output)

@@ -49,9 +49,36 @@ KafkaConfig = Annotated[
     ),
 ]
 Site = Annotated[str, typer.Option("--site", envvar="ABCAST_SITE", callback=check_site, help="The site to work for.")]
+if TYPE_CHECKING:
+    from connectors.storage.location import Location as Location
+else:
+    Location = Path  # typer takes no union; what counts is `location`
+
+
+def location(text: str | os.PathLike[str]) -> Location:
+    """A directory or a URL. Raises UsageError."""
+    from connectors.storage.location import parse_location
+
+    return parse_location(text)
+
+
 Data = Annotated[
-    Path,
-    typer.Option("--data", envvar="ABCAST_DATA", help="Directory of the Delta tables and of the jobs' checkpoints."),
+    Location,
+    typer.Option(
+        "--data",
+        envvar="ABCAST_DATA",
+        parser=location,
+        metavar="DIR|URL",
+        help="Where the Delta tables are: a directory, or s3a://, abfss://, gs://, hdfs://.",
+    ),
+]
+WorkDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--work-dir",
+        envvar="ABCAST_WORK_DIR",
+        help="Directory of the jobs' checkpoints (--data, or abcast-work where that is a URL).",
+    ),
 ]
 Group = Annotated[str, typer.Option("--group", "-g", envvar="ABCAST_GROUP", help="The group.")]
 Member = Annotated[str, typer.Option("--member", "-m", envvar="ABCAST_MEMBER", help="The member's address, SITE/NAME.")]
@@ -76,6 +103,8 @@ LookEvery = Annotated[
 ]
 
 DEFAULT_DATA = Path("abcast-data")
+OF_ALL = ("kafka", "storage")
+"""Tables that are no command's: how to be let in."""
 _OF_KAFKA = ("bootstrap_servers", "kafka_config")
 """What the file says of these is read where `Member` reads it, too (`connectors.kafka.client_configuration`)."""
 _OF_JOBS = {
@@ -102,7 +131,7 @@ def load_config(command: TyperGroup, path: Path | None = None, *, is_script: boo
     """
     file = ConfigurationFile(path)
     shared = {key: value for key, value in file.values.items() if not isinstance(value, dict)}
-    tables = {key: value for key, value in file.values.items() if isinstance(value, dict) and key != "kafka"}
+    tables = {key: value for key, value in file.values.items() if isinstance(value, dict) and key not in OF_ALL}
     names = _option_names(command)
     unknown = [key for key in shared if key not in names]
     shared = {key: value for key, value in shared.items() if key not in _OF_KAFKA}

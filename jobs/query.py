@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.options import DEFAULT_DATA, AsJson, Data, run_script
+from jobs.options import DEFAULT_DATA, AsJson, Data, Location, run_script
 from jobs.progress import Progress
 from ordering.errors import UsageError
 
@@ -89,7 +89,7 @@ def _chosen_format(form: Format | None, *, as_json: bool, output: Path | None) -
 
 
 @contextlib.contextmanager
-def _answered(sql: str, data: Path, engine: Engine, limit: int | None) -> Iterator[Answer]:
+def _answered(sql: str, data: Location, engine: Engine, limit: int | None) -> Iterator[Answer]:
     """Run the query; its rows can be taken in the block. Spark takes `limit` rows, DuckDB as many as are taken."""
     if engine is Engine.duckdb:
         from connectors.ledger.sql import question
@@ -103,7 +103,7 @@ def _answered(sql: str, data: Path, engine: Engine, limit: int | None) -> Iterat
         from connectors.ledger.spark_sql import ask_spark, percent_done
         from jobs.streaming import session_of_command
 
-        spark = session_of_command("abcast query")
+        spark = session_of_command("abcast query", data)
         try:
             progress.say("reading the ledger", 100, lambda: percent_done(spark))
             answer = ask_spark(spark, data, sql, limit)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from connectors.kafka.group_choice import LOOK_EVERY_S
-from jobs.options import DEFAULT_DATA, Data, Groups, KafkaConfig, LookEvery, MaxBatchRecords, run_script
+from jobs.options import DEFAULT_DATA, Data, Groups, KafkaConfig, LookEvery, MaxBatchRecords, WorkDir, run_script
 from jobs.sites import SitesFile, required_sites
 from jobs.streaming import Relays, job_options, run_jobs, served
 from ordering.errors import UsageError
@@ -19,6 +19,7 @@ def relay(
     source: Annotated[str | None, typer.Option("--from", help="Only what leaves this site.")] = None,
     target: Annotated[str | None, typer.Option("--to", help="Only what goes to this site.")] = None,
     data: Data = DEFAULT_DATA,
+    work_dir: WorkDir = None,
     max_batch_records: MaxBatchRecords = 200_000,
     groups: Groups = None,
     look_every_s: LookEvery = LOOK_EVERY_S,
@@ -44,7 +45,7 @@ def relay(
         raise UsageError("these sites share a Kafka, where each reads what stands there: no relay is needed.")
     source = directions[0].source
     which = served(groups, look_every_s)
-    options = job_options(topology.connection(source), source, data, max_batch_records, which)
+    options = job_options(topology.connection(source), source, data, max_batch_records, which, work_dir=work_dir)
     run_jobs([], options, Relays(topology, directions))
 
 

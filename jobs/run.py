@@ -19,6 +19,7 @@ from jobs.options import (
     MaxBatchRecords,
     Parallelism,
     Site,
+    WorkDir,
     run_script,
 )
 from jobs.sites import SitesFile, kafka_of_site, optional_sites
@@ -31,6 +32,7 @@ def run(
     kafka_config: KafkaConfig = None,
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
+    work_dir: WorkDir = None,
     max_batch_records: MaxBatchRecords = 200_000,
     parallelism: Parallelism = None,
     groups: Groups = None,
@@ -50,7 +52,7 @@ def run(
     agreed = agreement_of(topology, site, agreement)
     which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "run")
-    options = job_options(connection, site, data, max_batch_records, which, parallelism)
+    options = job_options(connection, site, data, max_batch_records, which, parallelism, work_dir)
     sequences = topology is None or topology.sequences(site)
     names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
     beside = [engine_job(connection, site, data, agreed, which)] if sequences and engine is Engine.process else []

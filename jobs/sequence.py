@@ -14,6 +14,7 @@ from jobs.options import (
     MaxBatchRecords,
     Parallelism,
     Site,
+    WorkDir,
     run_script,
 )
 from jobs.sites import SitesFile, check_sequences, kafka_of_site, optional_sites
@@ -26,6 +27,7 @@ def sequence(
     kafka_config: KafkaConfig = None,
     site: Site = DEFAULT_SITE,
     data: Data = DEFAULT_DATA,
+    work_dir: WorkDir = None,
     max_batch_records: MaxBatchRecords = 200_000,
     parallelism: Parallelism = None,
     groups: Groups = None,
@@ -47,7 +49,7 @@ def sequence(
     if engine is Engine.process:
         run_engine(engine_job(connection, site, data, agreed, which))
         return
-    options = job_options(connection, site, data, max_batch_records, which, parallelism)
+    options = job_options(connection, site, data, max_batch_records, which, parallelism, work_dir)
     run_jobs(["sequence"], options, agreement=agreed)
 
 

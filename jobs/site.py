@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from jobs.options import EXIT_FAILED, AsJson, Group, KafkaConfig
+from jobs.options import EXIT_FAILED, AsJson, Group, KafkaConfig, Location, location
 from jobs.progress import Progress
 from jobs.sites import SitesFile, required_sites
 from ordering.errors import UsageError, counted
@@ -43,7 +42,12 @@ def add(
     sites: SitesFile = None,
     kafka_config: KafkaConfig = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="A Delta ledger (DIR/ledger) of the home, or of the site named by --from.")
+        Location | None,
+        typer.Option(
+            parser=location,
+            metavar="DIR|URL",
+            help="A Delta ledger (DIR/ledger) of the home, or of the site named by --from.",
+        ),
     ] = None,
     source: Annotated[str | None, typer.Option("--from", help="Mesh: the neighbour whose ledger it is.")] = None,
     partitions: Annotated[int, typer.Option(min=1, max=1000, help="Partitions of the forward topic.")] = 1,

@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +18,7 @@ from jobs.options import (
     BootstrapServers,
     Data,
     KafkaConfig,
+    Location,
     Site,
     connection_to,
     missing_extra,
@@ -83,7 +83,7 @@ def _watch(
         return rows
 
 
-def _read(connection: Connection, group: str | None, site: str, data: Path) -> list[GroupStatus]:
+def _read(connection: Connection, group: str | None, site: str, data: Location) -> list[GroupStatus]:
     from connectors.diagnosis.status import read_status
     from connectors.kafka.topics import find_groups
 
@@ -155,12 +155,12 @@ def _cells(row: GroupStatus) -> tuple[str, ...]:
     )
 
 
-def _in_ledger(data: Path) -> Mapping[str, int] | None:
+def _in_ledger(data: Location) -> Mapping[str, int] | None:
     """The last seqno of each group in the ledger below `data`, None if there is no ledger, or none that can be read."""
     table = data / "ledger"
-    if not table.exists():
-        return None  # and Delta need not be loaded
     try:
+        if not table.exists():
+            return None  # and Delta need not be loaded
         from connectors.ledger.table_state import read_table_state
 
         held = read_table_state(table)

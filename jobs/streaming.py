@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from connectors.kafka.sites import Direction, Sites
     from connectors.sequencer.agreement import Agreement
     from connectors.spark.job import JobOptions, SparkJob
+    from connectors.storage.location import Location
 
     MakeJob = Callable[[SparkSession, JobOptions], SparkJob]
 
@@ -62,21 +63,33 @@ class Relays(NamedTuple):
 def job_options(
     connection: Connection,
     site: str,
-    data: Path,
+    data: Location,
     max_batch_records: int,
     served: Served = EVERYTHING,
     parallelism: int | None = None,
+    work_dir: Path | None = None,
 ) -> JobOptions:
     """What the command line told, as the jobs take it; and whether they can work with it.
 
     Raises UsageError, BrokerUnreachable, EnvironmentProblem.
     """
-    from connectors.spark.data_directory import check_writable
+    from pathlib import Path
+
+    from connectors.spark.data_directory import DEFAULT_WORK, check_writable
     from connectors.spark.job import JobOptions
+    from connectors.storage.location import RemotePath, check_bucket
 
     check_site(site)
-    check_writable(data.absolute())
-    return JobOptions(reachable(connection, served), site, data.absolute(), max_batch_records, parallelism, *served)
+    if isinstance(data, RemotePath):
+        check_bucket(data)
+    work = None if work_dir is None and isinstance(data, Path) else (work_dir or DEFAULT_WORK).absolute()
+    if isinstance(data, Path):
+        check_writable(data.absolute())
+    if work is not None:
+        check_writable(work, "--work-dir")
+    return JobOptions(
+        *(reachable(connection, served), site, data.absolute(), max_batch_records, parallelism, *served), work_dir=work
+    )
 
 
 def reachable(connection: Connection, served: Served = EVERYTHING) -> Connection:
@@ -115,7 +128,7 @@ def run_jobs(
         typer.echo(f"starting Spark for {' and '.join(what)} (about 5 s) …", err=True)
         from connectors.spark.session import hand_on_signals
 
-        session = start_session(f"abcast {' '.join(what)}", cores=task_slots(relays))
+        session = start_session(f"abcast {' '.join(what)}", cores=task_slots(relays), data=options.data)
         if session.spark is None:
             return
         spark = session.spark
@@ -145,7 +158,9 @@ class Started(NamedTuple):
     asked_to_stop: threading.Event
 
 
-def start_session(name: str, *, cores: int | None = None, said: str = _STOPPING) -> Started:
+def start_session(
+    name: str, *, cores: int | None = None, said: str = _STOPPING, data: Location | None = None
+) -> Started:
     """Start Spark. Interrupted while it launches the JVM, pyspark would leave that behind: so a signal waits until
     there is something to stop. `said`: what it is answered with.
     """
@@ -159,16 +174,16 @@ def start_session(name: str, *, cores: int | None = None, said: str = _STOPPING)
     try:
         from connectors.spark.session import build_session
 
-        return Started(build_session(name, cores=cores), asked_to_stop)
+        return Started(build_session(name, cores=cores, data=data), asked_to_stop)
     except Exception:
         if asked_to_stop.is_set():  # and so was the JVM, if all processes were
             return Started(None, asked_to_stop)
         raise
 
 
-def session_of_command(name: str) -> SparkSession:
+def session_of_command(name: str, data: Location | None = None) -> SparkSession:
     """Start Spark for a command that Ctrl-C may interrupt at any time. Raises KeyboardInterrupt if it has."""
-    started = start_session(name, said=interruption.SAID)
+    started = start_session(name, said=interruption.SAID, data=data)
     interruption.raise_in_order()
     if started.spark is None or started.asked_to_stop.is_set():
         if started.spark is not None:

@@ -39,6 +39,12 @@ class BrokerUnreachable(AbcastError):
     retriable = True
 
 
+class StoreUnreachable(AbcastError):
+    """The object store of the tables did not answer in time."""
+
+    retriable = True
+
+
 class KafkaRefused(AbcastError):
     """Kafka is there, and says no: the login is wrong, its certificate is not trusted, or the user lacks a right."""
 

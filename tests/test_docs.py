@@ -17,6 +17,7 @@ from connectors.diagnosis.status import GroupStatus
 from connectors.kafka import cast_codec, codec, topics
 from connectors.kafka.client_configuration import ClientConfiguration
 from connectors.kafka.sites import SUSPECT_AFTER_MS, read_sites
+from connectors.storage.settings import configured_storage
 from jobs import options
 from jobs.cli import command
 from ordering import names, records, sequencer
@@ -255,12 +256,13 @@ def test_variables() -> None:
     """The environment variables that are named mean something."""
     named = set(re.findall(r"ABCAST_[A-Z_]+", section(doc("operations"), "## Configuration")))
     assert named - {
-        *("ABCAST_COMMAND_OPTION", "ABCAST_CONFIG", "ABCAST_LOG_LEVEL", "ABCAST_TRANSPORT"),
+        *("ABCAST_COMMAND_OPTION", "ABCAST_CONFIG", "ABCAST_LOG_LEVEL", "ABCAST_TRANSPORT", "ABCAST_STORAGE_"),
     } <= set(parameters(command()))
     for variable, file in (
         ("ABCAST_CONFIG", "connectors/kafka/configuration.py"),
         ("ABCAST_LOG_LEVEL", "jobs/options.py"),
         ("ABCAST_TRANSPORT", "connectors/kafka/transport/__init__.py"),
+        ("ABCAST_STORAGE_", "connectors/storage/settings.py"),
     ):
         assert f'"{variable}"' in (ROOT / file).read_text(encoding="utf-8")
 
@@ -279,6 +281,7 @@ def test_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABCAST_CONFIG", str(file))
     (tmp_path / "alice.password").write_text("secret")
     connection = ClientConfiguration().connection()
+    assert configured_storage().endpoint == "https://s3.example.com:9000"
     assert connection.bootstrap_servers == "kafka-1:9093,kafka-2:9093"
     assert (connection.security.principal, connection.security.secret("password")) == ("User:alice", "secret")
 

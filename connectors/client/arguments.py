@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from connectors.storage.location import Location, RemotePath, parse_location
 from ordering.errors import UsageError
 
 FOR_EVER_S = 10 * 365 * 86_400.0
@@ -64,6 +65,14 @@ def path(name: str, value: object) -> Path | None:
     if "\0" in str(found):
         raise UsageError(f"{name} has a NUL character, which no file's name can have.")
     return found
+
+
+def location(name: str, value: object) -> Location | None:
+    """A directory or a URL, if there is one. Raises UsageError."""
+    if isinstance(value, RemotePath):
+        return value
+    found = path(name, value)
+    return parse_location(value) if isinstance(value, str) else found
 
 
 def function(name: str, value: object) -> None:

@@ -31,6 +31,7 @@ from connectors.client.receipt import Receipt
 from connectors.client.state_transfer import GetState, SetState
 from connectors.client.stream import Stream
 from connectors.kafka.connection import Connection
+from connectors.storage.location import Location
 from ordering.casts import TOTAL
 from ordering.errors import UsageError
 from ordering.events import Event, ViewChange
@@ -52,7 +53,7 @@ class Options(TypedDict, total=False):
     connect_timeout: float
     default_site: str | None
     outbox: Path | str | None
-    ledger: Path | str | None
+    ledger: Location | str | None
     max_pending_records: int
     max_pending_bytes: int
     resend_after_s: float

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from connectors.client.bookmark import Bookmark, Mark
@@ -30,6 +29,7 @@ from connectors.kafka.codec import without_depends
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import Effective, address_of
 from connectors.kafka.data_log import DataLog
+from connectors.storage.location import Location
 from ordering.casts import TOTAL
 from ordering.errors import HistoryUnavailable, UsageError
 from ordering.events import Event, EventReader
@@ -64,7 +64,7 @@ class Deliveries:
         address: Address,
         from_seqno: int | None,
         timeout: float | None,
-        ledger: Path | None,
+        ledger: Location | None,
         *,
         events: bool = False,
         counted: int = 0,

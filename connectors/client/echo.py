@@ -71,7 +71,8 @@ class Echo:
                 continue
             if not self._standing.participant.has_row:
                 with self._standing.changed:
-                    self._driver.step(RowKnown())
+                    if not self._standing.is_stopping:
+                        self._driver.step(RowKnown())
             incarnation, ours = record.incarnation, self._books.incarnation
             if incarnation > ours:
                 self._acknowledge(own)

@@ -7,7 +7,6 @@ member has supplied (`connectors.client.state_transfer`). Each run goes on where
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from connectors.client.cast_hub import CastHub
@@ -17,6 +16,7 @@ from connectors.client.merged_deliveries import MergedDeliveries, MergedSource
 from connectors.client.state_transfer import StateTransfer
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
+from connectors.storage.location import Location
 from ordering.errors import StateUnavailable, UsageError
 from ordering.events import ViewChange
 from ordering.names import Address
@@ -37,7 +37,12 @@ class Entrance:
     """One member's. Not thread-safe: `connect` and `deliveries` of one member do not run side by side."""
 
     def __init__(
-        self, connection: Connection, group: str, address: Address, ledger: Path | None, transfer: StateTransfer | None
+        self,
+        connection: Connection,
+        group: str,
+        address: Address,
+        ledger: Location | None,
+        transfer: StateTransfer | None,
     ) -> None:
         self.connection = connection
         self.group = group

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from connectors.client.delivery import Delivery, Place
 from connectors.kafka.codec import given_headers, without_depends
 from connectors.ledger.history import read_rows
 from connectors.ledger.row import decode_row
+from connectors.storage.location import Location
 from ordering.errors import UsageError
 from ordering.events import Event, EventReader
 from ordering.records import MESSAGE, Data
@@ -24,7 +24,7 @@ def check_can_read_a_ledger() -> None:
 
 
 def read_ledger(
-    directory: Path, group: str, from_seqno: int, events: EventReader | None = None
+    directory: Location, group: str, from_seqno: int, events: EventReader | None = None
 ) -> Iterator[list[Place]]:
     """The ledger's rows of the group from `from_seqno` on, as places in the order.
 

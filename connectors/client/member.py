@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 
-from connectors.client.arguments import function, number, path, positive_seconds, seconds, switch, text
+from connectors.client.arguments import function, location, number, path, positive_seconds, seconds, switch, text
 from connectors.client.callbacks import Callback, Callbacks
 from connectors.client.delivery import Deserializer
 from connectors.client.entrance import Choice
@@ -41,6 +41,7 @@ from connectors.client.succession import Succession
 from connectors.kafka.client_configuration import ClientConfiguration
 from connectors.kafka.configuration import configured
 from connectors.kafka.connection import Connection
+from connectors.storage.location import Location
 from ordering.errors import AbcastError, UsageError
 from ordering.events import ViewChange
 from ordering.names import DEFAULT_SITE, RESERVED_PREFIX, Address, check_group, check_site
@@ -65,7 +66,7 @@ class Member(SendingHalf, ReadingHalf):
         connect_timeout: float = 10.0,
         default_site: str | None = None,
         outbox: Path | str | None = None,
-        ledger: Path | str | None = None,
+        ledger: Location | str | None = None,
         max_pending_records: int = 10_000,
         max_pending_bytes: int = 64 * 1024 * 1024,
         resend_after_s: float = 20.0,
@@ -91,8 +92,8 @@ class Member(SendingHalf, ReadingHalf):
                 ./abcast.toml, else `local`.
             outbox: a file that keeps what was broadcast until it is ordered. With it, a member killed at any moment
                 and started again sends what is missing, exactly once. One file per member.
-            ledger: the directory of the group's ledger, to deliver from what Kafka's retention has dropped. It needs
-                what `pip install 'abcast[jobs]'` brings.
+            ledger: the directory or URL of the group's ledger, to deliver from what Kafka's retention has dropped. It
+                needs what `pip install 'abcast[jobs]'` brings.
             max_pending_records: how many messages may wait to be ordered; `broadcast` blocks at that limit. As many
                 letters may wait to be written; `send` blocks at that limit.
             max_pending_bytes: the same in bytes of payloads and headers.
@@ -124,7 +125,7 @@ class Member(SendingHalf, ReadingHalf):
         address = Address.parse(text("member", member), check_site(site))
         if address.name.startswith(RESERVED_PREFIX):
             raise UsageError(f"member {member!r} can't be used: a name that begins with {RESERVED_PREFIX} is reserved.")
-        ledger_directory, outbox_file = path("ledger", ledger), path("outbox", outbox)
+        ledger_directory, outbox_file = location("ledger", ledger), path("outbox", outbox)
         if ledger_directory is not None:
             check_can_read_a_ledger()
         for name, call in (("block", block), ("unblock", unblock), ("get_state", get_state), ("set_state", set_state)):

@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from kafka.structs import TopicPartition
@@ -42,6 +41,7 @@ from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import DataLog, Start
 from connectors.kafka.ranges import read_range
 from connectors.kafka.transport import Consumer
+from connectors.storage.location import Location
 from ordering.casts import Cast, Ordered
 from ordering.causal import CausalState
 from ordering.errors import AbcastError
@@ -190,7 +190,7 @@ class MergedDeliveries(Deliveries):
         source: MergedSource,
         from_seqno: int | None,
         timeout: float | None,
-        ledger: Path | None,
+        ledger: Location | None,
         *,
         is_shared: bool,
         **options: Any,

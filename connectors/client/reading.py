@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 from weakref import WeakSet
 
@@ -19,6 +18,7 @@ from connectors.client.state_transfer import StateTransfer
 from connectors.client.stream import Stream
 from connectors.client.succession import Succession
 from connectors.kafka.connection import Connection
+from connectors.storage.location import Location
 from ordering.errors import UsageError
 from ordering.events import Event
 from ordering.names import Address
@@ -34,7 +34,7 @@ class ReadingHalf:
         connection: Connection,
         group: str,
         address: Address,
-        ledger: Path | None,
+        ledger: Location | None,
         transfer: StateTransfer | None,
         sending: Succession,
         deserializer: Deserializer | None = None,

@@ -6,7 +6,6 @@ import base64
 import json
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from kafka.structs import TopicPartition
@@ -15,6 +14,7 @@ from connectors.diagnosis.casts import is_cast
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.sites import Sites
+from connectors.storage.location import Location
 from ordering.checker import LOST, Anomaly, Checker
 from ordering.errors import UsageError
 from ordering.mesh_checker import MeshChecker, Shortfall
@@ -177,17 +177,16 @@ def _reader_at(data: DataLog, beginning: int, end: int) -> Reader:
     return Reader()
 
 
-def check_ledger(checker: Checker, path: Path, group: str, progress: Progress = UNWATCHED) -> int:
+def check_ledger(checker: Checker, path: Location, group: str, progress: Progress = UNWATCHED) -> int:
     """Read the group's rows of the ledger, a chunk at a time; return how many there are."""
-    from deltalake import DeltaTable
     from pyarrow import dataset as ds
 
-    from connectors.ledger.delta_files import dataset_of
+    from connectors.ledger.delta_files import dataset_of, open_delta
 
     columns = ["seqno", "sender", "incarnation", "local_seqno", "kind", "payload"]
     rows = 0
     progress.say("reading the ledger")
-    table = dataset_of(DeltaTable(str(path)), path)
+    table = dataset_of(open_delta(path), path)
     for batch in table.to_batches(columns=columns, filter=ds.field("group") == group):
         for row in batch.to_pylist():
             message = MessageId(row["sender"] or "", row["incarnation"] or 0, row["local_seqno"] or 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from kafka.errors import KafkaError
@@ -19,6 +18,7 @@ from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import TopicsFound, find_groups, look_at_topics
 from connectors.kafka.transport import LIBRARIES
 from connectors.ledger.table_state import read_table_state
+from connectors.storage.location import Location
 from ordering.errors import AbcastError, counted
 
 
@@ -30,7 +30,7 @@ class Check(NamedTuple):
     detail: str
 
 
-def examine(connection: Connection, site: str, group: str | None, who: Who, ledger: Path) -> Iterator[Check]:
+def examine(connection: Connection, site: str, group: str | None, who: Who, ledger: Location) -> Iterator[Check]:
     """Each check, as it is made; what can't be looked at after a failure is left out. Raises UsageError.
 
     `group`: this one, or all that are seen at the site. `who`: the role whose rights are looked for.
@@ -122,10 +122,10 @@ def _sequencer(connection: Connection, group: str, site: str) -> Check:
     return Check(f"sequencer of {group}", found.works, str(found))
 
 
-def _ledger(ledger: Path) -> Check:
-    if not ledger.exists():
-        return Check("ledger", None, f"there is none at {ledger} (--data names its place)")
+def _ledger(ledger: Location) -> Check:
     try:
+        if not ledger.exists():
+            return Check("ledger", None, f"there is none at {ledger} (--data names its place)")
         held = read_table_state(ledger)
     except AbcastError as error:
         return Check("ledger", False, str(error))

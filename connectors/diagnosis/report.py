@@ -18,6 +18,7 @@ from connectors.diagnosis.check import (
 )
 from connectors.kafka.connection import Connection
 from connectors.kafka.sites import Sites
+from connectors.storage.location import Location
 from ordering.checker import Anomaly
 from ordering.errors import UsageError
 from ordering.mesh_checker import Shortfall
@@ -41,7 +42,7 @@ def check_group(
     where: Connection | Sites,
     *,
     names: Sequence[str] = (),
-    ledger: Path | None = None,
+    ledger: Location | None = None,
     deliveries: Sequence[Path] = (),
     settled: bool = False,
     progress: Progress = UNWATCHED,

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import ClassVar
 
 from kafka.errors import KafkaError
@@ -28,6 +27,7 @@ from connectors.sequencer.groups import forward_topics, positions_of
 from connectors.sequencer.keeper import Keeper
 from connectors.sequencer.takeover import take_over_groups
 from connectors.sequencer.watchdog import Watchdog
+from connectors.storage.location import Location
 from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, Fenced
 from ordering.pipeline import Pipeline
 from ordering.sequencer import SequencerState
@@ -63,7 +63,7 @@ class Attendant:
         self,
         connection: Connection,
         site: str,
-        ledger: Path | None,
+        ledger: Location | None,
         finder: TopicFinder,
         epochs: dict[str, int],
         failed: dict[str, float],

@@ -26,7 +26,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from kafka.errors import KafkaError
@@ -43,6 +42,7 @@ from connectors.kafka.retrying import Retries
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.transport import Record
 from connectors.sequencer.takeover import yield_to_rival
+from connectors.storage.location import Location
 from ordering.errors import AbcastError
 
 STOP_S = 10.0
@@ -72,7 +72,7 @@ class EngineOptions(NamedTuple):
 
     connection: Connection
     site: str
-    ledger: Path | None = None
+    ledger: Location | None = None
     groups: GroupChoice = ALL_GROUPS
     look_every_s: float = LOOK_EVERY_S
 

@@ -28,8 +28,7 @@ from ordering.records import MESSAGE, Headers
 
 RETRY_PAUSE_S = 0.2
 _AT_ONCE = 1000
-"""So many records are judged at a time. Where one of them is no message (a snapshot, say), all are judged each by itself.
-"""
+"""So many records are judged at a time; each by itself where one of them is no message (a snapshot, say)."""
 
 _logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 
-from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, NoSnapshot, UsageError
+from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, NoSnapshot, StoreUnreachable, UsageError
 
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0)
 """Waits between attempts. After as many failures in a row that are no broker's, the job ends."""
@@ -49,8 +49,8 @@ class Retries:
     def _may_pass(self, error: AbcastError) -> bool:
         if self._keeps_trying:
             return not isinstance(error, UsageError | EnvironmentProblem)
-        # For a broker, or for the sequencer, a job waits as long as it takes: there is nothing else to do.
-        waits = isinstance(error, BrokerUnreachable | NoSnapshot)
+        # For a broker, a store, or the sequencer, a job waits as long as it takes: there is nothing else to do.
+        waits = isinstance(error, BrokerUnreachable | StoreUnreachable | NoSnapshot)
         return error.retriable and (self._failures <= len(BACKOFF_S) or waits)
 
     def _tell(self, text: str, wait_s: float) -> None:

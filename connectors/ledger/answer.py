@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from connectors.storage.location import Location, files_below
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatchReader
@@ -20,9 +21,9 @@ OF_MESSAGES = (
 """The columns of the view `messages`: the messages in all orders. A cast has no seqno, a total message no clock."""
 
 
-def tables_in(data: Path) -> list[str]:
+def tables_in(data: Location) -> list[str]:
     """Those that are there to be asked."""
-    has_casts = any((data / CASTS / "_delta_log").glob("*.json"))
+    has_casts = any(name.endswith(".json") for name in files_below(data / CASTS / "_delta_log", deep=False))
     return [name for name in TABLES if has_casts or name != CASTS]
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -43,6 +42,8 @@ from connectors.ledger.table_state import (
     open_table,
     source_of,
 )
+from connectors.spark.table_store import remove_empty
+from connectors.storage.location import Location
 from ordering.errors import AbcastError
 
 APPEND_ONLY = "delta.appendOnly"
@@ -76,29 +77,35 @@ class Layout(NamedTuple):
         return {name: kind for name, _, kind in (column.partition(" ") for column in self.schema.split(", "))}
 
 
-def lock_of_tables(spark: SparkSession, data: Path) -> TableLock:
+def lock_of_tables(spark: SparkSession, data: Location) -> TableLock:
     """What all that commit to the tables below `data` take."""
     jvm = spark._jvm  # noqa: SLF001 - there is no public way
     assert isinstance(jvm, JVMView)
-    return TableLock(jvm, data / "ledger.lock")
+    return TableLock(jvm, data / "ledger.lock" if isinstance(data, Path) else None)
 
 
-def create_or_mend(spark: SparkSession, path: Path, layout: Layout) -> None:
-    """Make a table if it is missing, and bring an older one up to date. The caller holds the lock.
+def create_or_mend(spark: SparkSession, path: Location, layout: Layout) -> None:
+    """Make a table if it is missing, and bring an older one up to date. The caller holds the lock, if there is one.
 
     Raises LedgerDamaged.
     """
     table = open_table(path)
     if table is None:
         # To Delta a log directory is a table, also without a commit: a job killed in its first start leaves that.
-        shutil.rmtree(path / "_delta_log", ignore_errors=True)
+        remove_empty(spark, path / "_delta_log")
         new = DeltaTable.createIfNotExists(spark).location(str(path)).partitionedBy(*layout.partitioned_by)
         for name, kind in layout.columns.items():
             new = new.addColumn(name, kind)
         for key, value in layout.properties.items():
             new = new.property(key, value)
-        new.execute()
-        return
+        try:
+            new.execute()
+            return
+        except (PySparkException, Py4JJavaError):
+            # Where no lock keeps it away, another start may have been faster: then its table is to be mended.
+            table = open_table(path)
+            if table is None:
+                raise
     check_log(path)
     present = {column.name for column in table.schema().fields}
     lacking = {name: kind for name, kind in layout.columns.items() if name not in present}
@@ -124,7 +131,7 @@ def _ddl(columns: Mapping[str, str]) -> str:
 class AppendOnlyTable(Generic[State]):
     """A Delta table as its one writer here knows it: `state` is what it holds."""
 
-    def __init__(self, path: Path, read_state: Callable[[Path], State]) -> None:
+    def __init__(self, path: Location, read_state: Callable[[Location], State]) -> None:
         self._path = path
         self._read_state = read_state
         self.state = read_state(path)

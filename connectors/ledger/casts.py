@@ -35,8 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import itemgetter
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -58,10 +57,11 @@ from connectors.ledger.appending import (
 )
 from connectors.ledger.batches import BatchWriter
 from connectors.ledger.delta_files import dataset_of
-from connectors.ledger.table_state import TRANSACTION, Commit, TableState, digest_of, open_table
+from connectors.ledger.table_state import TRANSACTION, Commit, Place, TableState, digest_of, open_table
 from connectors.spark import codec as spark_codec
+from connectors.spark.table_store import prepare
+from connectors.storage.location import Location
 from ordering.casts import NO_VIEW, Cast
-from ordering.errors import EnvironmentProblem
 from ordering.names import Topic
 from ordering.records import MAX_PAYLOAD_BYTES
 
@@ -137,7 +137,7 @@ class CastTableState(TableState):
     """By topic and partition."""
 
 
-def read_cast_state(path: Path) -> CastTableState:
+def read_cast_state(path: Location) -> CastTableState:
     """Nothing, if there is no table. Reads no payloads. Raises LedgerDamaged."""
     table = open_table(path)
     if table is None:
@@ -184,15 +184,12 @@ def _alike(rows: pa.Table, row: Mapping[str, Any], names: Iterable[str]) -> pa.T
     return rows.filter(functools.reduce(operator.and_, same))
 
 
-def create_cast_table(spark: SparkSession, data: Path, is_ending: Callable[[], bool] = lambda: False) -> Path:
+def create_cast_table(spark: SparkSession, data: Place, is_ending: Callable[[], bool] = lambda: False) -> Place:
     """Make the table `casts` below `data` if it is missing. Raises as `connectors.ledger.table.create_tables` does."""
-    try:
-        data.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentProblem(f"the directory {data} can't be made ({error.strerror or error}).") from error
+    prepare(spark, data)
     with lock_of_tables(spark, data).held(is_ending):
         create_or_mend(spark, data / CASTS, _LAYOUT)
-    return data / CASTS
+    return cast(Place, data / CASTS)
 
 
 def cast_rows(kafka_rows: DataFrame) -> DataFrame:
@@ -240,7 +237,7 @@ class _Place(NamedTuple):
 class CastWriter(BatchWriter):
     """Appends batches of casts."""
 
-    def __init__(self, path: Path, is_ending: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, path: Location, is_ending: Callable[[], bool] = lambda: False) -> None:
         super().__init__(is_ending)
         self._path = path
         self._table = AppendOnlyTable(path, read_cast_state)

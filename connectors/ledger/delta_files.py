@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from pyarrow.dataset import Dataset
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
+from connectors.storage.location import Location, RemotePath, delta_options, explain
 
-def dataset_of(table: DeltaTable, path: Path) -> Dataset:
+
+def open_delta(path: Location) -> DeltaTable:
+    """The table at `path`, as it is now. Raises DeltaError; of a store that lets us not in, what to do about it."""
+    try:
+        return DeltaTable(str(path), storage_options=delta_options(path))
+    except DeltaError:
+        raise
+    except OSError as error:
+        if isinstance(path, RemotePath):
+            raise explain(path, str(error)) from error
+        raise
+
+
+def dataset_of(table: DeltaTable, path: Location) -> Dataset:
     """The rows of the table at `path`, as it was when it was opened.
 
     Through Delta's own way to the files, which is written in Python, Arrow's threads may still want Python while the
     process ends, and abort it (exit code 134).
     """
-    return table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(str(path), LocalFileSystem()))
+    files, root = path.arrow() if isinstance(path, RemotePath) else (LocalFileSystem(), str(path))
+    return table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(root, files))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from connectors.storage.location import Location
 from ordering.errors import ProtocolViolation, UsageError
 from ordering.records import MESSAGE
 
@@ -19,7 +19,7 @@ CHUNK_BYTES = 16 * 1024 * 1024
 """A chunk starts small and then aims at so many bytes: payloads may have a few bytes each, or a million."""
 
 
-def read_rows(directory: Path, group: str, from_seqno: int) -> Iterator[list[dict[str, Any]]]:
+def read_rows(directory: Location, group: str, from_seqno: int) -> Iterator[list[dict[str, Any]]]:
     """The ledger's rows of the group from `from_seqno` on, in order and without a gap, chunk by chunk.
 
     The table is read as it is now; what is appended later comes from Kafka. Raises UsageError if there is no table
@@ -46,7 +46,7 @@ def read_rows(directory: Path, group: str, from_seqno: int) -> Iterator[list[dic
         count = max(1, min(MAX_CHUNK_ROWS, 2 * count, count * CHUNK_BYTES // max(1, chunk.nbytes)))
 
 
-def message_numbers(directory: Path, group: str) -> Table:
+def message_numbers(directory: Location, group: str) -> Table:
     """Of each message of the group in the ledger: seqno, site (of its sender) and origin_seqno (null: the same).
 
     In no order. Raises UsageError if there is no table in `directory`.
@@ -57,15 +57,14 @@ def message_numbers(directory: Path, group: str) -> Table:
     return _dataset(directory).to_table(columns=["seqno", "site", "origin_seqno"], filter=wanted)
 
 
-def _dataset(directory: Path) -> Dataset:
+def _dataset(directory: Location) -> Dataset:
     # Only those who need old history pay for loading Delta and Arrow.
-    from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
-    from connectors.ledger.delta_files import dataset_of
+    from connectors.ledger.delta_files import dataset_of, open_delta
 
     try:
-        return dataset_of(DeltaTable(directory), directory)
+        return dataset_of(open_delta(directory), directory)
     except TableNotFoundError as error:
         raise UsageError(
             f"there is no ledger in {directory}: name the directory of the Delta table (DIR/ledger of --data DIR)."

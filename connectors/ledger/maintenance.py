@@ -17,11 +17,8 @@ they are old enough. A crash while files are deleted leaves some of them for the
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import deltalake
@@ -35,6 +32,8 @@ from connectors.ledger.answer import TABLES
 from connectors.ledger.appending import lock_of_tables
 from connectors.ledger.table_state import open_table
 from connectors.spark.session import SMALL_FILE_BYTES
+from connectors.spark.table_store import prepare
+from connectors.storage.location import Location, files_below
 from ordering.errors import EnvironmentProblem
 
 
@@ -58,7 +57,7 @@ class Care(NamedTuple):
     after: Extent
 
 
-def plan_care(data: Path) -> list[Care]:
+def plan_care(data: Location) -> list[Care]:
     """What `maintain_tables` would do, without a JVM; nothing without tables. Raises LedgerDamaged."""
     return [
         Care(table.name, sum(_small(opened).values()), len(opened.vacuum(dry_run=True, full=True)), extent, extent)
@@ -67,8 +66,9 @@ def plan_care(data: Path) -> list[Care]:
     ]
 
 
-def maintain_tables(spark: SparkSession, data: Path, is_ending: Callable[[], bool] = lambda: False) -> list[Care]:
+def maintain_tables(spark: SparkSession, data: Location, is_ending: Callable[[], bool] = lambda: False) -> list[Care]:
     """Merge and delete. Raises LedgerDamaged, EnvironmentProblem, and StoppedWaiting if `is_ending`."""
+    prepare(spark, data)
     done = []
     for table, opened in _tables(data):
         before, small = _extent(table, opened), _small(opened)
@@ -81,7 +81,7 @@ def maintain_tables(spark: SparkSession, data: Path, is_ending: Callable[[], boo
             with lock_of_tables(spark, data).held(is_ending):
                 with_old_ones = _files(table)
                 DeltaTable.forPath(spark, str(table)).vacuum()
-                deleted = len(with_old_ones - _files(table))
+                deleted = len(with_old_ones.keys() - _files(table).keys())
         except (PySparkException, Py4JJavaError) as error:
             reason = str(error).strip().partition("\n")[0][:300]
             raise EnvironmentProblem(f"Delta can't maintain {table}: {reason}") from error
@@ -90,7 +90,7 @@ def maintain_tables(spark: SparkSession, data: Path, is_ending: Callable[[], boo
     return done
 
 
-def _tables(data: Path) -> Iterator[tuple[Path, deltalake.DeltaTable]]:
+def _tables(data: Location) -> Iterator[tuple[Location, deltalake.DeltaTable]]:
     for table in (data / name for name in TABLES):
         if table.exists() and (opened := open_table(table)) is not None:
             yield table, opened
@@ -103,23 +103,11 @@ def _small(opened: deltalake.DeltaTable) -> Counter[str]:
     return Counter({group: count for group, count in found.items() if count > 1})
 
 
-def _extent(table: Path, opened: deltalake.DeltaTable) -> Extent:
-    rows, log = _files(table), _files(table / "_delta_log")
-    return Extent(len(rows), _size(rows), len(opened.file_uris()), len(log), _size(log))
+def _extent(table: Location, opened: deltalake.DeltaTable) -> Extent:
+    rows, log = _files(table), files_below(table / "_delta_log")
+    return Extent(len(rows), sum(rows.values()), len(opened.file_uris()), len(log), sum(log.values()))
 
 
-def _files(directory: Path) -> set[Path]:
-    """The files of rows below a table, or those of a log."""
-    found = set()
-    for where, below, names in os.walk(directory):
-        below[:] = [name for name in below if name != "_delta_log"]
-        found |= {Path(where, name) for name in names}
-    return found
-
-
-def _size(files: set[Path]) -> int:
-    total = 0
-    for file in files:
-        with contextlib.suppress(OSError):  # deleted meanwhile
-            total += file.stat().st_size
-    return total
+def _files(table: Location) -> dict[str, int]:
+    """The files of rows below a table, with their bytes."""
+    return {name: size for name, size in files_below(table).items() if "_delta_log/" not in name}

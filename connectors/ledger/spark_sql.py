@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import is_instance_of
@@ -14,6 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.ledger.answer import MESSAGES, ONLY_QUERIES, Answer, select_messages, tables_in
+from connectors.storage.location import Location
 from ordering.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _DOES_SOMETHING = (f"{_LOGICAL}.Command", f"{_LOGICAL}.ParsedStatement")
 """What a statement is to Spark's parser unless it is a query."""
 
 
-def ask_spark(spark: SparkSession, data: Path, sql: str, limit: int | None = None) -> Answer:
+def ask_spark(spark: SparkSession, data: Location, sql: str, limit: int | None = None) -> Answer:
     """Run one query over the tables below `data`; at most `limit` rows of its answer. Raises UsageError."""
     # Spark would write its errors there as JSON, with all of Java's stack.
     logging.getLogger("SQLQueryContextLogger").disabled = True

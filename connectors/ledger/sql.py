@@ -23,7 +23,9 @@ from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
 from connectors.ledger.answer import CASTS, MESSAGES, ONLY_QUERIES, TABLES, Answer, select_messages, tables_in
+from connectors.ledger.delta_files import dataset_of, open_delta
 from connectors.local.scratch import make_scratch
+from connectors.storage.location import Location
 from ordering.errors import UsageError
 
 if TYPE_CHECKING:
@@ -106,12 +108,12 @@ class Question:
 
 
 @contextmanager
-def question(data: Path) -> Iterator[Question]:
+def question(data: Location) -> Iterator[Question]:
     """The tables below `data` as they are now, until the end of the block. Raises UsageError, LedgerDamaged."""
     files, views = [], []
     for name in tables_in(data):
         table = _open(data / name)
-        of_table = [unquote(file) for file in table.file_uris()]
+        of_table = [unquote(file) for file in table.file_uris()] if isinstance(data, Path) else []
         views.append((name, table, of_table))
         files += of_table
     with (
@@ -127,7 +129,10 @@ def question(data: Path) -> Iterator[Question]:
         session.execute(f"SET allowed_paths = [{', '.join(map(_literal, files))}]")
         session.execute("SET enable_external_access = false")
         for name, table, of_table in views:
-            session.execute(f"CREATE VIEW {name} AS {_relation(session, table, of_table)}")
+            if isinstance(data, Path):
+                session.execute(f"CREATE VIEW {name} AS {_relation(session, table, of_table)}")
+            else:  # DuckDB's own way to a store would have to be downloaded
+                session.register(name, dataset_of(table, data / name))
         columns = {name: [field.name for field in table.schema().fields] for name, table, _ in views}
         session.execute(f"CREATE VIEW {MESSAGES} AS {select_messages(columns, _name)}")
         session.execute("CREATE MACRO text(payload) AS TRY(decode(payload))")
@@ -135,9 +140,9 @@ def question(data: Path) -> Iterator[Question]:
         yield Question(session, thread)
 
 
-def _open(path: Path) -> DeltaTable:
+def _open(path: Location) -> DeltaTable:
     try:
-        return DeltaTable(str(path))
+        return open_delta(path)
     except DeltaError as error:
         from connectors.ledger.table_state import damaged  # it loads Arrow, which a query need not wait for
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +14,7 @@ from connectors.kafka.data_log import StateAt
 from connectors.ledger.delta_files import dataset_of
 from connectors.ledger.row import decode_row
 from connectors.ledger.table_state import open_table
+from connectors.storage.location import Location
 from ordering.forgetting import from_payload
 from ordering.membership import NO_MEMBERS, Membership, fold
 from ordering.reader import Seal
@@ -22,13 +22,13 @@ from ordering.records import FORGET, MESSAGE
 from ordering.sequencer import Accepted, SequencerState
 
 
-def state_from_ledger(path: Path, group: str) -> SequencerState | None:
+def state_from_ledger(path: Location, group: str) -> SequencerState | None:
     """The state after the group's last row, or None without a table or rows."""
     last = read_ledger_state(path, group)
     return last.state if last is not None else None
 
 
-def read_ledger_state(path: Path, group: str) -> StateAt | None:
+def read_ledger_state(path: Location, group: str) -> StateAt | None:
     """The same, and where in DATA the last row stood, if the table tells. Reads no payloads of messages.
 
     The state has no `positions`: FORWARD is read again from where retention has left it, and what was ordered is

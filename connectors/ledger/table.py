@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
@@ -54,7 +53,9 @@ from connectors.ledger.table_state import TableState as TableState
 from connectors.ledger.table_state import appended_in, read_views_state
 from connectors.ledger.table_state import read_table_state as read_table_state
 from connectors.spark import codec as spark_codec
-from ordering.errors import AbcastError, EnvironmentProblem
+from connectors.spark.table_store import prepare
+from connectors.storage.location import Location
+from ordering.errors import AbcastError
 from ordering.reader import Reader
 from ordering.records import MESSAGE, STRAY, STRAY_EPOCH, VIEW, WITHOUT_SEQNO
 
@@ -84,15 +85,12 @@ _LEDGER = Layout(
 _VIEWS = Layout("views", VIEWS_SCHEMA, [], {APPEND_ONLY: "true", **KEPT})
 
 
-def create_tables(spark: SparkSession, data: Path, is_ending: Callable[[], bool] = lambda: False) -> None:
+def create_tables(spark: SparkSession, data: Location, is_ending: Callable[[], bool] = lambda: False) -> None:
     """Create the `ledger` and `views` tables below `data` if they are missing, and bring older ones up to date.
 
     Raises LedgerDamaged, EnvironmentProblem, and StoppedWaiting if `is_ending` while another job commits.
     """
-    try:
-        data.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentProblem(f"the directory {data} can't be made ({error.strerror or error}).") from error
+    prepare(spark, data)
     with lock_of_tables(spark, data).held(is_ending):
         for layout in (_LEDGER, _VIEWS):
             create_or_mend(spark, data / layout.name, layout)
@@ -148,7 +146,7 @@ class LedgerWriter(BatchWriter):
 
     def __init__(
         self,
-        path: Path,
+        path: Location,
         starts: Mapping[str, Start],
         beginning: Callable[[str], int],
         is_ending: Callable[[], bool] = lambda: False,

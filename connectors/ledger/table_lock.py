@@ -21,7 +21,9 @@ A crash at any point leaves an unlocked file with the words of the last holder, 
 
 It holds on local disks and wherever record locks (POSIX, fcntl) reach all writers; on NFSv4, too, but only if the
 clients do not remember directories (`lookupcache=none,actimeo=0`): Delta would not see the other's N.json else. Object
-stores have no such lock. Stop the ledger's job before anything commits without it (OPTIMIZE by another Spark, say).
+stores have no such lock, and need none: there a commit is a conditional put
+(`connectors.spark.table_store`). Elsewhere stop the ledger's job before anything commits without the lock (OPTIMIZE by
+another Spark, say).
 """
 
 from __future__ import annotations
@@ -58,9 +60,13 @@ class StoppedWaiting(AbcastError):
 
 
 class TableLock:
-    """The lock on the file `path`, taken by the JVM. Each JVM has one Python that drives it."""
+    """The lock on the file `path`, taken by the JVM. Each JVM has one Python that drives it.
 
-    def __init__(self, jvm: JVMView, path: Path) -> None:
+    Without a path it keeps the threads of this process apart, and nobody else: for a store whose commits are a
+    compare-and-set by themselves.
+    """
+
+    def __init__(self, jvm: JVMView, path: Path | None) -> None:
         self._jvm = jvm
         self._path = path
 
@@ -91,6 +97,8 @@ class TableLock:
         """The open file and its lock. The JVM keeps them for as long as Python has both."""
         if not _this_process.acquire(blocking=False):
             return None
+        if self._path is None:
+            return None, None
         file = None
         try:
             file = self._open()
@@ -104,6 +112,7 @@ class TableLock:
         return None
 
     def _open(self) -> Any:
+        assert self._path is not None
         try:
             return self._jvm.java.io.RandomAccessFile(str(self._path), "rw")
         except Py4JJavaError as error:
@@ -118,6 +127,8 @@ class TableLock:
         return self._words() == words
 
     def _words(self) -> str:
+        if self._path is None:
+            return ""
         try:
             return self._path.read_text(encoding="utf-8", errors="replace")
         except OSError:

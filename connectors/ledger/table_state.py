@@ -12,18 +12,20 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from connectors.ledger.answer import CASTS
-from connectors.ledger.delta_files import dataset_of
+from connectors.ledger.delta_files import dataset_of, open_delta
+from connectors.storage.location import Location, files_below
 from ordering.errors import AbcastError
 
 TRANSACTION = "abcast-ledger"
+
+Place = TypeVar("Place", bound=Location)
 
 _LOG_FILE = re.compile(r"(\d{20})\.(json|checkpoint.*)")
 
@@ -42,11 +44,11 @@ class Commit(NamedTuple):
     version: int
     digest: str
 
-    def stands(self, table: Path) -> bool:
+    def stands(self, table: Location) -> bool:
         """Whether it still is in the log of the table."""
         return digest_of(table, self.version) == self.digest
 
-    def is_newest(self, table: Path) -> bool:
+    def is_newest(self, table: Location) -> bool:
         """Whether no commit has followed."""
         return not commit_file(table, self.version + 1).exists()
 
@@ -63,12 +65,12 @@ class TableState:
     newest: Commit | None = field(default=None, compare=False)
 
 
-def commit_file(table: Path, version: int) -> Path:
+def commit_file(table: Place, version: int) -> Place:
     """Where Delta writes a version of the table."""
-    return table / "_delta_log" / f"{version:020d}.json"
+    return cast(Place, table / "_delta_log" / f"{version:020d}.json")
 
 
-def digest_of(table: Path, version: int) -> str:
+def digest_of(table: Location, version: int) -> str:
     """The digest of a commit, empty if it is not there."""
     try:
         return hashlib.sha256(commit_file(table, version).read_bytes()).hexdigest()
@@ -86,26 +88,26 @@ def appended_in(commit: str) -> dict[str, int]:
     return last
 
 
-def newest_commit(table: Path, version: int) -> Commit:
+def newest_commit(table: Location, version: int) -> Commit:
     """The last commit of the table that can be reached from a known one, without a hole."""
     while commit_file(table, version + 1).exists():
         version += 1
     return Commit(version, digest_of(table, version))
 
 
-def open_table(path: Path) -> DeltaTable | None:
+def open_table(path: Location) -> DeltaTable | None:
     """The table at `path`; None if nothing was ever committed there. Raises LedgerDamaged."""
     try:
-        return DeltaTable(str(path))
+        return open_delta(path)
     except TableNotFoundError:
-        if any(path.rglob("*.parquet")):
+        if any(name.endswith(".parquet") for name in files_below(path)):
             raise damaged(path, "its log is missing") from None
         return None
     except DeltaError as error:
         raise damaged(path, str(error)) from error
 
 
-def damaged(path: Path, why: str) -> LedgerDamaged:
+def damaged(path: Location, why: str) -> LedgerDamaged:
     """The error that says how to get a whole ledger again."""
     names = f"{path} away, and start it again: it is" if path.name == CASTS else _BOTH.format(path.parent)
     return LedgerDamaged(
@@ -117,16 +119,16 @@ def damaged(path: Path, why: str) -> LedgerDamaged:
 _BOTH = "{0}/ledger and {0}/views away, and start it again: both are"
 
 
-def source_of(path: Path) -> str:
+def source_of(path: Location) -> str:
     """What a table is written from, and on what condition."""
     return "the cast topics, as far back as they go" if path.name == CASTS else "DATA, if that still has its beginning"
 
 
-def check_log(path: Path) -> None:
+def check_log(path: Location) -> None:
     """Raise LedgerDamaged if commits are missing between the newest checkpoint and the newest commit."""
     versions: dict[bool, set[int]] = {True: set(), False: set()}
-    for file in (path / "_delta_log").iterdir():
-        if found := _LOG_FILE.fullmatch(file.name):
+    for name in files_below(path / "_delta_log", deep=False):
+        if found := _LOG_FILE.fullmatch(name):
             versions[found[2] == "json"].add(int(found[1]))
     commits, checkpoints = versions[True], versions[False]
     needed = range(max(checkpoints, default=-1) + 1, max(commits, default=-1) + 1)
@@ -134,7 +136,7 @@ def check_log(path: Path) -> None:
         raise damaged(path, f"{len(missing)} of its commits are missing, the first of them {missing[0]}")
 
 
-def read_table_state(path: Path) -> TableState:
+def read_table_state(path: Location) -> TableState:
     """What the ledger at `path` holds. Nothing, if there is none. Raises LedgerDamaged."""
     table = open_table(path)
     if table is None:
@@ -153,7 +155,7 @@ def read_table_state(path: Path) -> TableState:
     return _state(table, path, last)
 
 
-def read_views_state(path: Path) -> TableState:
+def read_views_state(path: Location) -> TableState:
     """What the table of views holds: it is small, so it is read. Raises LedgerDamaged."""
     table = open_table(path)
     if table is None:
@@ -162,6 +164,6 @@ def read_views_state(path: Path) -> TableState:
     return _state(table, path, {row["group"]: row["seqno_max"] for row in rows.to_pylist()})
 
 
-def _state(table: DeltaTable, path: Path, last: Mapping[str, int]) -> TableState:
+def _state(table: DeltaTable, path: Location, last: Mapping[str, int]) -> TableState:
     version = table.version()
     return TableState(last, table.transaction_version(TRANSACTION) or 0, Commit(version, digest_of(path, version)))

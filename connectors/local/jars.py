@@ -1,13 +1,14 @@
 """The jars that Spark and the embedded broker need, fetched once with the Ivy inside pyspark.
 
 They lie in `$ABCAST_JARS`, or else in `share/abcast/jars` of the Python environment: `spark/` and `broker/`, one per
-configuration of `conf/ivy.xml`. A directory is either complete, for the present ivy.xml, or not there: jars are
-fetched into a temporary directory that is renamed at the end. A machine without network can be given a copy of the
-whole directory.
+configuration of `conf/ivy.xml`, and `s3/`, of `conf/ivy-s3.xml`. A directory is either complete, for the present Ivy
+file, or not there: jars are fetched into a temporary directory that is renamed at the end. A machine without network
+can be given a copy of the whole directory.
 
 What is fetched is used only if each jar has the SHA-256 of conf/jars.lock (in the form that `sha256sum -c` reads, below
-the directory of the jars). `python -m connectors.local.jars` fetches both, and checks what is there; `make setup` runs
-it.
+the directory of the jars). `python -m connectors.local.jars` fetches `spark` and `broker`, and checks what is there;
+`make setup` runs it. `python -m connectors.local.jars s3` does so with those for tables on S3, which otherwise come
+with the first job that needs them.
 
 Environment:
     ABCAST_JARS          another place for the jars
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -39,8 +41,18 @@ from ordering.errors import AbcastError, EnvironmentProblem, UsageError
 Progress = Callable[[str], None]
 """Is told, in one sentence, what a slow step does or waits for."""
 
-CONFIGURATIONS = {"spark": "12 jars, 23 MB", "broker": "46 jars, 45 MB"}
+CONFIGURATIONS = {
+    "spark": "12 jars, 23 MB",
+    "broker": "46 jars, 45 MB",
+    "s3": "36 jars, 13 MB, and one that is compiled",
+}
 """The configurations of conf/ivy.xml, and what to tell someone who waits for them."""
+
+ALWAYS = ("spark", "broker")
+"""Those that `make setup` fetches. The others come when they are first needed."""
+_LOG_STORE = "ConditionalPutLogStore.scala"
+"""What Delta's log on S3 is written with: compiled with Spark's own compiler, when the jars for S3 are fetched."""
+_LOG_STORE_JAR = "abcast-log-store.jar"
 
 _STAMP = ".complete"
 """A file in a finished directory: the hash of the ivy.xml it was made from."""
@@ -81,7 +93,12 @@ def broker_jars(progress: Progress = say) -> list[Path]:
     return _jars("broker", progress)
 
 
-def resolve(configurations: Sequence[str] = tuple(CONFIGURATIONS), progress: Progress = say) -> None:
+def jars_of(configuration: str, progress: Progress = say) -> list[Path]:
+    """The jars of a configuration, as `spark_jars` and `broker_jars`."""
+    return _jars(configuration, progress)
+
+
+def resolve(configurations: Sequence[str] = ALWAYS, progress: Progress = say) -> None:
     """Fetch what is missing of several configurations at once.
 
     Raises:
@@ -103,17 +120,18 @@ def _jars(configuration: str, progress: Progress) -> list[Path]:
     return sorted((jars_directory() / configuration).glob("*.jar"))
 
 
-def _ivy_file() -> Path:
-    return configuration_file("ivy.xml")
+def _ivy_file(configuration: str) -> Path:
+    return configuration_file("ivy.xml" if configuration in ALWAYS else f"ivy-{configuration}.xml")
 
 
-def _wanted_stamp() -> str:
-    return hashlib.sha256(_ivy_file().read_bytes()).hexdigest()
+def _wanted_stamp(configuration: str) -> str:
+    source = configuration_file(_LOG_STORE).read_bytes() if configuration == "s3" else b""
+    return hashlib.sha256(_ivy_file(configuration).read_bytes() + source).hexdigest()
 
 
 def _is_complete(configuration: str) -> bool:
     try:
-        return (jars_directory() / configuration / _STAMP).read_text(encoding="ascii") == _wanted_stamp()
+        return (jars_directory() / configuration / _STAMP).read_text(encoding="ascii") == _wanted_stamp(configuration)
     except OSError:
         return False
 
@@ -131,9 +149,11 @@ def _fetch(configuration: str, progress: Progress) -> None:
             progress(f"Fetching the jars for {configuration} ({CONFIGURATIONS[configuration]}; about half a minute).")
             with tempfile.TemporaryDirectory(prefix=f".{configuration}-", dir=jars) as work:
                 fetched = Path(work) / "jars"
-                retrieve(_ivy_file(), configuration, fetched)
+                retrieve(_ivy_file(configuration), configuration, fetched)
+                if configuration == "s3":
+                    _compile_log_store(fetched)
                 check_hashes(fetched, configuration)
-                (fetched / _STAMP).write_text(_wanted_stamp(), encoding="ascii")
+                (fetched / _STAMP).write_text(_wanted_stamp(configuration), encoding="ascii")
                 target = jars / configuration
                 if target.exists():
                     target.rename(Path(work) / "old")
@@ -227,6 +247,27 @@ def retrieve(ivy_file: Path, configuration: str, target: Path) -> None:
         )
 
 
+def _compile_log_store(target: Path) -> None:
+    """Compile Delta's log on S3 into a jar, always the same bytes. Raises EnvironmentProblem."""
+    of_spark = _ivy_jar().parent
+    compiler = [*of_spark.glob("scala-compiler-*.jar"), *of_spark.glob("scala-reflect-*.jar")]
+    library = [*of_spark.glob("scala-library-*.jar")]
+    against = [*of_spark.glob("hadoop-client-*.jar"), *_jars("spark", say)]
+    with tempfile.TemporaryDirectory(prefix="abcast-compiled-") as compiled:
+        command = [
+            *(str(require_java()), "-cp", os.pathsep.join(map(str, [*compiler, *library])), "scala.tools.nsc.Main"),
+            *("-d", compiled, "-classpath", os.pathsep.join(map(str, [*against, *library]))),
+            str(configuration_file(_LOG_STORE)),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S, check=False)
+        classes = sorted(Path(compiled).rglob("*.class"))
+        if done.returncode or not classes:
+            raise EnvironmentProblem(f"conf/{_LOG_STORE} can't be compiled: {done.stderr[:300] or done.returncode}.")
+        with zipfile.ZipFile(target / _LOG_STORE_JAR, "w") as jar:
+            for file in classes:
+                jar.writestr(zipfile.ZipInfo(str(file.relative_to(compiled))), file.read_bytes())
+
+
 def _proxy_options() -> list[str]:
     """Java's form of HTTPS_PROXY, which Java does not read itself."""
     proxy = urlsplit(os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or "")
@@ -261,8 +302,9 @@ def _only_one_process(lock: Path, configuration: str, progress: Progress) -> Ite
 
 if __name__ == "__main__":
     try:
-        resolve()
-        for fetched in CONFIGURATIONS:
+        wanted = sys.argv[1:] or ALWAYS
+        resolve(wanted)
+        for fetched in wanted:
             check_hashes(jars_directory() / fetched, fetched)
     except AbcastError as problem:
         sys.exit(str(problem))

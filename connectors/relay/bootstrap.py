@@ -12,7 +12,6 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from kafka.future import Future
@@ -28,6 +27,7 @@ from connectors.ledger.row import decode_row
 from connectors.ledger.state import state_from_ledger
 from connectors.relay.home_copy import post_base
 from connectors.relay.link_start import ledger_start
+from connectors.storage.location import Location
 from ordering.errors import UsageError
 from ordering.links import LinkStart, carry
 from ordering.names import Topic, relay_of
@@ -45,7 +45,7 @@ Told = Callable[[int], None]
 def bootstrap(
     sites: Sites,
     group: str,
-    ledger: Path,
+    ledger: Location,
     direction: Direction,
     to_write: Told = lambda _: None,
     written: Told = lambda _: None,
@@ -103,7 +103,7 @@ def _hub_record(group: str, home: str, row: dict[str, Any]) -> Data:
 def _write_session(
     sites: Sites,
     direction: Direction,
-    ledger: Path,
+    ledger: Location,
     group: str,
     reached: Mapping[str, int],
     begins_after: Told,
@@ -119,7 +119,7 @@ def _write_session(
     _write(target, topic, _session(direction.source, session, carries, rows), written)
 
 
-def _link_start(ledger: Path, group: str, reached: Mapping[str, int], carries: Callable[[str], bool]) -> LinkStart:
+def _link_start(ledger: Location, group: str, reached: Mapping[str, int], carries: Callable[[str], bool]) -> LinkStart:
     """The `link-start` of a session that begins right before what is lacking, as the ledger tells it."""
     columns = message_numbers(ledger, group)
     rows = zip(*(columns[name].to_pylist() for name in ("site", "seqno", "origin_seqno")), strict=True)

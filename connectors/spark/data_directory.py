@@ -13,14 +13,16 @@ from connectors.local.owned_directory import OwnedDirectory, remove_abandoned
 from ordering.errors import EnvironmentProblem, UsageError
 
 CHECKPOINTS = "checkpoints"
+DEFAULT_WORK = Path("abcast-work")
+"""For checkpoints where --data is no directory."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PROBE = bytes(4096)
 """Large enough to need a block of its own: an empty file can be made on a full disk, too."""
 
 
-def check_writable(data: Path) -> None:
+def check_writable(top: Path, name: str = "--data") -> None:
     """Make the directory and write where the jobs will. Raises UsageError, EnvironmentProblem if the disk is full."""
-    for directory in (data, data / CHECKPOINTS):
+    for directory in (top, top / CHECKPOINTS):
         try:
             directory.mkdir(parents=True, exist_ok=True)
             # Most file systems give it no name, so a crash leaves none behind.
@@ -30,14 +32,16 @@ def check_writable(data: Path) -> None:
             if error.errno in _FULL:
                 raise disk_full() from error
             raise UsageError(
-                f"--data {data} can't be written: {error.strerror or error} ({error.filename or directory}). "
+                f"{name} {top} can't be written: {error.strerror or error} ({error.filename or directory}). "
                 "Name a directory that this user may write."
             ) from error
 
 
 def disk_full() -> EnvironmentProblem:
     """The error that says so, and what to do."""
-    return EnvironmentProblem("the disk of --data (checkpoints and tables) is full: free some space and start again.")
+    return EnvironmentProblem(
+        "the disk of --data or --work-dir (checkpoints and tables) is full: free some space and start again."
+    )
 
 
 class HeldDirectory:
@@ -51,7 +55,7 @@ class HeldDirectory:
         """Raise EnvironmentProblem if the directory is no longer the one that was made."""
         if not self._owned.is_there():
             raise EnvironmentProblem(
-                f"{self.path} is gone: --data was deleted, moved or replaced while the job ran. "
+                f"{self.path} is gone: --data or --work-dir was deleted, moved or replaced while the job ran. "
                 "Nothing is lost in Kafka; see that the directory stays, and start again."
             )
 

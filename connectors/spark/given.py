@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pyspark
 
+from connectors.storage.settings import LOG_STORE, LOG_STORE_SETTING
 from ordering.errors import UsageError
 
 _ONCE = "a task that runs a second time inside an epoch decides what was decided already, perhaps otherwise"
@@ -37,6 +38,8 @@ REQUIRED = {
     ),
 }
 """The one value that a setting may have, and why."""
+
+_LOG_STORES = (LOG_STORE_SETTING, "spark.delta.logStore.class")
 
 _LOCAL_RETRIES = re.compile(r"local\[[^,\]]*,\s*([^\]]*)\]")
 _PROPERTY = re.compile(r"([^\s=:]+)\s*[\s=:]\s*(.*)")
@@ -63,6 +66,12 @@ def check_given(given: Mapping[str, str]) -> None:
     for name, (value, why) in REQUIRED.items():
         if given.get(name, value).strip().lower() != value.lower():
             raise UsageError(f"Spark's setting {name} is {given[name]}, and must be {value}: {why}.")
+    for name in _LOG_STORES:
+        if given.get(name, LOG_STORE) != LOG_STORE:
+            raise UsageError(
+                f"Spark's setting {name} is {given[name]}, and must not be set: with it, two ledger jobs could commit "
+                "one version twice."
+            )
     extensions = given.get("spark.sql.extensions", _DELTA_EXTENSION)
     if _DELTA_EXTENSION not in (part.strip() for part in extensions.split(",")):
         raise UsageError(

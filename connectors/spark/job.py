@@ -33,11 +33,12 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.retrying import Retries
 from connectors.kafka.topic_finder import TopicFinder
-from connectors.spark.data_directory import CHECKPOINTS, HeldDirectory, held
+from connectors.spark.data_directory import CHECKPOINTS, DEFAULT_WORK, HeldDirectory, held
 from connectors.spark.jvm import jvm
 from connectors.spark.patience import Patience
 from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain
 from connectors.spark.session import what_tasks_need
+from connectors.storage.location import Location
 from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem
 from ordering.names import Topic
 
@@ -53,6 +54,9 @@ STOP_S = 10.0
 """How long a stop waits for the batch in hand."""
 
 _ALLOWED_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
+_ASK_FOR_OFFSETS_MS = 10_000
+_OFFSETS_ARE_ASKED_FOR = 18
+"""Times, before the query ends: three minutes in all."""
 _READY_POLL_S = 0.1
 _TASKS_RUN_S = 1.0
 """In real time, the first batch ends after seconds: one whose tasks have run for so long is taken to work."""
@@ -65,7 +69,8 @@ _stopping = threading.Lock()
 class JobOptions:
     """The options that all streaming jobs have.
 
-    `site`: the site whose groups it serves. `data`: the directory for `checkpoints/` and the Delta tables.
+    `site`: the site whose groups it serves. `data`: where the Delta tables are. `work_dir`: the directory for
+    `checkpoints/`, if that is another one.
     `max_batch_records`: records a micro-batch takes at most, for all groups of a query; fewer where they are large.
     `parallelism`: groups that the sequencer decides at the same time, None for one a core. `groups`:
     those to serve. `look_every_s`: how often new topics are looked for.
@@ -73,11 +78,19 @@ class JobOptions:
 
     connection: Connection
     site: str
-    data: Path
+    data: Location
     max_batch_records: int = 200_000
     parallelism: int | None = None
     groups: GroupChoice = ALL_GROUPS
     look_every_s: float = LOOK_EVERY_S
+    work_dir: Path | None = None
+
+    @property
+    def work(self) -> Path:
+        """The directory of `checkpoints/`, on this machine."""
+        if self.work_dir is not None:
+            return self.work_dir
+        return self.data if isinstance(self.data, Path) else DEFAULT_WORK
 
     def finder(self) -> TopicFinder:
         """What finds the topics of these groups. Close it."""
@@ -117,7 +130,7 @@ class StreamingJob(ABC):
         self.spark = spark
         self.options = options
         self.finder = finder or options.finder()
-        self.checkpoints = options.data / CHECKPOINTS / self.name
+        self.checkpoints = options.work / CHECKPOINTS / self.name
         self.ready = threading.Event()
         self._stop = threading.Event()
         self._ends = threading.Event()
@@ -201,7 +214,7 @@ class StreamingJob(ABC):
                     directory.check()
                     if isinstance(error, StreamingQueryException):
                         self.check()
-                    raise explain(error, self.options.data) from error
+                    raise explain(error, self.options.work) from error
         except KafkaError as error:
             if error.retriable:
                 raise self.options.connection.unreachable() from error
@@ -224,12 +237,14 @@ class StreamingJob(ABC):
                     continue
             checked = now
             if patience.ends(now, query, self._runs_tasks):
+                says = query.status["message"]
+                asks_kafka = says.startswith("Getting offsets")
                 _logger.warning(
                     "%s: the batch in hand has run no task for %.0f s (Spark says: %s). %s",
                     self.name,
                     now - patience.since,
-                    query.status["message"],
-                    what_tasks_need(self.spark.sparkContext),
+                    says,
+                    "Does Kafka answer?" if asks_kafka else what_tasks_need(self.spark.sparkContext),
                 )
             directory.check()
             try:
@@ -307,6 +322,11 @@ class StreamingJob(ABC):
             "subscribe": ",".join(sorted(topics)),
             "startingOffsets": json.dumps(starts),
             "includeHeaders": "true",
+            # Java's admin client may ask a broker that is dead for a minute, the time that it has by default. Spark
+            # makes another client for each attempt, so there are more of them.
+            "kafka.request.timeout.ms": str(_ASK_FOR_OFFSETS_MS),
+            "kafka.default.api.timeout.ms": str(_ASK_FOR_OFFSETS_MS),
+            "fetchOffset.numRetries": str(_OFFSETS_ARE_ASKED_FOR),
             "maxOffsetsPerTrigger": str(self._batch_records),
             # A batch reads only what is there already. At its end Kafka would hold back one more fetch for half a
             # second, and with it what Spark asks next on the same connection.

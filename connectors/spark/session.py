@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import resolve_name
 from pathlib import Path
 from typing import ClassVar
@@ -22,10 +22,11 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from connectors.local.configuration import configuration_file
-from connectors.local.jars import jars_directory, locked_hashes, spark_jars
+from connectors.local.jars import jars_directory, jars_of, locked_hashes
 from connectors.spark.given import check_given, given_settings, is_local
 from connectors.spark.jvm import SUBMITTED, join_jvm, jvm, start_jvm
 from connectors.spark.query_failure import full_text, true_reason
+from connectors.storage.location import S3, Location, RemotePath
 from ordering.errors import EnvironmentProblem
 
 SMALL_FILE_BYTES = 64 * 1024 * 1024
@@ -114,11 +115,13 @@ def build_session(
     cores: int | None = None,
     driver_memory: str = "1536m",
     archive_to: Path | None = None,
+    data: Location | None = None,
 ) -> SparkSession:
     """The application's Spark session, with the Kafka and Delta jars. What the user has set of Spark is kept.
 
     `cores`: local threads (default: all, at least 2, since a streaming job runs more than one query).
-    `archive_to`: where the JVM leaves an archive of its classes when it ends. Raises EnvironmentProblem if Java or the
+    `archive_to`: where the JVM leaves an archive of its classes when it ends. `data`: where the tables are, which may
+    take more jars and settings. Raises EnvironmentProblem if Java or the
     jars are missing, UsageError if the user has set what breaks a promise.
     """
     if SUBMITTED:
@@ -131,8 +134,10 @@ def build_session(
     check_given(given)
     # Workers must run this very environment, whatever `python3` is on the PATH, unless they have one of their own.
     os.environ.setdefault("PYSPARK_PYTHON", given.get("spark.pyspark.python", sys.executable))
-    jars = _lacking(given.get("spark.jars", ""))
-    settings = default_settings(name, cores, given.get("spark.master")) | given
+    remote = data if isinstance(data, RemotePath) and data.scheme == S3 else None
+    jars = _lacking(given.get("spark.jars", ""), ("spark", "s3") if remote is not None else ("spark",))
+    settings = default_settings(name, cores, given.get("spark.master"))
+    settings |= (remote.storage.for_spark() if remote is not None else {}) | given
     if SUBMITTED:
         _add_to_class_path(jars)
         settings["spark.jars"] = _joined(",", given.get("spark.jars"), *jars)
@@ -148,7 +153,8 @@ def build_session(
         if not is_local(settings["spark.master"]):
             settings["spark.jars"] = _joined(",", given.get("spark.jars"), *jars)
         start_jvm(settings)
-    session = SparkSession.builder.config(map={**settings}).getOrCreate()
+    login = remote.storage.login_for_spark() if remote is not None else {}
+    session = SparkSession.builder.config(map={**login, **settings}).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     if not SUBMITTED:
         _let_compiler_give_way(session)
@@ -183,12 +189,16 @@ def what_tasks_need(context: SparkContext) -> str:
     return f"Does {context.master} have a free core for this job, and do executors reach the driver, {driver}?"
 
 
-def _lacking(given: str) -> list[Path]:
+def _lacking(given: str, configurations: Sequence[str]) -> list[Path]:
     """The jars of ours that the user's `spark.jars` do not have."""
     names = {Path(each).name for each in given.split(",")}
-    if names >= locked_hashes("spark").keys():
-        return []
-    return [jar for jar in spark_jars() if jar.name not in names]
+    return [
+        jar
+        for configuration in configurations
+        if not names >= locked_hashes(configuration).keys()
+        for jar in jars_of(configuration)
+        if jar.name not in names
+    ]
 
 
 def _joined(between: str, *parts: object) -> str:

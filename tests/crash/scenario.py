@@ -18,6 +18,7 @@ from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Stored
 from connectors.kafka.topics import create_topics
+from connectors.storage.location import Location
 from ordering.checker import Checker
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
@@ -56,7 +57,7 @@ class Scenario:
             process.wait_ready()
         return process
 
-    def job(self, command: str, data: Path | None = None, *options: object, ready: bool = True) -> Process:
+    def job(self, command: str, data: Location | None = None, *options: object, ready: bool = True) -> Process:
         """`abcast run`, `sequence` or `ledger` at our site."""
         return self.start(
             command,
@@ -174,7 +175,7 @@ class Scenario:
         deliveries: Mapping[str, Iterable[Delivery]] | None = None,
         *,
         logs: Iterable[Path] = (),
-        ledger: Path | None = None,
+        ledger: Location | None = None,
         fresh_reader: bool = True,
     ) -> int:
         """No anomaly in DATA, the ledger, the delivery logs and what has a receipt. Returns how many were ordered."""
@@ -289,7 +290,7 @@ class Observer:
         return self.taken
 
 
-def ledger_seqno(ledger: Path, group: str) -> int:
+def ledger_seqno(ledger: Location, group: str) -> int:
     """The table's last seqno of the group, 0 before there is one."""
     from connectors.ledger.table import read_table_state
 

@@ -24,12 +24,12 @@ def bare_jvm() -> Iterator[JVMView]:
 
 
 @contextmanager
-def bare_gateway() -> Iterator[JavaGateway]:
-    """The same, with its process (`java_process`)."""
+def bare_gateway(*more: Path) -> Iterator[JavaGateway]:
+    """The same, with its process (`java_process`), and `more` jars."""
     own = Path(pyspark.__file__).parent / "jars"
     gateway = JavaGateway.launch_gateway(
         jarpath=str(next(own.glob("py4j-*.jar"))),
-        classpath=os.pathsep.join([*map(str, spark_jars()), f"{own}/*"]),
+        classpath=os.pathsep.join([*map(str, [*spark_jars(), *more]), f"{own}/*"]),
         # Hadoop starts other programs for each file: the way that costs least.
         javaopts=[
             "-XX:TieredStopAtLevel=1",

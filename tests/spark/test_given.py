@@ -71,6 +71,8 @@ def test_arguments_that_can_not_be_read(arguments: str, what: str, tmp_path: Pat
     [
         *(({name: "4"}, f"{name} is 4, and must be {value}: ") for name, (value, _) in REQUIRED.items()),
         ({"spark.sql.extensions": "org.other.Extension"}, "must name io.delta"),
+        ({"spark.delta.logStore.class": "io.delta.storage.S3SingleDriverLogStore"}, "commit one version twice"),
+        ({"spark.delta.logStore.s3a.impl": "io.delta.storage.S3DynamoDBLogStore"}, "commit one version twice"),
         ({"spark.master": "local[2,4]"}, r"local\[2,4\] tries a task 4 times"),
     ],
 )

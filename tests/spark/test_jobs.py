@@ -163,7 +163,7 @@ def test_a_data_directory_that_goes_stops_the_job(
     with contextlib.suppress(EnvironmentProblem), running([make], spark, options) as [job]:
         await_ready(job)
         # At one stroke: were it deleted file by file, the ledger might miss its table before the directory is gone.
-        options.data.rename(tmp_path / "elsewhere")
+        (tmp_path / "data").rename(tmp_path / "elsewhere")
         assert job.done.wait(60)
     with pytest.raises(EnvironmentProblem, match="deleted, moved or replaced"):
         job.raise_failure()

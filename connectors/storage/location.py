@@ -1,0 +1,212 @@
+"""A place for tables: a local directory (`Path`), or a URL (`RemotePath`), which reads as if it were one.
+
+What makes a place local or not is its text alone: SCHEME://… is remote. `s3://` is `s3a://`, as Spark calls it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from connectors.storage.settings import Storage, configured_storage
+from ordering.errors import AbcastError, EnvironmentProblem, StoreUnreachable, UsageError
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+S3 = "s3a"
+SCHEMES = (S3, "abfss", "gs", "hdfs")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_CONTROL = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x1f\x7f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePath:
+    """A place in an object store or in HDFS: what it is asked is what a `Path` is asked.
+
+    A store that refuses, or is silent, raises UsageError, StoreUnreachable or EnvironmentProblem, with what to do.
+    """
+
+    url: str
+    storage: Storage = field(default_factory=Storage, repr=False)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(f"{self.url}/{name}", self.storage)
+
+    @property
+    def scheme(self) -> str:
+        """The name before `://`."""
+        return self.url.partition("://")[0]
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return self.url.rpartition("/")[2]
+
+    @property
+    def parent(self) -> RemotePath:
+        """All before it."""
+        return RemotePath(self.url.rpartition("/")[0], self.storage)
+
+    def absolute(self) -> RemotePath:
+        """It is."""
+        return self
+
+    def read_bytes(self) -> bytes:
+        """What stands there. Raises FileNotFoundError."""
+        with in_a_sentence(self):
+            files, path = self.arrow()
+            with files.open_input_stream(path) as stream:
+                content: bytes = stream.read()
+                return content
+
+    def read_text(self, encoding: str) -> str:
+        """The same, as a text."""
+        return self.read_bytes().decode(encoding)
+
+    def exists(self) -> bool:
+        """Whether something is there, or below. Raises UsageError if there is not even a bucket."""
+        if self._is_there():
+            return True
+        check_bucket(self)
+        return False
+
+    def _is_there(self) -> bool:
+        from pyarrow.fs import FileType
+
+        with in_a_sentence(self):
+            files, path = self.arrow()
+            return bool(files.get_file_info(path).type != FileType.NotFound)
+
+    is_dir = exists
+
+    def arrow(self) -> tuple[FileSystem, str]:
+        """The store as Arrow has it, and the place there."""
+        beyond = self.url.partition("://")[2]
+        if self.scheme == S3:
+            return _s3(self.storage), beyond
+        root, _, path = beyond.partition("/")
+        return _of_delta(f"{self.scheme}://{root}"), path
+
+
+Location = Path | RemotePath
+
+
+def parse_location(text: str | os.PathLike[str]) -> Location:
+    """A path, or a URL. Raises UsageError for a scheme that nobody knows, and for settings that can't be."""
+    found = _URL.fullmatch(os.fspath(text))
+    if found is None:
+        return Path(text)
+    scheme, beyond = found[1].lower(), found[2].strip("/")
+    scheme = S3 if scheme == "s3" else scheme
+    if scheme not in SCHEMES:
+        raise UsageError(f"{text} can't be used: give a directory, or a URL with {', '.join(SCHEMES)}.")
+    if not beyond or "//" in beyond or beyond.startswith("/") or re.search(r"[\s?#%]", beyond):
+        raise UsageError(f"{text} names no place: write {scheme}://BUCKET/DIRECTORY.")
+    return RemotePath(f"{scheme}://{beyond}", configured_storage() if scheme == S3 else Storage())
+
+
+def files_below(place: Location, *, deep: bool = True) -> dict[str, int]:
+    """The files there, by their names relative to it, with their bytes; none if it is not there."""
+    if isinstance(place, Path):
+        return dict(_local_files(place, deep=deep))
+    from pyarrow.fs import FileSelector, FileType
+
+    with in_a_sentence(place):
+        files, path = place.arrow()
+        found = files.get_file_info(FileSelector(path, allow_not_found=True, recursive=deep))
+        return {each.path.removeprefix(f"{path}/"): each.size for each in found if each.type == FileType.File}
+
+
+def _local_files(place: Path, *, deep: bool) -> Iterator[tuple[str, int]]:
+    for where, below, names in os.walk(place):
+        for name in names:
+            file = Path(where, name)
+            try:
+                yield str(file.relative_to(place)), file.stat().st_size
+            except OSError:  # deleted meanwhile
+                continue
+        if not deep:
+            below.clear()
+
+
+@functools.lru_cache
+def _s3(storage: Storage) -> FileSystem:
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
+
+    return S3FileSystem(retry_strategy=AwsStandardS3RetryStrategy(max_attempts=3), **storage.for_arrow())
+
+
+@functools.lru_cache
+def _of_delta(root: str) -> FileSystem:
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import PyFileSystem
+
+    return PyFileSystem(DeltaStorageHandler(root))
+
+
+def delta_options(place: Location) -> dict[str, str] | None:
+    """What delta-rs needs to be let in."""
+    if isinstance(place, RemotePath) and place.scheme == S3:
+        return place.storage.for_delta()
+    return None
+
+
+@contextmanager
+def in_a_sentence(place: Location) -> Iterator[None]:
+    """Turn what a store's client raises into what to do. A file that is not there stays FileNotFoundError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if isinstance(place, Path):
+            raise
+        raise explain(place, str(error)) from error
+
+
+def explain(place: RemotePath, told: str) -> AbcastError:
+    """The error of ours for what a client of the store has told."""
+    said = " ".join(_CONTROL.sub(" ", told).split())
+    if re.search(r"NoSuchBucket|NO_SUCH_BUCKET|bucket does not exist", said, re.IGNORECASE):
+        return no_bucket(place)
+    if re.search(
+        r"InvalidAccessKeyId|INVALID_ACCESS_KEY|SignatureDoesNotMatch|SIGNATURE_DOES_NOT_MATCH|AccessDenied"
+        r"|ACCESS_DENIED|\b403\b|\b401\b|Forbidden|NoAuthWithAWSException|[Cc]redential|InvalidClientTokenId",
+        said,
+    ):
+        return UsageError(
+            f"{place.storage.where} does not let us in at {place}: see that access_key_id and secret_access_key "
+            "([storage] in abcast.toml, ABCAST_STORAGE_* or AWS_* variables) are right, and may read and write there."
+        )
+    if re.search(
+        r"[Cc]onnect|NETWORK_CONNECTION|[Tt]imed? ?out|curlCode|dns error|UnknownHost|unreachable|max_retries", said
+    ):
+        return StoreUnreachable(
+            f"{place.storage.where} does not answer: see that it runs, and that the endpoint ([storage] in "
+            "abcast.toml, ABCAST_STORAGE_ENDPOINT, AWS_ENDPOINT_URL) is right."
+        )
+    return EnvironmentProblem(f"{place} can't be read: {said[:300]}.")
+
+
+def no_bucket(place: RemotePath) -> UsageError:
+    """The error for a place in a bucket that is not there."""
+    bucket = place.url.partition("://")[2].partition("/")[0]
+    return UsageError(f"there is no bucket {bucket} at {place.storage.where}: create it, or name another.")
+
+
+def check_bucket(place: RemotePath) -> None:
+    """Raise UsageError or StoreUnreachable if the store does not let us in, does not answer, or has no such bucket."""
+    if place.scheme == S3:
+        root = RemotePath("://".join((place.scheme, place.url.partition("://")[2].partition("/")[0])), place.storage)
+        if not root._is_there():  # noqa: SLF001 - of its own class
+            raise no_bucket(place)

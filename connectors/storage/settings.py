@@ -1,0 +1,185 @@
+"""How to be let into an object store, as it is configured: each value, and where it comes from.
+
+What an ABCAST_STORAGE_* variable says counts most, then the table `[storage]` of abcast.toml, then the variables of
+AWS's own tools, then what the libraries find by themselves (a role of the machine, say). The three parts of a login
+come from one of these: a key of one place with a token of another lets nobody in.
+
+Spark, Arrow and delta-rs each have names of their own for the same things; all of them are made here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, SecretStr
+
+from connectors.kafka.configuration import ConfigurationFile
+from ordering.errors import UsageError
+
+TABLE = "storage"
+PREFIX = "ABCAST_STORAGE_"
+SECRETS = ("secret_access_key", "session_token")
+_LOGIN = ("access_key_id", *SECRETS)
+_OF_AWS = {
+    "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+    "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+    **{name: (f"AWS_{name.upper()}",) for name in _LOGIN},
+}
+
+LOG_STORE = "abcast.ConditionalPutLogStore"
+"""conf/ConditionalPutLogStore.scala"""
+LOG_STORE_SETTING = "spark.delta.logStore.s3a.impl"
+
+
+class Setting(NamedTuple):
+    """A value, and where it comes from."""
+
+    value: str
+    source: str
+
+
+class Storage(BaseModel):
+    """A store that speaks S3. `endpoint`: its URL, where it is not Amazon's. Raises UsageError for what can't be."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
+
+    endpoint: str = ""
+    region: str = ""
+    access_key_id: str = ""
+    secret_access_key: SecretStr = SecretStr("")
+    session_token: SecretStr = SecretStr("")
+
+    def check(self) -> None:
+        """Raise UsageError for what can't be."""
+        if self.endpoint and (urlsplit(self.endpoint).scheme not in ("http", "https") or not self._host):
+            raise UsageError(f"storage: the endpoint {self.endpoint!r} is no URL: write https://HOST:PORT.")
+        if bool(self.access_key_id) != bool(self.secret_access_key.get_secret_value()):
+            raise UsageError("storage: access_key_id and secret_access_key belong together: give both, or none.")
+
+    @property
+    def where(self) -> str:
+        """The store, in words."""
+        return f"the object store at {self.endpoint}" if self.endpoint else "the object store"
+
+    @property
+    def _host(self) -> str:
+        return urlsplit(self.endpoint).netloc
+
+    @property
+    def _is_plain(self) -> bool:
+        return urlsplit(self.endpoint).scheme == "http"
+
+    def for_delta(self) -> dict[str, str]:
+        """Storage options of delta-rs."""
+        return _without_empty(
+            {
+                "aws_endpoint_url": self.endpoint,
+                "aws_allow_http": "true" if self._is_plain else "",
+                "aws_region": self.region or ("us-east-1" if self.endpoint else ""),
+                "aws_access_key_id": self.access_key_id,
+                "aws_secret_access_key": self.secret_access_key.get_secret_value(),
+                "aws_session_token": self.session_token.get_secret_value(),
+                "connect_timeout": "5s",
+                "retry_timeout": "15s",
+                "max_retries": "3",
+            }
+        )
+
+    def for_arrow(self) -> dict[str, Any]:
+        """Arguments of Arrow's S3FileSystem."""
+        return _without_empty(
+            {
+                "endpoint_override": self._host,
+                "scheme": "http" if self._is_plain else "",
+                "region": self.region or ("us-east-1" if self.endpoint else ""),
+                "access_key": self.access_key_id,
+                "secret_key": self.secret_access_key.get_secret_value(),
+                "session_token": self.session_token.get_secret_value(),
+                "connect_timeout": 5.0,
+                "request_timeout": 30.0,
+            }
+        )
+
+    def for_spark(self) -> dict[str, str]:
+        """Spark's settings, but for the login: how S3 is written to, and where it is."""
+        return _without_empty(
+            {
+                LOG_STORE_SETTING: LOG_STORE,
+                "spark.hadoop.fs.s3a.endpoint": self.endpoint,
+                "spark.hadoop.fs.s3a.endpoint.region": self.region or ("us-east-1" if self.endpoint else ""),
+                "spark.hadoop.fs.s3a.path.style.access": "true" if self.endpoint else "",
+                # A file is put from memory: our own local file system is not the one that S3A wants for its buffers.
+                # Each open file has a piece of it.
+                "spark.hadoop.fs.s3a.fast.upload.buffer": "array",
+                "spark.hadoop.fs.s3a.multipart.size": "8M",
+                # Some seconds, and then a sentence. Hadoop would try for many minutes.
+                "spark.hadoop.fs.s3a.attempts.maximum": "3",
+                "spark.hadoop.fs.s3a.retry.limit": "3",
+                "spark.hadoop.fs.s3a.connection.establish.timeout": "5s",
+            }
+        )
+
+    def login_for_spark(self) -> dict[str, str]:
+        """The login among Spark's settings. It must stand in no command line."""
+        return _without_empty(
+            {
+                "spark.hadoop.fs.s3a.access.key": self.access_key_id,
+                "spark.hadoop.fs.s3a.secret.key": self.secret_access_key.get_secret_value(),
+                "spark.hadoop.fs.s3a.session.token": self.session_token.get_secret_value(),
+            }
+        )
+
+
+def configured_storage() -> Storage:
+    """What is in force. Raises UsageError."""
+    given = {name: each.value for name, each in storage_settings().items()}
+    storage = Storage(**{name: SecretStr(value) if name in SECRETS else value for name, value in given.items()})  # type: ignore[arg-type]
+    storage.check()
+    return storage
+
+
+def storage_settings() -> dict[str, Setting]:
+    """Each value that was given, by the names of `Storage`. Raises UsageError for a name that nobody knows."""
+    found: dict[str, Setting] = {}
+    for source in _sources():
+        has_login = any(name in found for name in _LOGIN)
+        found |= {
+            name: each for name, each in source.items() if name not in found and not (has_login and name in _LOGIN)
+        }
+    return found
+
+
+def _sources() -> Iterator[dict[str, Setting]]:
+    """What each place says, the one that counts most first."""
+    variables = {name: value for name, value in os.environ.items() if name.startswith(PREFIX) and value}
+    for name in sorted(variables):
+        _check_name(name.removeprefix(PREFIX).lower(), name)
+    yield {name.removeprefix(PREFIX).lower(): Setting(value, name) for name, value in variables.items()}
+    file = ConfigurationFile()
+    table = file.values.get(TABLE, {})
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{TABLE} in the configuration file {file.path} is a table, [{TABLE}].")
+    for name, value in table.items():
+        _check_name(name, f"{name} in [{TABLE}] of {file.path}")
+        if not isinstance(value, str):
+            raise UsageError(f"{name} in [{TABLE}] of {file.path} is a text.")
+    yield {name: Setting(value, f"{file.path} [{TABLE}]") for name, value in table.items() if value}
+    of_aws = {
+        name: Setting(os.environ[variable], variable)
+        for name, each in _OF_AWS.items()
+        for variable in reversed(each)
+        if os.environ.get(variable)
+    }
+    yield of_aws
+
+
+def _check_name(name: str, where: str) -> None:
+    if name not in Storage.model_fields:
+        raise UsageError(f"{where} is unknown: there are {', '.join(Storage.model_fields)}.")
+
+
+def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value}

@@ -1,0 +1,122 @@
+"""Where tables lie, as text; and how a store lets us in, as it is configured."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from connectors.storage.location import RemotePath, explain, files_below, parse_location
+from connectors.storage.settings import Storage, configured_storage, storage_settings
+from ordering.errors import UsageError
+from tests.cli.here import abcast_here
+
+pytestmark = pytest.mark.usefixtures("no_settings")
+
+
+@pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is configured."""
+    import os
+
+    for name in os.environ:
+        if name.startswith(("AWS_", "ABCAST_STORAGE_", "ABCAST_CONFIG")):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_path_is_local_and_a_url_is_not() -> None:
+    assert parse_location("data/here") == Path("data/here")
+    assert parse_location(Path("/data")) == Path("/data")
+    assert str(parse_location("s3a://bucket/a")) == str(parse_location("S3://bucket/a/")) == "s3a://bucket/a"
+    assert str(parse_location("abfss://box@account/a")) == "abfss://box@account/a"
+
+
+@pytest.mark.parametrize(
+    "text", ["ftp://a/b", "http://a/b", "s3a://", "s3a:///", "s3a://a//b", "s3a://a/b?c", "gs://a b"]
+)
+def test_a_url_that_names_no_place(text: str) -> None:
+    with pytest.raises(UsageError, match=r"URL with s3a, abfss, gs, hdfs|names no place"):
+        parse_location(text)
+
+
+def test_it_is_asked_as_a_path_is() -> None:
+    place = RemotePath("s3a://bucket/a")
+    assert (str(place / "b"), (place / "b").name, (place / "b").parent) == ("s3a://bucket/a/b", "b", place)
+
+
+def test_files_of_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "a").write_bytes(b"12")
+    (tmp_path / "below" / "b").write_bytes(b"123")
+    assert files_below(tmp_path) == {"a": 2, "below/b": 3}
+    assert files_below(tmp_path, deep=False) == {"a": 2}
+    assert files_below(tmp_path / "none") == {}
+
+
+def test_what_counts_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Our own variables, then the file, then AWS's. A login is of one place: no token of another goes with a key."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-aws")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-aws")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token-of-aws")
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    assert configured_storage().for_delta()["aws_session_token"] == "token-of-aws"
+    (tmp_path / "abcast.toml").write_text(
+        '[storage]\nendpoint = "https://one:9000"\naccess_key_id = "of-file"\nsecret_access_key = "secret-of-file"\n'
+    )
+    storage = configured_storage()
+    assert (storage.access_key_id, storage.endpoint, storage.region) == ("of-file", "https://one:9000", "eu-central-1")
+    assert "aws_session_token" not in storage.for_delta()
+    monkeypatch.setenv("ABCAST_STORAGE_ENDPOINT", "http://two:9000")
+    assert storage_settings()["endpoint"] == ("http://two:9000", "ABCAST_STORAGE_ENDPOINT")
+    assert configured_storage().for_delta()["aws_allow_http"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('bucket = "x"', "bucket in [storage] of abcast.toml is unknown"),
+        ("endpoint = 9000", "endpoint in [storage] of abcast.toml is a text"),
+        ('endpoint = "one:9000"', "the endpoint 'one:9000' is no URL"),
+        ('access_key_id = "a"', "belong together"),
+    ],
+)
+def test_settings_that_can_not_be(tmp_path: Path, table: str, said: str) -> None:
+    (tmp_path / "abcast.toml").write_text(f"[storage]\n{table}\n")
+    with pytest.raises(UsageError, match=re.escape(said)):
+        configured_storage()
+
+
+def test_a_variable_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABCAST_STORAGE_BUCKET", "x")
+    with pytest.raises(UsageError, match="ABCAST_STORAGE_BUCKET is unknown"):
+        configured_storage()
+
+
+def test_secrets_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "abcast.toml").write_text('[storage]\naccess_key_id = "a"\nsecret_access_key = "hush-1"\n')
+    monkeypatch.setenv("ABCAST_STORAGE_SESSION_TOKEN", "hush-2")
+    monkeypatch.setenv("ABCAST_STORAGE_ACCESS_KEY_ID", "b")
+    monkeypatch.setenv("ABCAST_STORAGE_SECRET_ACCESS_KEY", "hush-3")
+    shown = abcast_here("config", "show", cwd=tmp_path, variables={"ABCAST_STORAGE_SESSION_TOKEN": "hush-2"})
+    assert "storage.session_token" in shown.stdout
+    storage = configured_storage()
+    place = parse_location("s3a://bucket/a")
+    assert "hush" not in f"{shown.stdout}{shown.stderr}{storage!r}{storage}{place!r}{place}{storage.for_spark()}"
+    assert "hush-3" in storage.login_for_spark().values()
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("<Code>NoSuchBucket</Code>", "there is no bucket bucket at the object store"),
+        ("AWS Error ACCESS_DENIED during HeadObject", "does not let us in at s3a://bucket/a"),
+        ("<Code>SignatureDoesNotMatch</Code>", "does not let us in"),
+        ("client error (Connect) \x1b[31m tcp connect error", "does not answer"),
+        ("AWS Error NETWORK_CONNECTION", "does not answer"),
+        ("something else", "s3a://bucket/a can't be read: something else"),
+    ],
+)
+def test_what_a_store_tells_is_one_sentence(told: str, said: str) -> None:
+    assert said in str(explain(RemotePath("s3a://bucket/a", Storage()), told))
