@@ -62,6 +62,7 @@ class Desk:
         self._client: KafkaAdminClient | None = None
         self._askers: Counter[KafkaAdminClient] = Counter()
         """How many ask each client now."""
+        self._was_there = False
         self._names: tuple[Collection[str], float] = ((), float("-inf"))
         """The topics, and when they were asked for."""
 
@@ -148,13 +149,16 @@ class Desk:
                 self._close_if_unused(client)
 
     def _connect(self, timeout_s: float) -> KafkaAdminClient:
+        """The first time it takes as long as any client may. Then Kafka was there, and who asks waits no longer."""
         limits = {
-            "bootstrap_timeout_ms": int(timeout_s * 1000),
+            "bootstrap_timeout_ms": int((timeout_s if self._was_there else self._cluster.timeout) * 1000),
             "request_timeout_ms": int(self._cluster.timeout * 1000),
             "max_in_flight_requests_per_connection": _AT_A_TIME,
         }
         with self._cluster.opening():
-            return KafkaAdminClient(**{**client_settings(self._cluster), **limits})
+            client = KafkaAdminClient(**{**client_settings(self._cluster), **limits})
+        self._was_there = True
+        return client
 
     def _forget(self, client: KafkaAdminClient | None) -> None:
         """Who asks from now on connects anew."""

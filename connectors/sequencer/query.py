@@ -68,6 +68,15 @@ _IS_MESSAGE = codec.FORWARD_KINDS.index(MESSAGE)
 _FIRST_CONTROL = codec.FORWARD_KINDS.index(JOIN)
 
 
+def read_by_few(kafka_rows: DataFrame, parallelism: int) -> DataFrame:
+    """The same rows, read by few tasks: of many groups each has little. To be called before the rows are decoded.
+
+    Spark reads each partition of Kafka in a task of its own. With a thousand groups, tasks would be most of the work.
+    (It leaves out this step where the next one changes partitions, too.)
+    """
+    return kafka_rows.coalesce(READERS_A_GROUP_AT_ONCE * parallelism)
+
+
 def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False, agreed: bool = False) -> DataFrame:
     """Rows of Spark's Kafka source (with headers) → the columns that the site's sequencer works on.
 
@@ -126,12 +135,7 @@ def sequence(
     `initial` has the state of every group that may occur. `parallelism` is how many groups are decided at once
     (the number of shuffle partitions, which must be the session's setting if it is not 1).
     """
-    # Spark reads each partition of Kafka in a task of its own. With a thousand groups, tasks would be most of the work.
-    placed = (
-        forward.coalesce(1)
-        if parallelism == 1
-        else forward.coalesce(READERS_A_GROUP_AT_ONCE * parallelism).repartition(parallelism, "group")
-    )
+    placed = forward.coalesce(1) if parallelism == 1 else forward.repartition(parallelism, "group")
     return (
         placed.sortWithinPartitions("group", *_SOURCE)
         .groupBy("group")

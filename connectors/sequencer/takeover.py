@@ -50,7 +50,7 @@ from connectors.kafka.liveness import ALIVE, judge
 from connectors.kafka.sending import Record, append
 from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import find_groups
-from connectors.kafka.transport import Producer
+from connectors.kafka.transport import Consumer, Producer
 from ordering.errors import AbcastError, Fenced, HistoryUnavailable, ProtocolViolation, UsageError
 from ordering.names import Topic
 from ordering.reader import Reader, Seal, Verdict
@@ -115,10 +115,7 @@ def take_over_groups(
         producer = connection.producer()
         open_until_then.callback(producer.close, timeout=10)
         # Each share of the groups, which a thread looks after, has one connection. For a thousand, they take seconds.
-        consumers = [
-            open_until_then.enter_context(contextlib.closing(consumer_of_logs(connection)))
-            for _ in range(min(GROUPS_AT_ONCE, len(groups)))
-        ]
+        consumers = _open(lambda: consumer_of_logs(connection), min(GROUPS_AT_ONCE, len(groups)), open_until_then)
         consumer_of = dict(zip(groups, itertools.cycle(consumers), strict=False))
         logs = dict(_ask_each(groups, lambda group: (group, DataLog(connection, group, site, consumer_of[group]))))
         found = dict(
@@ -133,6 +130,16 @@ def take_over_groups(
             state.group: replace(state, membership=replace(state.membership, horizon=horizon))
             for state, horizon in zip(states, horizons, strict=True)
         }
+
+
+def _open(make: Callable[[], Consumer], count: int, open_until_then: contextlib.ExitStack) -> list[Consumer]:
+    """So many, side by side. Those that are open when one fails are closed with the others."""
+    with ThreadPoolExecutor(max(1, count), "abcast-takeover") as pool:
+        futures = [pool.submit(make) for _ in range(count)]
+    for future in futures:
+        if future.exception() is None:
+            open_until_then.callback(future.result().close)
+    return [future.result() for future in futures]
 
 
 def _ask_each(groups: Iterable[str], ask: Callable[[str], _Answer]) -> list[_Answer]:

@@ -54,6 +54,9 @@ STOP_S = 10.0
 """How long a stop waits for the batch in hand."""
 
 _ALLOWED_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
+_ASK_FOR_OFFSETS_MS = 10_000
+_OFFSETS_ARE_ASKED_FOR = 18
+"""Times, before the query ends: three minutes in all."""
 _READY_POLL_S = 0.1
 _TASKS_RUN_S = 1.0
 """In real time, the first batch ends after seconds: one whose tasks have run for so long is taken to work."""
@@ -234,12 +237,14 @@ class StreamingJob(ABC):
                     continue
             checked = now
             if patience.ends(now, query, self._runs_tasks):
+                says = query.status["message"]
+                asks_kafka = says.startswith("Getting offsets")
                 _logger.warning(
                     "%s: the batch in hand has run no task for %.0f s (Spark says: %s). %s",
                     self.name,
                     now - patience.since,
-                    query.status["message"],
-                    what_tasks_need(self.spark.sparkContext),
+                    says,
+                    "Does Kafka answer?" if asks_kafka else what_tasks_need(self.spark.sparkContext),
                 )
             directory.check()
             try:
@@ -317,6 +322,11 @@ class StreamingJob(ABC):
             "subscribe": ",".join(sorted(topics)),
             "startingOffsets": json.dumps(starts),
             "includeHeaders": "true",
+            # Java's admin client may ask a broker that is dead for a minute, the time that it has by default. Spark
+            # makes another client for each attempt, so there are more of them.
+            "kafka.request.timeout.ms": str(_ASK_FOR_OFFSETS_MS),
+            "kafka.default.api.timeout.ms": str(_ASK_FOR_OFFSETS_MS),
+            "fetchOffset.numRetries": str(_OFFSETS_ARE_ASKED_FOR),
             "maxOffsetsPerTrigger": str(self._batch_records),
             # A batch reads only what is there already. At its end Kafka would hold back one more fetch for half a
             # second, and with it what Spark asks next on the same connection.

@@ -10,9 +10,9 @@ import contextlib
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
@@ -80,8 +80,10 @@ def _places(lab: Lab, name: str, count: int) -> list[Place]:
 
 
 class _Cluster(NamedTuple):
+    """`workers`: the processes below which executors run."""
+
     line: str
-    directory: Path
+    workers: Sequence[int]
 
 
 @contextlib.contextmanager
@@ -89,8 +91,8 @@ def _cluster(lab: Lab) -> Iterator[_Cluster]:
     """A master and two workers with a core each, all the time: they are idle while nothing is submitted."""
     directory = lab.path("cluster")
     directory.mkdir()
-    with master(directory) as where, worker(where, "one"), worker(where, "two"):
-        yield _Cluster(_submit(where), directory)
+    with master(directory) as where, worker(where, "one") as one, worker(where, "two") as two:
+        yield _Cluster(_submit(where), [one.pid, two.pid])
 
 
 def _submit(where: Master) -> str:
@@ -187,9 +189,13 @@ def _steady(lab: Lab, cluster: _Cluster, way: Way, places: list[Place], senders:
         try:
             arrivals.await_("every group", child, lambda: len(arrivals.groups) == len(places))
             time.sleep(plan.many_warm_up_s)
-            first, used = time.monotonic_ns(), cpu_seconds(child.pid)
+            roots = [child.pid, *(cluster.workers if way.where == "two workers" else ())]
+            first, used = time.monotonic_ns(), [cpu_seconds(root) for root in roots]
             time.sleep(plan.many_s)
-            last, cpu = time.monotonic_ns(), cpu_since(used, child.pid)
+            cpu = Counter[str]()
+            for root, before in zip(roots, used, strict=True):
+                cpu.update(cpu_since(before, root))
+            last = time.monotonic_ns()
         finally:
             pace.stop()
         sent = pace.count

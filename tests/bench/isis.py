@@ -80,9 +80,10 @@ def work(ports: list[int], me: int, messages: int, size: int, in_flight: int, ou
 def measure(processes: int, messages: int, size: int, in_flight: int) -> dict[str, Any]:
     """One run. Raises AssertionError if the processes do not agree."""
     ports = free_ports(processes)
-    pipes = [multiprocessing.Pipe() for _ in range(processes)]
+    context = multiprocessing.get_context("spawn")  # the bench has threads, which a fork would cut off
+    pipes = [context.Pipe() for _ in range(processes)]
     started = [
-        multiprocessing.Process(target=work, args=(ports, me, messages, size, in_flight, pipes[me][1]), daemon=True)
+        context.Process(target=work, args=(ports, me, messages, size, in_flight, pipes[me][1]), daemon=True)
         for me in range(processes)
     ]
     try:
@@ -96,9 +97,10 @@ def measure(processes: int, messages: int, size: int, in_flight: int) -> dict[st
     finally:
         for process in started:
             process.kill()
-    assert len({(result["digest"], result["delivered"]) for result in results}) == 1, results
-    seconds = max(result["seconds"] for result in results)
     total = processes * messages
+    assert [result["delivered"] for result in results] == [total] * processes, results
+    assert len({result["digest"] for result in results}) == 1, results
+    seconds = max(result["seconds"] for result in results)
     cpu = sum(result["user_s"] + result["system_s"] for result in results)
     return {
         "processes": processes,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -27,12 +28,14 @@ from connectors.kafka.codec import encode_data, forward_headers
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_state, read_entry
 from connectors.kafka.inputs import Input, Neighbours
+from connectors.kafka.purge import purge_group
 from connectors.kafka.senders import Forgotten, forget_senders
 from connectors.kafka.transport import PlainRecord
 from connectors.sequencer import agreeing_query
 from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
+from ordering import sequencer
 from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation, UsageError
 from ordering.forgetting import SenderRow
 from ordering.isis_log import Ordered, Range, run_of
@@ -676,6 +679,38 @@ def test_a_group_that_retention_has_hit_ends_no_other(
         assert len(effective(kafka, "lax")) == 2
         with running(kafka, "lax") as (lax,):
             eventually(lambda: isinstance(lax.failure, HistoryUnavailable), 20)
+
+
+def test_care_deletes_nothing_that_a_site_needs(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a site is away, at each that goes on: dead letters are deleted, and no FORWARD."""
+
+    def delete(below: Mapping[TopicPartition, int]) -> None:
+        for place, offset in below.items():
+            kafka.topics.drop(place.topic, offset)
+
+    monkeypatch.setattr(sequencer, "SNAPSHOT_EVERY_RECORDS", 10)
+    names = [place.topic for place in kafka.topics.partitions]
+    admin = SimpleNamespace(
+        list_topics=lambda: names, describe_log_dirs=lambda _: [], delete_records=delete, close=lambda: None
+    )
+    monkeypatch.setattr(MemoryConnection, "admin", lambda _: nullcontext(admin))
+    with running(kafka, "nyc", "sfo"):
+        with running(kafka, "lax"):
+            send(kafka, "lax", range(1, 3))
+            all_have(kafka, 2)
+        send(kafka, "lax", range(3, 5))
+        send(kafka, "nyc", range(1, 50))
+        kafka.topics.append(forward("nyc"), b"sfo/mallory", b"", forward_headers(1, 1))
+        all_have(kafka, 51, ("nyc", "sfo"))
+        send(kafka, "nyc", range(50, 60))
+        all_have(kafka, 61, ("nyc", "sfo"))
+        time.sleep(0.01)
+        purged = [each for site in SITES for each in purge_group(kafka, "g", site, dead_letters_s=0.001)]
+        assert {each.topic: each.records for each in purged if each.records} == {
+            str(Topic("g", "dead-letter", "nyc")): 1
+        }
+        with running(kafka, "lax"):
+            all_have(kafka, 63)
 
 
 def test_what_is_in_the_snapshot_is_read_over_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,3 +95,36 @@ def test_it_delivers_what_a_naive_queue_delivers(steps: list[tuple[str, int, int
                 del naive[head.id]
         assert len(queue) == len(naive)
         assert len(queue._heap) <= 2 * counter
+
+
+class Counted(Key):
+    """A key that counts how often it is compared."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return tuple.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        return tuple.__hash__(self)
+
+
+@pytest.mark.parametrize("size", [100, 10_000])
+def test_what_is_done_to_a_run_takes_as_many_comparisons_as_the_logarithm_of_the_queue(size: int) -> None:
+    """To look one up takes none."""
+    queue, dice = HoldBackQueue(size), random.Random(size)
+    numbers = dice.sample(range(size), size)
+
+    def comparisons_a_run(act: Callable[[int], object]) -> float:
+        Counted.comparisons = 0
+        for number in numbers:
+            act(number)
+        return Counted.comparisons / size
+
+    most = 2 * math.log2(2 * size)
+    assert comparisons_a_run(lambda n: queue.insert_undeliverable(RunId(0, n), RUN, Counted(n, 0))) <= most
+    assert comparisons_a_run(lambda n: (queue.get(RunId(0, n)), RunId(0, n) in queue)) == 0
+    assert comparisons_a_run(lambda n: queue.set_deliverable(RunId(0, n), Counted(n + size // 2, 1))) <= most
+    assert comparisons_a_run(lambda _: (head := queue.head()) and queue.pop(head.id)) <= 4 * most
+    assert len(queue) == 0

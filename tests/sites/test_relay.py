@@ -46,11 +46,13 @@ def test_mesh_each_site_orders_all(make_world: MakeWorld) -> None:
             assert fifo(found) == {f"{nyc}/alice": messages("a", 50), f"{sfo}/bob": messages("b", 50)}
 
 
-def test_sites_that_agree(make_world: MakeWorld) -> None:
+@pytest.mark.parametrize("on_spark", [0, *(pytest.param(count, marks=pytest.mark.soak) for count in (1, 3))])
+def test_sites_that_agree(make_world: MakeWorld, on_spark: int) -> None:
     """Three sites, of which two share a Kafka, order as one; the relays bring what is elsewhere."""
     world = make_world("isis", "nyc", "sfo", "lax")
     names = list(world.sites.connections)
-    with world.running([*map(world.sequencer, names), *world.relays()]):
+    jobs = [*map(world.sequencer_on_spark, names[:on_spark]), *map(world.sequencer, names[on_spark:])]
+    with world.running([*jobs, *world.relays()]):
         for name in names:
             world.broadcast(name, "alice", messages(name, 30))
         orders = [world.deliveries(name, 90) for name in names]

@@ -38,6 +38,8 @@ from tests.waiting import eventually
 MakeJob = Callable[[SparkSession, JobOptions], SparkJob]
 _numbers = itertools.count(1)
 PATIENCE_S = 60.0
+SUSPECT_AFTER_MS = 60_000
+"""Longer than Spark takes to begin on a machine that is busy."""
 
 
 class World:
@@ -53,8 +55,8 @@ class World:
 
     def sequencer(self, site: str) -> MakeJob:
         """What makes the site's sequencer: the process engine, which starts sooner than one on Spark."""
-        if self.sites.mode == "isis":
-            agreement = Agreement(neighbours_of(self.sites, site))
+        agreement = self._agreement(site)
+        if agreement is not None:
             return lambda _spark, options: SiteJob(
                 self.sites.connection(site), agreement, look_every_s=options.look_every_s
             )
@@ -65,7 +67,12 @@ class World:
 
     def sequencer_on_spark(self, site: str) -> MakeJob:
         """What makes one on Spark. Where a sequencer and a relay meet, one test of each mode has it."""
-        return lambda spark, options: SequencerJob(spark, self._at(site, options))
+        agreement = self._agreement(site)
+        return lambda spark, options: SequencerJob(spark, self._at(site, options), agreement)
+
+    def _agreement(self, site: str) -> Agreement | None:
+        is_agreed = self.sites.mode == "isis"
+        return Agreement(neighbours_of(self.sites, site), SUSPECT_AFTER_MS) if is_agreed else None
 
     def ledger(self, site: str) -> MakeJob:
         """What makes the site's ledger job."""
