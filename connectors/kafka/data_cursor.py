@@ -27,6 +27,8 @@ from ordering.reader import Reader, Verdict
 from ordering.records import MESSAGE, Headers
 
 RETRY_PAUSE_S = 0.2
+_AT_ONCE = 1000
+"""So many records are judged at a time; each by itself where one of them is no message (a snapshot, say)."""
 
 _logger = logging.getLogger(__name__)
 
@@ -121,9 +123,12 @@ class DataCursor:
         return self._judge(polled.get(self._partition, ()))
 
     def _judge(self, records: Sequence[Any]) -> list[Effective]:
-        keys, headers = [record.key for record in records], [record.headers for record in records]
-        numbers = messages_numbers(keys, headers)
-        taken = self._judge_each(records) if numbers is None else self._judge_messages(records, keys, headers, numbers)
+        taken: list[Effective] = []
+        for first in range(0, len(records), _AT_ONCE):
+            part = records[first : first + _AT_ONCE]
+            keys, headers = [record.key for record in part], [record.headers for record in part]
+            numbers = messages_numbers(keys, headers)
+            taken += self._judge_each(part) if numbers is None else self._judge_messages(part, keys, headers, numbers)
         if records:
             self.position = records[-1].offset + 1
         return taken

@@ -65,6 +65,8 @@ SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
+    # A reader for each partition of Kafka. Of more than these (64 by default), Spark makes readers anew for each batch.
+    "spark.kafka.consumer.cache.capacity": "4096",
     # Workers that begin with everything imported.
     "spark.python.daemon.module": resolve_name("..sequencer.python_workers", __package__),
     # Over TCP each batch waits 40 ms: Spark sends it in two pieces, and the second is held back until the first is

@@ -10,17 +10,18 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import new_topic
-from connectors.kafka.transport import VARIABLE
+from connectors.kafka.transport import VARIABLE, Consumer
 from ordering.names import Role, Topic
 from tests.bench.lab import ABCAST, Lab, Place
 from tests.bench.latency import summary
@@ -80,8 +81,10 @@ def _places(lab: Lab, name: str, count: int) -> list[Place]:
 
 
 class _Cluster(NamedTuple):
+    """`workers`: the processes below which executors run."""
+
     line: str
-    directory: Path
+    workers: Sequence[int]
 
 
 @contextlib.contextmanager
@@ -89,8 +92,8 @@ def _cluster(lab: Lab) -> Iterator[_Cluster]:
     """A master and two workers with a core each, all the time: they are idle while nothing is submitted."""
     directory = lab.path("cluster")
     directory.mkdir()
-    with master(directory) as where, worker(where, "one"), worker(where, "two"):
-        yield _Cluster(_submit(where), directory)
+    with master(directory) as where, worker(where, "one") as one, worker(where, "two") as two:
+        yield _Cluster(_submit(where), [one.pid, two.pid])
 
 
 def _submit(where: Master) -> str:
@@ -147,7 +150,7 @@ class _Arrivals:
         self._stop = threading.Event()
         self._consumer = connection.consumer()
         partitions = [TopicPartition(place.data, 0) for place in places]
-        ends = self._consumer.end_offsets(partitions)
+        ends = _ends(self._consumer, partitions)
         self._consumer.assign(partitions)
         for partition, end in ends.items():
             self._consumer.seek(partition, end)
@@ -187,9 +190,13 @@ def _steady(lab: Lab, cluster: _Cluster, way: Way, places: list[Place], senders:
         try:
             arrivals.await_("every group", child, lambda: len(arrivals.groups) == len(places))
             time.sleep(plan.many_warm_up_s)
-            first, used = time.monotonic_ns(), cpu_seconds(child.pid)
+            roots = [child.pid, *(cluster.workers if way.where == "two workers" else ())]
+            first, used = time.monotonic_ns(), [cpu_seconds(root) for root in roots]
             time.sleep(plan.many_s)
-            last, cpu = time.monotonic_ns(), cpu_since(used, child.pid)
+            cpu = Counter[str]()
+            for root, before in zip(roots, used, strict=True):
+                cpu.update(cpu_since(before, root))
+            last = time.monotonic_ns()
         finally:
             pace.stop()
         sent = pace.count
@@ -224,6 +231,18 @@ def _drain(lab: Lab, cluster: _Cluster, way: Way, places: list[Place], senders: 
         "sent_s": sent_s,
         "records_per_s": count * len(places) / took,
     }
+
+
+def _ends(consumer: Consumer, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+    """Where they end. Topics that were just made may have no leader yet."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return consumer.end_offsets(partitions)
+        except KafkaError as error:
+            if not error.retriable or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 def _have(arrivals: _Arrivals, count: int) -> bool:

@@ -90,7 +90,9 @@ class _Polls:
 
 @settings(max_examples=50)
 @given(
-    st.lists(st.tuples(st.integers(1, 3), st.integers(-2, 2)), min_size=MIN_RECORDS, max_size=50),
+    st.lists(st.tuples(st.integers(1, 3), st.integers(-2, 2)), min_size=MIN_RECORDS, max_size=50).map(
+        lambda steps: steps * 3
+    ),
     st.booleans(),
 )
 def test_however_a_cursor_polls_it_takes_the_same(steps: list[tuple[int, int]], has_seal: bool) -> None:
