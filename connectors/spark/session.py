@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from connectors.local.configuration import configuration_file
 from connectors.local.jars import jars_directory, jars_of, locked_hashes
+from connectors.spark.first_task import do_nothing
 from connectors.spark.given import check_given, given_settings, is_local
 from connectors.spark.jvm import SUBMITTED, join_jvm, jvm, start_jvm
 from connectors.spark.query_failure import full_text, true_reason
@@ -263,7 +264,7 @@ class PythonWorker:
             self._spark.setLogLevel("OFF")  # a failure is told here in a sentence, not there in stack traces
             try:
                 self._spark.setJobGroup(_WORKER_JOB, "starts a Python worker")
-                self._spark.parallelize([0], 1).foreach(_do_nothing)
+                self._spark.parallelize([0], 1).foreach(do_nothing)
             finally:
                 self._spark.setLogLevel("ERROR")
         except Exception as error:  # noqa: BLE001 - handed to the caller of `works`
@@ -287,10 +288,6 @@ class PythonWorker:
         if self._thread.is_alive():
             self._spark.cancelJobGroup(_WORKER_JOB)
         self._thread.join()
-
-
-def _do_nothing(_: int) -> None:
-    """The job of the first Python worker."""
 
 
 def hand_on_signals(session: SparkSession, stop: Callable[[], None]) -> None:

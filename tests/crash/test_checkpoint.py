@@ -59,7 +59,7 @@ def test_spoilt_while_running(scenario: Scenario) -> None:
         assert process.running()
     Checkpoint(scenario.data).delete()
     assert process.wait_exit(30) == 1
-    assert "--data was deleted, moved or replaced while the job ran" in process.stderr().splitlines()[-1]
+    assert "--data or --work-dir was deleted, moved or replaced while the job ran" in process.stderr().splitlines()[-1]
     scenario.sequencer()
     sent = [*scenario.probes, *load.finish()]
     assert scenario.verify(sent, {"olga": observer.wait(len(sent))}) == len(sent)

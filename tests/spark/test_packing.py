@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -68,3 +69,25 @@ def test_a_masters_url_stands_in_the_line() -> None:
 def test_no_master_of_a_cluster(master: str) -> None:
     with pytest.raises(UsageError, match="is none of standalone, yarn"):
         manager_of(master)
+
+
+NOT_ON_EXECUTORS = """
+import sys
+
+class Lacking:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"kafka", "confluent_kafka", "pydantic", "typer", "rich", "deltalake"}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Lacking())
+import connectors.ledger.one_pass, connectors.sequencer.python_workers, connectors.sequencer.query
+import connectors.spark.codec, connectors.spark.first_task
+"""
+
+
+def test_what_executors_import_needs_nothing_else() -> None:
+    """They have no Kafka client and none of the libraries of commands."""
+    done = subprocess.run(
+        [sys.executable, "-c", NOT_ON_EXECUTORS], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr == ""
