@@ -17,6 +17,9 @@ Invariant. A message is ordered once at most, and none is refused in silence, wh
   client that lives sees itself named in DATA, knows by the place in the log what of it was ordered and what never will
   be, and sends the rest in a new life (`ordering.participant`). A life that began less than a day before the record, by
   the log's time, is not forgotten: so the floor stays below lives that begin now, also with a clock that is behind.
+* *What a state does not tell is not sent again.* With the row goes how far a life was ordered (`is_told`). DATA has it:
+  who has read DATA up to the record knows it, and so does who reads it later. If retention has dropped that part of
+  DATA, what such a life still has may have been ordered. It is not sent again, and its receipts say so.
 * *Members stay.* Who is in the view, or waits for it, is not forgotten, nor is a relay.
 * *DATA tells it.* `fold` drops what the record in DATA says, and nothing else. So a takeover, from DATA or from the
   ledger, has the same rows of these senders, and a crash before the record is written has forgotten nobody.
@@ -88,6 +91,14 @@ def forgettable(
         for row in dict.fromkeys(rows)
         if received.get(row.sender) == row[1:] and row.incarnation <= youngest and not is_kept(row.sender)
     )
+
+
+def is_told(row: tuple[int, int] | None, incarnation_floor: int, incarnation: int) -> bool:
+    """Whether a state tells how far that life of a sender was ordered. `row`: the sender's there, None if it has none.
+
+    A row of an earlier life, or a floor below this one, says that nothing of it was.
+    """
+    return incarnation > incarnation_floor if row is None else incarnation >= row[0]
 
 
 def idle_rows(
