@@ -11,7 +11,8 @@ Invariant. A message is ordered once at most, and none is refused in silence, wh
   ordered again, whoever sends it again, and from whatever file.
 * *Nothing that was sent before is lost.* The record stands in the partition of the senders it names, and Kafka keeps a
   sender in one. So all that they had sent before it has been considered when it is. What was ordered of it has changed
-  the row, which then stays.
+  the row, which then stays. (The partition is the one that murmur2 gives now. What waits in another one, of another
+  partitioner or of the time before FORWARD had more partitions, is a dead letter: refused, but not in silence.)
 * *What is sent after it has an outcome.* A new incarnation is accepted. A record of the old one is a dead letter. A
   client that lives sees itself named in DATA, knows by the place in the log what of it was ordered and what never will
   be, and sends the rest in a new life (`ordering.participant`). A life that began less than a day before the record, by
@@ -21,7 +22,7 @@ Invariant. A message is ordered once at most, and none is refused in silence, wh
   DATA, what such a life still has may have been ordered. It is not sent again, and its receipts say so.
 * *Members stay.* Who is in the view, or waits for it, is not forgotten, nor is a relay.
 * *DATA tells it.* `fold` drops what the record in DATA says, and nothing else. So a takeover, from DATA or from the
-  ledger, ends with the same table, and a crash before the record is written has forgotten nobody.
+  ledger, has the same rows of these senders, and a crash before the record is written has forgotten nobody.
 
 *Time is the log's.* `idle_rows` compares two states that DATA tells: as of now, and as of long ago by the broker's
 timestamps there. Who has the same row in both has had nothing ordered in between.

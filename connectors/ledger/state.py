@@ -120,7 +120,7 @@ def _membership(control: Iterable[Data], received: Mapping[str, Accepted]) -> Me
     """The control records, folded in their order. `received` has the last row of every sender.
 
     The rows that a view drops are kept: they are the last ones, and their senders may have come again. So a life that
-    is over must be known as such as long as it is its sender's last.
+    is over must be known as such as long as it is its sender's last. Where that differs from DATA, docs/limits.md says.
     """
     membership = NO_MEMBERS
     lives_over: dict[str, int] = {}

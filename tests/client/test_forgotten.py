@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -154,6 +155,16 @@ def test_an_outbox_that_nothing_tells_of_is_not_sent(
     )
     with pytest.raises(Superseded, match="can't be told any more"):
         Member(group, ALICE, connection=connection, outbox=tmp_path / "o")
+
+
+def test_an_outbox_that_a_later_start_had_is_not_sent(connection: Connection, group: str, tmp_path: Path) -> None:
+    """It is restored from a backup; what the later life had sent may still be on its way."""
+    leave_in_an_outbox(connection, group, tmp_path / "o")
+    backup = shutil.copy(tmp_path / "o", tmp_path / "backup")
+    with Member(group, ALICE, connection=connection, outbox=tmp_path / "o") as alice:
+        alice.close(timeout=0)
+    with pytest.raises(Superseded, match="may have sent the 2 messages"):
+        Member(group, ALICE, connection=connection, outbox=backup)
 
 
 def test_who_is_idle_is_told_by_data(connection: Connection, group: str) -> None:
