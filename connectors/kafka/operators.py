@@ -68,8 +68,8 @@ def _next_life(data: DataLog, sender: str) -> tuple[int, Start | None]:
     latest, start = 0, None
     try:
         state = data.state()
-        start = data.after(state.seqno)
         latest = max(state.ordered(sender).incarnation, state.membership.incarnation_floor)
+        start = data.after(state.seqno)
     except HistoryUnavailable:  # until a sequencer starts
         pass
     if latest >= MAX_NUMBER:
