@@ -55,10 +55,12 @@ else:
     Location = Path  # typer takes no union; what counts is `location`
 
 
-def location(text: str | os.PathLike[str]) -> Location:
-    """A directory or a URL. Raises UsageError."""
+def location(text: object) -> Location:
+    """A directory or a URL; a configuration file may have anything there. Raises UsageError."""
     from connectors.storage.location import parse_location
 
+    if not isinstance(text, str | os.PathLike):
+        raise UsageError(f"{text!r} is no directory and no URL: write it in quotes.")
     return parse_location(text)
 
 

@@ -11,14 +11,18 @@ Invariant. A message is ordered once at most, and none is refused in silence, wh
   ordered again, whoever sends it again, and from whatever file.
 * *Nothing that was sent before is lost.* The record stands in the partition of the senders it names, and Kafka keeps a
   sender in one. So all that they had sent before it has been considered when it is. What was ordered of it has changed
-  the row, which then stays.
+  the row, which then stays. (The partition is the one that murmur2 gives now. What waits in another one, of another
+  partitioner or of the time before FORWARD had more partitions, is a dead letter: refused, but not in silence.)
 * *What is sent after it has an outcome.* A new incarnation is accepted. A record of the old one is a dead letter. A
   client that lives sees itself named in DATA, knows by the place in the log what of it was ordered and what never will
   be, and sends the rest in a new life (`ordering.participant`). A life that began less than a day before the record, by
   the log's time, is not forgotten: so the floor stays below lives that begin now, also with a clock that is behind.
+* *What a state does not tell is not sent again.* With the row goes how far a life was ordered (`is_told`). DATA has it:
+  who has read DATA up to the record knows it, and so does who reads it later. If retention has dropped that part of
+  DATA, what such a life still has may have been ordered. It is not sent again, and its receipts say so.
 * *Members stay.* Who is in the view, or waits for it, is not forgotten, nor is a relay.
 * *DATA tells it.* `fold` drops what the record in DATA says, and nothing else. So a takeover, from DATA or from the
-  ledger, ends with the same table, and a crash before the record is written has forgotten nobody.
+  ledger, has the same rows of these senders, and a crash before the record is written has forgotten nobody.
 
 *Time is the log's.* `idle_rows` compares two states that DATA tells: as of now, and as of long ago by the broker's
 timestamps there. Who has the same row in both has had nothing ordered in between.
@@ -87,6 +91,14 @@ def forgettable(
         for row in dict.fromkeys(rows)
         if received.get(row.sender) == row[1:] and row.incarnation <= youngest and not is_kept(row.sender)
     )
+
+
+def is_told(row: tuple[int, int] | None, incarnation_floor: int, incarnation: int) -> bool:
+    """Whether a state tells how far that life of a sender was ordered. `row`: the sender's there, None if it has none.
+
+    A row of an earlier life, or a floor below this one, says that nothing of it was.
+    """
+    return incarnation > incarnation_floor if row is None else incarnation >= row[0]
 
 
 def idle_rows(

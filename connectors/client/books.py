@@ -28,9 +28,10 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import Effective
 from connectors.kafka.liveness import say_why
 from ordering.errors import AbcastError, EnvironmentProblem, HistoryUnavailable
+from ordering.forgetting import is_told
 from ordering.forward_table import Pending, carried_from, carried_over, is_control, was_ordered
 from ordering.records import Headers, MessageId
-from ordering.sequencer import Accepted
+from ordering.sequencer import SequencerState
 
 _logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Books:
         self._name = str(lives.address)
         self.why = functools.partial(say_why, connection, group, lives.address.site, 1.0)
         """Looks why nothing is ordered, for a second at most: a sentence, or ""."""
-        self._begun_behind = seqno
+        self._begun_behind = self._seen = seqno
         self._last_seqno: int | None = None
         self._taken_out = 0  # of the table, as it was ordered in the life before
         self.take(begun)
@@ -158,8 +159,21 @@ class Books:
             self._outbox.begin(self.incarnation, list(self.table.pending()), self._begun_behind)
         return forgotten
 
-    def catch_up(self, gone: HistoryUnavailable, ordered: Accepted) -> None:
-        """Retention has dropped what tells the seqnos: up to there, this incarnation is ordered."""
+    def note_seen(self, seqno: int) -> None:
+        """All that is ordered up to there has been told."""
+        self._seen = seqno
+
+    def catch_up(self, gone: HistoryUnavailable, state: SequencerState) -> None:
+        """Retention has dropped what tells the seqnos: the state says up to where this incarnation is ordered.
+
+        Raises HistoryUnavailable if it does not, as the sender is forgotten: what is left may be ordered, or may not.
+        """
+        ordered = state.ordered(self._name)
+        if not self._is_told(state, self.incarnation) and not all(map(is_control, self.table.pending())):
+            raise HistoryUnavailable(
+                f"the group has forgotten {self.address}, and which messages that it still has were ordered can't "
+                f"be told any more (the ledger knows): {gone}"
+            )
         if ordered.incarnation != self.incarnation:
             return
         for _ in range(self.table.acknowledge(ordered.local_seqno)):
@@ -167,17 +181,22 @@ class Books:
             if receipt is not None:
                 receipt.fail(_without_a_seqno(receipt, gone))
 
-    def catch_up_with_the_life_before(self, gone: HistoryUnavailable, ordered: Accepted) -> int:
+    def catch_up_with_the_life_before(self, gone: HistoryUnavailable, state: SequencerState) -> int:
         """The same of a life whose messages were taken over; how many of them were ordered.
 
         Raises HistoryUnavailable if nothing tells any more what was ordered of it.
         """
-        if ordered.incarnation == self.incarnation:
+        ordered = state.ordered(self._name)
+        before = {was[0] for was in map(carried_from, self.table.pending()) if was is not None}
+        if ordered.incarnation == self.incarnation or not all(self._is_told(state, each) for each in before):
             raise HistoryUnavailable(f"is what {self.address} had sent before it joined again ordered? {gone}")
         for entry, receipt in self.entries():
             if receipt is not None and was_ordered(entry, *ordered):
                 receipt.fail(_without_a_seqno(receipt, gone))
         return self._forget_carried(*ordered)
+
+    def _is_told(self, state: SequencerState, incarnation: int) -> bool:
+        return is_told(state.received.get(self._name), state.membership.incarnation_floor, incarnation)
 
     # --- the end of a life ---
 
@@ -194,7 +213,7 @@ class Books:
             else:
                 receipts.append(entry.receipt)
         self._receipts = receipts
-        return Left(carried, max(self._last_seqno or 0, self._begun_behind))
+        return Left(carried, max(self._last_seqno or 0, self._seen))
 
     def fail(self, error: AbcastError) -> None:
         """All receipts that it still has fail with that."""

@@ -65,6 +65,7 @@ class Echo:
                 self._acknowledge(own)
                 own.clear()
                 with self._standing.changed:
+                    self._books.note_seen(record.seqno)
                     if not self._standing.is_stopping:
                         self._driver.step(_as_data(record))
             if record.key != self._sender:
@@ -105,12 +106,15 @@ class Echo:
         if ordered.incarnation > books.incarnation:
             raise self._lives.superseded(ordered.incarnation, books.incarnation)
         with standing.changed:
-            if standing.participant.is_returning:
-                self._dispatch.note_taken_out(books.catch_up_with_the_life_before(gone, ordered))
-            books.catch_up(gone, ordered)
+            if standing.has_ended:
+                return
+            if standing.participant.is_returning:  # of this life nothing but its JOIN was sent
+                self._dispatch.note_taken_out(books.catch_up_with_the_life_before(gone, state))
+            else:
+                books.catch_up(gone, state)
+            books.note_seen(state.seqno)
             self._note_progress()
-            if not standing.is_stopping:
-                self._driver.step(CaughtUp(state))
+            self._driver.step(CaughtUp(state))
 
     def _acknowledge(self, own: Sequence[Effective]) -> None:
         if not own and not self._books.has_outbox:

@@ -12,6 +12,10 @@ A life begins with the process, or goes on from the outbox. Each message is orde
   had (`forward_table.carried_over`), in the outbox, too. None is sent before the new life's JOIN is ordered, and what
   DATA has of the old life before that JOIN is taken out. A crash in between changes nothing: the next start reads DATA
   from where the new life began, and takes out the same.
+* *A life that the group has forgotten* is over, but the state of the log does not tell any more how far it was ordered
+  (`ordering.forgetting`). DATA does. If retention has dropped that, nothing of it is sent again: the life ends, and its
+  receipts fail (HistoryUnavailable); an outbox keeps the messages, and the next start says so (Superseded).
+  So it does if a later life was claimed than the outbox's: what that one sent is no more known to be ordered.
 * *A life that has sent nothing* when the group's floor rises above its incarnation would not be heard: it is changed
   for a new one before it sends its first record.
 * *A name that somebody else has taken meanwhile* is not taken back: all incarnations of this process are `claimed`.
@@ -40,7 +44,8 @@ from connectors.client.member_memory import MemberMemory
 from connectors.client.outbox import Outbox
 from connectors.client.receipt import Receipt
 from connectors.kafka.codec import without_depends
-from ordering.errors import HistoryUnavailable, ProtocolViolation, Superseded, UsageError
+from ordering.errors import HistoryUnavailable, ProtocolViolation, Superseded, UsageError, counted
+from ordering.forgetting import is_told
 from ordering.forward_table import (
     ForwardTable,
     Pending,
@@ -148,12 +153,12 @@ class Lives:
             latest = max(memory.incarnation(), ordered.incarnation)
             if latest > max(self.claimed):
                 raise self.superseded(latest, max(self.claimed))
-            carried = self._without_ordered(left, ordered, history)
+            carried = self._without_ordered(left, state, history)
         elif self.outbox is not None and self.outbox.incarnation:
             self._take_out_ordered(self.outbox, history)
             if ordered.incarnation == self.outbox.incarnation:
                 self._compare(self.outbox, ordered.local_seqno, history)
-            carried = self._left_behind(self.outbox, state, ordered, history)
+            carried = self._left_behind(self.outbox, state, memory, history)
             joins = bool(carried) and state.membership.settings.closed
             if carried is None and not self._has_lost_its_end(self.outbox, ordered):
                 return self._continued(self.outbox, ordered, state.seqno)
@@ -191,17 +196,25 @@ class Lives:
             "whose end was lost?) Messages of ours that have no result yet are lost. Run one process per member."
         )
 
-    def _without_ordered(self, left: Left, ordered: Accepted, history: History) -> list[Carried]:
-        """What is still to be sent of it: the group may have been opened since it was left."""
-        done = [entry for entry in left.carried if was_ordered(entry.pending, *ordered)]
-        if done:
-            seqnos = {(data.incarnation, data.local_seqno): data.seqno for data in history(left.seqno)}
-            with self.changed:
-                for pending, receipt in done:
-                    if receipt is not None:
-                        receipt.resolve(seqnos[carried_from(pending) or (0, 0)])
-                self.changed.notify_all()
-        return list(left.carried[len(done) :])
+    def _without_ordered(self, left: Left, state: SequencerState, history: History) -> list[Carried]:
+        """What is still to be sent of it: the group may have been opened since it was left, and have forgotten it."""
+        address, floor = str(self.address), state.membership.incarnation_floor
+        row, ordered = state.received.get(address), state.ordered(address)
+        before = {was[0] for was in (carried_from(entry.pending) for entry in left.carried) if was is not None}
+        is_known = all(is_told(row, floor, incarnation) for incarnation in before)
+        if is_known and not any(was_ordered(entry.pending, *ordered) for entry in left.carried):
+            return list(left.carried)
+        seqnos = {(data.incarnation, data.local_seqno): data.seqno for data in history(left.seqno)}
+        stay: list[Carried] = []
+        with self.changed:
+            for entry in left.carried:
+                was = carried_from(entry.pending) or (0, 0)
+                if was not in seqnos and not was_ordered(entry.pending, *ordered):
+                    stay.append(entry)
+                elif entry.receipt is not None:
+                    entry.receipt.resolve(seqnos[was])
+            self.changed.notify_all()
+        return stay
 
     @staticmethod
     def _take_out_ordered(outbox: Outbox, history: History) -> None:
@@ -283,9 +296,10 @@ class Lives:
         return Beginning(outbox.incarnation, table, deque([None] * len(table)), is_continued=True)
 
     def _left_behind(
-        self, outbox: Outbox, state: SequencerState, ordered: Accepted, history: History
+        self, outbox: Outbox, state: SequencerState, memory: MemberMemory, history: History
     ) -> list[Carried] | None:
         """What the outbox's life leaves to a new one, or None if it can go on. Raises Superseded."""
+        ordered = state.ordered(str(self.address))
         pending = [entry for entry in outbox.pending() if entry.local_seqno > outbox.acknowledged]
         membership, address = state.membership, str(self.address)
         if not ordered.incarnation and outbox.incarnation <= membership.incarnation_floor:
@@ -295,6 +309,12 @@ class Lives:
             last = self._last_ordered(outbox, history)
             self._compare(outbox, last, history)
             left = [entry for entry in pending if entry.local_seqno > last and not is_control(entry)]
+            if left and memory.incarnation() > outbox.incarnation:
+                raise Superseded(
+                    f"the group has forgotten {self.address}, and a later start than that of the outbox {outbox.path} "
+                    f"may have sent the {counted(len(left), 'message')} that it still has: was it copied, or restored? "
+                    "Delete the file to give them up."
+                )
             return [Carried(carried_over(entry, outbox.incarnation), None) for entry in left]
         if ordered.incarnation == outbox.incarnation:
             pending = [entry for entry in pending if entry.local_seqno > ordered.local_seqno]

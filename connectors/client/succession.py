@@ -57,6 +57,7 @@ from ordering.errors import (
     AbcastError,
     BrokerUnreachable,
     Excluded,
+    HistoryUnavailable,
     NotOrderedInTime,
     NotWrittenInTime,
     Superseded,
@@ -227,7 +228,7 @@ class Succession:
             not_ordered = error
         except Excluded as error:
             not_ordered = NotOrderedInTime(str(error))
-        except Superseded:
+        except (Superseded, HistoryUnavailable):
             if not was_told:
                 raise
         finally:

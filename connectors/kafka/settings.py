@@ -20,4 +20,5 @@ def change_settings(
     """
     payload = json.dumps(changes).encode("ascii")
     Settings().updated(payload)
-    return ask(connection, group, site, SETTINGS, payload, timeout_s=timeout_s) is not None
+    done = ask(connection, group, site, SETTINGS, payload, timeout_s=timeout_s)
+    return done is not None and done.kind == SETTINGS

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from pyarrow.dataset import Dataset
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from connectors.storage.location import Location, RemotePath, delta_options, explain
+
+if TYPE_CHECKING:
+    from pyarrow.dataset import Dataset
 
 
 def open_delta(path: Location) -> DeltaTable:
@@ -28,5 +31,7 @@ def dataset_of(table: DeltaTable, path: Location) -> Dataset:
     Through Delta's own way to the files, which is written in Python, Arrow's threads may still want Python while the
     process ends, and abort it (exit code 134).
     """
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem  # who opens a table need not wait for it, nor for pandas
+
     files, root = path.arrow() if isinstance(path, RemotePath) else (LocalFileSystem(), str(path))
     return table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(root, files))

@@ -18,7 +18,7 @@ from connectors.storage.location import Location
 from ordering.forgetting import from_payload
 from ordering.membership import NO_MEMBERS, Membership, fold
 from ordering.reader import Seal
-from ordering.records import FORGET, MESSAGE
+from ordering.records import FORGET, MESSAGE, Data
 from ordering.sequencer import Accepted, SequencerState
 
 
@@ -67,13 +67,15 @@ def read_ledger_state(path: Location, group: str) -> StateAt | None:
         below = below if offset is None else max(below or 0, offset + 1)
     if not last_seqno:
         return None
+    control = _control_records(dataset, group)
+    received = _without_forgotten(received, control)
     state = SequencerState(
         group,
         epoch=max(first_seqno),
         seqno=last_seqno,
         view=view,
         received=received,
-        membership=_membership(dataset, group, received),
+        membership=_membership(control, received),
         seals=tuple(Seal(epoch, first) for epoch, first in sorted(first_seqno.items())),
         own_seqno=own_seqno,
         origins=origins,
@@ -93,22 +95,38 @@ def _with_nulls(rows: Table, columns: Iterable[str]) -> Table:
     return rows
 
 
-def _membership(dataset: ds.Dataset, group: str, received: Mapping[str, Accepted]) -> Membership:
-    """The control records, folded in their order. `received` has the last row of every sender.
-
-    The rows that a fold drops are kept: they are the last ones, and their senders may have come again. So a life that
-    is over must be known as such as long as it is its sender's last.
-    """
+def _control_records(dataset: ds.Dataset, group: str) -> list[Data]:
+    """Sorted by seqno."""
     columns = ["seqno", "epoch", "view_id", "sender", "incarnation", "local_seqno", "kind", "payload", "forwarded_at"]
     rows = dataset.to_table(columns=columns, filter=(ds.field("group") == group) & (ds.field("kind") != MESSAGE))
+    return [decode_row(row) for row in rows.sort_by("seqno").to_pylist()]
+
+
+def _without_forgotten(received: Mapping[str, Accepted], control: Iterable[Data]) -> dict[str, Accepted]:
+    """The rows without those that a `forget` dropped and that are still their senders' last.
+
+    A sender that came again has a higher row, as it had to be above the floor.
+    """
+    rows = dict(received)
+    for record in control:
+        if record.kind == FORGET:
+            for sender, *last in from_payload(record.payload) or ():
+                if sender in rows and rows[sender] <= Accepted(*last):
+                    del rows[sender]
+    return rows
+
+
+def _membership(control: Iterable[Data], received: Mapping[str, Accepted]) -> Membership:
+    """The control records, folded in their order. `received` has the last row of every sender.
+
+    The rows that a view drops are kept: they are the last ones, and their senders may have come again. So a life that
+    is over must be known as such as long as it is its sender's last. Where that differs from DATA, docs/limits.md says.
+    """
     membership = NO_MEMBERS
     lives_over: dict[str, int] = {}
-    for row in rows.sort_by("seqno").to_pylist():
-        membership = fold(membership, decode_row(row), received).membership
+    for record in control:
+        membership = fold(membership, record, received).membership
         lives_over |= membership.lives_over
-        if row["kind"] == FORGET:
-            lives_over |= {sender: incarnation for sender, incarnation, _ in from_payload(row["payload"]) or ()}
-    # A ledger that was made anew may know nothing else of a sender that was forgotten.
     lives_over = {
         sender: last
         for sender, last in lives_over.items()

@@ -25,6 +25,30 @@ SCHEMES = (S3, "abfss", "gs", "hdfs")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _CONTROL = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x1f\x7f]+")
 
+# Of what the clients of stores tell: each has words of its own, and quotes those of the store.
+_NAMES = re.compile(
+    r"(?:key|bucket|path|file) '[^']*'"
+    r"|<(?!Code\b|Message\b)(\w+)>[^<]*</\1>"
+    r"|[^\s<>]*/[^\s<>]*"
+)
+_NO_BUCKET = re.compile(r"NoSuchBucket|NO_SUCH_BUCKET|bucket does not exist", re.IGNORECASE)
+_BUSY = re.compile(
+    r"(?i:status)\D{0,16}(429|5(?!01)\d\d)\b|SLOW_DOWN|SlowDown|INTERNAL_FAILURE|InternalError"
+    r"|SERVICE_UNAVAILABLE|ServiceUnavailable|TooManyRequests|THROTTLING|Throttl(?:ed|ing)|REQUEST_TIMEOUT|RequestTimeout"
+)
+_EXPIRED = re.compile(
+    r"ExpiredToken|TokenRefreshRequired|(?i:token\b.{0,30}\bexpired)|HTTP status 400\b.*No response body"
+)
+_REFUSED = re.compile(
+    r"InvalidAccessKeyId|INVALID_ACCESS_KEY|SignatureDoesNotMatch|SIGNATURE_DOES_NOT_MATCH|AccessDenied"
+    r"|ACCESS_DENIED|(?i:status)\D{0,16}40[13]\b|\b40[13] (?:Forbidden|Unauthorized)|Forbidden"
+    r"|NoAuthWithAWSException|[Cc]redential|InvalidClientTokenId|necessary privileges"
+)
+_SILENT = re.compile(
+    r"[Cc]onnect|NETWORK_CONNECTION|[Tt]imed? ?out|curlCode|dns error|UnknownHost|unreachable|max_retries"
+    r"|error sending request|error decoding response body"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class RemotePath:
@@ -177,25 +201,38 @@ def in_a_sentence(place: Location) -> Iterator[None]:
 def explain(place: RemotePath, told: str) -> AbcastError:
     """The error of ours for what a client of the store has told."""
     said = " ".join(_CONTROL.sub(" ", told).split())
-    if re.search(r"NoSuchBucket|NO_SUCH_BUCKET|bucket does not exist", said, re.IGNORECASE):
+    reason = _without_names(place, said)
+    if _NO_BUCKET.search(reason):
         return no_bucket(place)
-    if re.search(
-        r"InvalidAccessKeyId|INVALID_ACCESS_KEY|SignatureDoesNotMatch|SIGNATURE_DOES_NOT_MATCH|AccessDenied"
-        r"|ACCESS_DENIED|\b403\b|\b401\b|Forbidden|NoAuthWithAWSException|[Cc]redential|InvalidClientTokenId",
-        said,
-    ):
+    if busy := _BUSY.search(reason):
+        return StoreUnreachable(
+            f"{place.storage.where} has too much to do, or is in trouble (it says {busy[0]}): ask again later."
+        )
+    if _EXPIRED.search(reason):
+        return UsageError(
+            f"{place.storage.where} does not let us in at {place}: session_token may have expired, or region may be "
+            "wrong ([storage] in abcast.toml, ABCAST_STORAGE_* or AWS_* variables)."
+        )
+    if _REFUSED.search(reason):
         return UsageError(
             f"{place.storage.where} does not let us in at {place}: see that access_key_id and secret_access_key "
             "([storage] in abcast.toml, ABCAST_STORAGE_* or AWS_* variables) are right, and may read and write there."
         )
-    if re.search(
-        r"[Cc]onnect|NETWORK_CONNECTION|[Tt]imed? ?out|curlCode|dns error|UnknownHost|unreachable|max_retries", said
-    ):
+    if _SILENT.search(reason):
         return StoreUnreachable(
             f"{place.storage.where} does not answer: see that it runs, and that the endpoint ([storage] in "
             "abcast.toml, ABCAST_STORAGE_ENDPOINT, AWS_ENDPOINT_URL) is right."
         )
     return EnvironmentProblem(f"{place} can't be read: {said[:300]}.")
+
+
+def _without_names(place: RemotePath, said: str) -> str:
+    """The same without the names in it, which may hold any word: what is left tells what went wrong."""
+    left = _NAMES.sub(" ", said)
+    for name in place.url.partition("://")[2].split("/"):
+        if not name.isalpha():  # a plain word may be one of the store's own
+            left = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", " ", left)
+    return left
 
 
 def no_bucket(place: RemotePath) -> UsageError:

@@ -12,6 +12,7 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import termios
 import time
 from contextlib import suppress
@@ -53,6 +54,14 @@ def test_forms(data: Path, tmp_path: Path) -> None:
         assert [row["sender"] for row in csv.DictReader(file)] == ["nyc/a", "nyc/b"]
     assert [row["payload"] for row in parquet.read_table(tmp_path / "rows.parquet").to_pylist()] == [b"", b"nyc/b 1"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv", "rows.jsonl", "rows.parquet"]
+
+
+def test_what_is_not_loaded(data: Path) -> None:
+    """Tables of this machine are read without Arrow for Python, which loads pandas: as long as all the rest."""
+    command = [sys.executable, "-X", "importtime", "-m", "abcast", "query", "--data", str(data), SQL]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, check=True)
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert (loaded & {"duckdb", "deltalake", "pandas", "pyarrow"}) == {"duckdb", "deltalake"}
 
 
 def test_rows_beyond_a_table(data: Path) -> None:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from connectors import Member
-from connectors.client.lives import Lives
+from connectors.client.books import Books
+from connectors.client.lives import Beginning, Carried, History, Left, Lives, SendingLimits
+from connectors.client.member_memory import MemberMemory
+from connectors.client.receipt import Receipt
 from connectors.kafka.connection import Connection
+from connectors.kafka.data_cursor import DataCursor, Effective
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.senders import Forgotten, forget_senders, idle_senders, known_senders
+from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import HistoryUnavailable, Superseded, UsageError
 from ordering.forgetting import SenderRow
-from ordering.records import Data, Forward
+from ordering.forward_table import ForwardTable, Pending, carried_over, control_headers, kind_of
+from ordering.membership import Accepted, Membership
+from ordering.names import Address
+from ordering.records import EPOCH, JOIN, MESSAGE, Data, Forward, MessageId, Source
 from ordering.sequencer import SequencerState
 from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.waiting import eventually
@@ -63,8 +74,21 @@ def test_one_that_lives_goes_on_in_a_new_life(connection: Connection, group: str
         assert not sequencer.state.membership.members
 
 
-def test_what_was_on_its_way_comes_once(connection: Connection, group: str) -> None:
-    """It is lost on the way; then its sender is forgotten; the receipt is for the message, under its new id."""
+def test_what_was_on_its_way_comes_once(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is lost on the way; then its sender is forgotten; the receipt is for the message, under its new id.
+
+    What the old life had of it is known up to where it was forgotten: no history from before that is asked for.
+    """
+    known: list[int] = []
+    really = Lives.begin
+
+    def begin(
+        lives: Lives, memory: MemberMemory, state: SequencerState, left: Left | None, history: History
+    ) -> Beginning:
+        known.extend([left.seqno] if left is not None else [])
+        return really(lives, memory, state, left, history)
+
+    monkeypatch.setattr(Lives, "begin", begin)
     lost: list[Forward] = []
 
     def drop(record: Forward) -> bool:
@@ -82,6 +106,7 @@ def test_what_was_on_its_way_comes_once(connection: Connection, group: str) -> N
         eventually(lambda: len(lost) == 2)
         assert forget(connection, group).forgotten == [ALICE]
         assert [receipt.result(WAIT) for receipt in receipts] == [3, 4]
+        assert known == [2]  # the seqno of the `forget` record
         assert [each.payload for each in alice.deliveries(timeout=0.1)] == [b"1", b"2", b"3"]
 
 
@@ -132,6 +157,16 @@ def test_an_outbox_that_nothing_tells_of_is_not_sent(
         Member(group, ALICE, connection=connection, outbox=tmp_path / "o")
 
 
+def test_an_outbox_that_a_later_start_had_is_not_sent(connection: Connection, group: str, tmp_path: Path) -> None:
+    """It is restored from a backup; what the later life had sent may still be on its way."""
+    leave_in_an_outbox(connection, group, tmp_path / "o")
+    backup = shutil.copy(tmp_path / "o", tmp_path / "backup")
+    with Member(group, ALICE, connection=connection, outbox=tmp_path / "o") as alice:
+        alice.close(timeout=0)
+    with pytest.raises(Superseded, match="may have sent the 2 messages"):
+        Member(group, ALICE, connection=connection, outbox=backup)
+
+
 def test_who_is_idle_is_told_by_data(connection: Connection, group: str) -> None:
     """Of a group that is younger nobody is."""
     with TinySequencer(connection, group, "nyc"):
@@ -150,3 +185,149 @@ def test_who_is_idle_is_told_by_data(connection: Connection, group: str) -> None
 def test_without_a_sequencer_it_is_asked_for(connection: Connection, group: str) -> None:
     row = SenderRow(ALICE, 1, 1)
     assert forget_senders(connection, group, "nyc", [row], timeout_s=0.1) == Forgotten([], [ALICE])
+
+
+class Suspension:
+    """No member of this process reads on while it lasts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._is_over, self._has_begun = threading.Event(), threading.Event()
+        self._is_over.set()
+        really = DataCursor.poll
+
+        def poll(cursor: DataCursor, timeout: float) -> list[Effective]:
+            if not self._is_over.is_set():
+                self._has_begun.set()
+                self._is_over.wait(WAIT)
+            return really(cursor, timeout)
+
+        monkeypatch.setattr(DataCursor, "poll", poll)
+
+    def begin(self) -> None:
+        self._is_over.clear()
+        assert self._has_begun.wait(WAIT)
+
+    def end(self) -> None:
+        self._is_over.set()
+
+
+def messages(connection: Connection, group: str) -> list[bytes]:
+    """All that DATA still has."""
+    with DataLog(connection, group, "nyc") as log:
+        return [s.data.payload for s in log.records(log.beginning(), log.end()) if s.data.kind == MESSAGE]
+
+
+@pytest.mark.parametrize("has_messages", [True, False])
+def test_one_that_wakes_when_nothing_tells_of_it(has_messages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had sent may be ordered: none of it is sent again. With nothing to doubt it goes on in a new life."""
+    kafka, group = MemoryConnection(), "g"
+    kafka.create(group, "nyc", partitions=1)
+    suspension = Suspension(monkeypatch)
+    with TinySequencer(kafka, group) as sequencer, Member(group, ALICE, connection=kafka) as alice:
+        alice.broadcast(b"1").result(WAIT)
+        before = alice.incarnation
+        suspension.begin()
+        receipts = [alice.broadcast(payload) for payload in (b"2", b"3")[: 2 * has_messages]]
+        eventually(lambda: sequencer.state.seqno == 1 + len(receipts))
+        assert forget(kafka, group).forgotten == [ALICE]
+        sequencer.__exit__(None, None, None)
+        with TinySequencer(kafka, group):  # its snapshot stands behind all that
+            with DataLog(kafka, group, "nyc") as log:
+                newest = [s.offset for s in log.records(0, log.end()) if s.data.kind == EPOCH][-1]
+            kafka.topics.drop("abcast.g.data.nyc", newest)
+            suspension.end()
+            if has_messages:
+                for receipt in receipts:
+                    with pytest.raises(HistoryUnavailable, match="forgotten nyc/alice"):
+                        receipt.result(WAIT)
+                with pytest.raises(HistoryUnavailable):
+                    alice.broadcast(b"4")
+                assert alice.incarnation == before
+                assert messages(kafka, group) == []
+            else:
+                eventually(lambda: alice.incarnation != before)
+                alice.broadcast(b"4").result(WAIT)
+                assert messages(kafka, group) == [b"4"]
+
+
+ROW_KEPT = SequencerState("g", epoch=1, seqno=9, received={ALICE: Accepted(100, 1)})
+NOTHING_ORDERED = SequencerState("g", epoch=1, seqno=9)
+ROW_DROPPED = SequencerState("g", epoch=1, seqno=9, membership=Membership(incarnation_floor=100))
+
+
+def returning(connection: Connection) -> Books:
+    """Of the life 300, whose JOIN is not ordered, and which has two messages of the life 100."""
+    lives = Lives(Address.parse(ALICE), SendingLimits())
+    table = ForwardTable(10, 1 << 20)
+    table.append(b"", control_headers(JOIN))
+    receipts: deque[Receipt | None] = deque([None])
+    for local_seqno in (1, 2):
+        entry = carried_over(Pending(local_seqno, b"%d" % local_seqno, ()), 100)
+        table.append(entry.payload, entry.headers)
+        receipts.append(Receipt(MessageId(ALICE, 300, local_seqno + 1), lives.changed))
+    return Books(connection, "g", lives, Beginning(300, table, receipts), 1)
+
+
+@pytest.mark.parametrize(("state", "left"), [(ROW_KEPT, [b"2"]), (NOTHING_ORDERED, [b"1", b"2"]), (ROW_DROPPED, None)])
+def test_a_life_that_joins_again_wakes(state: SequencerState, left: list[bytes] | None) -> None:
+    """What it has of the life before was ordered as far as the row says; without one, nothing tells."""
+    books, gone = returning(MemoryConnection()), HistoryUnavailable("retention has dropped it.")
+    if left is None:
+        with pytest.raises(HistoryUnavailable, match="before it joined again"):
+            books.catch_up_with_the_life_before(gone, state)
+        assert len(books.table) == 3
+    else:
+        books.catch_up_with_the_life_before(gone, state)
+        assert [entry.payload for entry in books.table.pending() if kind_of(entry) == MESSAGE] == left
+
+
+class Claims(MemberMemory):
+    """What Kafka remembers of a name whose last life was 100."""
+
+    def __init__(self) -> None:
+        pass
+
+    def incarnation(self) -> int:
+        return 100
+
+    def claim_incarnation(self, above: int, claimed: set[int]) -> int:
+        assert above == 100
+        claimed.add(300)
+        return 300
+
+
+def left_by_100(lives: Lives) -> Left:
+    """Two messages; the first one was ordered when it had left them, as the group was opened."""
+    ids = [MessageId(ALICE, 100, local_seqno) for local_seqno in (1, 2)]
+    entries = [carried_over(Pending(each.local_seqno, b"%d" % each.local_seqno, ()), 100) for each in ids]
+    receipts = [Receipt(each, lives.changed) for each in ids]
+    lives.claimed.add(100)
+    return Left([Carried(entry, receipt) for entry, receipt in zip(entries, receipts, strict=True)], 1)
+
+
+@pytest.mark.parametrize("state", [ROW_KEPT, ROW_DROPPED])
+def test_what_a_life_has_left_was_ordered_and_forgotten(state: SequencerState) -> None:
+    """DATA tells it, from where the life has left off."""
+    lives = Lives(Address.parse(ALICE), SendingLimits())
+    left = left_by_100(lives)
+
+    def history(seqno: int) -> Iterator[Data]:
+        assert seqno == left.seqno
+        yield Data(MESSAGE, 1, 7, 0, ALICE, 100, 1, b"1", Source("abcast.g.forward.nyc", 0, 3))
+
+    begun = lives.begin(Claims(), state, left, history)
+    assert [(kind_of(entry), entry.payload) for entry in begun.table.pending()] == [(JOIN, b""), (MESSAGE, b"2")]
+    ordered = left.carried[0].receipt
+    assert ordered is not None
+    assert ordered.result(0) == 7
+
+
+def test_what_a_life_has_left_is_not_sent_if_nothing_tells_of_it() -> None:
+    lives = Lives(Address.parse(ALICE), SendingLimits())
+
+    def history(_: int) -> Iterator[Data]:
+        raise HistoryUnavailable("retention has dropped it.")
+
+    with pytest.raises(HistoryUnavailable):
+        lives.begin(Claims(), ROW_DROPPED, left_by_100(lives), history)
+    assert lives.claimed == {100}

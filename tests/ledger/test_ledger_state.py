@@ -50,28 +50,39 @@ def test_a_ledger_of_an_earlier_version_has_no_such_column(tmp_path: Path) -> No
     assert (state.own_seqno, state.origins) == (2, {})
 
 
-def test_who_is_forgotten_stays_so(tmp_path: Path) -> None:
-    """The ledger has their rows; nothing of these lives is ordered again, although FORWARD is read from its beginning.
+def sent(seqno: int, sender: str, incarnation: int, local_seqno: int) -> dict[str, object]:
+    return {**row(seqno, "a", None), "sender": sender, "incarnation": incarnation, "local_seqno": local_seqno}
 
-    Of "x/gone" this ledger, which was made anew, has no message.
+
+def forgotten(seqno: int, life: int, *rows: tuple[str, int, int]) -> dict[str, object]:
+    by_admin = sent(seqno, "a/abcast.admin", life, 1)
+    return {**by_admin, "kind": FORGET, "payload": json.dumps({"senders": rows}).encode()}
+
+
+def test_who_is_forgotten_stays_so(tmp_path: Path) -> None:
+    """Nothing up to the floor is ordered, as with a start from DATA, although FORWARD is read from its beginning.
+
+    "a/other" has raised the floor above the life of "a/m". Of "a/gone" this ledger, which was made anew, has no
+    message. "a/back" has come again.
     """
-    forgotten = {"senders": [["a/m", 1, 2], ["x/gone", 4, 4]]}
-    by_admin = {**row(3, "a", None, FORGET), "sender": "a/abcast.admin", "payload": json.dumps(forgotten).encode()}
-    rows = [row(1, "a", None), row(2, "a", None), by_admin, row(4, "b", None)]
+    rows = [
+        sent(1, "a/m", 50, 1), sent(2, "a/m", 50, 2), sent(3, "a/other", 200, 1), sent(4, "a/back", 7, 1),
+        forgotten(5, 1, ("a/m", 50, 2), ("a/gone", 4, 4), ("a/back", 7, 1)), forgotten(6, 2, ("a/other", 200, 1)),
+        sent(7, "a/back", 201, 1),
+    ]  # fmt: skip
     write_deltalake(tmp_path / "ledger", pa.Table.from_pylist(rows, LEDGER))
     state = state_from_ledger(tmp_path / "ledger", "g")
     assert state is not None
-    assert state.is_over("a/m", 1)
-    assert state.is_over("x/gone", 4)
+    assert state.received == {"a/back": (201, 1), "a/abcast.admin": (2, 1)}
+    assert [state.is_over("a/m", life) for life in (50, 51, 200, 201)] == [True, True, True, False]
+    again = [("a/m", 50, 2), ("a/m", 50, 3), ("a/m", 100, 1), ("a/m", 200, 1), ("a/gone", 5, 1), ("a/back", 7, 2)]
+    new = [("a/m", 201, 1), ("a/gone", 300, 1), ("a/back", 201, 2)]
     topic, at = "abcast.g.forward.a", 1_800_000_000_000
-    late = [
-        Forward(sender, life, number, b"", Source(topic, 0, offset), timestamp_ms=at)
-        for offset, (sender, life, number) in enumerate([("a/m", 1, 2), ("a/m", 1, 3), ("x/gone", 4, 5), ("a/m", 5, 1)])
+    records = [
+        Forward(*numbers, b"", Source(topic, 0, offset), timestamp_ms=at) for offset, numbers in enumerate(again + new)
     ]
-    outputs = step(state, late).outputs
-    assert [output.seqno for output in outputs if isinstance(output, Data)] == [5]
-    assert isinstance(outputs[-1], Data)
-    assert (outputs[-1].sender, outputs[-1].incarnation) == ("a/m", 5)
+    data = [output for output in step(state, records).outputs if isinstance(output, Data)]
+    assert [(each.sender, each.incarnation, each.local_seqno) for each in data] == new
 
 
 def test_a_ledger_that_is_damaged_is_told_in_a_sentence(tmp_path: Path) -> None:

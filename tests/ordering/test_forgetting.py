@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from ordering.forgetting import MAX_NAMED, SenderRow, forgettable, from_payload, idle_rows, to_payload
+from ordering.forgetting import MAX_NAMED, SenderRow, forgettable, from_payload, idle_rows, is_told, to_payload
 from ordering.membership import Accepted, FormerMember, Membership, Settings
 from ordering.records import (
     CLOCK_AHEAD_MS,
@@ -165,3 +165,19 @@ def test_a_snapshot_in_the_middle(log: Log) -> None:
         _, [told] = begin_batch(log.state)
     read = absorb(SequencerState("g"), [told])
     assert (read.received, read.membership.incarnation_floor) == (log.state.received, 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "floor", "expected"),
+    [
+        (None, 4, True),  # nothing of it was ordered: it would have a row
+        (None, 5, False),  # its own row may have been the one that was dropped
+        (None, 6, False),
+        ((5, 2), 9, True),
+        ((3, 2), 2, True),  # it would have the row
+        ((6, 1), 2, False),  # a later life has taken it
+    ],
+)
+def test_what_a_state_tells_of_a_life(row: tuple[int, int] | None, floor: int, expected: bool) -> None:
+    """Of the life with incarnation 5."""
+    assert is_told(row, floor, 5) is expected

@@ -133,10 +133,10 @@ class Member:
         self.accepted = {message: sent for message, sent in self.accepted.items() if sent[1] in kept}
 
     def _history(self, seqno: int) -> Iterator[Data]:
-        """All that is effective behind a seqno."""
+        """What is effective of this sender behind a seqno."""
         cursor = Cursor(self.broker, Rules())
         cursor.resume(seqno)
-        yield from cursor.read(len(self.broker.data))
+        yield from (data for data in cursor.read(len(self.broker.data)) if data.sender == self.address)
 
     def broadcast(self) -> bool:
         """Accept a message and send it, if the table has room."""
@@ -212,7 +212,7 @@ class Member:
         carried = [Carried(carried_over(entry, self.incarnation), None) for entry in self.table.pending()]
         state = SimulatedLog(self.broker).state()
         try:
-            left = Left(carried, 0, joins=False)
+            left = Left(carried, record.seqno, joins=False)
             life = self.lives.begin(cast(MemberMemory, self.memory), state, left, self._history)
         except Superseded:
             self._give_up()

@@ -9,7 +9,7 @@ import pytest
 
 from connectors.storage.location import RemotePath, explain, files_below, parse_location
 from connectors.storage.settings import Storage, configured_storage, storage_settings
-from ordering.errors import UsageError
+from ordering.errors import AbcastError, EnvironmentProblem, StoreUnreachable, UsageError
 from tests.cli.here import abcast_here
 
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -107,16 +107,54 @@ def test_secrets_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert "hush-3" in storage.login_for_spark().values()
 
 
+_OF_HEAD = "When getting information for key 'a' in bucket 'bucket': AWS Error {} during HeadObject: No response body."
+_OF_GET = (
+    "Kernel error -> Error performing GET http://one:9000/bucket/a in 403.533632ms, after 3 retries, max_retries: 3"
+)
+
+
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("told", "error", "said"),
     [
-        ("<Code>NoSuchBucket</Code>", "there is no bucket bucket at the object store"),
-        ("AWS Error ACCESS_DENIED during HeadObject", "does not let us in at s3a://bucket/a"),
-        ("<Code>SignatureDoesNotMatch</Code>", "does not let us in"),
-        ("client error (Connect) \x1b[31m tcp connect error", "does not answer"),
-        ("AWS Error NETWORK_CONNECTION", "does not answer"),
-        ("something else", "s3a://bucket/a can't be read: something else"),
+        ("<Code>NoSuchBucket</Code>", UsageError, "there is no bucket bucket at the object store"),
+        ("AWS Error ACCESS_DENIED during HeadObject", UsageError, "does not let us in at s3a://bucket/a"),
+        ("<Code>SignatureDoesNotMatch</Code>", UsageError, "does not let us in"),
+        (f"{_OF_GET} - status code \u21b3 403 Forbidden", UsageError, "access_key_id and secret_access_key"),
+        (_OF_HEAD.format("UNKNOWN (HTTP status 400)"), UsageError, "session_token may have expired"),
+        (f"{_OF_GET} - code \u21b3 400 \u21b3 <Code>ExpiredToken</Code>", UsageError, "session_token may have expired"),
+        *(
+            (_OF_HEAD.format(f"UNKNOWN (HTTP status {code})"), StoreUnreachable, f"status {code}")
+            for code in (429, 500, 503)
+        ),
+        *((_OF_HEAD.format(name), StoreUnreachable, name) for name in ("SLOW_DOWN", "INTERNAL_FAILURE")),
+        (f"{_OF_GET} - Server returned error status \u21b3 500 : ", StoreUnreachable, "500"),
+        ("org.apache.x: (Service: S3, Status Code: 503, Request ID: 403)", StoreUnreachable, "503"),
+        ("client error (Connect) \x1b[31m tcp connect error", StoreUnreachable, "does not answer"),
+        (_OF_HEAD.format("NETWORK_CONNECTION"), StoreUnreachable, "does not answer"),
+        (_OF_HEAD.format("UNKNOWN (HTTP status 501)"), EnvironmentProblem, "can't be read"),
+        ("something else", EnvironmentProblem, "s3a://bucket/a can't be read: something else"),
     ],
 )
-def test_what_a_store_tells_is_one_sentence(told: str, said: str) -> None:
-    assert said in str(explain(RemotePath("s3a://bucket/a", Storage()), told))
+def test_what_a_store_tells_is_one_sentence(told: str, error: type[AbcastError], said: str) -> None:
+    explained = explain(RemotePath("s3a://bucket/a", Storage()), told)
+    assert (type(explained), said in str(explained)) == (error, True), explained
+
+
+@pytest.mark.parametrize(
+    ("url", "told", "error"),
+    [
+        ("kafka-connect/a", "s3a://kafka-connect/a: AWS Error UNKNOWN (HTTP status 405) of 'x'", EnvironmentProblem),
+        ("kafka-connect/a", "<BucketName>kafka-connect</BucketName> MalformedXML", EnvironmentProblem),
+        ("kafka-connect/a", "kafka-connect.s3.eu.amazonaws.com: MalformedXML", EnvironmentProblem),
+        (
+            "b/credential-team",
+            "When reading key 'credential-team/x' in bucket 'b': AWS Error SLOW_DOWN",
+            StoreUnreachable,
+        ),
+        ("b/credential-team", "at credential-team: MalformedXML in 403.53ms, of 403 bytes", EnvironmentProblem),
+        ("b/status-503", "GET http://h/b/status-503/x: status code 403 Forbidden", UsageError),
+        ("connect/a", "Failed to connect, connect timed out", StoreUnreachable),
+    ],
+)
+def test_no_name_and_no_time_is_taken_for_a_reason(url: str, told: str, error: type[AbcastError]) -> None:
+    assert type(explain(RemotePath(f"s3a://{url}", Storage()), told)) is error
