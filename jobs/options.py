@@ -210,6 +210,10 @@ def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_s
     except (KeyboardInterrupt, SystemExit, Exception) as error:
         if interruption.has_come() and getattr(error, "code", EXIT_FAILED) not in (0, None):
             interruption.tell()
+            from connectors.storage.location import is_asking
+
+            if is_asking():  # Arrow would wait for a silent store at the end of the process
+                interruption.leave()
             sys.exit(interruption.EXIT_INTERRUPTED)
         if not isinstance(error, Exception):
             raise

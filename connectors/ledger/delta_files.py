@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from connectors.storage.location import Location, RemotePath, delta_options, explain
+from connectors.storage.location import Location, RemotePath, delta_options, explain, interruptibly
 
 if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 def open_delta(path: Location) -> DeltaTable:
     """The table at `path`, as it is now. Raises DeltaError; of a store that lets us not in, what to do about it."""
     try:
-        return DeltaTable(str(path), storage_options=delta_options(path))
+        if isinstance(path, RemotePath):
+            return interruptibly(lambda: DeltaTable(str(path), storage_options=delta_options(path)))
+        return DeltaTable(str(path))
     except DeltaError:
         raise
     except OSError as error:

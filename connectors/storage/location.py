@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from connectors.storage.settings import Storage, configured_storage
 from ordering.errors import AbcastError, EnvironmentProblem, StoreUnreachable, UsageError
@@ -20,9 +22,14 @@ from ordering.errors import AbcastError, EnvironmentProblem, StoreUnreachable, U
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
+_Answer = TypeVar("_Answer")
+_ASKING = "abcast-store"
+
 S3 = "s3a"
 SCHEMES = (S3, "abfss", "gs", "hdfs")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_ONE_SLASH = re.compile(rf"({'|'.join(SCHEMES)}|s3n?):/(?!/)", re.IGNORECASE)
+_FIRST = {"hdfs": "HOST", "abfss": "CONTAINER@ACCOUNT.dfs.core.windows.net"}
 _CONTROL = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x1f\x7f]+")
 
 # Of what the clients of stores tell: each has words of its own, and quotes those of the store.
@@ -81,6 +88,11 @@ class RemotePath:
         """All before it."""
         return RemotePath(self.url.rpartition("/")[0], self.storage)
 
+    @property
+    def bucket(self) -> RemotePath:
+        """All of its bucket."""
+        return RemotePath("/".join(self.url.split("/")[:3]), self.storage)
+
     def absolute(self) -> RemotePath:
         """It is."""
         return self
@@ -88,28 +100,34 @@ class RemotePath:
     def read_bytes(self) -> bytes:
         """What stands there. Raises FileNotFoundError."""
         with in_a_sentence(self):
-            files, path = self.arrow()
-            with files.open_input_stream(path) as stream:
-                content: bytes = stream.read()
-                return content
+            return interruptibly(self._content)
+
+    def _content(self) -> bytes:
+        files, path = self.arrow()
+        with files.open_input_stream(path) as stream:
+            content: bytes = stream.read()
+            return content
 
     def read_text(self, encoding: str) -> str:
         """The same, as a text."""
         return self.read_bytes().decode(encoding)
 
     def exists(self) -> bool:
-        """Whether something is there, or below. Raises UsageError if there is not even a bucket."""
+        """Whether something is there, or below. Raises UsageError if there never was a bucket."""
         if self._is_there():
             return True
-        check_bucket(self)
+        _have_seen_bucket(self.bucket)
         return False
 
     def _is_there(self) -> bool:
+        with in_a_sentence(self):
+            return interruptibly(self._is_found)
+
+    def _is_found(self) -> bool:
         from pyarrow.fs import FileType
 
-        with in_a_sentence(self):
-            files, path = self.arrow()
-            return bool(files.get_file_info(path).type != FileType.NotFound)
+        files, path = self.arrow()
+        return bool(files.get_file_info(path).type != FileType.NotFound)
 
     is_dir = exists
 
@@ -129,13 +147,17 @@ def parse_location(text: str | os.PathLike[str]) -> Location:
     """A path, or a URL. Raises UsageError for a scheme that nobody knows, and for settings that can't be."""
     found = _URL.fullmatch(os.fspath(text))
     if found is None:
+        if _ONE_SLASH.match(os.fspath(text)):
+            raise UsageError(f"{text} is neither a directory nor a URL: write two slashes after the colon.")
         return Path(text)
-    scheme, beyond = found[1].lower(), found[2].strip("/")
+    scheme, beyond = found[1].lower(), found[2].rstrip("/")
+    if "@" in beyond.partition("/")[0] and (scheme != "abfss" or ":" in beyond.partition("@")[0]):
+        raise UsageError(f"a login stands in no URL ({scheme}://…@…): give it in [storage] or in variables.")
     scheme = S3 if scheme == "s3" else scheme
     if scheme not in SCHEMES:
         raise UsageError(f"{text} can't be used: give a directory, or a URL with {', '.join(SCHEMES)}.")
     if not beyond or "//" in beyond or beyond.startswith("/") or re.search(r"[\s?#%]", beyond):
-        raise UsageError(f"{text} names no place: write {scheme}://BUCKET/DIRECTORY.")
+        raise UsageError(f"{text} names no place: write {scheme}://{_FIRST.get(scheme, 'BUCKET')}/DIRECTORY.")
     return RemotePath(f"{scheme}://{beyond}", configured_storage() if scheme == S3 else Storage())
 
 
@@ -143,12 +165,16 @@ def files_below(place: Location, *, deep: bool = True) -> dict[str, int]:
     """The files there, by their names relative to it, with their bytes; none if it is not there."""
     if isinstance(place, Path):
         return dict(_local_files(place, deep=deep))
+    with in_a_sentence(place):
+        return interruptibly(lambda: _remote_files(place, deep=deep))
+
+
+def _remote_files(place: RemotePath, *, deep: bool) -> dict[str, int]:
     from pyarrow.fs import FileSelector, FileType
 
-    with in_a_sentence(place):
-        files, path = place.arrow()
-        found = files.get_file_info(FileSelector(path, allow_not_found=True, recursive=deep))
-        return {each.path.removeprefix(f"{path}/"): each.size for each in found if each.type == FileType.File}
+    files, path = place.arrow()
+    found = files.get_file_info(FileSelector(path, allow_not_found=True, recursive=deep))
+    return {each.path.removeprefix(f"{path}/"): each.size for each in found if each.type == FileType.File}
 
 
 def _local_files(place: Path, *, deep: bool) -> Iterator[tuple[str, int]]:
@@ -198,6 +224,27 @@ def in_a_sentence(place: Location) -> Iterator[None]:
         raise explain(place, str(error)) from error
 
 
+def interruptibly(call: Callable[[], _Answer]) -> _Answer:
+    """Call a store's client in another thread, as it lets no Ctrl-C through. Who is interrupted waits no longer."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    answer: Future[_Answer] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - it is raised where the answer is waited for
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name=_ASKING, daemon=True).start()
+    return answer.result()
+
+
+def is_asking() -> bool:
+    """Whether a store's client still waits for an answer, which nobody waits for any more."""
+    return any(thread.name == _ASKING for thread in threading.enumerate())
+
+
 def explain(place: RemotePath, told: str) -> AbcastError:
     """The error of ours for what a client of the store has told."""
     said = " ".join(_CONTROL.sub(" ", told).split())
@@ -243,7 +290,11 @@ def no_bucket(place: RemotePath) -> UsageError:
 
 def check_bucket(place: RemotePath) -> None:
     """Raise UsageError or StoreUnreachable if the store does not let us in, does not answer, or has no such bucket."""
-    if place.scheme == S3:
-        root = RemotePath("://".join((place.scheme, place.url.partition("://")[2].partition("/")[0])), place.storage)
-        if not root._is_there():  # noqa: SLF001 - of its own class
-            raise no_bucket(place)
+    if place.scheme == S3 and not place.bucket._is_there():  # noqa: SLF001 - of its own class
+        raise no_bucket(place)
+
+
+@functools.lru_cache
+def _have_seen_bucket(bucket: RemotePath) -> None:
+    """Check it unless it has been there: who asks for one file after another need not ask for it each time."""
+    check_bucket(bucket)

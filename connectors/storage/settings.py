@@ -2,7 +2,8 @@
 
 What an ABCAST_STORAGE_* variable says counts most, then the table `[storage]` of abcast.toml, then the variables of
 AWS's own tools, then what the libraries find by themselves (a role of the machine, say). The three parts of a login
-come from one of these: a key of one place with a token of another lets nobody in.
+come from one of these: a key of one place with a token of another lets nobody in. (delta-rs would take a token from
+AWS's variables by itself, so there must be none beside a key of ours.)
 
 Spark, Arrow and delta-rs each have names of their own for the same things; all of them are made here.
 """
@@ -83,6 +84,7 @@ class Storage(BaseModel):
                 "aws_secret_access_key": self.secret_access_key.get_secret_value(),
                 "aws_session_token": self.session_token.get_secret_value(),
                 "connect_timeout": "5s",
+                "timeout": "15s",
                 "retry_timeout": "15s",
                 "max_retries": "3",
             }
@@ -99,7 +101,7 @@ class Storage(BaseModel):
                 "secret_key": self.secret_access_key.get_secret_value(),
                 "session_token": self.session_token.get_secret_value(),
                 "connect_timeout": 5.0,
-                "request_timeout": 30.0,
+                "request_timeout": 5.0,  # of silence
             }
         )
 
@@ -135,7 +137,9 @@ class Storage(BaseModel):
 
 def configured_storage() -> Storage:
     """What is in force. Raises UsageError."""
-    given = {name: each.value for name, each in storage_settings().items()}
+    found = storage_settings()
+    _check_token(found)
+    given = {name: each.value for name, each in found.items()}
     storage = Storage(**{name: SecretStr(value) if name in SECRETS else value for name, value in given.items()})  # type: ignore[arg-type]
     storage.check()
     return storage
@@ -149,7 +153,19 @@ def storage_settings() -> dict[str, Setting]:
         found |= {
             name: each for name, each in source.items() if name not in found and not (has_login and name in _LOGIN)
         }
+    if "endpoint" in found and "@" in found["endpoint"].value:
+        raise UsageError(f"a login stands in no URL: take it out of the endpoint in {found['endpoint'].source}.")
     return found
+
+
+def _check_token(found: Mapping[str, Setting]) -> None:
+    """Raise UsageError if delta-rs would add a token of AWS's variables to a key of ours: it looks there by itself."""
+    key, [of_aws], [token] = found.get("access_key_id"), _OF_AWS["access_key_id"], _OF_AWS["session_token"]
+    if key is not None and key.source != of_aws and "session_token" not in found and token in os.environ:
+        raise UsageError(
+            f"{token} does not belong to the access_key_id of {key.source}, and lets nobody in with it: unset it, or "
+            "give session_token there."
+        )
 
 
 def _sources() -> Iterator[dict[str, Setting]]:

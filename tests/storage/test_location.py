@@ -34,11 +34,39 @@ def test_a_path_is_local_and_a_url_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["ftp://a/b", "http://a/b", "s3a://", "s3a:///", "s3a://a//b", "s3a://a/b?c", "gs://a b"]
+    "text",
+    [
+        "ftp://a/b",
+        "http://a/b",
+        "s3a://",
+        "s3a:///",
+        "s3a:///a/b",
+        "hdfs:///a",
+        "s3a://a//b",
+        "s3a://a/b?c",
+        "gs://a b",
+    ],
 )
 def test_a_url_that_names_no_place(text: str) -> None:
     with pytest.raises(UsageError, match=r"URL with s3a, abfss, gs, hdfs|names no place"):
         parse_location(text)
+
+
+@pytest.mark.parametrize("text", ["s3a:/b/x", "S3:/b", "hdfs:/x", Path("gs://b/x")])
+def test_one_slash_is_no_directory(text: str | Path) -> None:
+    with pytest.raises(UsageError, match="two slashes"):
+        parse_location(text)
+    assert parse_location("./s3a:/b") == Path("./s3a:/b")
+
+
+@pytest.mark.parametrize("text", ["s3a://key:hush@b/x", "s3://hush@b", "http://a:hush@b/x", "abfss://c:hush@b/x"])
+def test_a_login_in_a_url_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    with pytest.raises(UsageError, match="a login stands in no URL") as refused:
+        parse_location(text)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", text)
+    with pytest.raises(UsageError, match="a login stands in no URL") as of_endpoint:
+        storage_settings()
+    assert "hush" not in f"{refused.value}{of_endpoint.value}"
 
 
 def test_it_is_asked_as_a_path_is() -> None:
@@ -65,12 +93,26 @@ def test_what_counts_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     (tmp_path / "abcast.toml").write_text(
         '[storage]\nendpoint = "https://one:9000"\naccess_key_id = "of-file"\nsecret_access_key = "secret-of-file"\n'
     )
+    assert "session_token" not in storage_settings()
+    monkeypatch.delenv("AWS_SESSION_TOKEN")
     storage = configured_storage()
     assert (storage.access_key_id, storage.endpoint, storage.region) == ("of-file", "https://one:9000", "eu-central-1")
     assert "aws_session_token" not in storage.for_delta()
     monkeypatch.setenv("ABCAST_STORAGE_ENDPOINT", "http://two:9000")
     assert storage_settings()["endpoint"] == ("http://two:9000", "ABCAST_STORAGE_ENDPOINT")
     assert configured_storage().for_delta()["aws_allow_http"] == "true"
+
+
+def test_a_token_of_aws_goes_with_no_key_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """delta-rs takes it from the environment by itself, whatever it is told of the key."""
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"ABCAST_STORAGE_{name}", "ours")
+    for token in ("of-aws", ""):  # of an empty one, delta-rs makes an empty header
+        monkeypatch.setenv("AWS_SESSION_TOKEN", token)
+        with pytest.raises(UsageError, match="does not belong to the access_key_id of ABCAST_STORAGE_ACCESS_KEY_ID"):
+            configured_storage()
+    monkeypatch.setenv("ABCAST_STORAGE_SESSION_TOKEN", "ours")
+    assert configured_storage().for_delta()["aws_session_token"] == "ours"
 
 
 @pytest.mark.parametrize(

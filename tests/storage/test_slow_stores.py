@@ -1,0 +1,77 @@
+"""A store that is silent, and how often one is asked."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from connectors.storage.location import RemotePath
+from connectors.storage.settings import Storage
+from tests.cli.process import ABCAST, environment
+
+
+def test_ctrl_c_ends_a_command_at_a_silent_store(tmp_path: Path) -> None:
+    """At once: neither the question nor what Arrow does at the end of the process is waited for."""
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        store.settimeout(60)
+        where = environment(
+            ABCAST_STORAGE_ENDPOINT=f"http://127.0.0.1:{store.getsockname()[1]}",
+            ABCAST_STORAGE_ACCESS_KEY_ID="a",
+            ABCAST_STORAGE_SECRET_ACCESS_KEY="b",
+        )
+        asking = subprocess.Popen(
+            [ABCAST, "query", "--data", "s3a://bucket/a", "SELECT 1"], env=where, cwd=tmp_path, stderr=subprocess.PIPE
+        )
+        try:
+            client, _ = store.accept()
+            with client:
+                assert client.recv(4) == b"HEAD"
+                asking.send_signal(signal.SIGINT)
+                told = asking.communicate(timeout=4)[1]  # the client itself gives up after 5 s, and tries again
+        finally:
+            asking.kill()
+            asking.wait(30)
+    assert (asking.returncode, told) == (130, b"Aborted.\n")
+
+
+def test_who_asks_for_many_files_asks_for_the_bucket_once() -> None:
+    with _empty_store() as (endpoint, asked):
+        data = RemotePath("s3a://bucket/a", Storage(endpoint=endpoint, access_key_id="a", secret_access_key="b"))  # type: ignore[arg-type]
+        assert [(data / str(number)).exists() for number in range(5)] == [False] * 5
+    assert [path for path in asked if path == "HEAD /bucket"] == ["HEAD /bucket"]
+    assert len([path for path in asked if path.startswith("HEAD /bucket/a/")]) == 5
+
+
+@contextmanager
+def _empty_store() -> Iterator[tuple[str, list[str]]]:
+    """It has one bucket, and nothing in it; and what it was asked."""
+    asked: list[str] = []
+
+    class Store(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append(f"HEAD {self.path.partition('?')[0].rstrip('/')}")
+            self.send_response(200 if asked[-1] == "HEAD /bucket" else 404)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            body = b"<ListBucketResult><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>"
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Store) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", asked
+        finally:
+            server.shutdown()
