@@ -39,9 +39,10 @@ Invariants:
   ordered as a stranger's: the driver waits for that, and what is left then is lost (`Excluded`), and not sent under a
   second id.
 * *Who is forgotten is over, too.* A stranger whose row a `forget` record drops (`ordering.forgetting`) has acknowledged
-  all that was ordered of it, and nothing more will be. The same holds for one that has no row yet, if the record names
-  somebody of a later incarnation. So a participant knows whether its name has a row: by the state with which it began,
-  and by what of its name was ordered since. What is left goes on in a new life, which does not join if this one has not
+  all that was ordered of it, and nothing more will be. The same holds for one that has no row yet, if a record has
+  named somebody of a later incarnation. So a participant knows whether its name has a row: by the state with which it
+  began, and by what of its name was ordered since; and the highest incarnation that a record has named, from the
+  beginning on (`incarnation_floor`). What is left goes on in a new life, which does not join if this one has not
   asked to.
 * *A receipt is for the message, not for its id:* a message that is carried over keeps its receipt, which gets the new
   id; an id under which something else was ordered is no answer (`connectors.client.lives`).
@@ -275,6 +276,7 @@ TRANSITIONS: dict[tuple[Phase, Cause], Row] = {
 SENDING_FROM_OUTSIDE = frozenset({P.STRANGER, P.JOINING})
 KEPT_FROM_OUTSIDE = frozenset({P.KEPT_OUT, P.AWAITING})
 OUTSIDE = SENDING_FROM_OUTSIDE | KEPT_FROM_OUTSIDE
+FORGETTABLE = OUTSIDE | {P.EXCLUDED, P.LEAVING}
 IN_A_FLUSH = frozenset({P.BLOCKING, P.QUIET, P.BORN_QUIET, P.ASKED_AGAIN})
 ADMISSIONS = frozenset({C.ADMITTED, C.ADMITTED_IN_FLUSH, C.ADMITTED_QUIET})
 INSIDE = IN_A_FLUSH | {P.MEMBER}
@@ -371,7 +373,8 @@ class Participant:
     """See the module. `life` is the one in hand, `joined_at` the first view with it.
 
     `owes_unblock`: block() was called, and unblock() was not. `is_returning`: it has messages of its last life, and its
-    JOIN is not ordered yet. `has_row`: its name stands in the received table.
+    JOIN is not ordered yet. `has_row`: its name stands in the received table. `incarnation_floor`: a name that does not
+    must have a higher one, as far as states and `forget` records have told.
     """
 
     life: Life
@@ -383,6 +386,7 @@ class Participant:
     owes_unblock: bool = False
     is_returning: bool = False
     has_row: bool = False
+    incarnation_floor: int = 0
 
     @property
     def takes_messages(self) -> bool:
@@ -536,10 +540,10 @@ def _take_forgotten(here: Step, payload: bytes) -> Step:
     """Rows are dropped, and a sender without one must have a higher incarnation than theirs. Members keep theirs."""
     rows, now = from_payload(payload) or (), here.participant
     has_row = now.has_row and now.life.address not in {row.sender for row in rows}
-    is_below = not has_row and any(now.life.incarnation <= row.incarnation for row in rows)
-    is_outside = now.phase in OUTSIDE or now.phase in (Phase.EXCLUDED, Phase.LEAVING)
-    here = here.but(has_row=has_row)
-    return here.turn(Cause.FORGOTTEN) if is_below and is_outside else here
+    floor = max(now.incarnation_floor, *(row.incarnation for row in rows), 0)
+    is_below = not has_row and now.life.incarnation <= floor
+    here = here.but(has_row=has_row, incarnation_floor=floor)
+    return here.turn(Cause.FORGOTTEN) if is_below and now.phase in FORGETTABLE else here
 
 
 def _see_whether_closed(here: Step, is_closed: bool) -> Step:
@@ -623,8 +627,9 @@ def _catch_up(here: Step, state: SequencerState, answered: int = 0) -> Step:
         here = here.but(is_returning=False).turn(Cause.RETURNED)
     if was_in and knew_flush and knew_flush != flush.id:
         here = here.turn(Cause.STOP)
-    has_row = before.life.address in state.received
-    here = here.but(known=KnownGroup.of_state(state), settings=state.membership.settings, has_row=has_row)
+    membership, has_row = state.membership, before.life.address in state.received
+    here = here.but(known=KnownGroup.of_state(state), settings=membership.settings, has_row=has_row)
+    here = here.but(incarnation_floor=membership.incarnation_floor)
     here = _catch_up_view(here, state, answered)
     now = here.participant
     if not _is_in(now) or not flush.id or (was_in and knew_flush == flush.id):
@@ -649,7 +654,7 @@ def _catch_up_view(here: Step, state: SequencerState, answered: int) -> Step:
         return here.turn(Cause.ADMITTED_IN_FLUSH if has_answered else Cause.ADMITTED)
     if _is_in(now):
         return here.turn(Cause.OVER if is_closed or state.is_over(*now.life) else Cause.EXCLUDED)
-    if now.phase in OUTSIDE and state.is_over(*now.life):
+    if now.phase in FORGETTABLE and state.is_over(*now.life):
         return here.turn(Cause.OVER if now.phase in (Phase.JOINING, Phase.AWAITING) else Cause.FORGOTTEN)
     return _see_whether_closed(here, is_closed)
 

@@ -19,7 +19,7 @@ from connectors.kafka.probe import found_there, probe, refusal
 from connectors.kafka.refusals import refused
 from connectors.kafka.security import Security
 from connectors.kafka.transport import Consumer, Producer, check_transport, choose, transport
-from connectors.kafka.transport.kafka_python import client_settings
+from connectors.kafka.transport.kafka_python import AdminClient, client_settings
 from ordering.errors import BrokerUnreachable, KafkaRefused
 from ordering.names import Role, Topic
 
@@ -145,7 +145,7 @@ class Connection:
     def admin(self) -> Iterator[KafkaAdminClient]:
         """An admin client, closed at the end. Raises BrokerUnreachable, KafkaRefused."""
         with self.opening():
-            client = KafkaAdminClient(**client_settings(self))
+            client = AdminClient(**client_settings(self))
         try:
             with self.reachable():
                 yield client

@@ -5,6 +5,10 @@ The groups have no members: their offsets are kept under a name, and nothing els
 A broker that is away is asked again until the time is over, each time by another client: a client remembers for ever
 which broker answers for a group, also when that one is gone and another has taken its place. A client is closed when
 the last who asks it has an answer.
+
+One asker connects for all who come meanwhile. If no broker answers him, his error is that of all whose time is over by
+then; one of the others tries again. So nobody waits for longer than his own time and one such attempt, however many
+they are.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from kafka.admin import KafkaAdminClient
 from kafka.errors import (
@@ -27,7 +32,7 @@ from kafka.errors import (
 )
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from connectors.kafka.transport.kafka_python import client_settings
+from connectors.kafka.transport.kafka_python import AdminClient, client_settings
 from connectors.kafka.transport.seam import Cluster
 from ordering.errors import AbcastError
 
@@ -37,6 +42,8 @@ PAUSE_S = 0.1
 _AT_A_TIME = 1000
 """Questions. Of more than it may send at a time, kafka-python 3.0.12 never sends the rest if it still connects."""
 
+Attempt: TypeAlias = "Future[AbcastError | None]"
+"""To connect. Its result is the error that it ended with; None where the next has to see for himself."""
 T = TypeVar("T")
 
 
@@ -54,7 +61,12 @@ class Door(Cluster, Protocol):
 
 
 class Desk:
-    """Thread-safe. It connects when it is first asked. `close` it."""
+    """Thread-safe. It connects when it is first asked. `close` it, and it keeps no client: whoever asks it then has one
+    for that question.
+
+    The lock guards which client is kept, who asks it, who connects, and whether the desk is closed. Nobody who has it
+    waits for Kafka.
+    """
 
     def __init__(self, cluster: Door) -> None:
         self._cluster = cluster
@@ -62,6 +74,9 @@ class Desk:
         self._client: KafkaAdminClient | None = None
         self._askers: Counter[KafkaAdminClient] = Counter()
         """How many ask each client now."""
+        self._attempt: Attempt | None = None
+        """Of the one who connects now."""
+        self._is_closed = False
         self._was_there = False
         self._names: tuple[Collection[str], float] = ((), float("-inf"))
         """The topics, and when they were asked for."""
@@ -116,8 +131,11 @@ class Desk:
         self._ask(question, timeout_s, "READ", _of(group_id, offsets))
 
     def close(self) -> None:
-        """Disconnect, as soon as nobody asks any more."""
-        self._forget(self._client)
+        """Disconnect, as soon as nobody asks any more. It waits for nobody."""
+        with self._lock:
+            self._is_closed, client = True, self._client
+        if client is not None:
+            self._forget(client)
 
     def _ask(self, question: Callable[[KafkaAdminClient], T], timeout_s: float, operation: str, resource: str) -> T:
         deadline = time.monotonic() + timeout_s
@@ -137,40 +155,75 @@ class Desk:
 
     @contextmanager
     def _connected(self, timeout_s: float) -> Iterator[KafkaAdminClient]:
-        """The client, which is not closed in the block: who waits for an answer then would wait in vain."""
-        with self._lock:
-            client = self._client = self._client or self._connect(timeout_s)
-            self._askers[client] += 1
+        """The client, which is not closed in the block: who waits for an answer then would wait in vain.
+
+        The first time it takes as long as any client may. Then Kafka was there, and who asks waits no longer.
+        """
+        client = self._taken(timeout_s if self._was_there else self._cluster.timeout)
         try:
             yield client
         finally:
             with self._lock:
                 self._askers[client] -= 1
-                self._close_if_unused(client)
+                is_over = self._is_over(client)
+            if is_over:
+                client.close()
+
+    def _taken(self, timeout_s: float) -> KafkaAdminClient:
+        """The client, which has one more asker now. Raises BrokerUnreachable, KafkaRefused."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            ours: Attempt = Future()
+            error = None
+            try:
+                with self._lock:
+                    if self._client is not None:
+                        self._askers[self._client] += 1
+                        return self._client
+                    attempt = self._attempt = self._attempt or ours
+                if attempt is ours:
+                    client = self._connect(max(deadline - time.monotonic(), PAUSE_S))
+                    with self._lock:
+                        self._client = None if self._is_closed else client
+                        self._askers[client] += 1
+                        return client
+            except AbcastError as its:
+                error = its
+                raise
+            finally:
+                with self._lock:
+                    self._attempt = None if self._attempt is ours else self._attempt
+                ours.set_result(error)
+            error = attempt.result()
+            if error is not None and (not error.retriable or time.monotonic() >= deadline):
+                raise error
 
     def _connect(self, timeout_s: float) -> KafkaAdminClient:
-        """The first time it takes as long as any client may. Then Kafka was there, and who asks waits no longer."""
         limits = {
-            "bootstrap_timeout_ms": int((timeout_s if self._was_there else self._cluster.timeout) * 1000),
+            "bootstrap_timeout_ms": int(timeout_s * 1000),
             "request_timeout_ms": int(self._cluster.timeout * 1000),
             "max_in_flight_requests_per_connection": _AT_A_TIME,
         }
         with self._cluster.opening():
-            client = KafkaAdminClient(**{**client_settings(self._cluster), **limits})
+            client = AdminClient(**{**client_settings(self._cluster), **limits})
         self._was_there = True
         return client
 
-    def _forget(self, client: KafkaAdminClient | None) -> None:
+    def _forget(self, client: KafkaAdminClient) -> None:
         """Who asks from now on connects anew."""
         with self._lock:
-            if client is not None and self._client is client:
-                self._client = None
-                self._close_if_unused(client)
-
-    def _close_if_unused(self, client: KafkaAdminClient) -> None:
-        if client is not self._client and not self._askers[client]:
-            del self._askers[client]
+            is_kept = self._client is client
+            self._client = None if is_kept else self._client
+            is_over = is_kept and self._is_over(client)
+        if is_over:
             client.close()
+
+    def _is_over(self, client: KafkaAdminClient) -> bool:
+        """Whether nobody asks it now, nor will; true once. Under the lock; who is told so closes it."""
+        if client is self._client or self._askers[client]:
+            return False
+        del self._askers[client]
+        return True
 
 
 def _of(group_id: str, partitions: Iterable[TopicPartition]) -> str:

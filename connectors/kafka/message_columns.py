@@ -23,6 +23,8 @@ MIN_RECORDS = 32
 """For fewer, record by record is as fast."""
 _MAX_SOURCES = 16
 """So many partitions of FORWARD, and sites' topics, may stand in a batch: each costs one pass over the text."""
+_LOOKED_AT = 64
+"""So many records tell nearly always that there are more: then all passes would be made in vain."""
 
 _BEGIN = f"{VERSION} {MESSAGE} ".encode("ascii")
 _SOURCE = re.compile(rf" {SOURCE_TOPIC_PATTERN}-{NUMBER_PATTERN}:".encode("ascii"))
@@ -48,6 +50,8 @@ def messages_numbers(
         return None
     try:
         names, texts = zip(*[of_record[0] for of_record in headers], strict=True)
+        if len({found and found[0] for found in map(_SOURCE.search, texts[:_LOOKED_AT])}) > _MAX_SOURCES:
+            return None
         text = b"\n".join((*texts, b""))
     except (IndexError, TypeError):  # no header, or a null one
         return None

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import logging
 import os
+import resource
 import sys
 import threading
 import time
@@ -32,6 +33,21 @@ from ordering.errors import EnvironmentProblem
 
 SMALL_FILE_BYTES = 64 * 1024 * 1024
 """A file of a Delta table that is worth merging with others."""
+
+_MOST_READERS, _FEWEST_READERS = 4096, 64
+"""Spark's own default is the lower one."""
+_FILES_OF_A_READER = 4
+
+
+def readers_kept() -> int:
+    """How many readers of Kafka Spark keeps: a process may only have so many files. Java raises its limit to the hard
+    one by itself, so the soft one does not matter.
+    """
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most_files == resource.RLIM_INFINITY:
+        return _MOST_READERS
+    return max(_FEWEST_READERS, min(_MOST_READERS, most_files // _FILES_OF_A_READER))
+
 
 SETTINGS = {
     # Delta
@@ -67,7 +83,7 @@ SETTINGS = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     # A reader for each partition of Kafka. Of more than these (64 by default), Spark makes readers anew for each batch.
-    "spark.kafka.consumer.cache.capacity": "4096",
+    "spark.kafka.consumer.cache.capacity": str(readers_kept()),
     # Workers that begin with everything imported.
     "spark.python.daemon.module": resolve_name("..sequencer.python_workers", __package__),
     # Over TCP each batch waits 40 ms: Spark sends it in two pieces, and the second is held back until the first is

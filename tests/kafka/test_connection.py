@@ -1,7 +1,13 @@
-"""What is said of a Kafka that does not answer."""
+"""What is said of a Kafka that does not answer, and what is left of trying."""
 
 from __future__ import annotations
 
+import gc
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -18,3 +24,44 @@ def test_the_time_that_was_waited_is_true(took_s: float, said: str) -> None:
     with clock, pytest.raises(BrokerUnreachable) as raised, Connection("127.0.0.1:1").reachable():
         raise NodeNotReadyError
     assert said in str(raised.value)
+
+
+def _enter_admin(connection: Connection) -> None:
+    with connection.admin():
+        pass
+
+
+def _ask_desk(connection: Connection) -> None:
+    with closing(connection.desk()) as desk:
+        desk.names()
+
+
+@pytest.mark.parametrize(
+    ("transport", "connect"),
+    [
+        ("", _enter_admin),
+        ("", _ask_desk),
+        ("kafka-python", Connection.consumer),
+        ("kafka-python", Connection.producer),
+        ("confluent", Connection.consumer),
+        ("confluent", Connection.producer),
+    ],
+)
+def test_an_outage_uses_up_neither_threads_nor_files(
+    transport: str, connect: Callable[[Connection], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    """kafka-python leaves a thread and four files of each client that finds no broker, if it is let."""
+    caplog.set_level(logging.CRITICAL, "kafka")  # what is captured of its errors would keep its sockets
+    connection = Connection("127.0.0.1:1", timeout=0.05, transport=transport)
+
+    def kept() -> tuple[set[threading.Thread], int]:
+        with pytest.raises(BrokerUnreachable):
+            connect(connection)
+        gc.collect()
+        return set(threading.enumerate()), len(list(Path("/dev/fd").iterdir()))
+
+    threads, files = kept()
+    for _ in range(10):
+        threads_now, files_now = kept()
+    assert threads_now <= threads
+    assert files_now < files + 10

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import pytest
 from kafka.structs import TopicPartition
 
+from connectors.kafka import data_log
 from connectors.kafka.codec import encode_data
 from connectors.kafka.data_log import DataLog, StateAt
 from connectors.sequencer.takeover import find_state, take_over
@@ -13,7 +17,7 @@ from ordering.errors import HistoryUnavailable, ProtocolViolation
 from ordering.names import Topic
 from ordering.reader import Reader, Seal
 from ordering.records import Data
-from ordering.sequencer import Accepted, SequencerState, seal, snapshot
+from ordering.sequencer import Accepted, SequencerState, absorb, seal, snapshot
 from tests.simulator.broker import Broker, SimulatedLog
 
 
@@ -84,6 +88,22 @@ def test_the_state_without_the_beginning() -> None:
     log.broker.beginning = 6
     with pytest.raises(HistoryUnavailable, match="no snapshot is left"):
         log.state()
+
+
+def test_a_takeover_keeps_no_payloads_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have to look at many of them, in many logs at once. A view's payload says who is in it."""
+    kept: list[Data] = []
+
+    def absorb_what_is_kept(before: SequencerState, records: Iterable[Data]) -> SequencerState:
+        kept.extend(records)
+        return absorb(before, kept)
+
+    monkeypatch.setattr(data_log, "absorb", absorb_what_is_kept)
+    message = replace(data(1, 1), payload=b"x" * 1_000, headers=(("mine", b"x"),))
+    view = Data("view", 1, 2, 1, payload=b'{"view":1,"members":[]}')
+    log = log_of(*FIRST[:2], message, view, Data("entry", 1, local_seqno=1, payload=b"x"), floors=(0,))
+    assert log.state().seqno == 2
+    assert kept == [FIRST[1], data(1, 1), view, Data("entry", 1, local_seqno=1)]
 
 
 @pytest.mark.parametrize(("seqno", "beginning", "is_held"), [(1, 3, True), (1, 4, False), (2, 6, True), (0, 3, False)])

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import ClassVar
 
 import pytest
-from kafka.errors import KafkaConnectionError, NotCoordinatorError
+from kafka.errors import KafkaConnectionError, KafkaTimeoutError, NotCoordinatorError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.kafka import desk
 from connectors.kafka.connection import Connection
 from connectors.local.broker import EmbeddedBroker
+from ordering.errors import BrokerUnreachable
 from tests.waiting import eventually
 
 ASKERS = 40
@@ -55,7 +58,7 @@ def test_a_client_is_not_closed_under_those_who_ask(monkeypatch: pytest.MonkeyPa
     nor those who asked it for long.
     """
     monkeypatch.setattr(Client, "made", [], raising=False)
-    monkeypatch.setattr(desk, "KafkaAdminClient", Client)
+    monkeypatch.setattr(desk, "AdminClient", Client)
     asked = Connection("kafka:1").desk()
     found: list[int] = []
     slow = threading.Thread(target=lambda: found.append(asked.committed("slow", [PLACE])[PLACE].offset))
@@ -69,6 +72,96 @@ def test_a_client_is_not_closed_under_those_who_ask(monkeypatch: pytest.MonkeyPa
     assert [client.is_closed for client in Client.made] == [True, False]
     asked.close()
     assert [client.is_closed for client in Client.made] == [True, True]
+
+
+def test_who_waits_while_another_connects_waits_once() -> None:
+    """A listener that never answers costs a connect and a look for the reason, for all askers together. Closing the
+    desk meanwhile waits for none of it.
+    """
+    errors: list[BrokerUnreachable] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
+        asked = Connection(f"127.0.0.1:{listener.getsockname()[1]}", timeout=0.4).desk()
+
+        def ask() -> None:
+            with pytest.raises(BrokerUnreachable) as raised:
+                asked.names()
+            errors.append(raised.value)
+
+        def close() -> None:
+            asked.close()
+            assert not errors
+
+        _start(ask, times=5, then=close)
+    assert len(errors) == 5
+    assert len(set(map(id, errors))) == 1
+
+
+class SlowClient(Client):
+    """It connects when it may; the first one can't, if nobody is there."""
+
+    may: threading.Event
+    is_away = False
+
+    def __init__(self, **_: object) -> None:
+        super().__init__()
+        assert self.may.wait(10)
+        if self.is_away and self.is_first:
+            raise KafkaTimeoutError
+
+    def list_topics(self) -> list[str]:
+        return ["t"]
+
+
+def test_closing_while_one_connects_leaves_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _desk_of_slow_clients(monkeypatch)
+    found: list[object] = []
+
+    def close() -> None:
+        asked.close()
+        SlowClient.may.set()
+
+    _start(lambda: found.append(asked.names()), times=3, then=close)
+    assert found == [["t"]] * 3
+    assert asked.names() == ["t"]
+    assert all(client.is_closed for client in SlowClient.made)
+
+
+def test_who_has_time_left_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _desk_of_slow_clients(monkeypatch, is_away=True)
+    ended: list[object] = []
+
+    def ask() -> None:
+        try:
+            ended.append(asked.names())
+        except BrokerUnreachable as error:
+            ended.append(error)
+
+    _start(ask, times=3, then=SlowClient.may.set)
+    assert ended.count(["t"]) == 2
+    assert len(SlowClient.made) == 2
+    asked.close()
+    assert SlowClient.made[1].is_closed
+
+
+def _desk_of_slow_clients(monkeypatch: pytest.MonkeyPatch, *, is_away: bool = False) -> desk.Desk:
+    for name, value in {"made": [], "may": threading.Event(), "is_away": is_away}.items():
+        monkeypatch.setattr(SlowClient, name, value, raising=False)
+    monkeypatch.setattr(desk, "AdminClient", SlowClient)
+    return Connection("127.0.0.1:1").desk()
+
+
+def _start(ask: Callable[[], object], *, times: int, then: Callable[[], object]) -> None:
+    """Ask in so many threads; when one of them connects and the others wait, do something; wait for them all."""
+    started = threading.Barrier(times + 1)
+    threads = [threading.Thread(target=lambda: (started.wait(10), ask())) for _ in range(times)]
+    for thread in threads:
+        thread.start()
+    started.wait(10)
+    threads[0].join(0.1)
+    then()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 @pytest.mark.broker

@@ -8,6 +8,7 @@ import pytest
 
 from ordering.errors import ProtocolViolation
 from ordering.flush import NO_FLUSH
+from ordering.forgetting import SenderRow, to_payload
 from ordering.forward_table import Pending, control_headers
 from ordering.membership import NO_MEMBERS, Life, Membership, RemoteSite, Settings
 from ordering.participant import (
@@ -35,6 +36,7 @@ from ordering.participant import (
 from ordering.records import (
     FLUSH_COMPLETED,
     FLUSH_OK,
+    FORGET,
     JOIN,
     REFUSED,
     REMOTE_VIEW,
@@ -317,6 +319,49 @@ class TestRetention:
         bench.expect(Phase.AWAITING if joins else Phase.KEPT_OUT)
         bench.tell(CaughtUp(state()))
         bench.expect(Phase.JOINING if joins else Phase.STRANGER, "send the table")
+
+
+class TestForgotten:
+    """By a record, or by the state that stands in its place."""
+
+    FORGOTTEN = replace(NO_MEMBERS, incarnation_floor=ALICE.incarnation)
+
+    def test_after_somebody_of_a_later_incarnation(self) -> None:
+        """Its name had a row, of an earlier life, when the floor rose above it; then that row is dropped."""
+        bench = Bench(None)
+        bench.tell(Began(ALICE, state(received={ALICE.address: Accepted(ALICE.incarnation - 1, 1)})))
+        bench.feed(FORGET, BOB, to_payload([SenderRow("nyc/carol", ALICE.incarnation + 1, 1)]))
+        bench.expect(Phase.STRANGER)
+        bench.feed(FORGET, BOB, to_payload([SenderRow(ALICE.address, ALICE.incarnation - 1, 1)]))
+        bench.expect(Phase.FORGOTTEN, "begin anew")
+
+    def test_with_the_floor_of_a_state(self) -> None:
+        bench = Bench(None)
+        row = {ALICE.address: Accepted(ALICE.incarnation - 1, 1)}
+        bench.tell(Began(ALICE, state(self.FORGOTTEN, received=row)))
+        bench.feed(FORGET, BOB, to_payload([SenderRow(ALICE.address, ALICE.incarnation - 1, 1)]))
+        bench.expect(Phase.FORGOTTEN, "begin anew")
+
+    def test_a_later_life_of_its_name_is_heard(self) -> None:
+        """The row that is dropped, and the floor, are below it."""
+        bench = Bench(None)
+        bench.tell(Began(ALICE, state(received={ALICE.address: Accepted(ALICE.incarnation - 1, 1)})))
+        bench.feed(FORGET, BOB, to_payload([SenderRow(ALICE.address, ALICE.incarnation - 1, 1)]))
+        bench.expect(Phase.STRANGER)
+
+    def test_who_is_excluded_when_a_state_says_so(self, member: Bench) -> None:
+        """Nothing more of it is ordered, so it does not wait for that."""
+        member.view(BOB)
+        member.expect(Phase.EXCLUDED, "begin anew")
+        member.tell(CaughtUp(state(self.FORGOTTEN)))
+        member.expect(Phase.OVER)
+
+    def test_a_stranger_that_leaves_when_a_state_says_so(self) -> None:
+        """Nothing that it waits for will come."""
+        bench = Bench()
+        bench.tell(Asked(Cause.LEAVE))
+        bench.tell(CaughtUp(state(self.FORGOTTEN)))
+        bench.expect(Phase.GONE)
 
 
 class TestExclusion:

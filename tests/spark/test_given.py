@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from connectors.spark.given import REQUIRED, check_given, given_settings
-from connectors.spark.session import LOCAL_SETTINGS, SETTINGS, default_settings, what_tasks_need
+from connectors.spark.session import LOCAL_SETTINGS, SETTINGS, default_settings, readers_kept, what_tasks_need
 from ordering.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -144,3 +145,13 @@ def test_a_session_of_the_users(defaults: Path) -> None:
         "spark.driver.host": "127.0.0.1",
         "spark.task.maxFailures": "1",
     }
+
+
+@pytest.mark.parametrize(
+    ("most_files", "readers"), [(100, 64), (1024, 256), (20_000, 4096), (resource.RLIM_INFINITY, 4096)]
+)
+def test_readers_of_kafka_leave_files_for_the_rest(
+    monkeypatch: pytest.MonkeyPatch, most_files: int, readers: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, most_files))
+    assert readers_kept() == readers
