@@ -53,8 +53,8 @@ class Pipeline:
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def new_group(self, *options: str) -> str:
-        """A group whose topics were just created, while the sequencer runs."""
-        group = f"cli-{next(self._numbers)}"
+        """A group whose topics were just created, while the sequencer runs. No earlier pipeline had it."""
+        group = f"{self.directory.name}-{next(self._numbers)}"
         done = self.abcast("topics", "create", "--group", group, "--site", SITE, *options)
         assert done.returncode == 0, done.stderr
         return group
