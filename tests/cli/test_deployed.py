@@ -22,6 +22,7 @@ def test_what_is_run_is_what_the_pipeline_is(name: str) -> None:
     assert deployment.command(name, "run") == deployment.command("compose.yaml", "run")
 
 
+@pytest.mark.slow
 def test_what_sparks_operator_runs(tmp_path: Path) -> None:
     """With the file of the secret; it gets as far as the broker, which is not there."""
     words = deployment.command("spark-application.yaml", "run")

@@ -36,6 +36,7 @@ def _ask_desk(connection: Connection) -> None:
         desk.names()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("transport", "connect"),
     [

@@ -22,6 +22,9 @@ from ordering.errors import UsageError
 from tests.ledger.bare_jvm import bare_gateway
 from tests.storage.s3_server import S3Server
 
+# An object store and a JVM run for it.
+pytestmark = pytest.mark.slow
+
 DELTAS_OWN = "io.delta.storage.S3SingleDriverLogStore"
 _numbers = itertools.count()
 

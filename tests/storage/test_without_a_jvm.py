@@ -18,6 +18,9 @@ from ordering.errors import StoreUnreachable, UsageError
 from tests.cli.here import abcast_here
 from tests.storage.s3_server import BUCKET, S3Server
 
+# An object store and a JVM run for it.
+pytestmark = pytest.mark.slow
+
 ROWS = [
     {
         "group": "g",
