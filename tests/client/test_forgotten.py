@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,6 +207,7 @@ class Suspension:
     def begin(self) -> None:
         self._is_over.clear()
         assert self._has_begun.wait(WAIT)
+        time.sleep(1)  # another thread may be in the midst of one
 
     def end(self) -> None:
         self._is_over.set()
