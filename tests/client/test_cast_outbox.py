@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -36,6 +37,15 @@ def mute(member: Member) -> None:
     casting = forwarder_of(member)._dispatch.caster
     assert casting is not None
     casting._sending.send = lambda *_: None  # type: ignore[method-assign]
+
+
+def die_with_a_cast(connection: Connection, group: str, outbox: Path, order: Literal["fifo", "causal"]) -> None:
+    """`a` joins, and is killed with one cast in its outbox that has not reached Kafka."""
+    member = with_casts(connection, group, "a", outbox=outbox)
+    member.connect(timeout=WAIT)
+    mute(member)
+    member.broadcast(b"lost", order=order)
+    kill(member)
 
 
 def payloads(member: Member, count: int) -> list[bytes]:
@@ -113,11 +123,7 @@ def test_a_causal_one_waits_for_a_view(connection: Connection, flushing: str, ou
     change_settings(connection, flushing, "nyc", suspect_after_ms=1_500)
     with with_casts(connection, flushing, "b") as b:
         b.connect(timeout=WAIT)
-        killed = with_casts(connection, flushing, "a", outbox=outbox)
-        killed.connect(timeout=WAIT)
-        mute(killed)
-        killed.broadcast(b"lost", order="causal")
-        kill(killed)
+        die_with_a_cast(connection, flushing, outbox, "causal")
         eventually(lambda: b.view is not None and b.view.members == ("nyc/b",))
         with with_casts(connection, flushing, "a", outbox=outbox) as a:
             with pytest.raises(Blocked, match="leaves first"):
@@ -201,11 +207,7 @@ def test_a_group_that_has_given_up_flush(connection: Connection, flushing: str, 
     change_settings(connection, flushing, "nyc", suspect_after_ms=1_500)
     with with_casts(connection, flushing, "b") as b:
         b.connect(timeout=WAIT)
-        killed = with_casts(connection, flushing, "a", outbox=outbox)
-        killed.connect(timeout=WAIT)
-        mute(killed)
-        killed.broadcast(b"lost", order="fifo")
-        kill(killed)
+        die_with_a_cast(connection, flushing, outbox, "fifo")
         eventually(lambda: b.view is not None and b.view.members == ("nyc/b",))
         change_settings(connection, flushing, "nyc", flush=False)
         with with_casts(connection, flushing, "c") as c:
