@@ -2,11 +2,10 @@
 
 Source: Total Order Multicast (docs/sources.md), "Process", "Total Order Server" and "Sequence Counter".
 
-All processes are alike. A sender casts a *run*, with its own proposal (`Send`). Each process holds it back and answers
-with a proposal: its counter, above all final numbers it has seen. The sender takes the maximum (the proposer breaks
-ties) and casts it
-(`Finals`). Each process delivers the head of its queue while that is final. `ordering.isis_views` decides which
-processes take part, and goes on when one of them fails.
+All processes are alike. A sender casts a *run*, and its own proposal with it (`Send`). Each process holds it back and
+answers with a proposal: its counter, which is above all final numbers that it has seen. The sender takes the maximum
+(the proposer breaks ties) and casts it (`Finals`). Each process delivers the head of its queue while that is final.
+`ordering.isis_views` decides which processes take part, and goes on when one of them fails.
 
 Rules that the source has:
 

@@ -30,7 +30,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Stored
-from connectors.kafka.entries import read_entry, write_entry
+from connectors.kafka.entry_codec import read_entry, write_entry
 from connectors.kafka.ranges import read_range
 from connectors.kafka.sites import Mode, Trigger
 from connectors.kafka.topics import create_topics

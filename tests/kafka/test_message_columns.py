@@ -14,7 +14,7 @@ from connectors.kafka import codec
 from connectors.kafka.data_cursor import DataCursor, Effective
 from connectors.kafka.data_log import Start
 from connectors.kafka.message_columns import MIN_RECORDS, messages_numbers
-from connectors.kafka.transport.seam import PlainRecord
+from connectors.kafka.plain_record import PlainRecord
 from ordering.reader import Reader
 from tests import data_corpus
 

@@ -8,7 +8,7 @@ import pytest
 
 from ordering.errors import ProtocolViolation
 from ordering.hold_back import Key, Run, RunId
-from ordering.isis import Finals, Placed, Proposed, Propose, Send, Submit, Tick
+from ordering.isis import Finals, Placed, Propose, Proposed, Send, Submit, Tick
 from ordering.isis_flush import is_quorum, next_view, settle
 from ordering.isis_formation import Formation, Hello, Life, View, first_view
 from ordering.isis_messages import (

@@ -26,7 +26,8 @@ from kafka import errors
 from kafka.structs import TopicPartition
 
 from connectors.kafka.dialects import for_librdkafka
-from connectors.kafka.transport.seam import Cluster, Consumer, PlainRecord, Producer
+from connectors.kafka.plain_record import PlainRecord
+from connectors.kafka.transport.seam import Cluster, Consumer, Producer
 from ordering.records import MAX_RECORD_BYTES
 
 POLL_S = 0.1
