@@ -31,7 +31,7 @@ def encode(value: object) -> bytes:
 def decode(kind: type[T], raw: bytes) -> T:
     """Inverse of `encode` for values of that type. Raises ProtocolViolation."""
     try:
-        return cast("T", _reader(kind)(json.loads(raw)))
+        return cast("T", _reader(cast("Any", kind))(json.loads(raw)))
     except (ValueError, TypeError, RecursionError) as error:
         raise ProtocolViolation(f"not a {kind.__name__}: {error}") from error
 

@@ -29,7 +29,7 @@ def may_exclude(size: int, gone: Iterable[int]) -> bool:
 
 def is_report(report: Report, size: int) -> bool:
     """Whether a report can be about a view of that size: a process that has gone astray may send any."""
-    runs = (*report.recent, *report.finals, *report.proposed)
+    runs: list[Placed | Proposed] = [*report.recent, *report.finals, *report.proposed]
     places = [place for run in runs for place in (run.id.sender, run.key.proposer)]
     are_known = all(run.known < 1 << size for run in report.proposed)
     return len(report.ordered) == size and all(place < size for place in places) and are_known

@@ -34,8 +34,8 @@ class Agreed(Relay):
 
     def filled(self, topic: Topic) -> Topic:
         """The other site's topics for this neighbour."""
-        role = "relayed" if topic.role == "forward" else "entries"
-        return Topic(topic.group, role, self.direction.target, self.direction.source)
+        source, target = self.direction
+        return Topic(topic.group, "relayed" if topic.role == "forward" else "entries", target, source)
 
     def carried(self, names: list[str], positions: Mapping[TopicPartition, int]) -> DataFrame:
         """Both, each from a source of its own."""
