@@ -23,6 +23,7 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import StateAt
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
+from connectors.kafka.unfit import UnfitGroups
 from connectors.sequencer.groups import forward_topics, positions_of
 from connectors.sequencer.keeper import Keeper
 from connectors.sequencer.takeover import take_over_groups
@@ -89,9 +90,15 @@ class Attendant:
         self._thread = threading.Thread(target=self._run, name="abcast-attendant", daemon=True)
 
     def take_all(self) -> Taken:
-        """Take over every group that there is. Raises what is wrong with one."""
+        """Take over every group that there is. Those that can't be are tried again later; raises if none can be."""
         topics = self._topics(fresh=True)
-        return self._take({group: names for group, names in topics.items() if group not in self._failed})
+        while True:
+            try:
+                return self._take({group: names for group, names in topics.items() if group not in self._failed})
+            except UnfitGroups as unfit:
+                for group, error in unfit.errors.items():
+                    _logger.error("sequence: %s The other groups go on. It is tried again every %g s.", error, RETRY_S)
+                    self._failed[group] = time.monotonic()
 
     def start(self) -> None:
         """Look after the groups, in a thread."""

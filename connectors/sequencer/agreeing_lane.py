@@ -98,9 +98,7 @@ class AgreeingLane(SequencerLane):
         return {
             group: sorted(names)
             for group, names in found.items()
-            if group in groups
-            and (self.groups is None or group in self.groups)
-            and str(Topic(group, "forward", site)) in names
+            if group in groups and self.serves(group) and str(Topic(group, "forward", site)) in names
         }
 
     def _is_read(self, topic: Topic) -> bool:

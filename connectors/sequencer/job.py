@@ -1,5 +1,8 @@
 """The sequencer job: finds the groups of a site, and runs their lanes side by side (`connectors.sequencer.lanes`).
 
+A group that can't be taken over keeps no other from it: its lane leaves it out, and it gets another, as a new group
+does. A lane of which nothing is left fails; it is tried again now and then. Of the eldest, the job fails with it.
+
 All its state is in the lanes. When a lane is closed and another opens with its groups, these are taken over, as after
 any restart. The closed lane has ended by then. If it had not, readers would ignore what it writes.
 """
@@ -104,7 +107,7 @@ class SequencerJob:
         self._close([lanes[index] for index in opening.closed])
         self._lanes_made += 1
         if self._lanes_made > 1:
-            _logger.info("%s: new groups: %s", self.name, ", ".join(sorted(new)))
+            _logger.info("%s: more groups: %s", self.name, ", ".join(sorted(new)))
         make: Callable[..., SequencerLane] = SequencerLane
         if self._agreement is not None:
             make = functools.partial(AgreeingLane, agreement=self._agreement)
@@ -152,7 +155,7 @@ class _LaneThread:
 
     @property
     def groups(self) -> frozenset[str]:
-        return self.job.groups or frozenset()
+        return (self.job.groups or frozenset()) - self.job.left_out
 
     def start(self) -> None:
         self.failure: BaseException | None = None
