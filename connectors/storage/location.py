@@ -147,8 +147,9 @@ def parse_location(text: str | os.PathLike[str]) -> Location:
     """A path, or a URL. Raises UsageError for a scheme that nobody knows, and for settings that can't be."""
     found = _URL.fullmatch(os.fspath(text))
     if found is None:
-        if _ONE_SLASH.match(os.fspath(text)):
-            raise UsageError(f"{text} is neither a directory nor a URL: write two slashes after the colon.")
+        if one := _ONE_SLASH.match(os.fspath(text)):
+            # What follows may hold a login.
+            raise UsageError(f"{one[0]}… is neither a directory nor a URL: write two slashes after the colon.")
         return Path(text)
     scheme, beyond = found[1].lower(), found[2].rstrip("/")
     if "@" in beyond.partition("/")[0] and (scheme != "abfss" or ":" in beyond.partition("@")[0]):
@@ -157,7 +158,10 @@ def parse_location(text: str | os.PathLike[str]) -> Location:
     if scheme not in SCHEMES:
         raise UsageError(f"{text} can't be used: give a directory, or a URL with {', '.join(SCHEMES)}.")
     if not beyond or "//" in beyond or beyond.startswith("/") or re.search(r"[\s?#%]", beyond):
-        raise UsageError(f"{text} names no place: write {scheme}://{_FIRST.get(scheme, 'BUCKET')}/DIRECTORY.")
+        shown = re.split(r"[?#]", os.fspath(text))[0]  # behind these, a URL may say how to log in
+        raise UsageError(
+            f"{shown} names no place, or more than that: write {scheme}://{_FIRST.get(scheme, 'BUCKET')}/DIRECTORY."
+        )
     return RemotePath(f"{scheme}://{beyond}", configured_storage() if scheme == S3 else Storage())
 
 
