@@ -193,6 +193,15 @@ def test_what_a_store_tells_is_one_sentence(told: str, error: type[AbcastError],
     assert (type(explained), said in str(explained)) == (error, True), explained
 
 
+@pytest.mark.parametrize("told", ["status code 403 Forbidden", "Failed to connect", "ExpiredToken"])
+@pytest.mark.parametrize("url", ["gs://bucket/a", "abfss://box@account/a", "hdfs://host:1/a"])
+def test_other_stores_have_no_login_of_ours(url: str, told: str) -> None:
+    """What [storage] says is for S3."""
+    explained = str(explain(RemotePath(url, Storage(endpoint="http://one:9000")), told))
+    assert url.rpartition("/")[0] in explained
+    assert not {"access_key_id", "[storage]", "session_token", "http://one:9000"}.intersection(explained.split())
+
+
 @pytest.mark.parametrize(
     ("url", "told", "error"),
     [
