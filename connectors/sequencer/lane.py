@@ -19,6 +19,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from connectors.kafka.data_log import topic_missing
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
 from connectors.kafka.unfit import UnfitGroups
@@ -177,11 +178,12 @@ class SequencerLane(StreamingJob):
     def check(self) -> None:
         """See that no newer epoch has begun and that what was decided counts; tick for the groups that need it.
 
-        Raises Fenced, NotCounting, BrokerUnreachable.
+        Raises Fenced, NotCounting, BrokerUnreachable, TopicMissing.
         """
         keeper, watchdog = self._keeper, self._watchdog
         if self._query is None or keeper is None or watchdog is None:
             return
+        self._check_epochs(keeper.forward)
         keeper.check_not_fenced()
         keeper.sign(self.considered(), time.monotonic())
         report = self._finished_batches(keeper.forward)
@@ -195,6 +197,13 @@ class SequencerLane(StreamingJob):
         keeper.attend({**late, **self._watched}, now)
         watchdog.decided(report.decided, report.seqnos)
         watchdog.look(now)
+
+    def _check_epochs(self, groups: Collection[str]) -> None:
+        """See that EPOCH of each group is there: claims are asked for of all at once. The next start leaves it out."""
+        site, found = self.options.site, set(self.finder.find())
+        for group in groups:
+            if Topic(group, "epoch", site) not in found:
+                raise topic_missing(str(Topic(group, "epoch", site)), group, site)
 
     def considered(self) -> dict[TopicPartition, int]:
         """How far the batches that are finished have come in FORWARD."""

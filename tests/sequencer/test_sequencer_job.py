@@ -18,7 +18,7 @@ from connectors.sequencer.lane import SequencerLane
 from connectors.spark.job import JobOptions, QueryFailed
 from connectors.testing.memory_kafka import MemoryConnection
 from jobs.streaming import working
-from ordering.errors import UsageError
+from ordering.errors import TopicMissing, UsageError
 from ordering.names import Topic
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
 from tests.waiting import WAIT, eventually
@@ -43,6 +43,7 @@ def reports() -> list[Any]:
 def job(reports: list[Any], tmp_path: Path) -> SequencerLane:
     job = SequencerLane(None, JobOptions(Connection("nowhere:1"), "nyc", tmp_path))  # type: ignore[arg-type]
     job._query = SimpleNamespace(recentProgress=reports, lastProgress=None)  # type: ignore[assignment]
+    job.finder = SimpleNamespace(find=lambda: [Topic(group, "epoch", "nyc") for group in GROUPS])  # type: ignore[assignment]
     return job
 
 
@@ -114,6 +115,9 @@ def test_only_the_group_that_changed_is_read_back(
     job.check()
     assert read == ["h"]
     assert ticked == [{"h": 7}, {"h": 7}]
+    job.finder = SimpleNamespace(find=lambda: [Topic("g", "epoch", "nyc")])  # type: ignore[assignment]
+    with pytest.raises(TopicMissing, match=r"abcast\.h\.epoch\.nyc does not exist"):
+        job.check()
 
 
 class Decided(Exception):
