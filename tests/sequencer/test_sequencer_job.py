@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
@@ -13,12 +13,17 @@ from kafka.structs import TopicPartition
 from pyspark.sql import Row
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.inputs import Neighbours
+from connectors.sequencer.agreeing_lane import AgreeingLane
+from connectors.sequencer.agreement import Agreement, known_state
 from connectors.sequencer.job import SequencerJob
 from connectors.sequencer.lane import SequencerLane
 from connectors.spark.job import JobOptions, QueryFailed
 from connectors.testing.memory_kafka import MemoryConnection
 from jobs.streaming import working
 from ordering.errors import TopicMissing, UsageError
+from ordering.isis_group import Group
+from ordering.isis_site import SiteState
 from ordering.names import Topic
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
 from tests.waiting import WAIT, eventually
@@ -161,6 +166,33 @@ def test_a_lane_leaves_out_what_cannot_be_taken_over(
     assert "The other groups go on." in caplog.text
     with pytest.raises(UsageError, match=r"abcast\.h\.data\.nyc has 2 partitions"):
         lane_of(kafka, tmp_path, ["h"]).run()
+
+
+def test_so_does_a_lane_that_agrees(
+    kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is wrong with its log shows when a group was taken over."""
+    del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 1)]
+
+    def known(_: object, agreement: Agreement, state: SequencerState) -> SiteState:
+        if state.group == "h":
+            raise UsageError("group h was begun with other sites.")
+        return known_state(kafka, agreement, state)
+
+    def starts(_: object, __: object, groups: Mapping[str, Group]) -> Any:
+        raise Decided(*groups)
+
+    monkeypatch.setattr("connectors.sequencer.agreeing_lane.known_state", known)
+    monkeypatch.setattr(AgreeingLane, "_starts", starts)
+    finder: Any = SimpleNamespace(
+        find=lambda **_: [Topic(group, role, "nyc") for group in GROUPS for role in ("data", "forward", "epoch")],
+        close=lambda: None,
+    )
+    agreement, spark = Agreement(Neighbours("nyc", ("nyc",), frozenset())), cast("Any", None)
+    lane = AgreeingLane(spark, JobOptions(kafka, "nyc", tmp_path), finder, agreement=agreement, epochs={})
+    with pytest.raises(Decided, match=r"^g$"):
+        lane.run()
+    assert "begun with other sites. The other groups go on." in caplog.text
 
 
 def test_what_a_lane_has_left_out_is_tried_again(
