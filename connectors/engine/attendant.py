@@ -21,6 +21,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka.backlog import find_backlog
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import StateAt
+from connectors.kafka.retrying import News
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
 from connectors.kafka.unfit import UnfitGroups
@@ -83,6 +84,7 @@ class Attendant:
         self._watchdogs: dict[str, Watchdog] = {}
         self._told: dict[str, int] = {}  # what each watchdog knows to be written
         self._failed = failed
+        self._news: dict[str, News] = {}
         self._places: set[TopicPartition] = set()
         self._changes: queue.SimpleQueue[Taken] = queue.SimpleQueue()
         self._failure: BaseException | None = None
@@ -97,7 +99,10 @@ class Attendant:
                 return self._take({group: names for group, names in topics.items() if group not in self._failed})
             except UnfitGroups as unfit:
                 for group, error in unfit.errors.items():
-                    _logger.error("sequence: %s The other groups go on. It is tried again every %g s.", error, RETRY_S)
+                    if self._news.setdefault(group, News()).has(str(error)):
+                        _logger.error(
+                            "sequence: %s The other groups go on. It is tried again every %g s.", error, RETRY_S
+                        )
                     self._failed[group] = time.monotonic()
 
     def start(self) -> None:
@@ -210,10 +215,12 @@ class Attendant:
         except (Fenced, EnvironmentProblem):
             raise
         except AbcastError as error:
-            _logger.error("sequence: %s It is tried again every %g s.", error, RETRY_S)
+            if self._news.setdefault(group, News()).has(str(error)):
+                _logger.error("sequence: %s It is tried again every %g s.", error, RETRY_S)
             self._failed[group] = time.monotonic()
             return
         self._failed.pop(group, None)
+        self._news.pop(group, None)
         _logger.info("sequence: a new group: %s", group)
         self._changes.put(taken)
 

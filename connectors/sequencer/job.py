@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 
 from pyspark.sql import SparkSession
 
+from connectors.kafka.retrying import News
 from connectors.sequencer.agreeing_lane import AgreeingLane
 from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.groups import groups_at
@@ -138,7 +139,7 @@ class SequencerJob:
             is_own = isinstance(error, AbcastError) and not isinstance(error, Fenced | EnvironmentProblem)
             if lane is self._lanes[0] or not is_own:
                 raise error
-            if lane.failed_for() == 0:
+            if lane.failed_for() == 0 and lane.news.has(str(error)):
                 _logger.error("%s: %s It is tried again every %g s.", lane.job.name, error, RETRY_S)
             if lane.failed_for() >= RETRY_S:
                 lane.start()
@@ -151,6 +152,7 @@ class _LaneThread:
 
     def __init__(self, job: SequencerLane) -> None:
         self.job = job
+        self.news = News()
         self.start()
 
     @property
