@@ -6,11 +6,13 @@ import io
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.senders import Forgotten, Sender
 from connectors.kafka.sites import Sites
 from connectors.relay import joining
 from jobs import interruption, progress, status, streaming
@@ -19,6 +21,7 @@ from jobs.progress import Progress
 from jobs.publish import _Published
 from jobs.rows import show_sentence
 from ordering.errors import BrokerUnreachable, UsageError, counted
+from tests.cli.here import abcast_here
 from tests.waiting import eventually
 
 
@@ -215,3 +218,16 @@ class TestCtrlC:
             interruption.tell()
         assert seen == [terminal.getvalue()] == ["\nAborted.\n"]
         assert (stopped, interruption.has_come()) == ([True], True)
+
+
+def test_whom_nobody_was_asked_to_forget_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request is waited for before the next one is made; here the first one is not ordered."""
+    known = [Sender(f"local/{name}", 7, 1, is_member=False) for name in ("alice", "bob")]
+    monkeypatch.setattr("connectors.kafka.senders.known_senders", lambda *_: known)
+    monkeypatch.setattr("connectors.kafka.senders.forget_senders", lambda *_: Forgotten([], ["local/alice"]))
+    done = abcast_here("members", "forget", "alice", "bob", "--group", "g", cwd=tmp_path)
+    assert done.stdout == "local/alice: asked for, and forgotten once a sequencer of the group has read it\n"
+    assert (done.returncode, done.stderr) == (
+        1,
+        "abcast: local/bob: not forgotten. It was not asked for: ask again then.\n",
+    )
