@@ -44,7 +44,7 @@ def forget(
     kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forget senders that will not come again: the sequencer's state is one row less for each.
+    """Forget senders that will not come again. The sequencer's state is one row less for each.
 
     Refused for members of the view, and for whom has begun less than a day ago. No message is ordered twice by it. A
     sender that comes again begins a new incarnation, as each start does; what it sends under the old one is a dead
