@@ -16,7 +16,8 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from connectors.local.broker import EmbeddedBroker, broker_process_ids, failure_reason
+from connectors.local.broker import EmbeddedBroker, broker_process_ids
+from connectors.local.node import Node, failure_reason
 from ordering.errors import EnvironmentProblem, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -216,9 +217,8 @@ def test_a_broker_that_cannot_start_gives_its_last_words(tmp_path: Path, monkeyp
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=0))
-    broker = EmbeddedBroker(tmp_path)
 
-    assert "is full: free space and start again" in str(broker._failure(0, "stopped while starting"))
+    assert "is full: free space and start again" in str(Node(tmp_path, 0).failure("stopped while starting", 9092))
 
 
 def test_a_directory_keeps_its_number_of_nodes(tmp_path: Path) -> None:
