@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Echo:
-    """One life's ear: a `connectors.client.feed.Listener`."""
+    """One life's ear: a `connectors.client.hearing.Listener`."""
 
     def __init__(
         self,
