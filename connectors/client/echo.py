@@ -23,7 +23,7 @@ from connectors.client.lives import Lives
 from connectors.client.standing import Standing
 from connectors.kafka.data_cursor import Effective
 from ordering.errors import AbcastError, HistoryUnavailable
-from ordering.participant import CaughtUp, RowKnown
+from ordering.participant_events import CaughtUp, RowKnown
 from ordering.records import MESSAGE, Data
 from ordering.sequencer import SequencerState
 
