@@ -60,7 +60,7 @@ FIRST = (
 """What takes longest begins first, so that no process works on alone for long when the others have ended."""
 
 COMPUTES = ("tests/ordering/", "tests/simulator/")
-"""What waits for nothing comes last."""
+"""What waits for nothing comes last, and needs no broker."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -85,9 +85,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _rank(item: pytest.Item) -> int:
     share = _share(item.nodeid)
+    if share.startswith(COMPUTES):
+        return len(FIRST) + 4
     first = [rank for rank, path in enumerate(FIRST) if share.startswith(path)]
     slow = [rank for rank, name in enumerate(("crash", "broker", "slow")) if item.get_closest_marker(name)]
-    return [*first, *(len(FIRST) + rank for rank in slow), len(FIRST) + 3 + share.startswith(COMPUTES)][0]
+    return [*first, *(len(FIRST) + rank for rank in slow), len(FIRST) + 3][0]
 
 
 def _share(nodeid: str) -> str:
