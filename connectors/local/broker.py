@@ -68,6 +68,7 @@ class EmbeddedBroker:
         secure: with TLS, users and rights (`connectors.local.secure_cluster`). None: as the directory has it, or open.
         host: the address of a new cluster; a later start keeps it. None: 127.0.0.1, the only one of a secure cluster,
             whose certificate names it.
+        archive_to: where a node that it starts leaves an archive of its classes when it stops (`jobs.class_archive`).
 
     Guarantees: `start` returns when every node answers Kafka requests. What a producer with acks=all was told is
     written survives `kill` of any node (the operating system, not the JVM, holds the written pages).
@@ -84,6 +85,7 @@ class EmbeddedBroker:
         progress: Progress = say,
         secure: bool | None = None,
         host: str | None = None,
+        archive_to: Path | None = None,
     ) -> None:
         self.directory = Path(directory).expanduser().resolve()
         if "," in str(self.directory):
@@ -92,6 +94,7 @@ class EmbeddedBroker:
             raise UsageError(f"A cluster has at least one node, not {nodes}.")
         self._port = port
         self._progress = progress
+        self._archive_to = archive_to
         self._cluster = Cluster.load(self.directory)
         self._nodes: dict[int, Node] = {}
         self._started_here = False
@@ -267,7 +270,7 @@ class EmbeddedBroker:
         try:
             self._format([node for node in nodes if not node.is_formatted()], java, class_path, deadline)
             for node in nodes:
-                node.launch(java, class_path, detached)
+                node.launch(java, class_path, detached, self._archive_to)
             self._started_here = True
             self._await_ready(nodes, deadline, timeout)
         except BaseException:

@@ -33,6 +33,7 @@ from kafka.errors import KafkaError
 
 from connectors.local.cluster import Cluster
 from connectors.local.configuration import configuration_file
+from connectors.local.jars import jars_directory
 from connectors.local.secure_cluster import LISTENER, SecureCluster, argument_file
 from ordering.errors import AbcastError, EnvironmentProblem
 from ordering.records import MAX_RECORD_BYTES
@@ -144,8 +145,8 @@ class Node:
         self, cluster_id: str, secure: SecureCluster | None, java: Path, class_path: str
     ) -> subprocess.Popen[bytes]:
         """Start what gives a new node its identity: `kafka-storage format`."""
-        command = [str(java), "-XX:TieredStopAtLevel=1", *self._logging_options(), "-cp", class_path]
-        command += ["kafka.tools.StorageTool", "format", "-c", str(self._properties)]
+        command = [str(java), "-XX:TieredStopAtLevel=1", *_class_options(None), *self._logging_options()]
+        command += ["-cp", class_path, "kafka.tools.StorageTool", "format", "-c", str(self._properties)]
         # In one word: an id that begins with a hyphen (one in 64) would be taken for an option.
         command += [f"--cluster-id={cluster_id}"]
         if secure is not None:
@@ -161,8 +162,8 @@ class Node:
         process.wait()
         self._format_arguments().unlink(missing_ok=True)
 
-    def launch(self, java: Path, class_path: str, detached: bool) -> None:
-        """Start its process."""
+    def launch(self, java: Path, class_path: str, detached: bool, archive_to: Path | None = None) -> None:
+        """Start its process. `archive_to`: where that leaves an archive of its classes when it stops."""
         temporary_files = self.directory / "tmp"
         shutil.rmtree(temporary_files, ignore_errors=True)
         temporary_files.mkdir(exist_ok=True)
@@ -170,6 +171,7 @@ class Node:
             str(java),
             *("-Xms256m", "-Xmx512m", "-XX:+UseG1GC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"),
             f"-Djava.io.tmpdir={temporary_files}",
+            *_class_options(archive_to),
             *self._logging_options(),
             *("-cp", class_path, _MAIN_CLASS, str(self._properties)),
         ]
@@ -268,6 +270,24 @@ class Node:
     def _logging_options(self) -> list[str]:
         configuration = configuration_file("broker-log4j2.properties")
         return [f"-Dlog4j2.configurationFile={configuration}", f"-Dabcast.broker.log={self.log}"]
+
+
+def class_archive() -> Path:
+    """The archive of Kafka's classes, which `jobs.class_archive` makes."""
+    return jars_directory() / "broker.jsa"
+
+
+def _class_options(archive_to: Path | None) -> Iterator[str]:
+    """Where Java finds classes that it has read and checked before: most of a start otherwise."""
+    archive = class_archive()
+    if archive_to is not None:
+        yield f"-XX:ArchiveClassesAtExit={archive_to}"
+    elif archive.exists():
+        yield f"-XX:SharedArchiveFile={archive}"
+    else:
+        return
+    # It complains on standard output: of classes left out, and of an archive made by another Java.
+    yield from ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 
 
 def end(nodes: Sequence[Node], how: signal.Signals, timeout_s: float = STOP_TIMEOUT_S) -> None:
