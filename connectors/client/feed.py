@@ -30,8 +30,9 @@ from connectors.client.follower import Follower
 from connectors.client.hearing import Hearing, Listener
 from connectors.client.window import Batch, Window
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_cursor import DataCursor, Effective
+from connectors.kafka.data_cursor import DataCursor
 from connectors.kafka.data_log import DataLog, Start
+from connectors.kafka.effective import Effective, Messages
 from ordering.errors import BrokerUnreachable, HistoryUnavailable
 from ordering.names import Address, Topic
 from ordering.reader import Reader
@@ -177,14 +178,16 @@ class Feed:
         if not self._hearings:
             return
         heard: dict[bytes | None, list[Effective]] = {key: [] for key in self._hearings}
-        for record in records:
-            # Others' messages, the most of them, cost no more than this look-up.
-            if record.kind == MESSAGE:
-                if (own := heard.get(record.key)) is not None:
-                    own.append(record)
-            else:
-                for own in heard.values():
-                    own.append(record)
+        # Others' messages, the most of what there is, cost no more than a look-up.
+        if isinstance(records, Messages):
+            for index, key in enumerate(records.columns.key):
+                if key in heard:
+                    heard[key].append(records[index])
+        else:
+            for record in records:
+                for key in [record.key] if record.kind == MESSAGE else heard:
+                    if key in heard:
+                        heard[key].append(record)
         for each in self._all():
             each.hear(heard.get(each.key, []))
             each.tell(_look_after)
@@ -227,8 +230,11 @@ def _look_after(listener: Listener) -> None:
 
 
 def _size(records: Sequence[Effective]) -> int:
-    size = sum([len(record.value or b"") for record in records])
-    for record in records:
-        if record.headers:
-            size += sum(len(value) for _, value in record.headers)
+    if isinstance(records, Messages):
+        values, headers = records.columns.value, records.columns.headers
+    else:
+        values, headers = [record.value for record in records], [record.headers for record in records]
+    size = sum(map(len, filter(None, values)))
+    for given in filter(None, headers):
+        size += sum(len(value) for _, value in given)
     return size

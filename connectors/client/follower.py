@@ -7,7 +7,9 @@ the window takes with it the epoch that was in force there.
 
 from __future__ import annotations
 
+import bisect
 import logging
+import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -15,8 +17,9 @@ from typing import Protocol
 from kafka.structs import TopicPartition
 
 from connectors.client.window import Batch, Window
-from connectors.kafka.data_cursor import DataCursor, Effective
+from connectors.kafka.data_cursor import DataCursor
 from connectors.kafka.data_log import Start
+from connectors.kafka.effective import Effective
 from ordering.errors import BrokerUnreachable
 from ordering.reader import Reader
 
@@ -95,7 +98,7 @@ class Follower:
             return ()
         records = batch.records
         if batch.start < self.position:
-            records = [record for record in records if record.offset >= self.position]
+            records = records[bisect.bisect_left(records, self.position, key=operator.attrgetter("offset")) :]
         last_seqno = records[-1].seqno if records else self._reader.last_seqno
         self.position, self._reader = batch.end, Reader(batch.epoch, last_seqno)
         return records

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import Start
+from connectors.kafka.effective import Effective
 from ordering.errors import HistoryUnavailable
 from ordering.sequencer import SequencerState
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from connectors.kafka.data_cursor import Effective
+from connectors.kafka.effective import Effective
 
 WINDOW_RECORDS = 20_000
 """So many records the window holds while somebody follows, and a twentieth of them else."""

@@ -28,9 +28,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from connectors.kafka.transport.kafka_python import AdminClient
 from connectors.local.cluster import Cluster
 from connectors.local.configuration import configuration_file
 from connectors.local.jars import jars_directory
@@ -199,7 +199,7 @@ class Node:
                 start_new_session=True,
             )
 
-    def answers(self, address: str, login: Mapping[str, Any]) -> bool:
+    def answers(self, address: str, login: Mapping[str, Any], timeout_s: float = 3.0) -> bool:
         """Whether it answers a Kafka request and is a live member of its own cluster."""
         try:
             # A plain connection first: it is cheap, and kafka-python would log each refusal.
@@ -208,7 +208,7 @@ class Node:
             return False
         with _quiet("kafka"):
             try:
-                admin = KafkaAdminClient(bootstrap_servers=address, bootstrap_timeout_ms=3000, **login)
+                admin = AdminClient(bootstrap_servers=address, bootstrap_timeout_ms=int(timeout_s * 1000), **login)
             except KafkaError:
                 return False
             try:
