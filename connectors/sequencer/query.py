@@ -178,7 +178,7 @@ def sequence(
     else:
         placed = decode_forward(kafka_rows, site, relayed=relayed, lean=True).repartition(parallelism, "group")
     # Behind the last exchange, and before the sort, so that this has little to sort.
-    offset = set_aside(*(F.col(name) for name in (*_PLACE, "offset", "record")))
+    offset = set_aside(*map(F.col, _PLACE), F.col("offset"), F.col("record"), RECORD_SCHEMA)
     return (
         placed.withColumn("offset", offset)
         .drop("record")
