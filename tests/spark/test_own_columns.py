@@ -1,5 +1,4 @@
-"""Our own functions in the JVM. A record that Python does not see comes back under its own name, once, or the task fails."""
-
+"""Our own functions in the JVM: what is set aside comes back under its own name, once, or the task fails; and words."""
 from __future__ import annotations
 
 import re
