@@ -18,7 +18,7 @@ object Words {
   /** The column of bytes with a text to begin with; `next` puts a word behind it, and `bytes` ends it. */
   def first(word: Expression): Expression = call("begin", ofLine, word)
 
-  /** A word behind a blank. Of numbers, none may be null; a text that is null is left out. */
+  /** A word behind a blank. A text that is null is left out; behind a number that is null (Spark sees to it), all is. */
   def next(line: Expression, word: Expression): Expression = call("add", ofLine, line, word)
 
   /** The same without a blank. */
@@ -30,7 +30,7 @@ object Words {
   private def ofLine: DataType = ObjectType(classOf[Line])
 
   private def call(function: String, result: DataType, arguments: Expression*): Expression =
-    StaticInvoke(getClass, result, function, arguments, propagateNull = false, returnNullable = false)
+    StaticInvoke(getClass, result, function, arguments, propagateNull = false)
 
   def split(bytes: Array[Byte]): ArrayData = {
     var blanks, at = 0
@@ -47,11 +47,12 @@ object Words {
   }
 
   def begin(word: UTF8String): Line = new Line().join(word)
-  def add(line: Line, word: UTF8String): Line = if (word == null) line else line.blank().join(word)
-  def add(line: Line, number: Long): Line = line.blank().join(number)
-  def join(line: Line, word: UTF8String): Line = line.join(word)
-  def join(line: Line, number: Long): Line = line.join(number)
-  def end(line: Line): Array[Byte] = line.bytes
+  def add(line: Line, word: UTF8String): Line =
+    if (line == null || word == null) line else line.blank().join(word)
+  def add(line: Line, number: Long): Line = if (line == null) null else line.blank().join(number)
+  def join(line: Line, word: UTF8String): Line = if (line == null || word == null) line else line.join(word)
+  def join(line: Line, number: Long): Line = if (line == null) null else line.join(number)
+  def end(line: Line): Array[Byte] = if (line == null) null else line.bytes
 }
 
 /** A line that grows. */

@@ -194,10 +194,12 @@ def sequence(
     )
 
 
-def encode_decided(runs: DataFrame, site: str, *, relayed: bool = False) -> DataFrame:
-    """Runs → the rows of Spark's Kafka sink, in the JVM. `relayed`: as in `decode_forward`."""
+def encode_decided(runs: DataFrame, site: str, *, relayed: bool = False, read_at: str | None = None) -> DataFrame:
+    """Runs → the rows of Spark's Kafka sink, in the JVM. `relayed`: as in `decode_forward`. `read_at`: the site of
+    `sequence`, if it is another.
+    """
     # What is the same for all rows of a run is put into words before the rows are made.
-    own_topic = F.concat(F.lit("abcast."), "group", F.lit(f".forward.{site}"))
+    own_topic = F.concat(F.lit("abcast."), "group", F.lit(f".forward.{read_at or site}"))
     worded = runs.withColumns(
         {
             "written_to": F.concat(F.lit("abcast."), "group", F.lit("."), "role", F.lit(f".{site}")),
@@ -220,12 +222,12 @@ def encode_decided(runs: DataFrame, site: str, *, relayed: bool = False) -> Data
         *(F.get(name, row).alias(name) for name in ("names", "values")),
         F.when(F.col("aside"), back).otherwise(_record_of_run(row, sender, linked=relayed)).alias("record"),
     )
-    own = spark_codec.header(
+    own = spark_codec.data_header(
         F.col("kind"),
         record["incarnation"],
         record["local_seqno"],
         F.col("seqno"),
-        F.concat("behind_seqno", "offset"),
+        (F.col("behind_seqno"), F.col("offset")),
         record["at_ms"],
         *([record["link"]] if relayed else ()),
     )

@@ -32,7 +32,7 @@ def words_of(line: Column) -> Column:
 
 def line_of(*words: Column | tuple[Column, Column]) -> Column:
     """Words as a line (bytes), blanks between them, but not between those of a pair. The first is a text, the others
-    are texts or numbers. A text that is null is left out; a number may not be null.
+    are texts or numbers. A text that is null is left out; with a number that is null, the line is null.
     """
     first, *others = words
     assert isinstance(first, Column)

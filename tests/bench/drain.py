@@ -81,7 +81,7 @@ def drain_sequencer(lab: Lab, place: Place, output: Place) -> Drained:
     """(b) FORWARD sequenced to the output's DATA topic, by the functions of the sequencer job, after a takeover."""
     state = take_over(lab.connection, output.group, output.site)
     decided = sequence(read(lab, place.forward), place.site, {output.group: state})
-    return measure_drain(lab, to_kafka(lab, encode_decided(decided, output.site)))
+    return measure_drain(lab, to_kafka(lab, encode_decided(decided, output.site, read_at=place.site)))
 
 
 def drain_ledger(lab: Lab, output: Place) -> Drained:
