@@ -43,7 +43,7 @@ from connectors.kafka import codec
 from connectors.sequencer import stored_state
 from connectors.sequencer.stored_state import Stored, load, store
 from connectors.spark import codec as spark_codec
-from connectors.spark.own_columns import bring_back, set_aside
+from connectors.spark.own_columns import Place, bring_back, set_aside
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
 from ordering.links import LinkColumns
@@ -77,7 +77,6 @@ _RUN_COLUMNS = [field.split()[0] for field in RUN_SCHEMA.split(", ")]
 _OF_ROWS = ["sender", "local_seqno", "forwarded_at_ms", "value", "names", "values"]
 """Of a run of DATA, the columns with an element for each row; it has no keys, and those of links in no such job."""
 _SOURCE = ["topic", "partition", "offset"]
-_PLACE = ["group", "topic", "partition"]
 _FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
 _LINK = ["link_session", "link_epoch", "link_seqno", "link_origin_seqno"]
 _NO_LINK = (-1, 0, 0, 0)
@@ -178,7 +177,7 @@ def sequence(
     else:
         placed = decode_forward(kafka_rows, site, relayed=relayed, lean=True).repartition(parallelism, "group")
     # Behind the last exchange, and before the sort, so that this has little to sort.
-    offset = set_aside(*map(F.col, _PLACE), F.col("offset"), F.col("record"), RECORD_SCHEMA)
+    offset = set_aside(_place(), F.col("offset"), F.col("record"), RECORD_SCHEMA)
     return (
         placed.withColumn("offset", offset)
         .drop("record")
@@ -212,7 +211,7 @@ def encode_decided(runs: DataFrame, site: str, *, relayed: bool = False, read_at
     row, record = F.col("row"), F.col("record")
     offset = F.col("first_offset") + row
     sender = F.get("sender", row)
-    back = bring_back(*map(F.col, _PLACE), offset, RECORD_SCHEMA)
+    back = bring_back(_place(), offset, RECORD_SCHEMA)
     # Steps of their own, so that each is done once and the plan stays small: Spark plans every batch anew.
     records = worded.select("*", F.explode(F.sequence(F.lit(0), F.col("size") - 1)).alias("row")).select(
         *("written_to", "role", "kind", "behind_seqno", "aside"),
@@ -246,6 +245,10 @@ def encode_decided(runs: DataFrame, site: str, *, relayed: bool = False, read_at
         .otherwise(given)
         .alias("headers"),
     )
+
+
+def _place() -> Place:
+    return F.col("group"), F.col("topic"), F.col("partition")
 
 
 def _record_of_run(row: Column, sender: Column, *, linked: bool) -> Column:

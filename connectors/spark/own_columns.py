@@ -9,20 +9,23 @@ from pyspark.sql.classic.column import Column as ClassicColumn
 
 from connectors.spark.jvm import jvm
 
+Place = tuple[Column, Column, Column]
+"""Group, topic (which may be null) and partition."""
 
-def set_aside(group: Column, topic: Column, partition: Column, offset: Column, record: Column, schema: str) -> Column:
-    """The offset; on its way the record, a struct, is set aside if it is not null. `topic` may be null.
+
+def set_aside(place: Place, offset: Column, record: Column, schema: str) -> Column:
+    """The offset; on its way the record, a struct, is set aside if it is not null.
 
     What Python need not see of a record stays so in the JVM, in the task that has read it. All from here to
     `bring_back` must be in one task: with an exchange between them nothing is found, and the task fails. A second
     record of that name in a task is an exception, too.
     """
-    return _column("RecordsAside", "aside", group, topic, partition, offset, record, schema)
+    return _column("RecordsAside", "aside", *place, offset, record, schema)
 
 
-def bring_back(group: Column, topic: Column, partition: Column, offset: Column, schema: str) -> Column:
+def bring_back(place: Place, offset: Column, schema: str) -> Column:
     """The record of that name, a struct of this schema, once; an exception where there is none."""
-    return _column("RecordsAside", "back", group, topic, partition, offset, schema)
+    return _column("RecordsAside", "back", *place, offset, schema)
 
 
 def words_of(line: Column) -> Column:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from pyspark.sql import functions as F
 
 from connectors.sequencer.query import RECORD_SCHEMA, decode_forward, encode_decided, sequence
 from connectors.spark.jvm import jvm
-from connectors.spark.own_columns import bring_back, line_of, set_aside, words_of
+from connectors.spark.own_columns import Place, bring_back, line_of, set_aside, words_of
 from ordering.sequencer import SequencerState
 from tests.spark.kafka_rows import SITE, SOURCE_SCHEMA, Row, decide_rows, forward, sink_frame, source_frame
 from tests.spark.static import instead_of_state
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.spark
 
 STATE = SequencerState("g", epoch=3)
 SCHEMA = "value binary, link string"
-PLACE = ("group", "topic", "partition", "offset")
+NAME = ("group", "topic", "partition", "offset")
 NAMES = [
     ("g", None, 0, 7),
     ("g", None, 0, 8),
@@ -37,19 +38,22 @@ GONE = "is(?: not)?, or no longer, set aside in this task"
 TWICE = "is set aside a second time"
 
 
-def set_by(spark: SparkSession, names: list[tuple[object, ...]], record: Column | None = None) -> DataFrame:
+def place() -> Place:
+    return F.col("group"), F.col("topic"), F.col("partition")
+
+
+def set_by(spark: SparkSession, names: Sequence[tuple[object, ...]], record: Column | None = None) -> DataFrame:
     """One task that sets a record aside for each name: its name in words, and a null."""
     frame = spark.createDataFrame(names, "group string, topic string, partition int, offset long").coalesce(1)
-    words = F.concat_ws(" ", *(F.coalesce(F.col(name).cast("string"), F.lit("-")) for name in PLACE))
+    words = F.concat_ws(" ", *(F.coalesce(F.col(name).cast("string"), F.lit("-")) for name in NAME))
     whole = F.struct(words.cast("binary").alias("value"), F.lit(None).cast("string").alias("link"))
-    return frame.withColumn("offset", set_aside(*map(F.col, PLACE), whole if record is None else record, SCHEMA))
+    return frame.withColumn("offset", set_aside(place(), F.col("offset"), whole if record is None else record, SCHEMA))
 
 
 def back_by(frame: DataFrame, offset: Column | None = None) -> list[str]:
     """The records by these rows' names, behind a step that sees all rows before the first goes on."""
     sorted_ = frame.sortWithinPartitions(F.desc("offset"), F.desc("group"))
-    place = (*map(F.col, PLACE[:3]), F.col("offset") if offset is None else offset)
-    back = sorted_.select(bring_back(*place, SCHEMA).alias("record"))
+    back = sorted_.select(bring_back(place(), F.col("offset") if offset is None else offset, SCHEMA).alias("record"))
     rows = back.select("record.value", "record.link").collect()
     assert {row["link"] for row in rows} == {None}
     return [bytes(row["value"]).decode() for row in rows]
