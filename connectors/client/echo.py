@@ -21,7 +21,7 @@ from connectors.client.dispatch import Dispatch
 from connectors.client.driver import Driver
 from connectors.client.lives import Lives
 from connectors.client.standing import Standing
-from connectors.kafka.data_cursor import Effective
+from connectors.kafka.effective import Effective
 from ordering.errors import AbcastError, HistoryUnavailable
 from ordering.participant import CaughtUp, RowKnown
 from ordering.records import MESSAGE, Data

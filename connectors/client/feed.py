@@ -22,8 +22,10 @@ for a state. `_changed` (the window) is a leaf.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import logging
+import operator
 import threading
 import time
 from collections import deque
@@ -34,8 +36,9 @@ from kafka.errors import AuthorizationError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_cursor import DataCursor, Effective
+from connectors.kafka.data_cursor import DataCursor
 from connectors.kafka.data_log import DataLog, Start
+from connectors.kafka.effective import Effective, Messages
 from ordering.errors import BrokerUnreachable, HistoryUnavailable
 from ordering.names import Address, Topic
 from ordering.reader import Reader
@@ -245,14 +248,16 @@ class Feed:
         if not self._hearings:
             return
         heard: dict[bytes | None, list[Effective]] = {key: [] for key in self._hearings}
-        for record in records:
-            # Others' messages, the most of them, cost no more than this look-up.
-            if record.kind == MESSAGE:
-                if (own := heard.get(record.key)) is not None:
-                    own.append(record)
-            else:
-                for own in heard.values():
-                    own.append(record)
+        # Others' messages, the most of what there is, cost no more than a look-up.
+        if isinstance(records, Messages):
+            for index, key in enumerate(records.columns.key):
+                if key in heard:
+                    heard[key].append(records[index])
+        else:
+            for record in records:
+                for key in [record.key] if record.kind == MESSAGE else heard:
+                    if key in heard:
+                        heard[key].append(record)
         for each in self._all():
             each.hear(heard.get(each.key, []))
             each.tell(_look_after)
@@ -444,7 +449,7 @@ class Follower:
             return ()
         records = batch.records
         if batch.start < self.position:
-            records = [record for record in records if record.offset >= self.position]
+            records = records[bisect.bisect_left(records, self.position, key=operator.attrgetter("offset")) :]
         last_seqno = records[-1].seqno if records else self._reader.last_seqno
         self.position, self._reader = batch.end, Reader(batch.epoch, last_seqno)
         return records
@@ -484,8 +489,11 @@ def _look_after(listener: Listener) -> None:
 
 
 def _size(records: Sequence[Effective]) -> int:
-    size = sum([len(record.value or b"") for record in records])
-    for record in records:
-        if record.headers:
-            size += sum(len(value) for _, value in record.headers)
+    if isinstance(records, Messages):
+        values, headers = records.columns.value, records.columns.headers
+    else:
+        values, headers = [record.value for record in records], [record.headers for record in records]
+    size = sum(map(len, filter(None, values)))
+    for given in filter(None, headers):
+        size += sum(len(value) for _, value in given)
     return size

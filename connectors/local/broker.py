@@ -39,9 +39,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from connectors.kafka.transport.kafka_python import AdminClient
 from connectors.local.configuration import configuration_file
 from connectors.local.jars import Progress, broker_jars, say
 from connectors.local.java import require_java
@@ -634,7 +634,7 @@ def _free_ports(host: str, count: int, but: Sequence[int]) -> list[int]:
     raise EnvironmentProblem(f"No free port was found from {_CHOSEN_PORTS[0]} to {_CHOSEN_PORTS[-1]}: close programs.")
 
 
-def _answers(node: int, address: str, login: Mapping[str, Any]) -> bool:
+def _answers(node: int, address: str, login: Mapping[str, Any], timeout_s: float = 3.0) -> bool:
     """Whether the node answers a Kafka request and is a live member of its own cluster."""
     try:
         # A plain connection first: it is cheap, and kafka-python would log each refusal.
@@ -643,7 +643,7 @@ def _answers(node: int, address: str, login: Mapping[str, Any]) -> bool:
         return False
     with _quiet("kafka"):
         try:
-            admin = KafkaAdminClient(bootstrap_servers=address, bootstrap_timeout_ms=3000, **login)
+            admin = AdminClient(bootstrap_servers=address, bootstrap_timeout_ms=int(timeout_s * 1000), **login)
         except KafkaError:
             return False
         try:

@@ -40,13 +40,13 @@ _FILES_OF_A_READER = 4
 
 
 def readers_kept() -> int:
-    """How many readers of Kafka Spark keeps: a process may only have so many files. Java raises its limit to the hard
-    one by itself, so the soft one does not matter.
+    """How many readers of Kafka Spark keeps: they take half of the files that a process may have. Java raises its limit
+    to the hard one by itself, so the soft one does not matter.
     """
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most_files == resource.RLIM_INFINITY:
         return _MOST_READERS
-    return max(_FEWEST_READERS, min(_MOST_READERS, most_files // _FILES_OF_A_READER))
+    return max(_FEWEST_READERS, min(_MOST_READERS, most_files // 2 // _FILES_OF_A_READER))
 
 
 SETTINGS = {

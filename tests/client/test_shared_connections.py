@@ -18,7 +18,7 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.client import sharing
 from connectors.client.feed import _size
-from connectors.kafka.data_cursor import Effective
+from connectors.kafka.effective import Effective
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer, MemoryFuture, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import Superseded, UsageError

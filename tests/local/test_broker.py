@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from connectors.local.broker import EmbeddedBroker, broker_process_ids, failure_reason
+from connectors.local.broker import EmbeddedBroker, _answers, broker_process_ids, failure_reason
 from ordering.errors import EnvironmentProblem, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +31,23 @@ def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     broker = EmbeddedBroker(tmp_path / "broker", port=0)
     yield broker
     broker.stop()
+
+
+@pytest.mark.slow
+def test_a_node_that_is_up_and_silent_uses_up_neither_threads_nor_files() -> None:
+    """It is asked again and again while it starts."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def kept() -> tuple[set[threading.Thread], int]:
+            assert not _answers(1, f"127.0.0.1:{silent.getsockname()[1]}", {}, timeout_s=0.1)
+            gc.collect()
+            return set(threading.enumerate()), len(list(Path("/dev/fd").iterdir()))
+
+        threads, files = kept()
+        for _ in range(5):
+            threads_now, files_now = kept()
+    assert threads_now <= threads
+    assert files_now < files + 5
 
 
 def create_topic(broker: EmbeddedBroker, copies: int = 1) -> None:
