@@ -151,7 +151,7 @@ class TestFeed:
         self, kafka: MemoryConnection, window: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """From the window, by itself, and back, as it falls behind and catches up."""
-        monkeypatch.setattr("connectors.client.feed.WINDOW_RECORDS", window)
+        monkeypatch.setattr("connectors.client.window.WINDOW_RECORDS", window)
         with TinySequencer(kafka, "g", repeat=True), Member("g", "nyc/a", connection=kafka) as a:
             stream, taken = a.deliveries(timeout=WAIT), list[int]()
             for round_ in range(1, 11):

@@ -18,7 +18,8 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from connectors.local.broker import EmbeddedBroker, _answers, broker_process_ids, failure_reason
+from connectors.local.broker import EmbeddedBroker, broker_process_ids
+from connectors.local.node import Node, failure_reason
 from ordering.errors import EnvironmentProblem, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -34,12 +35,12 @@ def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 
 @pytest.mark.slow
-def test_a_node_that_is_up_and_silent_uses_up_neither_threads_nor_files() -> None:
+def test_a_node_that_is_up_and_silent_uses_up_neither_threads_nor_files(tmp_path: Path) -> None:
     """It is asked again and again while it starts."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
 
         def kept() -> tuple[set[threading.Thread], int]:
-            assert not _answers(1, f"127.0.0.1:{silent.getsockname()[1]}", {}, timeout_s=0.1)
+            assert not Node(tmp_path, 1).answers(f"127.0.0.1:{silent.getsockname()[1]}", {}, timeout_s=0.1)
             gc.collect()
             return set(threading.enumerate()), len(list(Path("/dev/fd").iterdir()))
 
@@ -235,9 +236,8 @@ def test_a_broker_that_cannot_start_gives_its_last_words(tmp_path: Path, monkeyp
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=0))
-    broker = EmbeddedBroker(tmp_path)
 
-    assert "is full: free space and start again" in str(broker._failure(0, "stopped while starting"))
+    assert "is full: free space and start again" in str(Node(tmp_path, 0).failure("stopped while starting", 9092))
 
 
 def test_a_directory_keeps_its_number_of_nodes(tmp_path: Path) -> None:
