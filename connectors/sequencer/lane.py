@@ -26,7 +26,7 @@ from connectors.kafka.unfit import UnfitGroups
 from connectors.ledger.state import read_ledger_state
 from connectors.sequencer.groups import forward_topics, positions_of
 from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.query import decode_forward, encode_decided, read_by_few, sequence
+from connectors.sequencer.query import encode_decided, read_by_few, sequence
 from connectors.sequencer.takeover import History, take_over_groups
 from connectors.sequencer.watchdog import Watchdog
 from connectors.spark.job import JobOptions, QueryFailed, StreamingJob
@@ -149,8 +149,7 @@ class SequencerLane(StreamingJob):
         source = self.kafka_source(names, positions_of(states.values()))
         forward = session.readStream.format("kafka").options(**source).load()
         relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
-        decoded = decode_forward(read_by_few(forward, at_once), site, relayed=relayed)
-        runs = sequence(decoded, site, states, at_once)
+        runs = sequence(read_by_few(forward, at_once), site, states, at_once, relayed=relayed)
         return encode_decided(self.observed(runs), site, relayed=relayed)
 
     def session(self, groups: int) -> tuple[SparkSession, int]:
