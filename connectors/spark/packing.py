@@ -28,7 +28,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from connectors.local.jars import check_hashes, spark_jars
+from connectors.local.jars import FOR_SPARK, check_hashes, spark_jars
 from ordering.errors import AbcastError, EnvironmentProblem, UsageError
 
 LIBRARIES = ("numpy", "pandas", "pyarrow")
@@ -97,7 +97,7 @@ def pack(directory: Path, *, with_libraries: bool = True) -> Package:
         (work / _JARS).mkdir()
         for jar in jars:
             shutil.copyfile(jar, work / _JARS / jar.name)
-        check_hashes(work / _JARS, "spark")
+        check_hashes(work / _JARS, *FOR_SPARK)
         (work / _SCRIPT).write_text(_JOB, encoding="utf-8")
         if (directory / _JARS).exists():
             (directory / _JARS).rename(work / "old")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.local.jars import check_hashes
+from connectors.local.jars import FOR_SPARK, check_hashes
 from connectors.spark.packing import LIBRARIES, UNPACKED, Manager, Package, manager_of, pack, submit_line
 from connectors.spark.session import SETTINGS
 from ordering.errors import UsageError
@@ -34,7 +34,7 @@ def test_what_is_written(tmp_path: Path) -> None:
     pack(tmp_path, with_libraries=False)
     (tmp_path / "jars" / "old.jar").touch()
     packed = pack(tmp_path, with_libraries=False)
-    check_hashes(tmp_path / "jars", "spark")
+    check_hashes(tmp_path / "jars", *FOR_SPARK)
     with tarfile.open(packed.archive) as archive:
         names = {member.name for member in archive}
         assert {member.uname for member in archive} == {""}
