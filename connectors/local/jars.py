@@ -167,12 +167,13 @@ def _fetch(configuration: str, progress: Progress) -> None:
         ) from error
 
 
-def check_hashes(directory: Path, configuration: str) -> None:
-    """See that the jars of a configuration are those of conf/jars.lock, all of them and no others.
+def check_hashes(directory: Path, *configurations: str) -> None:
+    """See that the jars of these configurations are those of conf/jars.lock, all of them and no others.
 
     Raises EnvironmentProblem.
     """
-    known, found = locked_hashes(configuration), hashes(directory)
+    found = hashes(directory)
+    known = {jar: digest for each in configurations for jar, digest in locked_hashes(each).items()}
     if found == known:
         return
     changed = sorted(name for name in found.keys() & known.keys() if found[name] != known[name])
@@ -186,8 +187,9 @@ def check_hashes(directory: Path, configuration: str) -> None:
         if names
     ]
     raise EnvironmentProblem(
-        f"The jars for {configuration} in {directory} are not those of conf/{_LOCK} ({'; '.join(what)}), and are not "
-        "used: find out where they come from (a mirror, ABCAST_IVY_SETTINGS?) before anything else."
+        f"The jars for {' and '.join(configurations)} in {directory} are not those of conf/{_LOCK} "
+        f"({'; '.join(what)}), and are not used: find out where they come from (a mirror, ABCAST_IVY_SETTINGS?) before "
+        "anything else."
     )
 
 
