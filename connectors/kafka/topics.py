@@ -36,7 +36,7 @@ _SETTINGS = {
     "unclean.leader.election.enable": "false",
 }
 
-PURGED: tuple[Role, ...] = ("forward", "dead-letter")
+PURGED: tuple[Role, ...] = ("forward", "dead-letter", "inbox")
 PURGED_SEGMENT_BYTES = 64 * 1024 * 1024
 """What is purged leaves the disk by whole segments, and never the newest one, which is 1 GiB unless a topic says."""
 
@@ -207,6 +207,27 @@ def check_relayed_is_seen(desk: Desk, group: str, site: str, operation: str = "D
     KafkaRefused, BrokerUnreachable.
     """
     desk.partitions_of(str(Topic(group, "relayed", site, site)), operation)
+
+
+def check_may(connection: Connection, operation: str, topics: Iterable[Topic]) -> None:
+    """See that this user may do that with the topics, where they are there. Raises KafkaRefused, BrokerUnreachable."""
+    with closing(connection.desk()) as desk:
+        for topic in topics:
+            desk.partitions_of(str(topic), operation)
+
+
+def refusals(connection: Connection, operation: str, topics: Iterable[Topic]) -> list[KafkaRefused]:
+    """Of topics that are not seen, why: a refusal for each that this user may not see; none is for what is not there.
+
+    Raises BrokerUnreachable.
+    """
+    refusals = []
+    for topic in topics:
+        try:
+            check_may(connection, operation, [topic])
+        except KafkaRefused as error:
+            refusals.append(error)
+    return refusals
 
 
 class TopicsFound(NamedTuple):
