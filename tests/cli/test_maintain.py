@@ -63,6 +63,7 @@ def test_a_group_that_fails_ends_no_other(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(maintenance_job, "find_groups", lambda *_: ["a", "b"])
     monkeypatch.setattr(maintenance_job, "purge_group", purge)
+    monkeypatch.setattr(maintenance_job, "purge_letters", lambda *_, **__: [])
     options = JobOptions(Connection("localhost:1"), SITE, tmp_path)
     with pytest.raises(HistoryUnavailable, match="retention"):
         maintenance_job.maintain(pytest.fail, options, maintenance_job.Wishes())

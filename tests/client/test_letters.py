@@ -19,9 +19,9 @@ from kafka.structs import TopicPartition
 
 from connectors import Letter, Member
 from connectors.client.inbox import inbox_partition
-from connectors.client.letter_codec import letter_headers
 from connectors.client.member_memory import MemberMemory
 from connectors.kafka.connection import Connection
+from connectors.kafka.letter_codec import letter_headers
 from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.tiny_sequencer import TinySequencer
