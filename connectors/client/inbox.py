@@ -119,15 +119,21 @@ class Inbox:
         partition = inbox_partition(self.connection, consumer, self.group, self.address)
         first = 0 if self.from_beginning else memory.letters_taken(partition)
         self._bookmark.begin(Mark(first, first), first, functools.partial(_remember, memory, partition))
-        silence = Silence(self.timeout, self.connection.timeout)
-        silence.expect(self._begin(consumer, partition, first))
-        bookmark = self._bookmark
+        silence, bookmark = Silence(self.timeout, self.connection.timeout), self._bookmark
+
+        def begin() -> None:
+            position, end = self._begin(consumer, partition, first)
+            bookmark.pass_over(position, position)
+            silence.expect(end)
+            silence.read_up_to(position)
+
+        begin()
         while not self._stopping.is_set():
             try:
                 records = self._poll(consumer, partition)
             except (OffsetOutOfRangeError, NoOffsetForPartitionError):
                 first = max(first, bookmark.taken.number)
-                self._begin(consumer, partition, first)
+                begin()
                 continue
             for record in records:
                 letter = self._judge(record, is_new=record.offset >= first)
@@ -147,8 +153,8 @@ class Inbox:
             if silence.is_over:
                 return
 
-    def _begin(self, consumer: Consumer, partition: TopicPartition, taken: int) -> int:
-        """Go to the log's first record, with what is noted of all before; where the log ends now.
+    def _begin(self, consumer: Consumer, partition: TopicPartition, taken: int) -> tuple[int, int]:
+        """Go to the log's first record, with what is noted of all before; where the log begins and ends now.
 
         Raises HistoryUnavailable if a part is missing, and nothing is noted of it, or if letters in it were not taken.
         """
@@ -175,7 +181,7 @@ class Inbox:
         self._reader = InboxReader(base.received)
         consumer.assign([partition])
         consumer.seek(partition, beginning)
-        return end
+        return beginning, end
 
     def _span(self, consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
         with self.connection.reachable():
