@@ -29,7 +29,10 @@ def test_a_dry_run(broker: EmbeddedBroker, tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert told["dry_run"] is True
     assert told["tables"] == []
-    assert [(each["topic"], each["records"]) for each in told["topics"]] == [("abcast.maintained.dead-letter.care", 0)]
+    assert [(each["topic"], each["records"]) for each in told["topics"]] == [
+        ("abcast.maintained.dead-letter.care", 0),
+        ("abcast.maintained.inbox.care", 0),
+    ]
     assert CliRunner().invoke(app, options).stdout == "nothing to do\n"
 
 

@@ -11,7 +11,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.kafka import letter_purge
+from connectors.kafka import letter_purge, ranges
 from connectors.kafka.letter_bases import read_noted
 from connectors.kafka.letter_codec import letter_headers
 from connectors.kafka.letter_purge import purge_letters
@@ -29,12 +29,12 @@ DAY_S = 86_400.0
 def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
     kafka = MemoryConnection()
     kafka.create("g", SITE)
-    admin = SimpleNamespace(
-        describe_log_dirs=lambda _: [],
-        delete_records=lambda below: [
-            kafka.topics.drop(place.topic, offset, place.partition) for place, offset in below.items()
-        ],
-    )
+
+    def delete(below: dict[TopicPartition, int]) -> None:
+        for place, offset in below.items():
+            kafka.topics.drop(place.topic, offset, place.partition)
+
+    admin = SimpleNamespace(describe_log_dirs=lambda _: [], delete_records=delete)
     monkeypatch.setattr(MemoryConnection, "admin", lambda _: nullcontext(admin))
     return kafka
 
@@ -204,7 +204,7 @@ def test_a_purge_that_another_one_overtakes(
     for number in range(1, 4):
         write(kafka, number)
     take(kafka, 2)
-    read = letter_purge.read_range
+    read = ranges.read_range
 
     def overtaken(*arguments: Any) -> Any:
         monkeypatch.setattr(letter_purge, "read_range", read)
