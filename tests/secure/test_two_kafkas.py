@@ -18,12 +18,12 @@ from tests.client.test_orders import texts
 from tests.secure.two_kafkas import allow, both, sites_as
 from tests.sites.world import World
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(300)]
 
 ORDERS: tuple[Literal["causal", "total", "fifo"], ...] = ("causal", "total", "fifo", "causal")
 
 
-@pytest.mark.parametrize("mode", ["hub", pytest.param("isis", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("mode", ["hub", "isis"])
 def test_members_of_two_sites_answer_each_other(
     secure_broker: EmbeddedBroker,
     second_secure_broker: EmbeddedBroker,
