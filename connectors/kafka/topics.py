@@ -158,13 +158,15 @@ def ensure_topic(connection: Connection, topic: Topic, partitions: int) -> None:
     with connection.admin() as admin:
         known = {each["name"]: each["partitions"] for each in admin.describe_topics()}
         if name not in known:
+            check_may(connection, "WRITE", [topic])  # it may be there, and hidden
             of_group = [found for found in map(Topic.parse, known) if found and found.group == topic.group]
             copies = max((len(known[str(found)][0]["replica_nodes"]) for found in of_group), default=1)
             with contextlib.suppress(TopicAlreadyExistsError), connection.reachable("CREATE", name):  # or another did
                 admin.create_topics([new_topic(topic, partitions, copies)])
             admin.wait_for_topics([name])
         elif len(known[name]) < partitions:
-            admin.create_partitions({name: partitions})
+            with connection.reachable("ALTER", name):
+                admin.create_partitions({name: partitions})
 
 
 def check_topics(connection: Connection, groups: Iterable[str], site: str) -> None:
