@@ -2,8 +2,8 @@
 
 PYTHON ?= python3
 SEEDS ?= 1000
-# How many tests run at a time. Of three, one waits for something most of the time: two cores are busy with two.
-PROCESSES ?= 3
+# How many tests run at a time. One computes; of the others, each waits half of the time (tests/conftest.py).
+PROCESSES ?= 4
 ARGS ?=
 
 VENV := .venv
@@ -27,9 +27,10 @@ test-fast: PROCESSES = 7# these tests wait more than they work
 test-fast: setup ## run the tests that need no broker and no Spark, kill nothing and are quick, with fewer random examples
 	@$(PYTEST) --hypothesis-profile fast -m "not broker and not spark and not crash and not slow" $(ARGS)
 
-test: setup ## run every test but the soak, PROCESSES=3 at a time
+test: setup ## run every test but the soak, PROCESSES=4 at a time
 	@$(PYTEST) $(ARGS)
 
+soak: PROCESSES = 3# their clusters take the memory
 soak: setup ## run what takes long: thousands of seeds and examples, clusters in which everything is killed
 	@ABCAST_SOAK=1 $(PYTEST) -m soak $(ARGS)
 
@@ -96,7 +97,7 @@ $(VENV)/.project: $(VENV)/.packages pyproject.toml
 	@$(BIN)/python -m compileall -q ordering connectors jobs conf
 	@touch $@
 
-$(VENV)/.jars: $(VENV)/.project conf/ivy.xml
+$(VENV)/.jars: $(VENV)/.project conf/ivy.xml conf/RecordsAside.scala conf/Words.scala
 	@$(BIN)/python -m connectors.local.jars
 	@touch $@
 

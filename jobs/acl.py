@@ -58,7 +58,7 @@ def print_(
     kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the `kafka-acls` commands that give a role its rights, and no others; ask no broker."""
+    """Print the `kafka-acls` commands that give a role its rights. They give no others; no broker is asked."""
     rights = _rights(group, role, principal, site, source, target, sites, kafka_config)
     servers = connection_to(bootstrap_servers, kafka_config, "acl").bootstrap_servers
     for right in rights:
@@ -78,7 +78,7 @@ def apply(
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
 ) -> None:
-    """Give a role its rights, and no others, in the Kafka that is configured.
+    """Give a role its rights, and no others. It does so in the Kafka that is configured.
 
     Log in as one who may give rights (ALTER of the cluster). What is there already stays. A relay has two ends: where
     these are two Kafkas, do it in both.

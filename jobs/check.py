@@ -36,7 +36,10 @@ def check(
     kafka_config: KafkaConfig = None,
     data: Data = DEFAULT_DATA,
     deliveries: Annotated[
-        list[Path] | None, typer.Option(help="What `abcast deliver --json` of a member printed; repeat for more.")
+        list[Path] | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="What `abcast deliver --json` of a member printed; repeat for more."
+        ),
     ] = None,
     sites: SitesFile = None,
     settled: Annotated[

@@ -1,8 +1,9 @@
-"""`python -m jobs.class_archive`: record the classes that Spark loads, so that every later start takes less time.
+"""`python -m jobs.class_archive`: record the classes that Spark and Kafka load, so that later starts take less time.
 
 Most of a Spark start is the JVM reading and checking some twenty thousand classes. Java keeps what it has read in an
 archive if asked to ("class data sharing", JEP 350): here by a run of the real jobs on a broker of its own, which
-`make setup` does once. Without the archive, or with another Java than it was made by, everything works, more slowly.
+`make setup` does once; the broker makes one, too. Without an archive, or with another Java than it was made by,
+everything works, more slowly.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from connectors.kafka.topics import create_topics
 from connectors.ledger.table import read_table_state
 from connectors.local.broker import EmbeddedBroker
 from connectors.local.jars import say
+from connectors.local.node import class_archive as broker_archive
 from connectors.spark.job import JobOptions
 from connectors.spark.jvm import end_jvm
 from connectors.spark.session import build_session, class_archive
@@ -29,11 +31,12 @@ _PATIENCE_S = 120.0
 
 
 def record() -> None:
-    """Make the archive. Raises AbcastError, or OSError if the JVM has written none."""
-    archive = class_archive()
+    """Make the archives. Raises AbcastError, or OSError if a JVM has written none."""
+    archive, of_broker = class_archive(), broker_archive()
     with tempfile.TemporaryDirectory(dir=archive.parent) as name:
         directory = Path(name)
-        with EmbeddedBroker(directory / "broker", port=0, progress=lambda _: None) as broker:
+        broker_partial = directory / of_broker.name
+        with EmbeddedBroker(directory / "broker", port=0, progress=lambda _: None, archive_to=broker_partial) as broker:
             connection = Connection(broker.bootstrap_servers)
             create_topics(connection, _GROUP, [_SITE])
             partial = directory / archive.name
@@ -46,6 +49,7 @@ def record() -> None:
                 spark.stop()
                 end_jvm(_PATIENCE_S)
             partial.replace(archive)
+        broker_partial.replace(of_broker)
 
 
 def _exercise(connection: Connection, ledger: Path) -> None:
@@ -58,10 +62,10 @@ def _exercise(connection: Connection, ledger: Path) -> None:
 
 
 if __name__ == "__main__":
-    say("Recording Spark's classes, so that it starts faster from now on (about a minute).")
+    say("Recording the classes of Spark and Kafka, so that they start faster from now on (about a minute).")
     try:
         record()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as problem:  # noqa: BLE001 - whatever it is, all works without the archive
-        sys.stderr.write(f"That failed, so Spark will take some seconds more to start: {problem}\n")
+        sys.stderr.write(f"That failed, so Spark or Kafka will take some seconds more to start: {problem}\n")

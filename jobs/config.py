@@ -41,9 +41,10 @@ class Row(NamedTuple):
 
 @app.command()
 def show(bootstrap_servers: BootstrapServers = None, kafka_config: KafkaConfig = None, as_json: AsJson = False) -> None:
-    """Show each value that is in force, and where it comes from: option, variable, file, default. Secrets are masked.
+    """Show each value that is in force, and its source. Secrets are masked.
 
-    With --bootstrap-servers or --kafka-config: what would be in force with these.
+    The source is an option, a variable, a file, or the default. With --bootstrap-servers or --kafka-config: what would
+    be in force with these.
     """
     from jobs.rows import show_table
 

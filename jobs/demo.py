@@ -71,17 +71,17 @@ def demo(
     ] = None,
     members: Annotated[int, typer.Option(min=1, max=200, help="Members that share the lines of --input.")] = 4,
     data: Data = DEFAULT_DATA,
-    port: Annotated[int, typer.Option(help="Port of the embedded broker; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port of the embedded broker; 0 takes a free one.")] = 0,
     engine: EngineOption = Engine.spark,
     site_names: Annotated[
         str | None, typer.Option("--sites", metavar="NAME,NAME…", help="Show several sites, each on its own Kafka.")
     ] = None,
     mode: Annotated[
-        Mode,
+        Mode | None,
         typer.Option(
-            help="With --sites: one order, decided at the first (hub) or agreed on (isis), or one a site (mesh)."
+            help="With --sites: one order, decided at the first (hub) or agreed on (isis), or one a site (mesh). (hub)"
         ),
-    ] = Mode.hub,
+    ] = None,
 ) -> None:
     """Show everything at work, on an embedded broker. Members broadcast, observers deliver, the checker judges.
 
@@ -97,11 +97,15 @@ def demo(
     lines = _read_earthquakes() if input_file is None else _read_lines(input_file, members)
     began = time.monotonic()
     names = None if site_names is None else parse_names(site_names)
+    if names is None and mode is not None:
+        raise UsageError(f"--mode {mode.value} is for a demo of several sites: name them, as with --sites nyc,sfo.")
+    if names is not None and (engine is not Engine.spark or port):
+        raise UsageError("--engine and --port are for a demo of one site: leave them out, or --sites.")
     if not isinstance(data, Path):
         raise UsageError(f"the demo works in a directory, not in {data}.")
     directory = _empty_directory(data)
     if names is not None:
-        has_anomalies = show_sites(list(lines.values()), names, mode.value, directory)
+        has_anomalies = show_sites(list(lines.values()), names, (mode or Mode.hub).value, directory)
         typer.echo(f"the sites: {directory / 'sites.toml'}; broker data and logs: {directory}/SITE/broker")
     else:
         has_anomalies = _show(lines, directory, port, engine, is_feed=input_file is None)

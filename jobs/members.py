@@ -11,6 +11,8 @@ from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, Site, con
 from ordering.errors import AbcastError, UsageError
 from ordering.names import DEFAULT_SITE, Address
 
+_KEPT = "It has sent meanwhile, has joined, or began less than a day ago"
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List and forget the senders of a group.")
 
 
@@ -25,7 +27,10 @@ def list_(
     """List all senders that the sequencer remembers, in the view or not."""
     from connectors.kafka.senders import known_senders
 
-    for sender in known_senders(connection_to(bootstrap_servers, kafka_config, "members"), group, site):
+    senders = known_senders(connection_to(bootstrap_servers, kafka_config, "members"), group, site)
+    if not senders and not as_json:
+        typer.echo(f"nobody is remembered in group {group}")
+    for sender in senders:
         if as_json:
             typer.echo(json.dumps(sender._asdict()))
         else:
@@ -42,7 +47,7 @@ def forget(
     kafka_config: KafkaConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forget senders that will not come again: the sequencer's state is one row less for each.
+    """Forget senders that will not come again. The sequencer's state is one row less for each.
 
     Refused for members of the view, and for whom has begun less than a day ago. No message is ordered twice by it. A
     sender that comes again begins a new incarnation, as each start does; what it sends under the old one is a dead
@@ -67,7 +72,7 @@ def forget(
             typer.echo(f"{address}: forgotten")
         for address in done.asked_for:
             typer.echo(f"{address}: asked for, and forgotten once a sequencer of the group has read it")
-    if kept and not done.asked_for:
-        raise AbcastError(
-            f"{', '.join(kept)}: not forgotten. It has sent meanwhile, has joined, or began less than a day ago."
-        )
+    if kept:
+        # One request is waited for before the next is made.
+        why = "It was not asked for: ask again then" if done.asked_for else _KEPT
+        raise AbcastError(f"{', '.join(kept)}: not forgotten. {why}.")

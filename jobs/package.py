@@ -35,6 +35,7 @@ def package(
     on S3 are among them.
     """
     require("pyspark")
+    from connectors.local.jars import FOR_SPARK
     from connectors.spark.packing import manager_of, pack, submit_line
     from connectors.storage.location import S3, RemotePath
 
@@ -42,7 +43,7 @@ def package(
     for each in masters:
         manager_of(each)
     is_remote = isinstance(data, RemotePath)
-    configurations = ("spark", "s3") if isinstance(data, RemotePath) and data.scheme == S3 else ("spark",)
+    configurations = (*FOR_SPARK, "s3") if isinstance(data, RemotePath) and data.scheme == S3 else FOR_SPARK
     packed = pack(directory, with_libraries=libraries, configurations=configurations)
     size = packed.archive.stat().st_size + sum(jar.stat().st_size for jar in packed.jars)
     typer.echo(

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -46,25 +46,31 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every 2 s, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell whether the order goes on. Exit code 1 if messages wait in a group and no sequencer is alive.
+    """Tell whether the order goes on. Exit code 1 if messages wait in a group and no sequencer is alive, or if a group
+    can't be read: it lacks a topic, say.
 
     `sequencer`: alive, silent (for how long), none yet, or elsewhere (this site has a copy). `lag`: FORWARD records
     that wait to be ordered. `rate`: messages per second over the last minute. `members`: those of the view. `dead`:
     dead letters. `ledger`: seqnos that the ledger below --data lacks, `-` without one. --json has more.
     """
     connection = connection_to(bootstrap_servers, kafka_config, "status")
-    rows = _read(connection, group, site, data)
+    found = _read(connection, group, site, data)
     if watch:
-        rows = _watch(lambda: _read(connection, group, site, data), rows, site, as_json=as_json)
+        found = _watch(lambda: _read(connection, group, site, data), found, site, as_json=as_json)
     else:
-        _show(rows, site, as_json=as_json)
-    if any(row.is_stuck for row in rows):
+        _show(found, site, as_json=as_json)
+    if found.errors or any(row.is_stuck for row in found.rows):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _watch(
-    read: Callable[[], list[GroupStatus]], rows: list[GroupStatus], site: str, *, as_json: bool
-) -> list[GroupStatus]:
+class _Found(NamedTuple):
+    """What was read, and what is wrong with groups that can't be."""
+
+    rows: Sequence[GroupStatus]
+    errors: Sequence[AbcastError] = ()
+
+
+def _watch(read: Callable[[], _Found], found: _Found, site: str, *, as_json: bool) -> _Found:
     """Show them again and again, until Ctrl-C; what was read last. A broker that is away for a while is waited for."""
     from rich.console import Console
 
@@ -72,20 +78,22 @@ def _watch(
     try:
         while True:
             screen.clear()  # of a terminal only
-            _show(rows, site, as_json=as_json)
+            _show(found, site, as_json=as_json)
             time.sleep(WATCH_S)
             try:
-                rows = read()
+                found = read()
             except BrokerUnreachable as error:
                 typer.echo(f"abcast: {error}", err=True)
     except KeyboardInterrupt:
         end_line()
-        return rows
+        return found
 
 
-def _read(connection: Connection, group: str | None, site: str, data: Location) -> list[GroupStatus]:
+def _read(connection: Connection, group: str | None, site: str, data: Location) -> _Found:
+    """The status of each group. Raises what is wrong with all of them."""
     from connectors.diagnosis.status import read_status
     from connectors.kafka.topics import find_groups
+    from connectors.kafka.unfit import BEFORE_ITS_START, raise_unfit
 
     with Progress("looking at the groups") as progress:
         groups = find_groups(connection, site)
@@ -94,16 +102,25 @@ def _read(connection: Connection, group: str | None, site: str, data: Location) 
         chosen = [name for name in groups if group in (None, name)]
         in_ledger = _in_ledger(data)  # first: a number below zero means that it is another group's
         rows = []
+        errors: dict[str, AbcastError] = {}
         progress.say("looking at the groups", len(chosen))
         for name in chosen:
-            rows.append(read_status(connection, name, site, in_ledger))
+            try:
+                rows.append(read_status(connection, name, site, in_ledger))
+            except BEFORE_ITS_START as error:
+                errors[name] = error
             progress.advance()
-    return rows
+    if not rows:
+        raise_unfit(errors, chosen)
+    return _Found(rows, list(errors.values()))
 
 
-def _show(rows: Sequence[GroupStatus], site: str, *, as_json: bool) -> None:
+def _show(found: _Found, site: str, *, as_json: bool) -> None:
     from jobs.rows import show_sentence, show_table
 
+    rows = found.rows
+    for error in found.errors:
+        typer.echo(f"abcast: {error}", err=True)
     if as_json:
         for row in rows:
             typer.echo(json.dumps(row.to_json()))

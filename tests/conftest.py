@@ -5,6 +5,7 @@ One broker and one Spark session serve a whole test process.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,8 +38,13 @@ TOGETHER = {
     "tests/secure/": "tests/secure/",
     "tests/sites/": "tests/sites/",
     "tests/spark/": "tests/spark/",
+    "tests/sequencer/test_agreeing_job.py": "tests/spark/",
+    "tests/examples/test_ledger_examples.py": "tests/spark/",
     "tests/cli/test_bad_input.py": PIPELINE,
+    "tests/cli/test_members.py": PIPELINE,
     "tests/cli/test_membership.py": PIPELINE,
+    "tests/storage/": "tests/storage/",
+    "tests/test_wheel.py": "tests/test_wheel.py",
 }
 """Tests that share what takes long to start: with several processes (`pytest -n 2`), one of them runs all of these."""
 
@@ -53,6 +59,20 @@ FIRST = (
 )
 """What takes longest begins first, so that no process works on alone for long when the others have ended."""
 
+COMPUTES = ("tests/ordering/", "tests/simulator/")
+"""What waits for nothing comes last, and needs no broker."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage among the tests and what they import, neither now nor later: a sixth of the time it takes."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the soak, unless ABCAST_SOAK is set; the longest first."""
@@ -65,6 +85,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _rank(item: pytest.Item) -> int:
     share = _share(item.nodeid)
+    if share.startswith(COMPUTES):
+        return len(FIRST) + 4
     first = [rank for rank, path in enumerate(FIRST) if share.startswith(path)]
     slow = [rank for rank, name in enumerate(("crash", "broker", "slow")) if item.get_closest_marker(name)]
     return [*first, *(len(FIRST) + rank for rank in slow), len(FIRST) + 3][0]
@@ -88,6 +110,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             return _share(nodeid)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            """One process of three takes what is last: it computes while the others wait."""
+            if self.nodes.index(node) < self.numnodes // 3:
+                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+            super()._assign_work_unit(node)
 
         def remove_node(self, node: Any) -> str | None:
             """A process crashed. pytest-xdist 3.8 would try the same test again, and wait for ever for what is done."""

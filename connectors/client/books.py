@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from connectors.client.lives import Beginning, Carried, Left, Lives, is_same
 from connectors.client.receipt import Receipt
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_cursor import Effective
+from connectors.kafka.effective import Effective
 from connectors.kafka.liveness import say_why
 from ordering.errors import AbcastError, EnvironmentProblem, HistoryUnavailable
 from ordering.forgetting import is_told

@@ -10,7 +10,10 @@ A name that has once had a position does not begin at seqno 1 because Kafka has 
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
+import operator
 import sys
 import threading
 import time
@@ -27,8 +30,8 @@ from connectors.client.member_memory import MemberMemory
 from connectors.client.silence import Silence
 from connectors.kafka.codec import without_depends
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_cursor import Effective, address_of
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.effective import Effective, Messages, address_of
 from connectors.storage.location import Location
 from ordering.casts import TOTAL
 from ordering.errors import HistoryUnavailable, UsageError
@@ -209,8 +212,11 @@ class Deliveries:
                 effective = follower.poll(POLL_S)
                 self._silence.read_up_to(follower.position)
                 if effective:
+                    wanted = effective
+                    if effective[0].seqno < first:
+                        wanted = effective[bisect.bisect_left(effective, first, key=operator.attrgetter("seqno")) :]
                     # One after the other: a delivery that the application has done with is gone before the next one.
-                    yield (self._place(record) for record in effective if record.seqno >= first)
+                    yield places_of(wanted) if isinstance(wanted, Messages) else map(self._place, wanted)
                     self._next_seqno = max(first, effective[-1].seqno + 1)
                 else:
                     yield ()
@@ -218,7 +224,7 @@ class Deliveries:
     def _place(self, record: Effective) -> Place:
         what: Delivery | Event | None = None
         if record.kind == MESSAGE:
-            what = _delivery(record)
+            what = delivery_of(record)
         elif self._events is not None:
             what = self._events.accept(record.kind, record.seqno, record.view, record.sender, record.value or b"")
         return record.seqno, record.offset + 1, what
@@ -229,11 +235,36 @@ def _is_total(what: Delivery | Event) -> bool:
     return isinstance(what, Delivery) and what.order == TOTAL
 
 
-def _delivery(record: Effective) -> Delivery:
+def delivery_of(record: Effective) -> Delivery:
+    """What the application sees of a message."""
     seqno, _, _, key, incarnation, local_seqno, epoch, view, forwarded_at_ms, headers, value, timestamp_ms = record
     given = without_depends(headers) if headers else ()
     which = seqno, address_of(key), incarnation, local_seqno
     return _make((*which, value or b"", given, view, epoch, forwarded_at_ms, timestamp_ms, TOTAL, None))
+
+
+def places_of(messages: Messages) -> Iterator[Place]:
+    """`delivery_of` each, and its place, without Python's work for each."""
+    columns = messages.columns
+    deliveries = map(
+        _make,
+        zip(
+            columns.seqno,
+            map(address_of, columns.key),
+            columns.incarnation,
+            columns.local_seqno,
+            [value or b"" for value in columns.value],
+            [without_depends(headers) if headers else () for headers in columns.headers],
+            columns.view,
+            columns.epoch,
+            columns.forwarded_at_ms,
+            columns.timestamp_ms,
+            itertools.repeat(TOTAL, len(messages)),
+            itertools.repeat(None, len(messages)),
+            strict=True,
+        ),
+    )
+    return zip(columns.seqno, [offset + 1 for offset in columns.offset], deliveries, strict=True)
 
 
 _make: Callable[[tuple[Any, ...]], Delivery] = functools.partial(tuple.__new__, Delivery)

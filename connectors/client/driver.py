@@ -24,7 +24,9 @@ from connectors.client.receipt import Receipt
 from connectors.client.standing import Standing
 from ordering.errors import EnvironmentProblem
 from ordering.forward_table import control_headers
-from ordering.participant import Action, Answered, Asked, Cause, Do, Event, FlushDone, FlushUnwanted, FlushWanted, step
+from ordering.participant import step
+from ordering.participant_events import Answered, Asked, Event, FlushDone, FlushUnwanted, FlushWanted
+from ordering.participant_table import Action, Cause, Do
 from ordering.records import MESSAGE, Headers
 
 _logger = logging.getLogger(__name__)

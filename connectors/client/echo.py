@@ -21,9 +21,9 @@ from connectors.client.dispatch import Dispatch
 from connectors.client.driver import Driver
 from connectors.client.lives import Lives
 from connectors.client.standing import Standing
-from connectors.kafka.data_cursor import Effective
+from connectors.kafka.effective import Effective
 from ordering.errors import AbcastError, HistoryUnavailable
-from ordering.participant import CaughtUp, RowKnown
+from ordering.participant_events import CaughtUp, RowKnown
 from ordering.records import MESSAGE, Data
 from ordering.sequencer import SequencerState
 
@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Echo:
-    """One life's ear: a `connectors.client.feed.Listener`."""
+    """One life's ear: a `connectors.client.hearing.Listener`."""
 
     def __init__(
         self,

@@ -54,22 +54,9 @@ from ordering.errors import (
 )
 from ordering.forward_table import Pending, kind_of, message_bytes
 from ordering.membership import Life
-from ordering.participant import (
-    Answered,
-    Asked,
-    Began,
-    Cause,
-    Do,
-    FlushDone,
-    FlushUnwanted,
-    FlushWanted,
-    Participant,
-    Phase,
-    Renewed,
-    begins_returning,
-    newest_answer,
-    step,
-)
+from ordering.participant import Participant, begins_returning, newest_answer, step
+from ordering.participant_events import Answered, Asked, Began, FlushDone, FlushUnwanted, FlushWanted, Renewed
+from ordering.participant_table import Cause, Do, Phase
 from ordering.records import JOIN, Headers
 
 FRESH_S = 5.0

@@ -12,7 +12,7 @@ from connectors.client.books import Books
 from connectors.client.caster import Caster
 from connectors.client.standing import Standing
 from ordering.errors import Blocked, ForwardTableFull
-from ordering.participant import Phase
+from ordering.participant_table import Phase
 
 
 class Gate:

@@ -37,8 +37,8 @@ from connectors.client.merged_log import Begin, MergedLog
 from connectors.client.sharing import Shared, share
 from connectors.kafka.cast_codec import is_late_copy
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import DataLog, Start
+from connectors.kafka.effective import Effective
 from connectors.kafka.ranges import read_range
 from connectors.kafka.transport import Consumer
 from connectors.storage.location import Location

@@ -21,8 +21,8 @@ from kafka.structs import TopicPartition
 from connectors.client.cast_reader import CastReader, CastTopics, Found
 from connectors.client.feed import Feed
 from connectors.kafka.codec import depends_of
-from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import Start
+from connectors.kafka.effective import Effective
 from ordering.casts import NO_VIEW, Cast, Ordered, Step, Verdict
 from ordering.errors import ProtocolViolation
 from ordering.membership import Life

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from connectors.client.cast_hub import CastHub
 from connectors.client.cast_keeper import LeftBehind, left_behind
-from connectors.client.feed import Hearing
+from connectors.client.hearing import Hearing
 from connectors.client.lives import Beginning, Left, Lives
 from connectors.client.member_memory import MemberMemory
 from connectors.client.sharing import Shared, share

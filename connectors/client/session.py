@@ -13,7 +13,9 @@ from collections.abc import Callable
 from connectors.client.forwarder import Forwarder
 from ordering.errors import AbcastError, Excluded, FlushFailed, NotOrderedInTime, UsageError
 from ordering.events import ViewChange
-from ordering.participant import STOPPED, Asked, Cause, FlushDone, FlushRequest, FlushUnwanted, Participant, Phase
+from ordering.participant import STOPPED, FlushRequest, Participant
+from ordering.participant_events import Asked, FlushDone, FlushUnwanted
+from ordering.participant_table import Cause, Phase
 
 LEAVE_POLL_S = 0.1
 _logger = logging.getLogger(__name__)

@@ -66,7 +66,8 @@ from ordering.errors import (
 )
 from ordering.events import KnownGroup, ViewChange
 from ordering.names import Address
-from ordering.participant import NOTHING_KNOWN, Phase
+from ordering.participant import NOTHING_KNOWN
+from ordering.participant_table import Phase
 from ordering.records import STATE, Headers
 
 REJOIN_PATIENCE_S = 10.0

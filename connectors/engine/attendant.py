@@ -21,8 +21,10 @@ from kafka.structs import TopicPartition
 from connectors.kafka.backlog import find_backlog
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import StateAt
+from connectors.kafka.retrying import News
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
+from connectors.kafka.unfit import UnfitGroups
 from connectors.sequencer.groups import forward_topics, positions_of
 from connectors.sequencer.keeper import Keeper
 from connectors.sequencer.takeover import take_over_groups
@@ -82,6 +84,7 @@ class Attendant:
         self._watchdogs: dict[str, Watchdog] = {}
         self._told: dict[str, int] = {}  # what each watchdog knows to be written
         self._failed = failed
+        self._news: dict[str, News] = {}
         self._places: set[TopicPartition] = set()
         self._changes: queue.SimpleQueue[Taken] = queue.SimpleQueue()
         self._failure: BaseException | None = None
@@ -89,9 +92,18 @@ class Attendant:
         self._thread = threading.Thread(target=self._run, name="abcast-attendant", daemon=True)
 
     def take_all(self) -> Taken:
-        """Take over every group that there is. Raises what is wrong with one."""
+        """Take over every group that there is. Those that can't be are tried again later; raises if none can be."""
         topics = self._topics(fresh=True)
-        return self._take({group: names for group, names in topics.items() if group not in self._failed})
+        while True:
+            try:
+                return self._take({group: names for group, names in topics.items() if group not in self._failed})
+            except UnfitGroups as unfit:
+                for group, error in unfit.errors.items():
+                    if self._news.setdefault(group, News()).has(str(error)):
+                        _logger.error(
+                            "sequence: %s The other groups go on. It is tried again every %g s.", error, RETRY_S
+                        )
+                    self._failed[group] = time.monotonic()
 
     def start(self) -> None:
         """Look after the groups, in a thread."""
@@ -125,8 +137,10 @@ class Attendant:
                 except (BrokerUnreachable, KafkaError) as error:
                     if isinstance(error, KafkaError) and not error.retriable:
                         raise
-                    # What is being written has its own patience with a broker that restarts.
-                    _logger.warning("sequence: the broker does not answer")
+                    # What is being written has its own patience with a broker that restarts. Of a topic that is gone,
+                    # nothing is answered either: the next look finds that.
+                    if not self._finder.has_news():
+                        _logger.warning("sequence: the broker does not answer")
         except BaseException as error:  # noqa: BLE001 - raised in the loop's thread
             self._failure = error
 
@@ -203,10 +217,12 @@ class Attendant:
         except (Fenced, EnvironmentProblem):
             raise
         except AbcastError as error:
-            _logger.error("sequence: %s It is tried again every %g s.", error, RETRY_S)
+            if self._news.setdefault(group, News()).has(str(error)):
+                _logger.error("sequence: %s It is tried again every %g s.", error, RETRY_S)
             self._failed[group] = time.monotonic()
             return
         self._failed.pop(group, None)
+        self._news.pop(group, None)
         _logger.info("sequence: a new group: %s", group)
         self._changes.put(taken)
 

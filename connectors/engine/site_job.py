@@ -33,16 +33,13 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.inputs import Input, Neighbours
 from connectors.kafka.topic_finder import TopicFinder
+from connectors.kafka.unfit import OF_ONE_GROUP
 from connectors.sequencer.agreement import ISIS, Agreement, known_state, told
 from connectors.sequencer.takeover import check_not_fenced
-from ordering.errors import AbcastError, HistoryUnavailable, KafkaRefused, ProtocolViolation, UsageError
+from ordering.errors import AbcastError
 from ordering.isis_site import Notice
 from ordering.names import Topic
 from ordering.records import Exclusion
-from ordering.sequencer import SequencerState
-
-OF_ONE_GROUP = (UsageError, HistoryUnavailable, ProtocolViolation, KafkaRefused)
-"""What may be wrong with a group, and with that one alone."""
 
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
@@ -70,32 +67,10 @@ class SiteAttendant(Attendant):
         self._left: set[str] = set()
 
     def take_all(self) -> Taken:
-        """As every attendant does; what can't be taken over is left out, if there is anything else."""
-        try:
-            taken = super().take_all()
-        except OF_ONE_GROUP:
-            taken = self._take_one_by_one()
+        """As every attendant does."""
+        taken = super().take_all()
         self._find_inputs()
         return taken
-
-    def _take_one_by_one(self) -> Taken:
-        states: dict[str, SequencerState] = {}
-        partitions: dict[TopicPartition, tuple[str, int]] = {}
-        errors: list[AbcastError] = []
-        for group, names in sorted(self._topics().items()):
-            try:
-                taken = self._take({group: names}) if group not in self._failed else Taken()
-            except OF_ONE_GROUP as error:
-                errors.append(error)
-                self._failed[group] = time.monotonic()
-            else:
-                states |= taken.states
-                partitions |= taken.partitions
-        for failure in errors:
-            if not states:
-                raise failure
-            _logger.error("sequence: %s The other groups go on.", failure)
-        return Taken(states, partitions)
 
     def leave(self, group: str) -> None:
         """The loop can't go on with the group: nobody is to be told that it is alive, and the next attempt is not to

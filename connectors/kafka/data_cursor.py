@@ -6,12 +6,11 @@ here; the cursor goes on when it is back.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
@@ -20,54 +19,18 @@ from numpy.typing import NDArray
 
 from connectors.kafka.codec import data_fields, data_number, given_headers, message_numbers
 from connectors.kafka.data_log import Start
+from connectors.kafka.effective import Effective, MessageColumns, Messages, effective
 from connectors.kafka.message_columns import messages_numbers
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable
 from ordering.reader import Reader, Verdict
-from ordering.records import MESSAGE, Headers
+from ordering.records import MESSAGE
 
 RETRY_PAUSE_S = 0.2
 _AT_ONCE = 1000
 """So many records are judged at a time; each by itself where one of them is no message (a snapshot, say)."""
 
 _logger = logging.getLogger(__name__)
-
-
-class Effective(NamedTuple):
-    """A DATA record that was taken. Numbers are 0 where its header has none.
-
-    What the sequencer decided by itself has no key, and so no sender. `forwarded_at_ms`: when the broker had the
-    FORWARD record that it was made from; `timestamp_ms`: when it had this one. Both in ms since the epoch.
-    """
-
-    seqno: int
-    offset: int
-    kind: str
-    key: bytes | None
-    incarnation: int
-    local_seqno: int
-    epoch: int
-    view: int
-    forwarded_at_ms: int
-    headers: Headers
-    """Those that are not abcast's own, in their order."""
-    value: bytes | None
-    timestamp_ms: int
-
-    @property
-    def sender(self) -> str:
-        """The sender's address, or nothing."""
-        return address_of(self.key)
-
-
-_effective: Callable[[tuple[Any, ...]], Effective] = functools.partial(tuple.__new__, Effective)
-"""Of all its fields: there are many of them, and to pass each by its name takes longer."""
-
-
-@functools.lru_cache(maxsize=10_000)
-def address_of(key: bytes | None) -> str:
-    """The sender of DATA with that key, or nothing. There are few of them, and each comes often."""
-    return (key or b"").decode("ascii")
 
 
 class DataCursor:
@@ -96,8 +59,8 @@ class DataCursor:
         """Disconnect."""
         self._consumer.close()
 
-    def poll(self, timeout: float) -> list[Effective]:
-        """The next effective records; none if none arrive within `timeout` seconds.
+    def poll(self, timeout: float) -> Sequence[Effective]:
+        """The next effective records; none if none arrive within `timeout` seconds. Of many messages, `Messages`.
 
         Raises:
             HistoryUnavailable: retention has dropped records before they were read.
@@ -122,41 +85,42 @@ class DataCursor:
             self._failing = False
         return self._judge(polled.get(self._partition, ()))
 
-    def _judge(self, records: Sequence[Any]) -> list[Effective]:
-        taken: list[Effective] = []
-        for first in range(0, len(records), _AT_ONCE):
-            part = records[first : first + _AT_ONCE]
-            keys, headers = [record.key for record in part], [record.headers for record in part]
-            numbers = messages_numbers(keys, headers)
-            taken += self._judge_each(part) if numbers is None else self._judge_messages(part, keys, headers, numbers)
+    def _judge(self, records: Sequence[Any]) -> Sequence[Effective]:
+        taken = [self._judge_part(records[first : first + _AT_ONCE]) for first in range(0, len(records), _AT_ONCE)]
         if records:
             self.position = records[-1].offset + 1
-        return taken
+        messages = [part for part in taken if isinstance(part, Messages)]
+        if messages and len(messages) == len(taken):
+            return Messages.joined(messages)
+        return list(itertools.chain.from_iterable(taken))
+
+    def _judge_part(self, records: Sequence[Any]) -> Sequence[Effective]:
+        keys, headers = [record.key for record in records], [record.headers for record in records]
+        numbers = messages_numbers(keys, headers)
+        return self._judge_each(records) if numbers is None else self._judge_messages(records, keys, headers, numbers)
 
     def _judge_messages(
         self,
         records: Sequence[Any],
-        keys: Sequence[bytes | None],
+        keys: list[bytes | None],
         headers: Sequence[Sequence[tuple[str, bytes]]],
         numbers: NDArray[np.int64],
-    ) -> list[Effective]:
+    ) -> Messages:
         """The same as `_judge_each` of records that are messages, all at once. Of most batches all is taken."""
         incarnations, local_seqnos, seqnos, epochs, views, forwarded_at_ms = numbers
         is_taken = self._reader.accept_columns(np.zeros(len(records), np.bool_), epochs, seqnos)
-        columns = (
+        columns: Any = (
             seqnos.tolist(),
             [record.offset for record in records],
-            itertools.repeat(MESSAGE),
             keys,
             *(column.tolist() for column in (incarnations, local_seqnos, epochs, views, forwarded_at_ms)),
-            # Of what is kept nothing but this stays: the collector has to look at less.
             [given_headers(of_record[1:]) if len(of_record) > 1 else () for of_record in headers],
             [record.value for record in records],
             [record.timestamp for record in records],
         )
-        # Not strict: the kind goes on for ever.
-        rows = map(_effective, zip(*columns))  # noqa: B905
-        return list(rows if is_taken.all() else itertools.compress(rows, is_taken.tolist()))
+        if not is_taken.all():
+            columns = (list(itertools.compress(column, is_taken.tolist())) for column in columns)
+        return Messages(MessageColumns(*columns))
 
     def _judge_each(self, records: Sequence[Any]) -> list[Effective]:
         accept = self._reader.accept
@@ -177,7 +141,7 @@ class DataCursor:
             if accept(kind, epoch, seqno) is Verdict.TAKE:
                 where, who = (seqno, record.offset, kind, key), (incarnation, local_seqno, epoch, view, forwarded_at_ms)
                 given = given_headers(headers[1:]) if len(headers) > 1 else ()
-                taken.append(_effective((*where, *who, given, record.value, record.timestamp)))
+                taken.append(effective((*where, *who, given, record.value, record.timestamp)))
         return taken
 
     def _pass_over(self, offset: int) -> None:

@@ -21,6 +21,26 @@ STILL_FAILING_S = 300.0
 _logger = logging.getLogger(__name__)
 
 
+class News:
+    """What has been told: each thing once, and now and then that it is still the same."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._told_at = 0.0
+
+    def has(self, text: str) -> bool:
+        """Whether that is to be told now; then it is."""
+        now = time.monotonic()
+        if text == self._text and now - self._told_at <= STILL_FAILING_S:
+            return False
+        self._text, self._told_at = text, now
+        return True
+
+    def forget(self) -> None:
+        """Whatever comes is new."""
+        self._text = ""
+
+
 class Retries:
     """The failures of one job, one after the other. With `keeps_trying` any failure but a wrong configuration is tried
     again, however often.
@@ -30,8 +50,7 @@ class Retries:
         self._name = name
         self._keeps_trying = keeps_trying
         self._failures = 0
-        self._text = ""
-        self._told_at = 0.0
+        self._news = News()
 
     def succeeded(self) -> None:
         """The attempt ended in order."""
@@ -43,7 +62,10 @@ class Retries:
         if not self._may_pass(error):
             raise error
         wait_s = BACKOFF_S[min(self._failures, len(BACKOFF_S)) - 1]
-        self._tell(str(error), wait_s)
+        if self._failures == 1:
+            self._news.forget()
+        if self._news.has(str(error)):
+            _logger.warning("%s: %s Starting again in %g s.", self._name, error, wait_s)
         return wait_s
 
     def _may_pass(self, error: AbcastError) -> bool:
@@ -52,10 +74,3 @@ class Retries:
         # For a broker, a store, or the sequencer, a job waits as long as it takes: there is nothing else to do.
         waits = isinstance(error, BrokerUnreachable | StoreUnreachable | NoSnapshot)
         return error.retriable and (self._failures <= len(BACKOFF_S) or waits)
-
-    def _tell(self, text: str, wait_s: float) -> None:
-        """Each reason once, and now and then that it is still the same."""
-        now = time.monotonic()
-        if self._failures == 1 or text != self._text or now - self._told_at > STILL_FAILING_S:
-            self._text, self._told_at = text, now
-            _logger.warning("%s: %s Starting again in %g s.", self._name, text, wait_s)

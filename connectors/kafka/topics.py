@@ -17,7 +17,8 @@ from connectors.kafka.data_log import too_many_partitions, topic_missing
 from connectors.kafka.desk import ALLOWED, Desk
 from connectors.kafka.refusals import may_not
 from connectors.kafka.transport import Consumer
-from ordering.errors import KafkaRefused, TopicMissing, UsageError, counted
+from connectors.kafka.unfit import raise_unfit
+from ordering.errors import AbcastError, KafkaRefused, TopicMissing, UsageError, counted
 from ordering.names import Role, Topic, check_group, check_site
 from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
 from ordering.sequencer import SNAPSHOT_EVERY_MS
@@ -173,13 +174,14 @@ def check_topics(connection: Connection, groups: Iterable[str], site: str) -> No
     """See that the groups' topics at the site have what the promises need, and that this user may do what it must.
 
     To be called before a sequencer claims anything. What this user may not know is no failure: the log says so.
-    Raises UsageError, TopicMissing, BrokerUnreachable.
+    Raises UsageError, TopicMissing, UnfitGroups, BrokerUnreachable.
     """
     wanted = set(groups)
     with connection.admin() as admin:
         described = {Topic.parse(each["name"]): each for each in admin.describe_topics()}
-        ours = {topic: each for topic, each in described.items() if topic and topic.group in wanted}
-        of_site = {topic: each for topic, each in ours.items() if topic.site == site}
+        of_site = {
+            topic: each for topic, each in described.items() if topic and topic.group in wanted and topic.site == site
+        }
         settings = _read_settings(admin, of_site)
     with closing(connection.desk()) as desk:
         for group in sorted(wanted):
@@ -187,19 +189,21 @@ def check_topics(connection: Connection, groups: Iterable[str], site: str) -> No
                 check_relayed_is_seen(desk, group, site, "READ")
             except KafkaRefused as error:
                 _logger.warning("what relays bring would not be seen, and not ordered: %s", error)
-    for group in sorted(wanted):
+    problems: dict[str, list[str]] = {}
+    for topic in sorted(of_site, key=str):
+        of_group = problems.setdefault(topic.group, [])
+        if topic.role == "data" and (count := len(of_site[topic]["partitions"])) > 1:
+            of_group.append(too_many_partitions(topic, count))
+        of_group += _missing_rights(connection, topic, of_site[topic].get(ALLOWED))
+        if (found := settings.get(str(topic))) is not None:
+            of_group += _wrong_settings(connection, topic, found)
+    errors: dict[str, AbcastError] = {group: UsageError("\n".join(found)) for group, found in problems.items() if found}
+    for group in wanted:
         for role in ("data", "epoch", "forward", "dead-letter"):
             if Topic(group, role, site) not in of_site:
-                raise topic_missing(str(Topic(group, role, site)), group, site)
-    problems: list[str] = []
-    for topic in sorted(of_site, key=str):
-        if topic.role == "data" and (count := len(of_site[topic]["partitions"])) > 1:
-            problems.append(too_many_partitions(topic, count))
-        problems += _missing_rights(connection, topic, of_site[topic].get(ALLOWED))
-        if (found := settings.get(str(topic))) is not None:
-            problems += _wrong_settings(connection, topic, found)
-    if problems:
-        raise UsageError("\n".join(problems))
+                errors[group] = topic_missing(str(Topic(group, role, site)), group, site)
+                break
+    raise_unfit(dict(sorted(errors.items())), wanted)
 
 
 def check_relayed_is_seen(desk: Desk, group: str, site: str, operation: str = "DESCRIBE") -> None:

@@ -1,12 +1,13 @@
 """The jars that Spark and the embedded broker need, fetched once with the Ivy inside pyspark.
 
 They lie in `$ABCAST_JARS`, or else in `share/abcast/jars` of the Python environment: `spark/` and `broker/`, one per
-configuration of `conf/ivy.xml`, and `s3/`, of `conf/ivy-s3.xml`. A directory is either complete, for the present Ivy
-file, or not there: jars are fetched into a temporary directory that is renamed at the end. A machine without network
-can be given a copy of the whole directory.
+configuration of `conf/ivy.xml`, `s3/`, of `conf/ivy-s3.xml`, and `own/`. What is ours is compiled from `conf/*.scala`,
+with the compiler inside pyspark. A directory is either complete, for the present Ivy file and source, or not there:
+jars are brought into a temporary directory that is renamed at the end. A machine without network can be given a copy
+of the whole directory.
 
 What is fetched is used only if each jar has the SHA-256 of conf/jars.lock (in the form that `sha256sum -c` reads, below
-the directory of the jars). `python -m connectors.local.jars` fetches `spark` and `broker`, and checks what is there;
+the directory of the jars). `python -m connectors.local.jars` brings `spark`, `broker` and `own`, and checks them;
 `make setup` runs it. `python -m connectors.local.jars s3` does so with those for tables on S3, which otherwise come
 with the first job that needs them.
 
@@ -32,6 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from connectors.local.configuration import configuration_file
@@ -44,18 +46,34 @@ Progress = Callable[[str], None]
 CONFIGURATIONS = {
     "spark": "12 jars, 23 MB",
     "broker": "46 jars, 45 MB",
+    "own": "one that is compiled",
     "s3": "36 jars, 13 MB, and one that is compiled",
 }
-"""The configurations of conf/ivy.xml, and what to tell someone who waits for them."""
+"""The sets of jars, and what to tell someone who waits for them."""
 
-ALWAYS = ("spark", "broker")
-"""Those that `make setup` fetches. The others come when they are first needed."""
-_LOG_STORE = "ConditionalPutLogStore.scala"
-"""What Delta's log on S3 is written with: compiled with Spark's own compiler, when the jars for S3 are fetched."""
-_LOG_STORE_JAR = "abcast-log-store.jar"
+ALWAYS = ("spark", "broker", "own")
+"""Those that `make setup` brings. The others come when they are first needed."""
+FOR_SPARK = ("spark", "own")
+"""What each session of Spark's has, and its executors."""
+_IVY_FILES = {"spark": "ivy.xml", "broker": "ivy.xml", "s3": "ivy-s3.xml"}
+
+
+class _Compiled(NamedTuple):
+    """A jar of ours: from which files of `conf`, against which of pyspark's jars, and which others of these sets."""
+
+    sources: tuple[str, ...]
+    jar: str
+    jars_of_spark: tuple[str, ...]
+    sets: tuple[str, ...] = ()
+
+
+_COMPILED = {
+    "own": _Compiled(("RecordsAside.scala", "Words.scala"), "abcast-columns.jar", ("spark-*.jar", "kryo-shaded-*.jar")),
+    "s3": _Compiled(("ConditionalPutLogStore.scala",), "abcast-log-store.jar", ("hadoop-client-*.jar",), ("spark",)),
+}
 
 _STAMP = ".complete"
-"""A file in a finished directory: the hash of the ivy.xml it was made from."""
+"""A file in a finished directory: the hash of the Ivy file and the source it was made from."""
 
 _DOWNLOAD_TIMEOUT_S = 900
 _LOCK = "jars.lock"
@@ -74,13 +92,13 @@ def jars_directory() -> Path:
 
 
 def spark_jars(progress: Progress = say) -> list[Path]:
-    """The jars for `spark.jars`, sorted by name; fetched first if they are not there.
+    """The jars for `spark.jars`; fetched first if they are not there.
 
     Raises:
         EnvironmentProblem: they are not there and can't be fetched.
         UsageError: the extra that fetches them is not installed.
     """
-    return _jars("spark", progress)
+    return [jar for configuration in FOR_SPARK for jar in _jars(configuration, progress)]
 
 
 def broker_jars(progress: Progress = say) -> list[Path]:
@@ -102,7 +120,7 @@ def resolve(configurations: Sequence[str] = ALWAYS, progress: Progress = say) ->
     """Fetch what is missing of several configurations at once.
 
     Raises:
-        UsageError: conf/ivy.xml has no configuration of that name; the extra that fetches them is not installed.
+        UsageError: there is no configuration of that name; the extra that fetches them is not installed.
         EnvironmentProblem: no Java, no network, or the place for the jars can't be written.
     """
     unknown = [name for name in configurations if name not in CONFIGURATIONS]
@@ -120,13 +138,11 @@ def _jars(configuration: str, progress: Progress) -> list[Path]:
     return sorted((jars_directory() / configuration).glob("*.jar"))
 
 
-def _ivy_file(configuration: str) -> Path:
-    return configuration_file("ivy.xml" if configuration in ALWAYS else f"ivy-{configuration}.xml")
-
-
 def _wanted_stamp(configuration: str) -> str:
-    source = configuration_file(_LOG_STORE).read_bytes() if configuration == "s3" else b""
-    return hashlib.sha256(_ivy_file(configuration).read_bytes() + source).hexdigest()
+    made_from = [_IVY_FILES[configuration]] if configuration in _IVY_FILES else []
+    if configuration in _COMPILED:
+        made_from += _COMPILED[configuration].sources
+    return hashlib.sha256(b"".join(configuration_file(name).read_bytes() for name in made_from)).hexdigest()
 
 
 def _is_complete(configuration: str) -> bool:
@@ -146,12 +162,15 @@ def _fetch(configuration: str, progress: Progress) -> None:
                 return
             started = time.monotonic()
             _ivy_jar()  # nothing is said to be fetched where nothing can be
-            progress(f"Fetching the jars for {configuration} ({CONFIGURATIONS[configuration]}; about half a minute).")
+            time_it_takes = "about half a minute" if configuration in _IVY_FILES else "some seconds"
+            progress(f"Fetching the jars for {configuration} ({CONFIGURATIONS[configuration]}; {time_it_takes}).")
             with tempfile.TemporaryDirectory(prefix=f".{configuration}-", dir=jars) as work:
                 fetched = Path(work) / "jars"
-                retrieve(_ivy_file(configuration), configuration, fetched)
-                if configuration == "s3":
-                    _compile_log_store(fetched)
+                if configuration in _IVY_FILES:
+                    retrieve(configuration_file(_IVY_FILES[configuration]), configuration, fetched)
+                if configuration in _COMPILED:
+                    fetched.mkdir(exist_ok=True)
+                    _compile(_COMPILED[configuration], fetched)
                 check_hashes(fetched, configuration)
                 (fetched / _STAMP).write_text(_wanted_stamp(configuration), encoding="ascii")
                 target = jars / configuration
@@ -168,12 +187,12 @@ def _fetch(configuration: str, progress: Progress) -> None:
 
 
 def check_hashes(directory: Path, *configurations: str) -> None:
-    """See that the jars of these configurations are those of conf/jars.lock, all of them and no others.
+    """See that the jars in a directory are those of conf/jars.lock for configurations, all of them and no others.
 
     Raises EnvironmentProblem.
     """
+    known = {name: digest for each in configurations for name, digest in locked_hashes(each).items()}
     found = hashes(directory)
-    known = {jar: digest for each in configurations for jar, digest in locked_hashes(each).items()}
     if found == known:
         return
     changed = sorted(name for name in found.keys() & known.keys() if found[name] != known[name])
@@ -187,9 +206,8 @@ def check_hashes(directory: Path, *configurations: str) -> None:
         if names
     ]
     raise EnvironmentProblem(
-        f"The jars for {' and '.join(configurations)} in {directory} are not those of conf/{_LOCK} "
-        f"({'; '.join(what)}), and are not used: find out where they come from (a mirror, ABCAST_IVY_SETTINGS?) before "
-        "anything else."
+        f"The jars for {', '.join(configurations)} in {directory} are not those of conf/{_LOCK} ({'; '.join(what)}), "
+        "and are not used: find out where they come from (a mirror, ABCAST_IVY_SETTINGS?) before anything else."
     )
 
 
@@ -249,23 +267,26 @@ def retrieve(ivy_file: Path, configuration: str, target: Path) -> None:
         )
 
 
-def _compile_log_store(target: Path) -> None:
-    """Compile Delta's log on S3 into a jar, always the same bytes. Raises EnvironmentProblem."""
+def _compile(what: _Compiled, target: Path) -> None:
+    """Compile sources of ours into a jar, always the same bytes. Raises EnvironmentProblem."""
     of_spark = _ivy_jar().parent
     compiler = [*of_spark.glob("scala-compiler-*.jar"), *of_spark.glob("scala-reflect-*.jar")]
     library = [*of_spark.glob("scala-library-*.jar")]
-    against = [*of_spark.glob("hadoop-client-*.jar"), *_jars("spark", say)]
+    against = [jar for pattern in what.jars_of_spark for jar in sorted(of_spark.glob(pattern))]
+    against += [jar for configuration in what.sets for jar in _jars(configuration, say)]
     with tempfile.TemporaryDirectory(prefix="abcast-compiled-") as compiled:
         command = [
             *(str(require_java()), "-cp", os.pathsep.join(map(str, [*compiler, *library])), "scala.tools.nsc.Main"),
             *("-d", compiled, "-classpath", os.pathsep.join(map(str, [*against, *library]))),
-            str(configuration_file(_LOG_STORE)),
+            *(str(configuration_file(source)) for source in what.sources),
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_TIMEOUT_S, check=False)
         classes = sorted(Path(compiled).rglob("*.class"))
         if done.returncode or not classes:
-            raise EnvironmentProblem(f"conf/{_LOG_STORE} can't be compiled: {done.stderr[:300] or done.returncode}.")
-        with zipfile.ZipFile(target / _LOG_STORE_JAR, "w") as jar:
+            raise EnvironmentProblem(
+                f"{', '.join(what.sources)} of conf/ can't be compiled: {done.stderr[:300] or done.returncode}."
+            )
+        with zipfile.ZipFile(target / what.jar, "w") as jar:
             for file in classes:
                 jar.writestr(zipfile.ZipInfo(str(file.relative_to(compiled))), file.read_bytes())
 

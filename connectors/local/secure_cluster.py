@@ -23,9 +23,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kafka.admin import KafkaAdminClient, ScramMechanism, UserScramCredentialUpsertion
+from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
 from kafka.errors import KafkaError
 
+from connectors.kafka.transport.kafka_python import AdminClient
 from ordering.errors import EnvironmentProblem, UsageError
 
 ADMIN, BROKER = "admin", "broker"
@@ -139,7 +140,7 @@ class SecureCluster:
                 for name, password in missing.items()
             ]
             try:
-                admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers.split(","), **self.client_settings())
+                admin = AdminClient(bootstrap_servers=bootstrap_servers.split(","), **self.client_settings())
                 try:
                     refused = {name: why for name, why in admin.alter_user_scram_credentials(changes).items() if why}
                 finally:

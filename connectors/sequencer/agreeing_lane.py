@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 
 from connectors.kafka.backlog import find_backlog
 from connectors.kafka.topic_finder import TopicFinder
+from connectors.kafka.unfit import OF_ONE_GROUP, raise_unfit
 from connectors.sequencer.agreeing_query import (
     REPORT,
     Report,
@@ -98,9 +99,7 @@ class AgreeingLane(SequencerLane):
         return {
             group: sorted(names)
             for group, names in found.items()
-            if group in groups
-            and (self.groups is None or group in self.groups)
-            and str(Topic(group, "forward", site)) in names
+            if group in groups and self.serves(group) and str(Topic(group, "forward", site)) in names
         }
 
     def _is_read(self, topic: Topic) -> bool:
@@ -116,12 +115,9 @@ class AgreeingLane(SequencerLane):
         return None
 
     def decide(self, topics: Mapping[str, list[str]], states: Mapping[str, SequencerState]) -> DataFrame:
-        """What is read, agreed on, as the sink takes it. Raises InputLost, HistoryUnavailable, UsageError."""
-        site, connection, neighbours = self.options.site, self.options.connection, self._agreement.neighbours
-        groups = {
-            group: after_takeover(known_state(connection, self._agreement, state), state)
-            for group, state in states.items()
-        }
+        """What is read, agreed on, as the sink takes it. Raises InputLost, UnfitGroups, what is wrong with all."""
+        site, neighbours = self.options.site, self._agreement.neighbours
+        groups = self._groups(states)
         names = [name for group in topics.values() for name in group]
         forward = [name for name in names if _topic(name).role in ("forward", "relayed")]
         starts = self._starts(names, groups)
@@ -140,6 +136,17 @@ class AgreeingLane(SequencerLane):
         role = F.col("role")
         reports = F.collect_list(F.when(role == REPORT, F.get("value", F.lit(0)).cast("string"))).alias(_REPORTS)
         return encode_decided(self.observed(runs, reports).filter(role != REPORT), site)
+
+    def _groups(self, states: Mapping[str, SequencerState]) -> dict[str, Group]:
+        groups: dict[str, Group] = {}
+        unfit: dict[str, AbcastError] = {}
+        for group, state in states.items():
+            try:
+                groups[group] = after_takeover(known_state(self.options.connection, self._agreement, state), state)
+            except OF_ONE_GROUP as error:
+                unfit[group] = error
+        raise_unfit(unfit, states)
+        return groups
 
     def _forward_source(self, names: list[str], starts: Mapping[TopicPartition, int]) -> dict[str, str]:
         source = self.kafka_source(names, starts)

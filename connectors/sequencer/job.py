@@ -1,5 +1,8 @@
 """The sequencer job: finds the groups of a site, and runs their lanes side by side (`connectors.sequencer.lanes`).
 
+A group that can't be taken over keeps no other from it: its lane leaves it out, and it gets another, as a new group
+does. A lane of which nothing is left fails; it is tried again now and then. Of the eldest, the job fails with it.
+
 All its state is in the lanes. When a lane is closed and another opens with its groups, these are taken over, as after
 any restart. The closed lane has ended by then. If it had not, readers would ignore what it writes.
 """
@@ -15,6 +18,7 @@ from collections.abc import Callable, Collection
 
 from pyspark.sql import SparkSession
 
+from connectors.kafka.retrying import News
 from connectors.sequencer.agreeing_lane import AgreeingLane
 from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.groups import groups_at
@@ -104,7 +108,7 @@ class SequencerJob:
         self._close([lanes[index] for index in opening.closed])
         self._lanes_made += 1
         if self._lanes_made > 1:
-            _logger.info("%s: new groups: %s", self.name, ", ".join(sorted(new)))
+            _logger.info("%s: more groups: %s", self.name, ", ".join(sorted(new)))
         make: Callable[..., SequencerLane] = SequencerLane
         if self._agreement is not None:
             make = functools.partial(AgreeingLane, agreement=self._agreement)
@@ -135,7 +139,7 @@ class SequencerJob:
             is_own = isinstance(error, AbcastError) and not isinstance(error, Fenced | EnvironmentProblem)
             if lane is self._lanes[0] or not is_own:
                 raise error
-            if lane.failed_for() == 0:
+            if lane.failed_for() == 0 and lane.news.has(str(error)):
                 _logger.error("%s: %s It is tried again every %g s.", lane.job.name, error, RETRY_S)
             if lane.failed_for() >= RETRY_S:
                 lane.start()
@@ -148,11 +152,12 @@ class _LaneThread:
 
     def __init__(self, job: SequencerLane) -> None:
         self.job = job
+        self.news = News()
         self.start()
 
     @property
     def groups(self) -> frozenset[str]:
-        return self.job.groups or frozenset()
+        return (self.job.groups or frozenset()) - self.job.left_out
 
     def start(self) -> None:
         self.failure: BaseException | None = None

@@ -19,12 +19,14 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from connectors.kafka.data_log import topic_missing
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
+from connectors.kafka.unfit import UnfitGroups
 from connectors.ledger.state import read_ledger_state
 from connectors.sequencer.groups import forward_topics, positions_of
 from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.query import decode_forward, encode_decided, read_by_few, sequence
+from connectors.sequencer.query import encode_decided, read_by_few, sequence
 from connectors.sequencer.takeover import History, take_over_groups
 from connectors.sequencer.watchdog import Watchdog
 from connectors.spark.job import JobOptions, QueryFailed, StreamingJob
@@ -88,11 +90,26 @@ class SequencerLane(StreamingJob):
         self._watched: dict[str, int] = {}  # groups with members, and a seqno that stands in their DATA
         self._watchdog: Watchdog | None = None
         self._seen_batch = -1
+        self.left_out: frozenset[str] = frozenset()
+        """Of `groups`, those that the others go on without: they could not be taken over."""
+
+    def _run_query(self) -> None:
+        try:
+            super()._run_query()
+        except UnfitGroups as unfit:
+            # All were looked at before the first was claimed. The others begin anew, at once.
+            self.left_out |= unfit.errors.keys()
+            for error in unfit.errors.values():
+                _logger.error("%s: %s The other groups go on.", self.name, error)
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """The site's forward topics, and those that relays fill, of the lane's groups with a DATA topic at the site."""
         forward = forward_topics(topics, self.options.site)
-        return {group: names for group, names in forward.items() if self.groups is None or group in self.groups}
+        return {group: names for group, names in forward.items() if self.serves(group)}
+
+    def serves(self, group: str) -> bool:
+        """Whether it is one of the lane's groups."""
+        return group not in self.left_out and (self.groups is None or group in self.groups)
 
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """Take over every group, then read FORWARD on from where their DATA says."""
@@ -132,8 +149,7 @@ class SequencerLane(StreamingJob):
         source = self.kafka_source(names, positions_of(states.values()))
         forward = session.readStream.format("kafka").options(**source).load()
         relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
-        decoded = decode_forward(read_by_few(forward, at_once), site, relayed=relayed)
-        runs = sequence(decoded, site, states, at_once)
+        runs = sequence(read_by_few(forward, at_once), site, states, at_once, relayed=relayed)
         return encode_decided(self.observed(runs), site, relayed=relayed)
 
     def session(self, groups: int) -> tuple[SparkSession, int]:
@@ -161,11 +177,12 @@ class SequencerLane(StreamingJob):
     def check(self) -> None:
         """See that no newer epoch has begun and that what was decided counts; tick for the groups that need it.
 
-        Raises Fenced, NotCounting, BrokerUnreachable.
+        Raises Fenced, NotCounting, BrokerUnreachable, TopicMissing.
         """
         keeper, watchdog = self._keeper, self._watchdog
         if self._query is None or keeper is None or watchdog is None:
             return
+        self._check_epochs(keeper.forward)
         keeper.check_not_fenced()
         keeper.sign(self.considered(), time.monotonic())
         report = self._finished_batches(keeper.forward)
@@ -179,6 +196,13 @@ class SequencerLane(StreamingJob):
         keeper.attend({**late, **self._watched}, now)
         watchdog.decided(report.decided, report.seqnos)
         watchdog.look(now)
+
+    def _check_epochs(self, groups: Collection[str]) -> None:
+        """See that EPOCH of each group is there: claims are asked for of all at once. The next start leaves it out."""
+        site, found = self.options.site, set(self.finder.find())
+        for group in groups:
+            if Topic(group, "epoch", site) not in found:
+                raise topic_missing(str(Topic(group, "epoch", site)), group, site)
 
     def considered(self) -> dict[TopicPartition, int]:
         """How far the batches that are finished have come in FORWARD."""

@@ -1,17 +1,25 @@
 """The sequencer as a Spark query: FORWARD rows in, DATA and dead-letter rows out, `ordering` in between.
 
     Kafka source → columns (JVM) → applyInPandasWithState, key = group → headers (JVM) → Kafka sink
+                      └→ plain messages, set aside in the task → brought back by offset ↑
 
-The stateful operator is the only Python on the path. It sees arrow batches, decides them with `step_columns`, and
-never looks at a payload. What the JVM does not find plain, bad input above all, is read there by the codec, row by row:
-so one place knows what can be wrong with a record, and Spark has little to plan anew for each batch. Spark's state
-store holds the state between the batches of one run; nothing rests on it after a crash (see
-`connectors.sequencer.takeover`).
+The stateful operator is the only Python on the path. It sees arrow batches and decides them with `step_columns`. What
+the JVM does not find plain, bad input above all, is read there by the codec, row by row: so one place knows what can be
+wrong with a record, and Spark has little to plan anew for each batch. Spark's state store holds the state between the
+batches of one run; nothing rests on it after a crash (see `connectors.sequencer.takeover`).
+
+A plain message stays in the JVM (`connectors.spark.own_columns`). Python sees of it what decides: sender, incarnation,
+local seqno, offset. For a run of such records it writes where they are and the first seqno, nothing for each record.
+
+Why no record gets another's decision. What is written for a record is looked up by its topic, partition and offset, the
+very words that its DATA header gives as its source; not by its place in a batch. It is found in the attempt of the task
+that has set it aside, once, or the task fails. So the worst that a fault between the two can do is to end the query.
+Nothing of it is left to a later attempt: a failed, killed or repeated batch sets aside what it reads itself.
 
 A group's rows come from Spark in no promised order, so `sequence` has each micro-batch sorted by group and source, in
 the JVM, there and nowhere else; `step_columns` asserts it of each arrow batch. Spark writes all rows of a group before
 it reads a result, and gathers the results of a group before it writes them: so a micro-batch is held as a whole in the
-JVM and in Python, and `connectors.kafka.backlog` bounds its bytes.
+JVM, what is not aside in Python, too, and `connectors.kafka.backlog` bounds its bytes.
 """
 
 from __future__ import annotations
@@ -35,6 +43,7 @@ from connectors.kafka import codec
 from connectors.sequencer import stored_state
 from connectors.sequencer.stored_state import Stored, load, store
 from connectors.spark import codec as spark_codec
+from connectors.spark.own_columns import Place, bring_back, set_aside
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
 from ordering.links import LinkColumns
@@ -44,22 +53,29 @@ from ordering.sequencer import SequencerState, begin_batch, end_batch
 
 RUN_SCHEMA = (
     "group string, role string, kind string, topic string, partition int, first_offset long, first_seqno long, "
-    "epoch long, view long, size int, senders array<string>, incarnations array<long>, sender array<int>, "
-    "local_seqno array<long>, forwarded_at_ms array<long>, key array<binary>, value array<binary>, "
+    "epoch long, view long, size int, aside boolean, senders array<string>, incarnations array<long>, "
+    "sender array<int>, local_seqno array<long>, forwarded_at_ms array<long>, key array<binary>, value array<binary>, "
     "names array<array<string>>, values array<array<binary>>, link_session array<long>, link_epoch array<long>, "
     "link_seqno array<long>, link_origin_seqno array<long>"
 )
 """A run: records that go to the same topic, one after the other. `names` and `values` are those of the headers that
 stand behind abcast's own, or of all headers where there are no `senders`. Then `key` has the keys, too. What links say
 stands in the last four, which are null where no link has brought the records.
+
+Of records that are `aside` there is nothing in the arrays; but dead letters have in `names` and `values` the headers
+that stand behind their own.
 """
+RECORD_SCHEMA = (
+    f"key binary, value binary, incarnation long, local_seqno long, at_ms long, link string, "
+    f"headers {spark_codec.HEADERS_TYPE}"
+)
+"""A plain message as it is set aside, with all its headers. `link`: what a link says of it, or null."""
 DATA_ROLE = "data"
 READERS_A_GROUP_AT_ONCE = 4
 """Tasks that read, for each group that is decided at the same time: if some have much to read, others do the rest."""
 _RUN_COLUMNS = [field.split()[0] for field in RUN_SCHEMA.split(", ")]
 _OF_ROWS = ["sender", "local_seqno", "forwarded_at_ms", "value", "names", "values"]
 """Of a run of DATA, the columns with an element for each row; it has no keys, and those of links in no such job."""
-_GIVEN = ["key", "value", "names", "values"]
 _SOURCE = ["topic", "partition", "offset"]
 _FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
 _LINK = ["link_session", "link_epoch", "link_seqno", "link_origin_seqno"]
@@ -77,7 +93,9 @@ def read_by_few(kafka_rows: DataFrame, parallelism: int) -> DataFrame:
     return kafka_rows.coalesce(READERS_A_GROUP_AT_ONCE * parallelism)
 
 
-def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False, agreed: bool = False) -> DataFrame:
+def decode_forward(
+    kafka_rows: DataFrame, site: str, *, relayed: bool = False, agreed: bool = False, lean: bool = False
+) -> DataFrame:
     """Rows of Spark's Kafka source (with headers) → the columns that the site's sequencer works on.
 
     `relayed`: whether there may be rows of topics that a relay fills; then there are columns for what links say, -1 and
@@ -85,7 +103,8 @@ def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False, a
     which is kept. `packed_headers` are those of the application, null if there are none. A row
     that is not `plain` has the key and all its headers there, for `connectors.kafka.codec` to read; the columns from
     them are null or 0. `topic` is null in the site's own, which nearly all are in: a text a row is dear on its way to
-    Python. Null comes first in order, as the site's own topic does.
+    Python. Null comes first in order, as the site's own topic does. `lean`: whether a plain message's value and headers
+    are in the column `record` (RECORD_SCHEMA) only, which is null for all else.
     """
     numbered = spark_codec.with_fields(kafka_rows).withColumns(
         {
@@ -96,6 +115,7 @@ def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False, a
     )
     judged = numbered.withColumn("plain", spark_codec.is_plain_forward(site, relayed=relayed, agreed=agreed))
     plain, headers = F.col("plain"), F.col("headers")
+    is_lean = (plain & (spark_codec.forward_field("KIND") == MESSAGE)) if lean else F.lit(False)
     return judged.select(
         spark_codec.group_of_forward(site).alias("group"),
         F.when(~spark_codec.is_local(site), F.col("topic")).alias("topic"),
@@ -108,12 +128,27 @@ def decode_forward(kafka_rows: DataFrame, site: str, *, relayed: bool = False, a
         F.when(plain, spark_codec.kind_code()).otherwise(0).alias("kind"),
         F.unix_millis("timestamp").alias("forwarded_at_ms"),
         F.when(~plain, F.col("key")).alias("key"),
-        "value",
+        F.when(~is_lean, F.col("value")).alias("value"),
         F.when(~plain, spark_codec.pack_headers(headers))
-        .when(F.size(headers) > 1, spark_codec.pack_headers(spark_codec.application_headers()))
+        .when((F.size(headers) > 1) & ~is_lean, spark_codec.pack_headers(spark_codec.application_headers()))
         .alias("packed_headers"),
         *(_links() if relayed else ()),
         *(["at"] if agreed else ()),
+        *([F.when(is_lean, _record(relayed=relayed)).alias("record")] if lean else ()),
+    )
+
+
+def _record(*, relayed: bool) -> Column:
+    """Of a plain row, what is of RECORD_SCHEMA."""
+    link = spark_codec.link_text(*map(spark_codec.link_of_plain, range(len(_LINK)))) if relayed else F.lit(None)
+    return F.struct(
+        "key",
+        "value",
+        "incarnation",
+        "local_seqno",
+        F.unix_millis("timestamp").alias("at_ms"),
+        link.cast("string").alias("link"),
+        "headers",
     )
 
 
@@ -125,19 +160,28 @@ def _links() -> list[Column]:
 
 
 def sequence(
-    forward: DataFrame,
+    kafka_rows: DataFrame,
     site: str,
     initial: Mapping[str, SequencerState],
     parallelism: int = 1,
+    *,
+    relayed: bool = False,
 ) -> DataFrame:
-    """The sequencing transformation: decoded FORWARD rows of the site → runs.
+    """The sequencing transformation: FORWARD rows of Spark's Kafka source → runs. `relayed`: as in `decode_forward`.
 
     `initial` has the state of every group that may occur. `parallelism` is how many groups are decided at once
     (the number of shuffle partitions, which must be the session's setting if it is not 1).
     """
-    placed = forward.coalesce(1) if parallelism == 1 else forward.repartition(parallelism, "group")
+    if parallelism == 1:
+        placed = decode_forward(kafka_rows.coalesce(1), site, relayed=relayed, lean=True)
+    else:
+        placed = decode_forward(kafka_rows, site, relayed=relayed, lean=True).repartition(parallelism, "group")
+    # Behind the last exchange, and before the sort, so that this has little to sort.
+    offset = set_aside(_place(), F.col("offset"), F.col("record"), RECORD_SCHEMA)
     return (
-        placed.sortWithinPartitions("group", *_SOURCE)
+        placed.withColumn("offset", offset)
+        .drop("record")
+        .sortWithinPartitions("group", *_SOURCE)
         .groupBy("group")
         .applyInPandasWithState(
             decider({group: state.to_bytes() for group, state in initial.items()}, site),
@@ -149,55 +193,75 @@ def sequence(
     )
 
 
-def unpack_runs(runs: DataFrame, *kept: str, linked: bool = False) -> DataFrame:
-    """Runs → one row a record, in the JVM, with `own`: the header of a DATA row. `kept`: further columns of the run.
-
-    `linked`: whether there are columns of what links say.
+def encode_decided(runs: DataFrame, site: str, *, relayed: bool = False, read_at: str | None = None) -> DataFrame:
+    """Runs → the rows of Spark's Kafka sink, in the JVM. `relayed`: as in `decode_forward`. `read_at`: the site of
+    `sequence`, if it is another.
     """
-    # What is the same for all rows of a run, or for all of a sender's, is put into words before the rows are made.
+    # What is the same for all rows of a run is put into words before the rows are made.
+    own_topic = F.concat(F.lit("abcast."), "group", F.lit(f".forward.{read_at or site}"))
     worded = runs.withColumns(
         {
+            "written_to": F.concat(F.lit("abcast."), "group", F.lit("."), "role", F.lit(f".{site}")),
             "behind_seqno": F.concat(
                 F.concat_ws(" ", "epoch", "view", F.concat_ws("-", "topic", "partition")), F.lit(":")
             ),
-            "incarnations": F.col("incarnations").cast("array<string>"),
+            "topic": F.when(F.col("topic") != own_topic, F.col("topic")),  # as `decode_forward` has it
         }
     )
-    row = F.col("row")
-    records = worded.select("*", F.explode(F.sequence(F.lit(0), F.col("size") - 1)).alias("row"))
+    row, record = F.col("row"), F.col("record")
+    offset = F.col("first_offset") + row
     sender = F.get("sender", row)
-    own = spark_codec.header(
+    back = bring_back(_place(), offset, RECORD_SCHEMA)
+    # Steps of their own, so that each is done once and the plan stays small: Spark plans every batch anew.
+    records = worded.select("*", F.explode(F.sequence(F.lit(0), F.col("size") - 1)).alias("row")).select(
+        *("written_to", "role", "kind", "behind_seqno", "aside"),
+        offset.alias("offset"),
+        (F.col("first_seqno") + row).alias("seqno"),
+        F.get("senders", sender).isNotNull().alias("has_sender"),
+        *(F.get(name, row).alias(name) for name in ("names", "values")),
+        F.when(F.col("aside"), back).otherwise(_record_of_run(row, sender, linked=relayed)).alias("record"),
+    )
+    own = spark_codec.data_header(
         F.col("kind"),
-        F.get("incarnations", sender),
-        F.get("local_seqno", row),
-        F.col("first_seqno") + row,
-        F.concat("behind_seqno", F.col("first_offset") + row),
-        F.get("forwarded_at_ms", row),
-        *([spark_codec.link_text(*(F.get(name, row) for name in _LINK))] if linked else ()),
+        record["incarnation"],
+        record["local_seqno"],
+        F.col("seqno"),
+        (F.col("behind_seqno"), F.col("offset")),
+        record["at_ms"],
+        *([record["link"]] if relayed else ()),
     )
-    return records.select(
-        *kept,
-        own.alias("own"),
-        F.get("senders", sender).alias("sender"),
-        *(F.get(name, row).alias(name) for name in _GIVEN),
-    )
-
-
-def encode_decided(runs: DataFrame, site: str, *, relayed: bool = False) -> DataFrame:
-    """Runs → the rows of Spark's Kafka sink. `relayed`: as in `decode_forward`."""
-    topic = F.concat(F.lit("abcast."), "group", F.lit("."), "role", F.lit(f".{site}"))
-    # A step of its own, so that the header is built once and the plan stays small: Spark plans every batch anew.
-    records = unpack_runs(runs.withColumn("written_to", topic), "written_to", linked=relayed)
-    own, given = F.col("own"), F.arrays_zip("names", "values").cast(spark_codec.HEADERS_TYPE)
-    return records.select(
+    given = F.arrays_zip("names", "values").cast(spark_codec.HEADERS_TYPE)
+    of_application = F.slice(record["headers"], 2, F.size(record["headers"]) - 1)
+    is_alone = F.size(record["headers"]) == 1
+    return records.select("*", own.alias("own")).select(
         F.col("written_to").alias("topic"),
         F.lit(0).alias("partition"),  # readers of DATA and of dead letters read this one only
-        F.coalesce("key", F.col("sender").cast("binary")).alias("key"),
-        "value",
-        F.when(F.col("names").isNull(), own)
-        .when(F.col("sender").isNull(), given)
-        .otherwise(F.concat(own, given))
+        record["key"].alias("key"),
+        record["value"].alias("value"),
+        F.when(F.col("aside") & (F.col("role") != DATA_ROLE), F.concat(record["headers"], given))
+        .when(F.when(F.col("aside"), is_alone).otherwise(F.col("names").isNull()), F.col("own"))
+        .when(F.col("aside"), F.concat("own", of_application))
+        .when(F.col("has_sender"), F.concat("own", given))
+        .otherwise(given)
         .alias("headers"),
+    )
+
+
+def _place() -> Place:
+    return F.col("group"), F.col("topic"), F.col("partition")
+
+
+def _record_of_run(row: Column, sender: Column, *, linked: bool) -> Column:
+    """What is in a run of one that is not aside, as a struct of RECORD_SCHEMA, but for the headers."""
+    link = spark_codec.link_text(*(F.get(name, row) for name in _LINK)) if linked else F.lit(None)
+    return F.struct(
+        F.coalesce(F.get("key", row), F.get("senders", sender).cast("binary")).alias("key"),
+        F.get("value", row).alias("value"),
+        F.get("incarnations", sender).alias("incarnation"),
+        F.get("local_seqno", row).alias("local_seqno"),
+        F.get("forwarded_at_ms", row).alias("at_ms"),
+        link.cast("string").alias("link"),
+        F.lit(None).cast(spark_codec.HEADERS_TYPE).alias("headers"),
     )
 
 
@@ -215,7 +279,7 @@ def decider(initial: Mapping[str, bytes], site: str) -> Decide:
             yield run_of(state.group, record)
         own_topic = str(Topic(state.group, "forward", site))
         for chunk in chunks:
-            state, decided = decide_chunk(state, chunk.assign(topic=chunk["topic"].fillna(own_topic)))
+            state, decided = decide_chunk(state, chunk.assign(topic=chunk["topic"].fillna(own_topic)), lean=True)
             yield from decided
         state, closing = end_batch(state)
         for record in closing:
@@ -225,8 +289,13 @@ def decider(initial: Mapping[str, bytes], site: str) -> Decide:
     return decide
 
 
-def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerState, list[pd.DataFrame]]:
-    """Decide one piece of a group's rows; return the state after it and the runs to write, in order."""
+def decide_chunk(
+    state: SequencerState, chunk: pd.DataFrame, *, lean: bool = False
+) -> tuple[SequencerState, list[pd.DataFrame]]:
+    """Decide one piece of a group's rows; return the state after it and the runs to write, in order.
+
+    `lean`: whether plain messages are aside.
+    """
     partitions, partition = _partitions(chunk)
     rows, error = _read_odd(chunk, partitions, partition)
     well_formed = error == None  # noqa: E711 - element by element
@@ -254,16 +323,36 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
             link=link,
         ),
     )
+    aside = chunk["plain"].to_numpy(dtype=bool) & (kind == _IS_MESSAGE) & lean
     dead = ~well_formed
     for reason, mask in decisions.dead.items():
         error[mask] = reason
         dead |= mask
     runs: list[dict[str, Any]] = []
-    for first, end in _runs(partition, offset, sender, incarnation, decisions.seqno, dead, controls):
+    for first, end in _runs(partition, offset, sender, incarnation, aside, decisions.seqno, dead, controls):
         run = slice(first, end)
+        place = {
+            "topic": partitions[partition[first]].topic,
+            "partition": partitions[partition[first]].number,
+            "first_offset": int(offset[first]),
+            "size": end - first,
+            "aside": bool(aside[first]),
+        }
         if dead[first]:
-            letters = _dead_letters(chunk.iloc[run], error[run])
-            runs.append({"group": state.group, "role": "dead-letter", "size": end - first, **letters})
+            letters = (_reasons if aside[first] else _dead_letters)(chunk.iloc[run], error[run])
+            runs.append({"group": state.group, "role": "dead-letter", **place, **letters})
+            continue
+        decided = {
+            "group": state.group,
+            "role": DATA_ROLE,
+            "kind": MESSAGE,
+            **place,
+            "first_seqno": int(decisions.seqno[first]),
+            "epoch": state.epoch,
+            "view": state.view,
+        }
+        if aside[first]:
+            runs.append(decided)
             continue
         codes, by_code = np.unique(sender[run], return_index=True)
         # A control record is a run of its own: with the kind and the payload that were decided.
@@ -272,16 +361,8 @@ def decide_chunk(state: SequencerState, chunk: pd.DataFrame) -> tuple[SequencerS
         headers = _columns(of_row or () for of_row in travelling) if any(travelling) else {}
         runs.append(
             {
-                "group": state.group,
-                "role": DATA_ROLE,
+                **decided,
                 "kind": of_kind,
-                "topic": partitions[partition[first]].topic,
-                "partition": partitions[partition[first]].number,
-                "first_offset": int(offset[first]),
-                "first_seqno": int(decisions.seqno[first]),
-                "epoch": state.epoch,
-                "view": state.view,
-                "size": end - first,
                 "senders": senders[codes].tolist(),
                 "incarnations": incarnation[run][by_code].tolist(),
                 "sender": np.searchsorted(codes, sender[run]).tolist(),
@@ -334,6 +415,15 @@ def _read_odd(
         for name, number in zip(_LINK, record.link or (), strict=False):
             columns[name][row] = number
     return {**columns, "headers": headers}, error
+
+
+def _reasons(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[Any]]:
+    """What stands behind the headers of records that are aside."""
+    sources = zip(*(rows[name].tolist() for name in _SOURCE), strict=True)
+    return _columns(
+        codec.dead_letter_headers(DeadLetter(Source(*source), reason), ())
+        for source, reason in zip(sources, reasons, strict=True)
+    )
 
 
 def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[Any]]:
@@ -432,15 +522,17 @@ def _runs(
     offset: Ints,
     sender: Ints,
     incarnation: Ints,
+    aside: NDArray[np.bool_],
     seqno: Ints,
     dead: NDArray[np.bool_],
     controls: Iterable[int],
 ) -> Iterator[tuple[int, int]]:
     """The (first, end) of every run: rows to be written, of one partition, with consecutive offsets, all accepted (so
-    with consecutive seqnos) or all dead, and with one incarnation a sender. A control row is a run of its own.
+    with consecutive seqnos) or all dead, all aside or none, and with one incarnation a sender. A control row is a run
+    of its own.
     """
     kind = np.where(dead, 2, np.where(seqno > 0, 1, 0))
-    breaks = (np.diff(partition) != 0) | (np.diff(offset) != 1) | (np.diff(kind) != 0)
+    breaks = (np.diff(partition) != 0) | (np.diff(offset) != 1) | (np.diff(kind) != 0) | np.diff(aside)
     for row in controls:
         breaks[max(0, row - 1) : row + 1] = True
     # An incarnation that changes in a chunk is rare: then every change of it between two rows breaks a run.

@@ -51,6 +51,7 @@ from connectors.kafka.sending import Record, append
 from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import find_groups
 from connectors.kafka.transport import Consumer, Producer
+from connectors.kafka.unfit import BEFORE_ITS_START, raise_unfit
 from ordering.errors import AbcastError, Fenced, HistoryUnavailable, ProtocolViolation, UsageError
 from ordering.names import Topic
 from ordering.reader import Reader, Seal, Verdict
@@ -108,7 +109,8 @@ def take_over_groups(
     has claimed so far, by group, and is kept up to date: it takes no group back from a newer sequencer. `agreement`:
     "isis" for a job that agrees with other sites.
 
-    Raises BrokerUnreachable, TopicMissing, HistoryUnavailable, Fenced, UsageError.
+    Raises BrokerUnreachable, Fenced; TopicMissing, HistoryUnavailable, UsageError where all groups are unfit, and
+    UnfitGroups where some are.
     """
     claimed = {} if claimed is None else claimed
     with contextlib.ExitStack() as open_until_then:
@@ -117,18 +119,16 @@ def take_over_groups(
         # Each share of the groups, which a thread looks after, has one connection. For a thousand, they take seconds.
         consumers = _open(lambda: consumer_of_logs(connection), min(GROUPS_AT_ONCE, len(groups)), open_until_then)
         consumer_of = dict(zip(groups, itertools.cycle(consumers), strict=False))
-        logs = dict(_ask_each(groups, lambda group: (group, DataLog(connection, group, site, consumer_of[group]))))
-        found = dict(
-            _ask_each(groups, lambda group: (group, _survey(logs[group], claimed, history, trust_ledger=trust_ledger)))
+        logs = _ask_each(groups, lambda group: DataLog(connection, group, site, consumer_of[group]))
+        found = _ask_each(
+            groups, lambda group: _survey(logs[group], claimed, history, agreement, trust_ledger=trust_ledger)
         )
-        for group in groups:
-            _check_agreement(logs[group], agreement)
         _tell_who_serves(connection, site, {group: data for group, data in logs.items() if group not in claimed})
         horizons = _horizons(connection, groups, [found[group].state for group in groups])
         states = _ask_each(groups, lambda group: _claim(logs[group], producer, found[group], claimed, agreement))
         return {
-            state.group: replace(state, membership=replace(state.membership, horizon=horizon))
-            for state, horizon in zip(states, horizons, strict=True)
+            group: replace(state, membership=replace(state.membership, horizon=horizon))
+            for (group, state), horizon in zip(states.items(), horizons, strict=True)
         }
 
 
@@ -142,40 +142,48 @@ def _open(make: Callable[[], Consumer], count: int, open_until_then: contextlib.
     return [future.result() for future in futures]
 
 
-def _ask_each(groups: Iterable[str], ask: Callable[[str], _Answer]) -> list[_Answer]:
-    """Ask of every group, each share of them in a thread. The error of one group has its name, and ends the asking.
+def _ask_each(groups: Iterable[str], ask: Callable[[str], _Answer]) -> dict[str, _Answer]:
+    """Ask of every group, each share of them in a thread. The error of one group has its name.
 
-    The same groups are always dealt to the same shares.
+    What is wrong with one group alone keeps nobody from asking of the others, and is raised at the end, with that of
+    others; all else ends the asking. The same groups are always dealt to the same shares.
     """
     asked, has_failed = list(groups), threading.Event()
+    answers: dict[str, _Answer] = {}
+    unfit: dict[str, AbcastError] = {}
 
-    def of_one(group: str) -> _Answer:
+    def of_one(group: str) -> None:
         try:
-            return ask(group)
+            answers[group] = ask(group)
+        except BEFORE_ITS_START as error:
+            unfit[group] = _named(group, error)
         except AbcastError as error:
-            if group in str(error):
-                raise
-            raise type(error)(f"group {group}: {error}") from error
+            raise _named(group, error) from error.__cause__
 
-    def of_share(share: Sequence[str]) -> list[_Answer]:
-        answers = []
+    def of_share(share: Sequence[str]) -> None:
         for group in share:
             if has_failed.is_set():
                 break  # what has failed is raised below
             try:
-                answers.append(of_one(group))
+                of_one(group)
             except BaseException:
                 has_failed.set()
                 raise
-        return answers
 
     shares = [asked[first::GROUPS_AT_ONCE] for first in range(min(GROUPS_AT_ONCE, len(asked)))]
     with ThreadPoolExecutor(max(1, len(shares)), "abcast-takeover") as pool:
-        answered = list(pool.map(of_share, shares))
-    return [answered[place % GROUPS_AT_ONCE][place // GROUPS_AT_ONCE] for place in range(len(asked))]
+        list(pool.map(of_share, shares))
+    raise_unfit(dict(sorted(unfit.items())), asked)
+    return {group: answers[group] for group in asked}
 
 
-def _survey(data: DataLog, claimed: Mapping[str, int], history: History | None, *, trust_ledger: bool) -> _Survey:
+def _named(group: str, error: AbcastError) -> AbcastError:
+    return error if group in str(error) else type(error)(f"group {group}: {error}")
+
+
+def _survey(
+    data: DataLog, claimed: Mapping[str, int], history: History | None, agreement: str, *, trust_ledger: bool
+) -> _Survey:
     """Read what there is, and find what is wrong with it. Writes nothing."""
     group = data.topic.group
     if group in claimed:
@@ -199,6 +207,7 @@ def _survey(data: DataLog, claimed: Mapping[str, int], history: History | None, 
             f"{data.topic} knows epoch {state.epoch}, but {data.claims_topic} is only at {newest}: "
             "was it deleted? The two must be kept together."
         )
+    _check_agreement(data, agreement)
     return _Survey(state, end)
 
 

@@ -6,6 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from connectors.kafka import codec
+from connectors.spark.own_columns import line_of, words_of
 from ordering.names import ADDRESS_PATTERN, MAX_SITE_LENGTH, RESERVED_PREFIX, SITE_PATTERN, TICK_NAME, relay_of
 from ordering.records import (
     CLOCK_AHEAD_MS,
@@ -50,8 +51,7 @@ def with_fields(kafka_rows: DataFrame) -> DataFrame:
     the text is split once however many of its fields are used.
     """
     first = F.get(F.col("headers"), F.lit(0))
-    text = F.when(first["key"] == codec.HEADER, first["value"]).cast("string")
-    return kafka_rows.select("*", F.split(text, " ").alias("fields"))
+    return kafka_rows.select("*", words_of(F.when(first["key"] == codec.HEADER, first["value"])).alias("fields"))
 
 
 def forward_field(name: str) -> Column:
@@ -209,6 +209,12 @@ def header(*fields: Column) -> Column:
     """The header `abcast` with these fields (text or numbers) but those that are null, as an array."""
     text = F.concat_ws(" ", F.lit(codec.VERSION), *fields)
     return F.array(F.struct(F.lit(codec.HEADER).alias("key"), text.cast("binary").alias("value")))
+
+
+def data_header(kind: Column, *fields: Column | tuple[Column, Column]) -> Column:
+    """The same, quicker, for a row of DATA from a FORWARD record: null where a field that is a number is null."""
+    line = line_of(F.lit(codec.VERSION), kind, *fields)
+    return F.array(F.struct(F.lit(codec.HEADER).alias("key"), line.alias("value")))
 
 
 def link_text(*numbers: Column) -> Column:

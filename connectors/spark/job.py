@@ -267,8 +267,10 @@ class StreamingJob(ABC):
                     return
                 self.check()
             except BrokerUnreachable:
-                # The query has its own patience with a broker that restarts; if that ends, so does the query.
-                _logger.warning("%s: the broker does not answer", self.name)
+                # The query has its own patience with a broker that restarts; if that ends, so does the query. Of topics
+                # that are gone nothing is answered either: the next look finds them gone.
+                if not self.finder.has_news():
+                    _logger.warning("%s: the broker does not answer", self.name)
             progress = query.lastProgress
             is_news = progress is not None and progress.numInputRows > 0 and progress.batchId != told_batch
             if progress is not None and is_news and now - reported > REPORT_S:

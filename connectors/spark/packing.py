@@ -29,7 +29,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from connectors.local.jars import check_hashes, jars_of
+from connectors.local.jars import FOR_SPARK, check_hashes, jars_of
 from ordering.errors import AbcastError, EnvironmentProblem, UsageError
 
 LIBRARIES = ("numpy", "pandas", "pyarrow")
@@ -83,7 +83,7 @@ class Package(NamedTuple):
     script: Path
 
 
-def pack(directory: Path, *, with_libraries: bool = True, configurations: Sequence[str] = ("spark",)) -> Package:
+def pack(directory: Path, *, with_libraries: bool = True, configurations: Sequence[str] = FOR_SPARK) -> Package:
     """Write all of it into the directory, which is made. What an earlier call has left there is replaced.
 
     Without libraries, executors must have LIBRARIES of their own. `configurations`: of jars, which are fetched if they

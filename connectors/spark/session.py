@@ -23,7 +23,7 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from connectors.local.configuration import configuration_file
-from connectors.local.jars import jars_directory, jars_of, locked_hashes
+from connectors.local.jars import FOR_SPARK, jars_directory, jars_of, locked_hashes
 from connectors.spark.first_task import do_nothing
 from connectors.spark.given import check_given, given_settings, is_local
 from connectors.spark.jvm import SUBMITTED, join_jvm, jvm, start_jvm
@@ -40,13 +40,13 @@ _FILES_OF_A_READER = 4
 
 
 def readers_kept() -> int:
-    """How many readers of Kafka Spark keeps: a process may only have so many files. Java raises its limit to the hard
-    one by itself, so the soft one does not matter.
+    """How many readers of Kafka Spark keeps: they take half of the files that a process may have. Java raises its limit
+    to the hard one by itself, so the soft one does not matter.
     """
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most_files == resource.RLIM_INFINITY:
         return _MOST_READERS
-    return max(_FEWEST_READERS, min(_MOST_READERS, most_files // _FILES_OF_A_READER))
+    return max(_FEWEST_READERS, min(_MOST_READERS, most_files // 2 // _FILES_OF_A_READER))
 
 
 SETTINGS = {
@@ -154,7 +154,7 @@ def build_session(
     # Workers must run this very environment, whatever `python3` is on the PATH, unless they have one of their own.
     os.environ.setdefault("PYSPARK_PYTHON", given.get("spark.pyspark.python", sys.executable))
     remote = data if isinstance(data, RemotePath) and data.scheme == S3 else None
-    jars = _lacking(given.get("spark.jars", ""), ("spark", "s3") if remote is not None else ("spark",))
+    jars = _lacking(given.get("spark.jars", ""), (*FOR_SPARK, "s3") if remote is not None else FOR_SPARK)
     settings = default_settings(name, cores, given.get("spark.master"))
     settings |= (remote.storage.for_spark() if remote is not None else {}) | given
     if SUBMITTED:

@@ -66,7 +66,7 @@ def prove(java: JVMView, hadoop: Any, data: RemotePath) -> None:
         with contextlib.suppress(Py4JJavaError):
             files.delete(name, False)
     raise UsageError(
-        f"{data.storage.where} puts an object although it is there (it knows no If-None-Match), so two ledger jobs "
+        f"{data.where} puts an object although it is there (it knows no If-None-Match), so two ledger jobs "
         "could commit one version twice: use another store for --data."
     )
 

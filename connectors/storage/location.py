@@ -56,6 +56,9 @@ _SILENT = re.compile(
     r"|error sending request|error decoding response body"
 )
 
+_LOGIN_TO_S3 = "access_key_id and secret_access_key ([storage] in abcast.toml, ABCAST_STORAGE_* or AWS_* variables) are"
+_ENDPOINT_OF_S3 = "the endpoint ([storage] in abcast.toml, ABCAST_STORAGE_ENDPOINT, AWS_ENDPOINT_URL)"
+
 
 @dataclass(frozen=True, slots=True)
 class RemotePath:
@@ -77,6 +80,11 @@ class RemotePath:
     def scheme(self) -> str:
         """The name before `://`."""
         return self.url.partition("://")[0]
+
+    @property
+    def where(self) -> str:
+        """The store, in words."""
+        return self.storage.where if self.scheme == S3 else f"the store of {self.bucket}"
 
     @property
     def name(self) -> str:
@@ -147,8 +155,9 @@ def parse_location(text: str | os.PathLike[str]) -> Location:
     """A path, or a URL. Raises UsageError for a scheme that nobody knows, and for settings that can't be."""
     found = _URL.fullmatch(os.fspath(text))
     if found is None:
-        if _ONE_SLASH.match(os.fspath(text)):
-            raise UsageError(f"{text} is neither a directory nor a URL: write two slashes after the colon.")
+        if one := _ONE_SLASH.match(os.fspath(text)):
+            # What follows may hold a login.
+            raise UsageError(f"{one[0]}… is neither a directory nor a URL: write two slashes after the colon.")
         return Path(text)
     scheme, beyond = found[1].lower(), found[2].rstrip("/")
     if "@" in beyond.partition("/")[0] and (scheme != "abfss" or ":" in beyond.partition("@")[0]):
@@ -157,7 +166,10 @@ def parse_location(text: str | os.PathLike[str]) -> Location:
     if scheme not in SCHEMES:
         raise UsageError(f"{text} can't be used: give a directory, or a URL with {', '.join(SCHEMES)}.")
     if not beyond or "//" in beyond or beyond.startswith("/") or re.search(r"[\s?#%]", beyond):
-        raise UsageError(f"{text} names no place: write {scheme}://{_FIRST.get(scheme, 'BUCKET')}/DIRECTORY.")
+        shown = re.split(r"[?#]", os.fspath(text))[0]  # behind these, a URL may say how to log in
+        raise UsageError(
+            f"{shown} names no place, or more than that: write {scheme}://{_FIRST.get(scheme, 'BUCKET')}/DIRECTORY."
+        )
     return RemotePath(f"{scheme}://{beyond}", configured_storage() if scheme == S3 else Storage())
 
 
@@ -251,26 +263,23 @@ def explain(place: RemotePath, told: str) -> AbcastError:
     reason = _without_names(place, said)
     if _NO_BUCKET.search(reason):
         return no_bucket(place)
+    where, is_s3 = place.where, place.scheme == S3
     if busy := _BUSY.search(reason):
-        return StoreUnreachable(
-            f"{place.storage.where} has too much to do, or is in trouble (it says {busy[0]}): ask again later."
-        )
-    if _EXPIRED.search(reason):
+        return StoreUnreachable(f"{where} has too much to do, or is in trouble (it says {busy[0]}): ask again later.")
+    if is_s3 and _EXPIRED.search(reason):
         return UsageError(
-            f"{place.storage.where} does not let us in at {place}: session_token may have expired, or region may be "
+            f"{where} does not let us in at {place}: session_token may have expired, or region may be "
             "wrong ([storage] in abcast.toml, ABCAST_STORAGE_* or AWS_* variables)."
         )
-    if _REFUSED.search(reason):
+    if _EXPIRED.search(reason) or _REFUSED.search(reason):
+        login = _LOGIN_TO_S3 if is_s3 else f"the login to {place.scheme}://, which its own variables and files tell, is"
         return UsageError(
-            f"{place.storage.where} does not let us in at {place}: see that access_key_id and secret_access_key "
-            "([storage] in abcast.toml, ABCAST_STORAGE_* or AWS_* variables) are right, and may read and write there."
+            f"{where} does not let us in at {place}: see that {login} right, and may read and write there."
         )
     if _SILENT.search(reason):
-        return StoreUnreachable(
-            f"{place.storage.where} does not answer: see that it runs, and that the endpoint ([storage] in "
-            "abcast.toml, ABCAST_STORAGE_ENDPOINT, AWS_ENDPOINT_URL) is right."
-        )
-    return EnvironmentProblem(f"{place} can't be read: {said[:300]}.")
+        name = _ENDPOINT_OF_S3 if is_s3 else place.bucket
+        return StoreUnreachable(f"{where} does not answer: see that it runs, and that {name} is right.")
+    return EnvironmentProblem(f"{place} can't be read: {said[:300].rstrip('.')}.")
 
 
 def _without_names(place: RemotePath, said: str) -> str:
@@ -285,7 +294,7 @@ def _without_names(place: RemotePath, said: str) -> str:
 def no_bucket(place: RemotePath) -> UsageError:
     """The error for a place in a bucket that is not there."""
     bucket = place.url.partition("://")[2].partition("/")[0]
-    return UsageError(f"there is no bucket {bucket} at {place.storage.where}: create it, or name another.")
+    return UsageError(f"there is no bucket {bucket} at {place.where}: create it, or name another.")
 
 
 def check_bucket(place: RemotePath) -> None:

@@ -11,6 +11,7 @@ Spark, Arrow and delta-rs each have names of their own for the same things; all 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -29,6 +30,8 @@ _OF_AWS = {
     "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
     **{name: (f"AWS_{name.upper()}",) for name in _LOGIN},
 }
+
+_ENDPOINT = re.compile(r"(?i:https?)://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?/?")
 
 LOG_STORE = "abcast.ConditionalPutLogStore"
 """conf/ConditionalPutLogStore.scala"""
@@ -55,8 +58,8 @@ class Storage(BaseModel):
 
     def check(self) -> None:
         """Raise UsageError for what can't be."""
-        if self.endpoint and (urlsplit(self.endpoint).scheme not in ("http", "https") or not self._host):
-            raise UsageError(f"storage: the endpoint {self.endpoint!r} is no URL: write https://HOST:PORT.")
+        if self.endpoint and not _ENDPOINT.fullmatch(self.endpoint):
+            raise UsageError(f"storage: the endpoint {self.endpoint!r} is no URL of a store: write https://HOST:PORT.")
         if bool(self.access_key_id) != bool(self.secret_access_key.get_secret_value()):
             raise UsageError("storage: access_key_id and secret_access_key belong together: give both, or none.")
 
@@ -77,7 +80,7 @@ class Storage(BaseModel):
         """Storage options of delta-rs."""
         return _without_empty(
             {
-                "aws_endpoint_url": self.endpoint,
+                "aws_endpoint_url": self.endpoint.rstrip("/"),
                 "aws_allow_http": "true" if self._is_plain else "",
                 "aws_region": self.region or ("us-east-1" if self.endpoint else ""),
                 "aws_access_key_id": self.access_key_id,

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from connectors.kafka.data_log import DataLog
 from connectors.ledger.table import LedgerWriter, create_tables, ledger_rows
 from connectors.sequencer.lane import SequencerLane
-from connectors.sequencer.query import decode_forward, encode_decided, sequence
+from connectors.sequencer.query import encode_decided, sequence
 from connectors.sequencer.takeover import take_over
 from connectors.spark.job import JobOptions
 from connectors.spark.sink import SINK_OPTIONS
@@ -80,8 +80,8 @@ def drain_copy(lab: Lab, place: Place, output: Place, topic: str | None = None) 
 def drain_sequencer(lab: Lab, place: Place, output: Place) -> Drained:
     """(b) FORWARD sequenced to the output's DATA topic, by the functions of the sequencer job, after a takeover."""
     state = take_over(lab.connection, output.group, output.site)
-    decided = sequence(decode_forward(read(lab, place.forward), place.site), place.site, {output.group: state})
-    return measure_drain(lab, to_kafka(lab, encode_decided(decided, output.site)))
+    decided = sequence(read(lab, place.forward), place.site, {output.group: state})
+    return measure_drain(lab, to_kafka(lab, encode_decided(decided, output.site, read_at=place.site)))
 
 
 def drain_ledger(lab: Lab, output: Place) -> Drained:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from connectors.kafka.topics import create_topics
-from connectors.sequencer.query import decode_forward, encode_decided, sequence
+from connectors.sequencer.query import encode_decided, sequence
 from connectors.sequencer.takeover import take_over
 from tests.bench.backlog import fill
 from tests.bench.drain import Drained, drain_copy, drain_sequencer, measure_drain, read_all, to_kafka
@@ -53,7 +53,7 @@ def _groups(lab: Lab, size: int) -> dict[str, Any]:
         with lab.output(places[0]) as output:
             copied = measure_drain(lab, to_kafka(lab, forward.selectExpr(f"'{output.data}' AS topic", "key", "value")))
         states = {place.group: take_over(lab.connection, place.group, place.site) for place in places}
-        decided = sequence(decode_forward(forward, places[0].site), places[0].site, states)
+        decided = sequence(forward, places[0].site, states)
         sequenced = measure_drain(lab, to_kafka(lab, encode_decided(decided, places[0].site)))
     return _figures(size, copied, sequenced)
 

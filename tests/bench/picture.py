@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLOURS = {"spark": "#d95f02", "process": "#1b9e77"}
 _TOO_LATE_MS = 1000.0
@@ -18,7 +18,7 @@ def draw(result: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
 
     A rate that the sender did not keep has no point.
     """
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = empty_figure(4.2)
     axes = figure.add_subplot(
         xscale="log", yscale="log", xlabel="messages a second", ylabel="from broadcast to deliveries, ms"
     )
@@ -34,6 +34,20 @@ def draw(result: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
             )
     axes.grid(visible=True, which="both", alpha=0.3)
     axes.legend()
-    # The same figures give the same file.
-    with mpl.rc_context({"svg.hashsalt": "abcast"}):
+    save(figure, path)
+
+
+def empty_figure(height: float) -> Figure:
+    """One as wide as a page, in inches."""
+    # Here, since it takes half a second, and few who import this draw.
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(7, height), layout="constrained")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As SVG. The same figures give the same file."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": "abcast"}):
         figure.savefig(path, format="svg", metadata={"Date": None})

@@ -12,10 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
 from tests.bench.page import DEFAULT_JSON, NOT_MEASURED, NOT_RUN
+from tests.bench.picture import empty_figure, save
 from tests.bench.soak import DEFAULT_OUT
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -142,7 +140,7 @@ def filled(page: str, bench: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
 
 def draw(samples: Sequence[Mapping[str, float]], path: Path) -> None:
     """Memory, what Kafka holds, and files in Delta, over time."""
-    figure = Figure(figsize=(7, 7), layout="constrained")
+    figure = empty_figure(7)
     minutes = [each["at_s"] / 60 for each in samples]
     parts: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("memory, MiB", ("jvm_mib", "worker_mib", "driver_mib", "broker_mib", "members_mib")),
@@ -157,8 +155,7 @@ def draw(samples: Sequence[Mapping[str, float]], path: Path) -> None:
         axes.grid(visible=True, alpha=0.3)
         axes.legend()
     axes.set_xlabel("minutes")
-    with mpl.rc_context({"svg.hashsalt": "abcast"}):
-        figure.savefig(path, format="svg", metadata={"Date": None})
+    save(figure, path)
 
 
 def main(arguments: list[str]) -> int:

@@ -10,8 +10,9 @@ from typing import Any
 import pandas as pd
 
 from connectors.kafka import codec
-from connectors.kafka.data_cursor import DataCursor, Effective
+from connectors.kafka.data_cursor import DataCursor
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.effective import Effective
 from connectors.kafka.settings import change_settings
 from connectors.sequencer.query import decide_chunk
 from connectors.sequencer.stored_state import Stored, load, store

@@ -12,7 +12,7 @@ from connectors.client.delivery import Delivery
 from connectors.diagnosis.status import GroupStatus
 from connectors.kafka.liveness import ALIVE, Liveness
 from jobs.deliver import _line
-from jobs.status import _show
+from jobs.status import _Found, _show
 
 FORGED = "ok\n8\tlocal/bank\tpay 1000\x1b[2K\r\x9b2J\u202e"
 
@@ -28,7 +28,7 @@ def test_a_delivery_is_one_harmless_line(as_json: bool, text: str) -> None:
 
 def test_a_claim_says_its_host_itself(capsys: pytest.CaptureFixture[str]) -> None:
     sequencer = Liveness(ALIVE, host="evil\x1b[2K\nhost")
-    _show([GroupStatus("g", sequencer, 0, 1, 0, 0, 0, 0, 0.0, 0, 0, {})], "nyc", as_json=False)
+    _show(_Found([GroupStatus("g", sequencer, 0, 1, 0, 0, 0, 0, 0.0, 0, 0, {})]), "nyc", as_json=False)
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "evil\\x1b[2K\\nhost" in shown

@@ -6,19 +6,25 @@ import io
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.senders import Forgotten, Sender
 from connectors.kafka.sites import Sites
 from connectors.relay import joining
+from connectors.testing.memory_kafka import MemoryConnection
 from jobs import interruption, progress, status, streaming
 from jobs.options import connection_to
 from jobs.progress import Progress
 from jobs.publish import _Published
 from jobs.rows import show_sentence
 from ordering.errors import BrokerUnreachable, UsageError, counted
+from ordering.names import BY_RELAYS, ROLES
+from tests.cli.here import abcast_here
 from tests.waiting import eventually
 
 
@@ -166,7 +172,7 @@ class TestStatus:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """It says so, shows what it knew, and looks again; Ctrl-C ends it."""
-        answers: list[Any] = [BrokerUnreachable("nobody answers."), []]
+        answers: list[Any] = [BrokerUnreachable("nobody answers."), status._Found([])]
         pauses: list[float] = []
 
         def pause(seconds: float) -> None:
@@ -174,15 +180,15 @@ class TestStatus:
             if len(pauses) > len(answers):
                 raise KeyboardInterrupt
 
-        def read() -> list[Any]:
+        def read() -> status._Found:
             answer = answers[len(pauses) - 1]
             if isinstance(answer, Exception):
                 raise answer
-            return cast("list[Any]", answer)
+            return cast("status._Found", answer)
 
         monkeypatch.setattr(status, "time", type("Clock", (), {"sleep": staticmethod(pause)}))
         with on_terminal(monkeypatch) as terminal:
-            assert status._watch(read, [], "local", as_json=False) == []
+            assert status._watch(read, status._Found([]), "local", as_json=False) == status._Found([])
         assert len(pauses) == 3
         assert capsys.readouterr().out.count("no groups at site local") == 3
         assert terminal.getvalue() == "abcast: nobody answers.\n\n"
@@ -215,3 +221,35 @@ class TestCtrlC:
             interruption.tell()
         assert seen == [terminal.getvalue()] == ["\nAborted.\n"]
         assert (stopped, interruption.has_come()) == ([True], True)
+
+
+def test_whom_nobody_was_asked_to_forget_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request is waited for before the next one is made; here the first one is not ordered."""
+    known = [Sender(f"local/{name}", 7, 1, is_member=False) for name in ("alice", "bob")]
+    monkeypatch.setattr("connectors.kafka.senders.known_senders", lambda *_: known)
+    monkeypatch.setattr("connectors.kafka.senders.forget_senders", lambda *_: Forgotten([], ["local/alice"]))
+    done = abcast_here("members", "forget", "alice", "bob", "--group", "g", cwd=tmp_path)
+    assert done.stdout == "local/alice: asked for, and forgotten once a sequencer of the group has read it\n"
+    assert (done.returncode, done.stderr) == (
+        1,
+        "abcast: local/bob: not forgotten. It was not asked for: ask again then.\n",
+    )
+
+
+def test_the_status_of_the_others_is_shown_where_a_group_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka = MemoryConnection()
+    for group in ("g", "h"):
+        kafka.create(group, "local")
+    del kafka.topics.partitions[TopicPartition("abcast.h.epoch.local", 0)]
+    found = [topic for role in ROLES if role not in BY_RELAYS for topic in kafka.topics_of("g", role)]
+    monkeypatch.setattr("connectors.diagnosis.status.find_topics", lambda _: found)
+    monkeypatch.setattr("connectors.kafka.topics.find_groups", lambda *_: ["g", "h"])
+    monkeypatch.setattr(status, "connection_to", lambda *_: kafka)
+    done = abcast_here("status", cwd=tmp_path)
+    assert "g: the group never had a sequencer" in done.stdout
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "abcast: topic abcast.h.epoch.local does not exist" in done.stderr
+    alone = abcast_here("status", "--group", "h", cwd=tmp_path)
+    assert (alone.returncode, alone.stdout) == (1, "")

@@ -42,7 +42,7 @@ def test_help_at_80_columns(name: tuple[str, ...], monkeypatch: pytest.MonkeyPat
     assert max(map(len, shown.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("group", ["", "broker", "dead-letters", "site", "topics"])
+@pytest.mark.parametrize("group", ["", "acl", "broker", "config", "dead-letters", "members", "site", "topics"])
 def test_no_command_is_explained_by_half_a_sentence(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     shown = CliRunner().invoke(app, [*group.split(), "--help"]).output
@@ -74,6 +74,8 @@ print([name for name in ("pyspark", "delta", "deltalake", "pandas", "pyarrow") i
         ["publish", "--member", "a"],  # no group
         ["deliver", "--group", "g", "--member", "a", "--count", "many"],
         ["deliver", "--group", "g", "--member", "a", "--from-seqno", "0"],
+        ["check", "--group", "g", "--deliveries", "nowhere"],
+        ["demo", "--port", "-1"],
         ["nonsense"],
         [],
     ],
@@ -105,8 +107,10 @@ def test_a_process_says_and_ends_the_same(tmp_path: Path, arguments: list[str]) 
         (["topics", "create", "--group", "g", "--site", "a.b"], "site name 'a.b' can't be used"),
         (["sequence", "--site", "a.b"], "site name 'a.b' can't be used"),
         (["query", "SELECT 1", "--data", "nowhere"], "there is no ledger in nowhere"),
+        (["demo", "--mode", "mesh"], "--mode mesh is for a demo of several sites"),
+        (["demo", "--sites", "nyc,sfo", "--engine", "process"], "--engine and --port are for a demo of one site"),
     ],
-    ids=["group", "member", "long member", "site", "job at a site", "no ledger"],
+    ids=["group", "member", "long member", "site", "job at a site", "no ledger", "mode", "engine"],
 )
 def test_bad_names(tmp_path: Path, broker_is_not_asked: dict[str, str], arguments: list[str], said: str) -> None:
     """A name that can't be used is refused with one sentence and exit code 2."""

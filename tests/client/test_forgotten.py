@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,9 @@ from connectors.client.lives import Beginning, Carried, History, Left, Lives, Se
 from connectors.client.member_memory import MemberMemory
 from connectors.client.receipt import Receipt
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_cursor import DataCursor, Effective
+from connectors.kafka.data_cursor import DataCursor
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.effective import Effective
 from connectors.kafka.senders import Forgotten, forget_senders, idle_senders, known_senders
 from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
@@ -196,7 +197,7 @@ class Suspension:
         self._is_over.set()
         really = DataCursor.poll
 
-        def poll(cursor: DataCursor, timeout: float) -> list[Effective]:
+        def poll(cursor: DataCursor, timeout: float) -> Sequence[Effective]:
             if not self._is_over.is_set():
                 self._has_begun.set()
                 self._is_over.wait(WAIT)

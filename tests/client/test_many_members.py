@@ -13,7 +13,8 @@ from connectors import Member
 from connectors.client.producers import Producers
 from connectors.client.sharing import share
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_cursor import DataCursor, Effective
+from connectors.kafka.data_cursor import DataCursor
+from connectors.kafka.effective import Effective
 from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import HistoryUnavailable
@@ -121,7 +122,7 @@ class TestFeed:
         """Whether the feed is behind that state when it begins, or beyond it."""
         poll = DataCursor.poll
 
-        def slow(cursor: DataCursor, timeout: float) -> list[Effective]:
+        def slow(cursor: DataCursor, timeout: float) -> Sequence[Effective]:
             records = poll(cursor, timeout)
             time.sleep(delay if records else 0)
             return records
@@ -150,7 +151,7 @@ class TestFeed:
         self, kafka: MemoryConnection, window: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """From the window, by itself, and back, as it falls behind and catches up."""
-        monkeypatch.setattr("connectors.client.feed.WINDOW_RECORDS", window)
+        monkeypatch.setattr("connectors.client.window.WINDOW_RECORDS", window)
         with TinySequencer(kafka, "g", repeat=True), Member("g", "nyc/a", connection=kafka) as a:
             stream, taken = a.deliveries(timeout=WAIT), list[int]()
             for round_ in range(1, 11):

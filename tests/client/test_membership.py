@@ -20,8 +20,8 @@ from kafka.structs import TopicPartition
 from connectors import Delivery, Member
 from connectors.client.receipt import Receipt
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_cursor import Effective
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.effective import Effective
 from connectors.kafka.settings import change_settings
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.checker import Checker

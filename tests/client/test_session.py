@@ -19,7 +19,7 @@ from connectors.kafka.settings import change_settings
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import Excluded, FlushFailed, NotOrderedInTime, UsageError
-from ordering.participant import Phase
+from ordering.participant_table import Phase
 from ordering.records import FLUSH_OK, LEAVE, START_FLUSH, STOP_FLUSH
 from tests.waiting import eventually
 

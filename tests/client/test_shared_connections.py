@@ -18,7 +18,7 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.client import sharing
 from connectors.client.feed import _size
-from connectors.kafka.data_cursor import Effective
+from connectors.kafka.effective import Effective
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer, MemoryFuture, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import Superseded, UsageError
@@ -53,7 +53,7 @@ def test_a_member_that_has_failed_keeps_nothing_of_what_comes(kafka: MemoryConne
 def test_who_falls_behind_while_no_broker_answers_waits_for_one(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("connectors.client.feed.WINDOW_RECORDS", 2)
+    monkeypatch.setattr("connectors.client.window.WINDOW_RECORDS", 2)
     open_consumer, refusals = MemoryConnection.consumer, [2]
 
     def refusing(connection: MemoryConnection, **settings: Any) -> MemoryConsumer:
@@ -121,7 +121,7 @@ def test_an_iterator_that_the_garbage_collector_finds_under_a_lock_of_ours(kafka
     with Member("g", "nyc/a", connection=kafka) as a:
         for _ in range(3):
             a.broadcast(b"x").result(WAIT)
-        held = a._shared.feed("g", "nyc")._changed if lock == "window" else sharing._lock
+        held = a._shared.feed("g", "nyc").window._changed if lock == "window" else sharing._lock
 
         def collect() -> None:
             with held:

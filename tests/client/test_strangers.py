@@ -16,7 +16,7 @@ from connectors.testing import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import AbcastError
 from ordering.events import ViewChange
-from ordering.participant import Phase
+from ordering.participant_table import Phase
 from ordering.records import FLUSH_OK, MESSAGE
 from tests.client.members import forwarder_of, kill
 from tests.waiting import WAIT, eventually

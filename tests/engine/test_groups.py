@@ -15,6 +15,7 @@ from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from jobs.streaming import JobThread, working
 from ordering.errors import Fenced
+from ordering.names import Topic
 from tests.waiting import WAIT, eventually
 
 pytestmark = pytest.mark.broker
@@ -33,6 +34,22 @@ def serving(connection: Connection, groups: str) -> Iterator[JobThread]:
 def ordered(connection: Connection, group: str) -> int:
     with Member(group, f"{SITE}/alice", connection=connection) as alice:
         return alice.broadcast(b"x").result(WAIT)
+
+
+def test_a_group_that_lacks_a_topic_keeps_nobody_from_the_others(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is served once it is whole."""
+    monkeypatch.setattr("connectors.engine.attendant.RETRY_S", 0.5)
+    connection = Connection(broker.bootstrap_servers)
+    for group in ("lacking", "whole"):
+        create_topics(connection, group, [SITE])
+    with connection.admin() as admin:
+        admin.delete_topics([str(Topic("lacking", "dead-letter", SITE))])
+    with serving(connection, "lacking,whole"):
+        assert ordered(connection, "whole") == 1
+        create_topics(connection, "lacking", [SITE])
+        assert ordered(connection, "lacking") == 1
 
 
 def test_each_job_serves_its_own_groups(broker: EmbeddedBroker) -> None:

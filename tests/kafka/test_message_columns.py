@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
+from connectors.client.deliveries import delivery_of, places_of
 from connectors.kafka import codec
-from connectors.kafka.data_cursor import DataCursor, Effective
+from connectors.kafka.data_cursor import DataCursor
 from connectors.kafka.data_log import Start
+from connectors.kafka.effective import Effective, Messages
 from connectors.kafka.message_columns import MIN_RECORDS, messages_numbers
 from connectors.kafka.transport.seam import PlainRecord
 from ordering.reader import Reader
@@ -107,6 +109,29 @@ def test_however_a_cursor_polls_it_takes_the_same(steps: list[tuple[int, int]], 
         records.append(PlainRecord(DATA.topic, 0, offset, 5, key, b"x", [("abcast", text.encode())]))
     taken = [_taken([records]), _taken([record] for record in records)]
     assert taken[0] == taken[1]
+
+
+def test_by_columns_a_delivery_is_what_it_is_one_by_one() -> None:
+    """Also of a part of them, of a null payload, and of headers of the application's own."""
+    cursor = DataCursor(_Polls([[_message(offset) for offset in range(2500)]]), DATA, Start(0, Reader(1, 0)))  # type: ignore[arg-type]
+    taken = cursor.poll(0.0)
+    assert isinstance(taken, Messages)
+    assert len(taken) == 2500
+    one_by_one = list(taken)
+    assert [taken[index] for index in (0, 1700, -1)] == [one_by_one[index] for index in (0, 1700, -1)]
+    for part in (slice(None), slice(990, 1010), slice(2499, None), slice(7, 7)):
+        assert list(taken[part]) == one_by_one[part]
+        places = [(record.seqno, record.offset + 1, delivery_of(record)) for record in one_by_one[part]]
+        assert list(places_of(taken[part])) == places
+    assert [delivery.payload for _, _, delivery in places_of(taken[:3])] == [b"", b"1", b"2"]  # type: ignore[union-attr]
+    assert one_by_one[5].headers == (("trace", b"7"),)
+
+
+def _message(offset: int) -> PlainRecord:
+    text = f"2 message 7 {offset + 1} {offset + 1} 1 2 t-0:{offset} 9".encode()
+    headers = [("abcast", text), *([("trace", b"7")] if offset % 5 == 0 else [])]
+    value = str(offset).encode() if offset % 10 else None
+    return PlainRecord(DATA.topic, 0, offset, 5, b"sfo/alice" if offset % 2 else b"nyc/bob", value, headers)
 
 
 def _taken(pieces: Iterable[Sequence[PlainRecord]]) -> tuple[list[Effective], int, Reader]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,8 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from connectors.local.broker import EmbeddedBroker, broker_process_ids, failure_reason
+from connectors.local.broker import EmbeddedBroker, broker_process_ids
+from connectors.local.node import Node, failure_reason
 from ordering.errors import EnvironmentProblem, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +32,23 @@ def own_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     broker = EmbeddedBroker(tmp_path / "broker", port=0)
     yield broker
     broker.stop()
+
+
+@pytest.mark.slow
+def test_a_node_that_is_up_and_silent_uses_up_neither_threads_nor_files(tmp_path: Path) -> None:
+    """It is asked again and again while it starts."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def kept() -> tuple[set[threading.Thread], int]:
+            assert not Node(tmp_path, 1).answers(f"127.0.0.1:{silent.getsockname()[1]}", {}, timeout_s=0.1)
+            gc.collect()
+            return set(threading.enumerate()), len(list(Path("/dev/fd").iterdir()))
+
+        threads, files = kept()
+        for _ in range(5):
+            threads_now, files_now = kept()
+    assert threads_now <= threads
+    assert files_now < files + 5
 
 
 def create_topic(broker: EmbeddedBroker, copies: int = 1) -> None:
@@ -216,9 +236,8 @@ def test_a_broker_that_cannot_start_gives_its_last_words(tmp_path: Path, monkeyp
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=0))
-    broker = EmbeddedBroker(tmp_path)
 
-    assert "is full: free space and start again" in str(broker._failure(0, "stopped while starting"))
+    assert "is full: free space and start again" in str(Node(tmp_path, 0).failure("stopped while starting", 9092))
 
 
 def test_a_directory_keeps_its_number_of_nodes(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_fetched_jars_are_used_without_asking_anyone(tmp_path: Path, monkeypatch
     (tmp_path / "spark" / "a.jar").touch()
     (tmp_path / "spark" / ".complete").write_text(jars._wanted_stamp("spark"), encoding="ascii")
 
-    assert [tmp_path / "spark" / "a.jar", tmp_path / "spark" / "b.jar"] == jars.spark_jars()
+    assert [tmp_path / "spark" / "a.jar", tmp_path / "spark" / "b.jar"] == jars.jars_of("spark")
 
 
 def test_a_changed_ivy_file_replaces_the_jars_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_changed_ivy_file_replaces_the_jars_as_a_whole(tmp_path: Path, monkeyp
     monkeypatch.setattr(jars, "locked_hashes", lambda _: {"new.jar": hashlib.sha256(b"").hexdigest()})
     told: list[str] = []
 
-    assert [jar.name for jar in jars.spark_jars(told.append)] == ["new.jar"]
+    assert [jar.name for jar in jars.jars_of("spark", told.append)] == ["new.jar"]
     assert [path.name for path in (tmp_path / "jars").iterdir() if not path.name.endswith(".lock")] == ["spark"]
     assert told[0].startswith("Fetching the jars for spark")
 

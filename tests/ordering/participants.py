@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 from ordering.membership import NO_MEMBERS, Life, Membership, Settings
-from ordering.participant import Began, Cause, Event, Participant, Phase, Row, step
+from ordering.participant import Participant, step
+from ordering.participant_events import Began, Event
+from ordering.participant_table import Cause, Phase, Row
 from ordering.records import START_FLUSH, STOP_FLUSH, VIEW, Data
 from ordering.sequencer import Accepted, SequencerState
 

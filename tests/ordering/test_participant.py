@@ -11,28 +11,18 @@ from ordering.flush import NO_FLUSH
 from ordering.forgetting import SenderRow, to_payload
 from ordering.forward_table import Pending, control_headers
 from ordering.membership import NO_MEMBERS, Life, Membership, RemoteSite, Settings
-from ordering.participant import (
-    INSIDE,
-    OUTSIDE,
-    SILENT,
-    TRANSITIONS,
+from ordering.participant import Participant, begins_stranded, newest_answer, next_entries, step
+from ordering.participant_events import (
     Answered,
     Asked,
     Began,
     CaughtUp,
-    Cause,
-    Do,
     FlushDone,
     FlushUnwanted,
     FlushWanted,
-    Participant,
-    Phase,
     Renewed,
-    begins_stranded,
-    newest_answer,
-    next_entries,
-    step,
 )
+from ordering.participant_table import INSIDE, OUTSIDE, SILENT, TRANSITIONS, Cause, Do, Phase
 from ordering.records import (
     FLUSH_COMPLETED,
     FLUSH_OK,

@@ -11,7 +11,8 @@ import pytest
 from ordering.flush import NO_FLUSH
 from ordering.forgetting import SenderRow, to_payload
 from ordering.membership import NO_MEMBERS, Life, Membership
-from ordering.participant import TRANSITIONS, Answered, Asked, Began, CaughtUp, Cause, Phase, Renewed
+from ordering.participant_events import Answered, Asked, Began, CaughtUp, Renewed
+from ordering.participant_table import TRANSITIONS, Cause, Phase
 from ordering.records import FORGET, JOIN, SETTINGS
 from ordering.sequencer import Accepted
 from tests.ordering.participants import ALICE, BOB, CLOSED, OPEN, Bench, Watched, state

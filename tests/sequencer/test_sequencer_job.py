@@ -1,18 +1,32 @@
-"""What the sequencer's job makes of Spark's progress reports."""
+"""What the sequencer's job makes of Spark's progress reports, and of groups that it can't serve. Without Spark."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
+from kafka.structs import TopicPartition
 from pyspark.sql import Row
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.inputs import Neighbours
+from connectors.sequencer.agreeing_lane import AgreeingLane
+from connectors.sequencer.agreement import Agreement, known_state
+from connectors.sequencer.job import SequencerJob
 from connectors.sequencer.lane import SequencerLane
-from connectors.spark.job import JobOptions
-from ordering.sequencer import SNAPSHOT_EVERY_RECORDS
+from connectors.spark.job import JobOptions, QueryFailed
+from connectors.testing.memory_kafka import MemoryConnection
+from jobs.streaming import working
+from ordering.errors import TopicMissing, UsageError
+from ordering.isis_group import Group
+from ordering.isis_site import SiteState
+from ordering.names import Topic
+from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
+from tests.waiting import WAIT, eventually
 
 GROUPS = ("g", "h")
 
@@ -34,6 +48,7 @@ def reports() -> list[Any]:
 def job(reports: list[Any], tmp_path: Path) -> SequencerLane:
     job = SequencerLane(None, JobOptions(Connection("nowhere:1"), "nyc", tmp_path))  # type: ignore[arg-type]
     job._query = SimpleNamespace(recentProgress=reports, lastProgress=None)  # type: ignore[assignment]
+    job.finder = SimpleNamespace(find=lambda: [Topic(group, "epoch", "nyc") for group in GROUPS])  # type: ignore[assignment]
     return job
 
 
@@ -105,3 +120,108 @@ def test_only_the_group_that_changed_is_read_back(
     job.check()
     assert read == ["h"]
     assert ticked == [{"h": 7}, {"h": 7}]
+    job.finder = SimpleNamespace(find=lambda: [Topic("g", "epoch", "nyc")])  # type: ignore[assignment]
+    with pytest.raises(TopicMissing, match=r"abcast\.h\.epoch\.nyc does not exist"):
+        job.check()
+
+
+class Decided(Exception):
+    """In the place of a query."""
+
+
+@pytest.fixture
+def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
+    """The groups g and h, of which h can't be taken over; what a lane decides ends it."""
+    kafka = MemoryConnection()
+    for group in GROUPS:
+        kafka.create(group, "nyc")
+    kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 1)] = []
+    monkeypatch.setattr("connectors.sequencer.lane.check_topics", lambda *_: None)
+    monkeypatch.setattr("connectors.sequencer.lane.Keeper", MagicMock())
+
+    def decide(_: object, __: object, states: Mapping[str, SequencerState]) -> Any:
+        raise Decided(*sorted(states))
+
+    monkeypatch.setattr(SequencerLane, "decide", decide)
+    return kafka
+
+
+def lane_of(kafka: MemoryConnection, where: Path, groups: Iterable[str]) -> SequencerLane:
+    finder: Any = SimpleNamespace(
+        find=lambda **_: [Topic(group, role, "nyc") for group in GROUPS for role in ("data", "forward")],
+        close=lambda: None,
+    )
+    spark: Any = None
+    return SequencerLane(spark, JobOptions(kafka, "nyc", where), finder, groups=frozenset(groups), epochs={})
+
+
+def test_a_lane_leaves_out_what_cannot_be_taken_over(
+    kafka: MemoryConnection, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lane = lane_of(kafka, tmp_path, GROUPS)
+    with pytest.raises(Decided, match=r"^g$"):
+        lane.run()
+    assert lane.left_out == {"h"}
+    assert "abcast.h.data.nyc has 2 partitions" in caplog.text
+    assert "The other groups go on." in caplog.text
+    with pytest.raises(UsageError, match=r"abcast\.h\.data\.nyc has 2 partitions"):
+        lane_of(kafka, tmp_path, ["h"]).run()
+
+
+def test_so_does_a_lane_that_agrees(
+    kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is wrong with its log shows when a group was taken over."""
+    del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 1)]
+
+    def known(_: object, agreement: Agreement, state: SequencerState) -> SiteState:
+        if state.group == "h":
+            raise UsageError("group h was begun with other sites.")
+        return known_state(kafka, agreement, state)
+
+    def starts(_: object, __: object, groups: Mapping[str, Group]) -> Any:
+        raise Decided(*groups)
+
+    monkeypatch.setattr("connectors.sequencer.agreeing_lane.known_state", known)
+    monkeypatch.setattr(AgreeingLane, "_starts", starts)
+    finder: Any = SimpleNamespace(
+        find=lambda **_: [Topic(group, role, "nyc") for group in GROUPS for role in ("data", "forward", "epoch")],
+        close=lambda: None,
+    )
+    agreement, spark = Agreement(Neighbours("nyc", ("nyc",), frozenset())), cast("Any", None)
+    lane = AgreeingLane(spark, JobOptions(kafka, "nyc", tmp_path), finder, agreement=agreement, epochs={})
+    with pytest.raises(Decided, match=r"^g$"):
+        lane.run()
+    assert "begun with other sites. The other groups go on." in caplog.text
+
+
+def test_what_a_lane_has_left_out_is_tried_again(
+    kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a lane of its own, for which the job does not end; it is taken over once that can be."""
+    monkeypatch.setattr("connectors.sequencer.job.RETRY_S", 0.2)
+    monkeypatch.setattr("connectors.sequencer.job.PythonWorker", MagicMock())
+    taken = []
+
+    def make(*_: object, groups: frozenset[str], **__: object) -> SequencerLane:
+        lane = lane_of(kafka, tmp_path, groups)
+
+        def decide(_: object, states: Mapping[str, SequencerState]) -> Any:
+            taken.append(sorted(states))
+            lane._ends.wait(WAIT)
+            raise QueryFailed("stopped")
+
+        monkeypatch.setattr(lane, "decide", decide)
+        return lane
+
+    monkeypatch.setattr("connectors.sequencer.job.SequencerLane", make)
+    spark: Any = None
+    job = SequencerJob(spark, JobOptions(kafka, "nyc", tmp_path, look_every_s=0.1))
+    topics = [Topic(group, "data", "nyc") for group in GROUPS]
+    monkeypatch.setattr(job, "finder", SimpleNamespace(find=lambda: topics, close=lambda: None))
+    monkeypatch.setattr("connectors.sequencer.job.yield_to_rival", lambda *_: False)
+    with working([job]):
+        eventually(lambda: "tried again every" in caplog.text)
+        assert taken == [["g"]]
+        del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 1)]
+        eventually(lambda: taken == [["g"], ["h"]])

@@ -19,6 +19,7 @@ from connectors.kafka.codec import decode_data, encode_data
 from connectors.kafka.data_log import DataLog, StateAt
 from connectors.kafka.epochs import Claim, Note, encode_note, seconds_to_yield, this_host
 from connectors.kafka.settings import change_settings
+from connectors.kafka.unfit import UnfitGroups
 from connectors.ledger.state import read_ledger_state
 from connectors.sequencer.takeover import note_end, take_over, take_over_groups, yield_to_rival
 from connectors.sequencer.ticks import tick
@@ -156,11 +157,29 @@ class TestNothingIsClaimedInVain:
     """What is wrong with a group is found before the first claim."""
 
     def test_several_groups(self, kafka: MemoryConnection) -> None:
-        kafka.create("h", "nyc")
+        """All that are unfit are named, each with its reason; if all are, that is what is wrong."""
+        for group in "hi":
+            kafka.create(group, "nyc")
         del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 0)]
-        with pytest.raises(TopicMissing):
-            take_over_groups(kafka, {"g": [str(FORWARD)], "h": []}, "nyc")
+        kafka.topics.partitions[TopicPartition("abcast.i.data.nyc", 1)] = []
+        with pytest.raises(UnfitGroups) as unfit:
+            take_over_groups(kafka, {"g": [str(FORWARD)], "h": [], "i": []}, "nyc")
+        assert {group: type(error) for group, error in unfit.value.errors.items()} == {
+            "h": TopicMissing,
+            "i": UsageError,
+        }
+        with pytest.raises(TopicMissing, match=r"(?s)abcast\.h\.data.*\n.*abcast\.i\.data"):
+            take_over_groups(kafka, {"h": [], "i": []}, "nyc")
         assert log_of(kafka, EPOCH) == log_of(kafka, DATA) == []
+        assert list(take_over_groups(kafka, {"g": [str(FORWARD)]}, "nyc")) == ["g"]
+
+    def test_a_sequencer_with_a_newer_epoch_is_not_one_groups_affair(self, kafka: MemoryConnection) -> None:
+        kafka.create("h", "nyc")
+        take_over(kafka, "h", "nyc")
+        take_over(kafka, "h", "nyc")
+        with pytest.raises(Fenced):
+            take_over_groups(kafka, {"g": [str(FORWARD)], "h": []}, "nyc", claimed={"h": 1})
+        assert log_of(kafka, EPOCH) == []
 
     def test_two_partitions_of_data(self, kafka: MemoryConnection) -> None:
         kafka.topics.partitions[TopicPartition(str(DATA), 1)] = []

@@ -29,18 +29,10 @@ from collections import Counter
 from ordering.flush import Phase as FlushPhase
 from ordering.forward_table import Pending, kind_of
 from ordering.membership import Life, Settings
-from ordering.participant import (
-    Action,
-    Answered,
-    Asked,
-    Cause,
-    Do,
-    Event,
-    FlushDone,
-    FlushUnwanted,
-    Participant,
-)
-from ordering.participant import FlushWanted as Wanted
+from ordering.participant import Participant
+from ordering.participant_events import Answered, Asked, Event, FlushDone, FlushUnwanted
+from ordering.participant_events import FlushWanted as Wanted
+from ordering.participant_table import Action, Cause, Do
 from ordering.records import FLUSH_COMPLETED, MESSAGE, REFUSED, SETTINGS, STOP_FLUSH, VIEW, Data, Partition
 from ordering.sequencer import SequencerState
 from tests.simulator.membership import TOPIC, Group, Process

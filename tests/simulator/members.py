@@ -16,7 +16,9 @@ from ordering.errors import Superseded
 from ordering.forward_table import ForwardTable, Pending, carried_over
 from ordering.membership import Life
 from ordering.names import Address
-from ordering.participant import Began, Participant, Phase, RowKnown, step
+from ordering.participant import Participant, step
+from ordering.participant_events import Began, RowKnown
+from ordering.participant_table import Phase
 from ordering.records import FORGET, MESSAGE, Data, Headers, MessageId
 from ordering.sequencer import SequencerState
 from tests.simulator.broker import SITE, Broker, SimulatedLog

@@ -29,27 +29,10 @@ from ordering.forward_table import (
     was_ordered,
 )
 from ordering.membership import Life, Membership, RemoteSite, Settings
-from ordering.participant import (
-    INSIDE,
-    OUTSIDE,
-    Action,
-    Answered,
-    Asked,
-    Began,
-    CaughtUp,
-    Cause,
-    Do,
-    Event,
-    FlushDone,
-    FlushUnwanted,
-    FlushWanted,
-    Participant,
-    begins_returning,
-    begins_stranded,
-    newest_answer,
-    next_entries,
-)
-from ordering.participant import Phase as Part
+from ordering.participant import Participant, begins_returning, begins_stranded, newest_answer, next_entries
+from ordering.participant_events import Answered, Asked, Began, CaughtUp, Event, FlushDone, FlushUnwanted, FlushWanted
+from ordering.participant_table import INSIDE, OUTSIDE, Action, Cause, Do
+from ordering.participant_table import Phase as Part
 from ordering.reader import Reader, Seal, Verdict
 from ordering.records import (
     FLUSH_OK,

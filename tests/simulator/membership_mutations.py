@@ -9,7 +9,8 @@ from unittest.mock import patch
 
 from ordering.checker import DUPLICATE, LOST
 from ordering.forward_table import Pending
-from ordering.participant import (
+from ordering.participant import Step, next_entries
+from ordering.participant_table import (
     ASK,
     BEGIN_ANEW,
     BLOCK,
@@ -24,8 +25,6 @@ from ordering.participant import (
     Cause,
     Phase,
     Row,
-    Step,
-    next_entries,
 )
 from ordering.records import Headers
 from tests.simulator.membership import (

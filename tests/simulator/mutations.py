@@ -15,7 +15,8 @@ from ordering.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
 from ordering.forgetting import SenderRow, from_payload
 from ordering.forward_table import Pending
 from ordering.membership import Fold, Membership
-from ordering.participant import Event, Participant, RowKnown, Step, step
+from ordering.participant import Participant, Step, step
+from ordering.participant_events import Event, RowKnown
 from ordering.pipeline import Begun, Pipeline
 from ordering.reader import Reader, Verdict
 from ordering.records import EPOCH, FORGET, STRAY, Data, Headers

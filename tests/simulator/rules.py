@@ -8,7 +8,8 @@ from operator import attrgetter
 
 from connectors.client.lives import is_same
 from ordering.forward_table import Pending
-from ordering.participant import Event, Participant, Step, step
+from ordering.participant import Participant, Step, step
+from ordering.participant_events import Event
 from ordering.pipeline import Begun, Pipeline
 from ordering.reader import Reader
 from ordering.records import Headers, Partition

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from ordering.participant import TRANSITIONS, Cause
+from ordering.participant_table import TRANSITIONS, Cause
 from tests.ordering.participants import Watched
 from tests.simulator.membership_mutations import MEMBER_MUTATIONS, MemberMutation, no_answer, run
 from tests.simulator.script import rewrite

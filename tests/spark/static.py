@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pandas as pd
 from pyspark.sql import DataFrame, GroupedData
 
-from connectors.sequencer.query import decode_forward, encode_decided, sequence
+from connectors.sequencer.query import encode_decided, sequence
 from ordering.sequencer import SequencerState
 
 StatefulFunction = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], Any], Iterator[pd.DataFrame]]
@@ -25,7 +25,7 @@ def decide(kafka_rows: DataFrame, *states: SequencerState, site: str = "local", 
     """Rows of Spark's Kafka source → rows of its Kafka sink, as the job decides them in its first batch."""
     with instead_of_state(["topic", "partition", "offset"], chunk_rows):
         by_group = {state.group: state for state in states}
-        decided = sequence(decode_forward(kafka_rows, site, relayed=True), site, by_group)
+        decided = sequence(kafka_rows, site, by_group, relayed=True)
     return encode_decided(decided, site, relayed=True)
 
 

@@ -13,7 +13,18 @@ from connectors.kafka import codec
 from connectors.sequencer.query import decider
 from connectors.sequencer.stored_state import Stored, load
 from ordering.names import Topic
-from ordering.records import LINK_START, REMOTE_VIEW, Data, DeadLetter, Forward, Link, Malformed, Partition, Source
+from ordering.records import (
+    LINK_START,
+    MESSAGE,
+    REMOTE_VIEW,
+    Data,
+    DeadLetter,
+    Forward,
+    Link,
+    Malformed,
+    Partition,
+    Source,
+)
 from ordering.sequencer import SequencerState, begin_batch, end_batch, step
 from tests.ordering.forwards import opened
 from tests.ordering.linked import LinkedLog
@@ -38,11 +49,12 @@ class StoredState:
 
 
 def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
-    """Decoded FORWARD rows, as the JVM hands them over; each seventh as if it were not plain."""
+    """Decoded FORWARD rows, as the JVM hands them over, messages aside; each seventh as if it were not plain."""
     rows = []
     for record in records:
         is_plain = isinstance(record, Forward) and record.kind not in NEVER_PLAIN and record.source.offset % 7
         good = record if isinstance(record, Forward) and is_plain else None
+        is_aside = good is not None and good.kind == MESSAGE
         odd: list[tuple[str, bytes]] = []
         link: tuple[int, ...] = (-1, 0, 0, 0)
         if isinstance(record, Forward):
@@ -61,19 +73,31 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
                 "forwarded_at_ms": getattr(record, "timestamp_ms", 0),
                 "plain": good is not None,
                 "key": None if good else getattr(record, "sender", "").encode(),
-                "value": getattr(record, "payload", b""),
-                "packed_headers": packed(odd if good is None else good.headers),
+                "value": None if is_aside else getattr(record, "payload", b""),
+                "packed_headers": None if is_aside else packed(odd if good is None else good.headers),
                 **dict(zip(LINK_COLUMNS, link, strict=True)),
             }
         )
-    return pd.DataFrame(rows).astype({"topic": object, "key": object, "packed_headers": object, "kind": np.int32})
+    return pd.DataFrame(rows).astype(
+        {"topic": object, "key": object, "value": object, "packed_headers": object, "kind": np.int32}
+    )
 
 
-def written(runs: list[pd.DataFrame]) -> list[tuple[Any, ...]]:
-    """The runs, record by record, as `expected` has them."""
+def written(runs: list[pd.DataFrame], records: list[Forward | Malformed]) -> list[tuple[Any, ...]]:
+    """The runs, record by record, as `expected` has them. `records`: among them those that are aside."""
     told: list[tuple[Any, ...]] = []
+    aside = {record.source: record for record in records if isinstance(record, Forward)}
     for run in (row for runs_frame in runs for row in runs_frame.to_dict("records")):
         for index in range(run["size"]):
+            if run["aside"]:
+                record = aside.pop(Source(run["topic"], run["partition"], run["first_offset"] + index))
+                if run["role"] == "dead-letter":
+                    told.append(_told_of_dead(_zipped(run, index)))
+                else:
+                    behind = (record.link, list(record.headers), record.timestamp_ms)
+                    seqno, source = run["first_seqno"] + index, tuple(record.source)
+                    told.append((run["kind"], seqno, run["view"], *record.id, record.payload, source, *behind))
+                continue
             value = run["value"][index]
             if run["senders"] is not None:
                 sender = run["senders"][run["sender"][index]]
@@ -87,14 +111,18 @@ def written(runs: list[pd.DataFrame]) -> list[tuple[Any, ...]]:
                 continue
             headers = _zipped(run, index)
             if run["role"] == "dead-letter":
-                (name, told_of) = headers[-1]
-                version, came_from, reason = told_of.decode().split(" ", 2)
-                assert (name, version) == (codec.DEAD_LETTER_HEADER, "2")
-                told.append(("dead", reason, tuple(Source.parse(came_from))))
+                told.append(_told_of_dead(headers))
             else:
                 own = codec.decode_data(run["key"][index], value, headers)
                 told.append((own.kind, own.seqno, own.view, "", own.payload))
     return told
+
+
+def _told_of_dead(headers: list[tuple[str, bytes]]) -> tuple[Any, ...]:
+    (name, told_of) = headers[-1]
+    version, came_from, reason = told_of.decode().split(" ", 2)
+    assert (name, version) == (codec.DEAD_LETTER_HEADER, "2")
+    return ("dead", reason, tuple(Source.parse(came_from)))
 
 
 def _zipped(run: dict[Any, Any], index: int) -> list[tuple[str, bytes]]:
@@ -133,7 +161,7 @@ def compare(rng: random.Random, logs: dict[Partition, list[Forward]]) -> Sequenc
         size = rng.choice((1, 7, 200))
         chunks = [frame(rows[first : first + size]) for first in range(0, len(rows), size)]
         runs = list(decide(("g",), iter(chunks), stored))  # type: ignore[arg-type]
-        assert written(runs) == expected([*opening, *outputs, *closing])
+        assert written(runs, rows) == expected([*opening, *outputs, *closing])
         assert load("g", Stored(*stored.get)) == state
 
 

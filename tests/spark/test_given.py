@@ -148,7 +148,7 @@ def test_a_session_of_the_users(defaults: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("most_files", "readers"), [(100, 64), (1024, 256), (20_000, 4096), (resource.RLIM_INFINITY, 4096)]
+    ("most_files", "readers"), [(100, 64), (1024, 128), (20_000, 2500), (100_000, 4096), (resource.RLIM_INFINITY, 4096)]
 )
 def test_readers_of_kafka_leave_files_for_the_rest(
     monkeypatch: pytest.MonkeyPatch, most_files: int, readers: int

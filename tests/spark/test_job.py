@@ -17,6 +17,7 @@ from kafka.errors import TopicAuthorizationFailedError
 from connectors.kafka.connection import Connection
 from connectors.kafka.group_choice import GroupChoice
 from connectors.kafka.topic_finder import TopicFinder
+from connectors.kafka.unfit import UnfitGroups
 from connectors.ledger.job import LedgerJob
 from connectors.sequencer.takeover import GROUPS_AT_ONCE, _ask_each
 from connectors.spark.job import JobOptions, StreamingJob
@@ -176,31 +177,39 @@ def test_groups_are_asked_side_by_side_and_an_error_has_the_groups_name() -> Non
         together.wait()
         return len(group)
 
-    assert _ask_each(["a", "bb", "ccc"], ask) == [1, 2, 3]
+    assert list(_ask_each(["a", "bb", "ccc"], ask).items()) == [("a", 1), ("bb", 2), ("ccc", 3)]
     names = ["g" * number for number in range(1, 3 * GROUPS_AT_ONCE)]
-    assert _ask_each(names, len) == [len(name) for name in names]
-    assert _ask_each([], len) == []
+    assert list(_ask_each(names, len).items()) == [(name, len(name)) for name in names]
+    assert _ask_each([], len) == {}
 
     def refuse(group: str) -> None:
         if group == "bb":
             raise HistoryUnavailable("retention has dropped it.")
 
-    with pytest.raises(HistoryUnavailable, match="group bb: retention has dropped it"):
+    with pytest.raises(UnfitGroups, match="group bb: retention has dropped it") as unfit:
         _ask_each(["a", "bb", "ccc"], refuse)
+    assert {group: type(error) for group, error in unfit.value.errors.items()} == {"bb": HistoryUnavailable}
+    with pytest.raises(HistoryUnavailable, match="group bb: retention has dropped it"):
+        _ask_each(["bb"], refuse)
 
 
 def test_a_failure_ends_the_asking_of_all_groups() -> None:
-    """A group that is claimed is taken from another sequencer: none is, once it is known that this start fails."""
+    """A group that is claimed is taken from another sequencer: none is, once it is known that this start fails.
+
+    What is wrong with one group alone does not make it fail.
+    """
     asked: list[int] = []
 
     def ask(group: str) -> None:
         number = int(group)
         asked.append(number)
-        if number == 1:
+        if number == 0:
             raise HistoryUnavailable("retention has dropped it.")
+        if number == 1:
+            raise Fenced("a newer sequencer took over.")
         time.sleep(0.05)
 
-    with pytest.raises(HistoryUnavailable, match="group 1: "):
+    with pytest.raises(Fenced, match="group 1: "):
         _ask_each([str(number) for number in range(100 * GROUPS_AT_ONCE)], ask)
     assert len(asked) <= 3 * GROUPS_AT_ONCE
 
@@ -212,6 +221,7 @@ class _Cluster:
         self.asked = 0
         self.connected = 0
         self.is_away = False
+        self.gone = 0
 
     @contextlib.contextmanager
     def admin(self) -> Iterator[Any]:
@@ -226,7 +236,7 @@ class _Cluster:
         self.asked += 1
         if self.is_away:
             raise BrokerUnreachable("away")
-        names = ("abcast.g.data.nyc", "abcast.h.data.nyc", "other")
+        names = ("abcast.g.data.nyc", "abcast.h.data.nyc", "other")[self.gone :]
         return [{"name": name, "partitions": [{}]} for name in names]
 
 
@@ -246,3 +256,17 @@ def test_topics_are_looked_for_seldom_and_by_one_connection(monkeypatch: pytest.
     cluster.is_away = False
     finder.find(fresh=True)
     assert cluster.connected == 2
+
+
+def test_whether_a_topic_is_gone_or_the_broker_is_seen_at_once() -> None:
+    """What is asked of a topic that was deleted is not answered, as if there were no broker."""
+    cluster = _Cluster()
+    finder = TopicFinder(cluster, look_every_s=1000.0)  # type: ignore[arg-type]
+    assert len(finder.find()) == 2
+    assert not finder.has_news()
+    cluster.is_away = True
+    assert not finder.has_news()
+    cluster.is_away, cluster.gone = False, 1
+    assert finder.has_news()
+    assert finder.find() == [Topic("h", "data", "nyc")]
+    assert not finder.has_news()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from connectors.local.jars import check_hashes, locked_hashes
+from connectors.local.jars import FOR_SPARK, check_hashes, locked_hashes
 from connectors.spark.packing import LIBRARIES, UNPACKED, Manager, Package, manager_of, pack, submit_line
 from connectors.spark.session import SETTINGS
 from ordering.errors import UsageError
@@ -35,7 +35,7 @@ def test_what_is_written(tmp_path: Path) -> None:
     pack(tmp_path, with_libraries=False)
     (tmp_path / "jars" / "old.jar").touch()
     packed = pack(tmp_path, with_libraries=False)
-    check_hashes(tmp_path / "jars", "spark")
+    check_hashes(tmp_path / "jars", *FOR_SPARK)
     with tarfile.open(packed.archive) as archive:
         names = {member.name for member in archive}
         assert {member.uname for member in archive} == {""}
@@ -54,14 +54,14 @@ def test_tables_on_s3_take_their_jars_along(tmp_path: Path) -> None:
     for by_option, variables in ((("--data", url), login), ((), {**login, "ABCAST_DATA": url})):
         done = abcast_here(*asked, *by_option, cwd=tmp_path, variables=variables)
         assert done.returncode == 0, done.stderr
-        check_hashes(tmp_path / "packed" / "jars", "spark", "s3")
+        check_hashes(tmp_path / "packed" / "jars", *FOR_SPARK, "s3")
         parts = words(done.stdout)
         shipped = {Path(jar).name for jar in parts[parts.index("--jars") + 1].split(",")}
-        assert shipped == {*locked_hashes("spark"), *locked_hashes("s3")}
+        assert shipped == {jar for each in (*FOR_SPARK, "s3") for jar in locked_hashes(each)}
         assert parts[-3:] == ["run", "--data", url]
         assert secret not in done.stdout + done.stderr
     done = abcast_here(*asked, "--data", "tables", cwd=tmp_path)
-    check_hashes(tmp_path / "packed" / "jars", "spark")
+    check_hashes(tmp_path / "packed" / "jars", *FOR_SPARK)
     assert words(done.stdout)[-1] == "run"
 
 

@@ -237,7 +237,7 @@ def test_streaming(spark: SparkSession, tmp_path: Path) -> None:
 
     stream = spark.readStream.schema(SOURCE_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "part-*"))
     query = (
-        encode_decided(sequence(decode_forward(stream, SITE), SITE, states), SITE)
+        encode_decided(sequence(stream, SITE, states), SITE)
         .writeStream.foreachBatch(collect)
         .trigger(availableNow=True)
         .option("checkpointLocation", str(tmp_path / "checkpoint"))

@@ -59,6 +59,13 @@ def test_one_slash_is_no_directory(text: str | Path) -> None:
     assert parse_location("./s3a:/b") == Path("./s3a:/b")
 
 
+@pytest.mark.parametrize("text", ["s3:/key:hush@b/x", "s3a://b/x?token=hush", "s3a://b/x#hush"])
+def test_what_may_be_a_login_is_not_shown(text: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_location(text)
+    assert "hush" not in str(refused.value)
+
+
 @pytest.mark.parametrize("text", ["s3a://key:hush@b/x", "s3://hush@b", "http://a:hush@b/x", "abfss://c:hush@b/x"])
 def test_a_login_in_a_url_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     with pytest.raises(UsageError, match="a login stands in no URL") as refused:
@@ -121,6 +128,10 @@ def test_a_token_of_aws_goes_with_no_key_of_ours(monkeypatch: pytest.MonkeyPatch
         ('bucket = "x"', "bucket in [storage] of abcast.toml is unknown"),
         ("endpoint = 9000", "endpoint in [storage] of abcast.toml is a text"),
         ('endpoint = "one:9000"', "the endpoint 'one:9000' is no URL"),
+        ('endpoint = "http://[::1"', "is no URL"),
+        ('endpoint = "https://one:9000/bucket"', "is no URL of a store"),
+        ('endpoint = "https://one?x"', "is no URL of a store"),
+        ('endpoint = "ftp://one"', "is no URL of a store"),
         ('access_key_id = "a"', "belong together"),
     ],
 )
@@ -180,6 +191,15 @@ _OF_GET = (
 def test_what_a_store_tells_is_one_sentence(told: str, error: type[AbcastError], said: str) -> None:
     explained = explain(RemotePath("s3a://bucket/a", Storage()), told)
     assert (type(explained), said in str(explained)) == (error, True), explained
+
+
+@pytest.mark.parametrize("told", ["status code 403 Forbidden", "Failed to connect", "ExpiredToken"])
+@pytest.mark.parametrize("url", ["gs://bucket/a", "abfss://box@account/a", "hdfs://host:1/a"])
+def test_other_stores_have_no_login_of_ours(url: str, told: str) -> None:
+    """What [storage] says is for S3."""
+    explained = str(explain(RemotePath(url, Storage(endpoint="http://one:9000")), told))
+    assert url.rpartition("/")[0] in explained
+    assert not {"access_key_id", "[storage]", "session_token", "http://one:9000"}.intersection(explained.split())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,184 @@
+package abcast
+
+import java.util.Arrays
+import java.util.concurrent.ConcurrentHashMap
+
+import scala.collection.mutable
+
+import org.apache.spark.TaskContext
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.{Expression, Literal, UnsafeProjection, UnsafeRow}
+import org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
+import org.apache.spark.sql.types.{DataType, LongType, ObjectType, StructType}
+import org.apache.spark.unsafe.Platform
+import org.apache.spark.unsafe.types.UTF8String
+
+/**
+ * Records that need not go to Python: set aside in the task that has read them, and brought back by their offset.
+ *
+ * Invariant. What `back` returns for an offset of a partition of a topic is what `aside` was given for that offset, in
+ * the same attempt of the same task; each record is brought back once at most. All else is an exception, which fails the
+ * task. It rests on this: a record is found by its own name, never by its place among others. So whatever is lost,
+ * repeated, or put in another order between the two, no offset gets another's record. Each attempt of a task has records
+ * of its own: what an attempt before has left, failed or killed, can't be found, and is given up when that attempt ends.
+ *
+ * Spark evaluates both once a row, where they stand: it takes them for functions that may give something else each time.
+ */
+object RecordsAside {
+  private val ofAttempts = new ConcurrentHashMap[Long, RecordsOfAttempt]
+
+  /** The column `offset`, which has the record (a struct) set aside on its way; a record that is null stays away. */
+  def aside(
+      group: Expression,
+      topic: Expression,
+      partition: Expression,
+      offset: Expression,
+      record: Expression,
+      schema: String): Expression =
+    call("put", LongType, group, topic, partition, offset, record, literal(schema))
+
+  /** The column of records, structs with this schema. */
+  def back(
+      group: Expression, topic: Expression, partition: Expression, offset: Expression, schema: String): Expression =
+    call("take", StructType.fromDDL(schema), group, topic, partition, offset)
+
+  private def literal(schema: String): Expression =
+    Literal.fromObject(StructType.fromDDL(schema), ObjectType(classOf[StructType]))
+
+  private def call(function: String, result: DataType, arguments: Expression*): Expression =
+    StaticInvoke(
+      getClass, result, function, arguments, propagateNull = false, returnNullable = false, isDeterministic = false)
+
+  /** Put a record aside; returns its offset. `topic` may be null, and is a name like any other then. */
+  def put(
+      group: UTF8String,
+      topic: UTF8String,
+      partition: Int,
+      offset: Long,
+      record: InternalRow,
+      schema: StructType): Long = {
+    if (record != null) ofThisAttempt(schema).put(group, topic, partition, offset, record)
+    offset
+  }
+
+  /** Take a record that was put aside. */
+  def take(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): InternalRow =
+    ofThisAttempt(null).take(group, topic, partition, offset)
+
+  /** How many attempts of tasks have records aside in this JVM. */
+  def attempts: Int = ofAttempts.size
+
+  private def ofThisAttempt(schema: StructType): RecordsOfAttempt = {
+    val task = TaskContext.get()
+    if (task == null) throw new IllegalStateException("Records are set aside in a task of Spark's only.")
+    val known = ofAttempts.get(task.taskAttemptId())
+    if (known != null) known
+    else if (schema == null) throw new IllegalStateException("No record is, or no longer, set aside in this task.")
+    else {
+      val records = new RecordsOfAttempt(schema)
+      ofAttempts.put(task.taskAttemptId(), records)
+      task.addTaskCompletionListener[Unit](ended => ofAttempts.remove(ended.taskAttemptId()))
+      records
+    }
+  }
+}
+
+/**
+ * Of one attempt of a task. Spark may read a task's rows in another thread than it writes them.
+ *
+ * Records lie one behind the other in pages, each behind its size: many objects would be much work to the collector.
+ */
+private class RecordsOfAttempt(schema: StructType) {
+  private val PageBytes = 1 << 20
+  private val toBytes = UnsafeProjection.create(schema)
+  private val pages = mutable.ArrayBuffer.empty[Array[Byte]]
+  private var end = PageBytes
+  private val partitions = mutable.Map.empty[(UTF8String, UTF8String, Int), Offsets]
+  // Nearly every row is of the same partition as the one before it.
+  private var place: (UTF8String, UTF8String, Int) = _
+  private var offsets: Offsets = _
+
+  def put(group: UTF8String, topic: UTF8String, partition: Int, offset: Long, record: InternalRow): Unit =
+    synchronized {
+      turnTo(group, topic, partition)
+      val row = record match {
+        case already: UnsafeRow => already
+        case other => toBytes(other)
+      }
+      val bytes = row.getSizeInBytes // a multiple of 8
+      if (pages.isEmpty || end + 8 + bytes > pages.last.length) {
+        pages += new Array[Byte](math.max(PageBytes, 8 + bytes))
+        end = 0
+      }
+      val page = pages.last
+      Platform.putLong(page, Platform.BYTE_ARRAY_OFFSET + end, bytes)
+      row.writeToMemory(page, Platform.BYTE_ARRAY_OFFSET + end + 8)
+      offsets.add(offset, (pages.length - 1L) << 32 | end)
+      end += 8 + bytes
+    }
+
+  def take(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): InternalRow = synchronized {
+    turnTo(group, topic, partition)
+    val at = offsets.take(offset, place)
+    val page = pages((at >> 32).toInt)
+    val begin = Platform.BYTE_ARRAY_OFFSET + at.toInt
+    val row = new UnsafeRow(schema.length)
+    row.pointTo(page, begin + 8, Platform.getLong(page, begin).toInt)
+    row
+  }
+
+  private def turnTo(group: UTF8String, topic: UTF8String, partition: Int): Unit =
+    if (place == null || place._3 != partition || place._1 != group || place._2 != topic) {
+      // The texts that Spark gives lie in a row that it writes again.
+      place = (group.clone(), if (topic == null) null else topic.clone(), partition)
+      offsets = partitions.getOrElseUpdate(place, new Offsets)
+    }
+}
+
+/** The offsets of a partition of which records are aside, and where these are. */
+private class Offsets {
+  private val Taken = -1L
+  private var known = new Array[Long](1024)
+  private var places = new Array[Long](1024)
+  private var size = 0
+  private var next = 0 // the one behind the last that was taken, which is nearly always wanted next
+  private var isSorted = true // as Kafka gives them
+
+  def add(offset: Long, at: Long): Unit = {
+    if (size == known.length) {
+      known = Arrays.copyOf(known, 2 * size)
+      places = Arrays.copyOf(places, 2 * size)
+    }
+    if (size > 0 && offset <= known(size - 1)) isSorted = false
+    known(size) = offset
+    places(size) = at
+    size += 1
+  }
+
+  def take(offset: Long, partition: Any): Long = {
+    if (!isSorted) sort(partition)
+    if (next >= size || known(next) != offset) next = Arrays.binarySearch(known, 0, size, offset)
+    if (next < 0 || places(next) == Taken) {
+      next = 0
+      fail(partition, offset, "is not, or no longer, set aside in this task")
+    }
+    val at = places(next)
+    places(next) = Taken
+    next += 1
+    at
+  }
+
+  private def sort(partition: Any): Unit = {
+    val order = Array.range(0, size).sortBy(known(_))
+    val sorted = order.map(known(_))
+    for (index <- 1 until size if sorted(index) == sorted(index - 1))
+      fail(partition, sorted(index), "is set aside a second time")
+    places = order.map(places(_))
+    known = sorted
+    isSorted = true
+    next = 0
+  }
+
+  private def fail(partition: Any, offset: Long, what: String): Nothing =
+    throw new IllegalStateException(s"The record at the offset $offset of (group, topic, partition) $partition $what.")
+}

@@ -1,0 +1,95 @@
+package abcast
+
+import java.nio.charset.StandardCharsets.US_ASCII
+import java.util.Arrays
+
+import org.apache.spark.sql.catalyst.expressions.Expression
+import org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
+import org.apache.spark.sql.catalyst.util.{ArrayData, GenericArrayData}
+import org.apache.spark.sql.types.{ArrayType, BinaryType, DataType, ObjectType, StringType}
+import org.apache.spark.unsafe.types.UTF8String
+
+/** Words with blanks between them, as the header `abcast` has them: Spark's own functions make a text of each. */
+object Words {
+  /** The column of words in a column of bytes, null where it is null: as Spark's `split` by a blank. */
+  def apart(bytes: Expression): Expression =
+    StaticInvoke(getClass, ArrayType(StringType, containsNull = false), "split", Seq(bytes))
+
+  /** The column of bytes with a text to begin with; `next` puts a word behind it, and `bytes` ends it. */
+  def first(word: Expression): Expression = call("begin", ofLine, word)
+
+  /** A word behind a blank. A text that is null is left out; behind a number that is null (Spark sees to it), all is. */
+  def next(line: Expression, word: Expression): Expression = call("add", ofLine, line, word)
+
+  /** The same without a blank. */
+  def joined(line: Expression, word: Expression): Expression = call("join", ofLine, line, word)
+
+  /** What stands there then. */
+  def bytes(line: Expression): Expression = call("end", BinaryType, line)
+
+  private def ofLine: DataType = ObjectType(classOf[Line])
+
+  private def call(function: String, result: DataType, arguments: Expression*): Expression =
+    StaticInvoke(getClass, result, function, arguments, propagateNull = false)
+
+  def split(bytes: Array[Byte]): ArrayData = {
+    var blanks, at = 0
+    while (at < bytes.length) { if (bytes(at) == ' ') blanks += 1; at += 1 }
+    val words = new Array[Any](blanks + 1)
+    var word, begin = 0
+    at = 0
+    while (at < bytes.length) {
+      if (bytes(at) == ' ') { words(word) = UTF8String.fromBytes(bytes, begin, at - begin); word += 1; begin = at + 1 }
+      at += 1
+    }
+    words(word) = UTF8String.fromBytes(bytes, begin, bytes.length - begin)
+    new GenericArrayData(words)
+  }
+
+  def begin(word: UTF8String): Line = new Line().join(word)
+  def add(line: Line, word: UTF8String): Line =
+    if (line == null || word == null) line else line.blank().join(word)
+  def add(line: Line, number: Long): Line = if (line == null) null else line.blank().join(number)
+  def join(line: Line, word: UTF8String): Line = if (line == null || word == null) line else line.join(word)
+  def join(line: Line, number: Long): Line = if (line == null) null else line.join(number)
+  def end(line: Line): Array[Byte] = if (line == null) null else line.bytes
+}
+
+/** A line that grows. */
+final class Line {
+  private var written = new Array[Byte](128)
+  private var length = 0
+
+  def bytes: Array[Byte] = Arrays.copyOf(written, length)
+
+  def blank(): Line = {
+    room(1)
+    written(length) = ' '
+    length += 1
+    this
+  }
+
+  def join(word: UTF8String): Line = {
+    room(word.numBytes)
+    word.writeToMemory(written, org.apache.spark.unsafe.Platform.BYTE_ARRAY_OFFSET + length)
+    length += word.numBytes
+    this
+  }
+
+  def join(number: Long): Line =
+    if (number < 0) join(UTF8String.fromBytes(number.toString.getBytes(US_ASCII)))
+    else {
+      var digits = 1
+      var rest = number / 10
+      while (rest > 0) { digits += 1; rest /= 10 }
+      room(digits)
+      rest = number
+      var at = length + digits
+      length = at
+      do { at -= 1; written(at) = ('0' + rest % 10).toByte; rest /= 10 } while (rest > 0)
+      this
+    }
+
+  private def room(more: Int): Unit =
+    if (length + more > written.length) written = Arrays.copyOf(written, 2 * (length + more))
+}

@@ -1,0 +1,133 @@
+"""Who delivers follows a group's DATA: from the feed's window, or by itself when it is further back than that.
+
+Invariant. It gets exactly the effective records, each once and in order: the reading rule looks at nothing but the log,
+so two who begin at different offsets take the same records from where both are on (`ordering.reader`). One that leaves
+the window takes with it the epoch that was in force there.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import operator
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from kafka.structs import TopicPartition
+
+from connectors.client.window import Batch, Window
+from connectors.kafka.data_cursor import DataCursor
+from connectors.kafka.data_log import Start
+from connectors.kafka.effective import Effective
+from ordering.errors import BrokerUnreachable
+from ordering.reader import Reader
+
+_logger = logging.getLogger(__name__)
+
+
+class Followed(Protocol):
+    """What a follower needs of its feed (`connectors.client.feed`)."""
+
+    window: Window
+    partition: TopicPartition
+    has_failed: bool
+
+    def cursor(self, start: Start) -> DataCursor:
+        """A cursor of its own. Raises BrokerUnreachable."""
+
+    def enter(self, cursor: DataCursor | None = None) -> bool:
+        """One more uses it. If it does not run, it goes on with that cursor; True if it took it."""
+
+    def leave(self) -> None:
+        """One less uses it."""
+
+
+class Follower:
+    """Reads on from a `Start`, by itself or from the window. Not thread-safe. `close` it.
+
+    `position`: the offset of the record that is read next.
+    """
+
+    def __init__(self, feed: Followed, start: Start) -> None:
+        self.position = start.offset
+        self._feed = feed
+        self._reader = start.reader
+        self._cursor: DataCursor | None = None
+        self._is_user = False  # of the feed
+        self._is_failing = False
+
+    def pause(self, timeout: float, until: Callable[[], bool]) -> None:
+        """Wait for something that is not DATA."""
+        self._feed.window.pause(timeout, until)
+
+    def poll(self, timeout: float, or_when: Callable[[], bool] = bool) -> Sequence[Effective]:
+        """The next effective records; none if none come in time, or no broker answers. Raises as `DataCursor.poll`.
+
+        `or_when`: it waits no longer when that holds, and the feed was woken (`Feed.wake`).
+        """
+        if self._is_user:
+            batch = self._feed.window.batch_at(self.position, timeout, or_when)
+            if batch is not None:
+                return self._taken(batch)
+            self._leave()
+        cursor = self._cursor or self._connected(timeout)
+        if cursor is None:
+            return ()
+        self._cursor = cursor
+        records = self._cursor.poll(timeout)
+        self.position, self._reader = self._cursor.position, self._cursor.reader
+        if not records or self._feed.window.holds(self.position):
+            self._join()
+        return records
+
+    def _connected(self, pause: float) -> DataCursor | None:
+        try:
+            cursor = self._feed.cursor(Start(self.position, self._reader))
+        except BrokerUnreachable as error:
+            if not self._is_failing:
+                _logger.warning("reading %s: %s Trying again.", self._feed.partition.topic, error)
+            self._is_failing = True
+            time.sleep(pause)
+            return None
+        self._is_failing = False
+        return cursor
+
+    def _taken(self, batch: Batch) -> Sequence[Effective]:
+        if batch.end <= self.position:
+            return ()
+        records = batch.records
+        if batch.start < self.position:
+            records = records[bisect.bisect_left(records, self.position, key=operator.attrgetter("offset")) :]
+        last_seqno = records[-1].seqno if records else self._reader.last_seqno
+        self.position, self._reader = batch.end, Reader(batch.epoch, last_seqno)
+        return records
+
+    def _join(self) -> None:
+        """Follow from the window, if it begins here or further back. If there is none, it begins here."""
+        feed, cursor = self._feed, self._cursor
+        if feed.has_failed or cursor is None:
+            return
+        # Interrupted in between (Ctrl-C), it stays a user for ever: the others' feed must not end.
+        is_handed_over = feed.enter(cursor)
+        self._is_user = True
+        feed.window.count_follower(1)
+        if not is_handed_over and not feed.window.holds(self.position):
+            self._leave()
+            return
+        if not is_handed_over:
+            cursor.close()
+        self._cursor = None
+
+    def _leave(self) -> None:
+        self._is_user = False
+        self._feed.window.count_follower(-1)
+        self._feed.leave()
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._is_user:
+            self._leave()
+        if self._cursor is not None:
+            self._cursor.close()
+            self._cursor = None

@@ -1,0 +1,41 @@
+"""Groups that can't be served, while others can: what is wrong with one ends the work on that one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from ordering.errors import (
+    AbcastError,
+    HistoryUnavailable,
+    KafkaRefused,
+    ProtocolViolation,
+    TopicMissing,
+    UsageError,
+)
+
+OF_ONE_GROUP = (UsageError, HistoryUnavailable, ProtocolViolation, KafkaRefused)
+"""What may be wrong with a group, and with that one alone."""
+BEFORE_ITS_START = (*OF_ONE_GROUP, TopicMissing)
+"""The same of a group that is not served yet."""
+
+
+class UnfitGroups(AbcastError):
+    """Some of the groups can't be served. `errors`: what is wrong, by group."""
+
+    def __init__(self, errors: Mapping[str, AbcastError]) -> None:
+        super().__init__(_as_text(errors))
+        self.errors = errors
+
+
+def raise_unfit(errors: Mapping[str, AbcastError], groups: Collection[str]) -> None:
+    """Raise UnfitGroups, or what is wrong itself if it is wrong with all of the groups; nothing without errors."""
+    if not errors:
+        return
+    if len(errors) < len(groups):
+        raise UnfitGroups(errors)
+    first = next(iter(errors.values()))
+    raise first if len(errors) == 1 else type(first)(_as_text(errors))
+
+
+def _as_text(errors: Mapping[str, AbcastError]) -> str:
+    return "\n".join(map(str, errors.values()))

@@ -1,0 +1,60 @@
+"""Columns that are made of our own functions in the JVM (`conf/*.scala`), in the place of Spark's."""
+
+from __future__ import annotations
+
+import functools
+
+from pyspark.sql import Column
+from pyspark.sql.classic.column import Column as ClassicColumn
+
+from connectors.spark.jvm import jvm
+
+Place = tuple[Column, Column, Column]
+"""Group, topic (which may be null) and partition."""
+
+
+def set_aside(place: Place, offset: Column, record: Column, schema: str) -> Column:
+    """The offset; on its way the record, a struct, is set aside if it is not null.
+
+    What Python need not see of a record stays so in the JVM, in the task that has read it. All from here to
+    `bring_back` must be in one task: with an exchange between them nothing is found, and the task fails. A second
+    record of that name in a task is an exception, too.
+    """
+    return _column("RecordsAside", "aside", *place, offset, record, schema)
+
+
+def bring_back(place: Place, offset: Column, schema: str) -> Column:
+    """The record of that name, a struct of this schema, once; an exception where there is none."""
+    return _column("RecordsAside", "back", *place, offset, schema)
+
+
+def words_of(line: Column) -> Column:
+    """The words of a line (bytes) as an array of text, as by `F.split` at a blank."""
+    return _column("Words", "apart", line)
+
+
+def line_of(*words: Column | tuple[Column, Column]) -> Column:
+    """Words as a line (bytes), blanks between them, but not between those of a pair. The first is a text, the others
+    are texts or numbers. A text that is null is left out; with a number that is null, the line is null.
+    """
+    first, *others = words
+    assert isinstance(first, Column)
+    begun = _column("Words", "first", first)
+    return _column("Words", "bytes", functools.reduce(_longer, others, begun))
+
+
+def _longer(line: Column, word: Column | tuple[Column, Column]) -> Column:
+    if isinstance(word, Column):
+        return _column("Words", "next", line, word)
+    return _column("Words", "joined", _column("Words", "next", line, word[0]), word[1])
+
+
+def _column(owner: str, function: str, *arguments: Column | str) -> Column:
+    java = jvm()
+    expressions = java.org.apache.spark.sql.classic.ExpressionUtils
+    given = [
+        each if isinstance(each, str) else expressions.expression(each._jc)  # noqa: SLF001 - there is no public way
+        for each in arguments
+    ]
+    called = getattr(getattr(java.abcast, owner), function)(*given)
+    return ClassicColumn(expressions.column(called))

@@ -1,0 +1,187 @@
+"""Our own functions in the JVM: what is set aside comes back under its own name, once, or the task fails; and words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from connectors.sequencer.query import RECORD_SCHEMA, decode_forward, encode_decided, sequence
+from connectors.spark.jvm import jvm
+from connectors.spark.own_columns import Place, bring_back, line_of, set_aside, words_of
+from ordering.sequencer import SequencerState
+from tests.spark.kafka_rows import SITE, SOURCE_SCHEMA, Row, decide_rows, forward, sink_frame, source_frame
+from tests.spark.static import instead_of_state
+
+pytestmark = pytest.mark.spark
+
+STATE = SequencerState("g", epoch=3)
+SCHEMA = "value binary, link string"
+NAME = ("group", "topic", "partition", "offset")
+NAMES = [
+    ("g", None, 0, 7),
+    ("g", None, 0, 8),
+    ("g", None, 1, 7),
+    ("g", "abcast.g.relayed-far.local", 0, 7),
+    ("h", None, 0, 7),
+    ("h", None, 0, 0),
+    ("h", None, 0, -(2**63)),
+]
+"""What one word alone tells apart."""
+GONE = "is(?: not)?, or no longer, set aside in this task"
+TWICE = "is set aside a second time"
+
+
+def place() -> Place:
+    return F.col("group"), F.col("topic"), F.col("partition")
+
+
+def set_by(spark: SparkSession, names: Sequence[tuple[object, ...]], record: Column | None = None) -> DataFrame:
+    """One task that sets a record aside for each name: its name in words, and a null."""
+    frame = spark.createDataFrame(names, "group string, topic string, partition int, offset long").coalesce(1)
+    words = F.concat_ws(" ", *(F.coalesce(F.col(name).cast("string"), F.lit("-")) for name in NAME))
+    whole = F.struct(words.cast("binary").alias("value"), F.lit(None).cast("string").alias("link"))
+    return frame.withColumn("offset", set_aside(place(), F.col("offset"), whole if record is None else record, SCHEMA))
+
+
+def back_by(frame: DataFrame, offset: Column | None = None) -> list[str]:
+    """The records by these rows' names, behind a step that sees all rows before the first goes on."""
+    sorted_ = frame.sortWithinPartitions(F.desc("offset"), F.desc("group"))
+    back = sorted_.select(bring_back(place(), F.col("offset") if offset is None else offset, SCHEMA).alias("record"))
+    rows = back.select("record.value", "record.link").collect()
+    assert {row["link"] for row in rows} == {None}
+    return [bytes(row["value"]).decode() for row in rows]
+
+
+def nothing_is_left() -> bool:
+    return int(jvm().abcast.RecordsAside.attempts()) == 0
+
+
+def test_a_record_comes_back_under_its_name(spark: SparkSession) -> None:
+    expected = {" ".join("-" if word is None else str(word) for word in name) for name in NAMES}
+    back = back_by(set_by(spark, list(NAMES)))
+    assert len(back) == len(NAMES)
+    assert set(back) == expected
+    assert nothing_is_left()
+
+
+@pytest.mark.parametrize("case", ["another", "again", "twice", "null", "exchange"])
+def test_all_else_fails(spark: SparkSession, case: str) -> None:
+    """What was not set aside, or was brought back before, and two records of one name; and nothing is left of it."""
+    names = [*NAMES[:1], *NAMES[:1]] if case == "twice" else list(NAMES[:2])
+    record = F.lit(None).cast("struct<value:binary,link:string>") if case == "null" else None
+    frame = set_by(spark, names, record)
+    if case == "exchange":
+        frame = frame.repartition(2, "offset")
+    offset = {"another": F.col("offset") + 100, "again": F.lit(8)}.get(case)
+    with pytest.raises((PySparkException, Py4JJavaError), match=TWICE if case == "twice" else GONE):
+        back_by(frame, offset)
+    assert nothing_is_left()
+
+
+def test_where_there_is_no_task() -> None:
+    """There is nothing to hold records by then."""
+    with pytest.raises(Exception, match="in a task of Spark's only"):
+        jvm().abcast.RecordsAside.take(None, None, 0, 1)
+
+
+def test_what_is_set_aside_has_the_schema_with_which_it_comes_back(spark: SparkSession) -> None:
+    for relayed in (False, True):
+        decoded = decode_forward(source_frame(spark, []), SITE, relayed=relayed, lean=True)
+        assert (
+            decoded.select("record.*").schema.simpleString()
+            == spark.createDataFrame([], RECORD_SCHEMA).schema.simpleString()
+        )
+
+
+def rows_of_two() -> list[Row]:
+    return [
+        forward("local/a", number + 1, number, payload=b"payload %d" % number, application=(("n", b"%d" % number),))
+        for number in range(6)
+    ]
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "first_offset", "partition", "size", "topic", "again"])
+def test_a_wrong_decision_fails(spark: SparkSession, wrong: str) -> None:
+    """Whatever a run says wrongly of where its records are: the batch ends there."""
+    rows = rows_of_two()
+    with instead_of_state(["topic", "partition", "offset"], 10_000):
+        runs = sequence(source_frame(spark, rows), SITE, {"g": STATE})
+    if wrong in ("first_offset", "partition", "size"):
+        runs = runs.withColumn(wrong, (F.col(wrong) + 1).cast(runs.schema[wrong].dataType))
+    elif wrong == "topic":
+        runs = runs.withColumn("topic", F.concat("topic", F.lit("x")))
+    elif wrong == "again":
+        runs = runs.withColumn("again", F.explode(F.array(F.lit(1), F.lit(2)))).drop("again")
+    decided = encode_decided(runs, SITE)
+    if wrong == "nothing":
+        expected = sink_frame(spark, decide_rows(STATE, rows)[1])
+        assert decided.collect() == expected.collect()
+    else:
+        with pytest.raises((PySparkException, Py4JJavaError), match=GONE):
+            decided.collect()
+    assert nothing_is_left()
+
+
+def steps_of(plan: str) -> list[str]:
+    """What concerns us of a plan that Spark has put into words, from the last step to the first."""
+    words = r"RecordsAside\.(put|take)\(|(Exchange|Coalesce|Sort|FlatMapGroupsInPandasWithState) "
+    return [next(filter(None, found)) for found in re.findall(words, plan)]
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_all_is_in_one_task(spark: SparkSession, tmp_path: Path, at_once: int) -> None:
+    """As Spark plans it: set aside once, behind any exchange and before the sort, and brought back once."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.shuffle.partitions", at_once)
+    source_frame(spark, rows_of_two()).write.parquet(str(tmp_path / "rows"))
+    stream = session.readStream.schema(SOURCE_SCHEMA).parquet(str(tmp_path / "rows"))
+    decided = encode_decided(
+        sequence(stream, SITE, {"g": STATE}, at_once).observe("seen", F.count("*").alias("n")), SITE
+    )
+    query = (
+        decided.writeStream.format("memory")
+        .queryName(f"aside{at_once}")
+        .trigger(availableNow=True)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    try:
+        assert query.awaitTermination(60)
+        plan = query._jsq.explainInternal(False)
+    finally:
+        query.stop()
+    written = session.table(f"aside{at_once}").collect()
+    assert [bytes(row["value"]) for row in written] == [row.value for row in rows_of_two()]
+    placed = "Coalesce" if at_once == 1 else "Exchange"
+    assert steps_of(plan) == ["take", "FlatMapGroupsInPandasWithState", "Sort", "put", placed]
+    assert nothing_is_left()
+
+
+LINES = [b"2 message 1 7", b"", b" ", b"a  b ", b" a", "z\u00fcge \u732b".encode(), b"one", None, b"x" * 500 + b" y"]
+NUMBERS = [0, 7, 10, 99, 100, 2**63 - 1, -1, -(2**63), 1_763_712_000_000]
+
+
+def test_words(spark: SparkSession) -> None:
+    """The words of a line are those that Spark's own function finds."""
+    lines = spark.createDataFrame([(line,) for line in LINES], "line binary").coalesce(1)
+    ours, sparks = words_of(F.col("line")), F.split(F.col("line").cast("string"), " ")
+    for row in lines.select(ours.alias("ours"), sparks.alias("sparks")).collect():
+        assert row["ours"] == row["sparks"]
+
+
+def test_lines(spark: SparkSession) -> None:
+    """As `concat_ws` would write them: numbers in full, nothing for a text that is null."""
+    rows = [(number, text) for number in NUMBERS for text in ("word", None, "x" * 300)]
+    frame = spark.createDataFrame(rows, "number long, text string").coalesce(1)
+    number, text = F.col("number"), F.col("text")
+    ours = line_of(F.lit("2"), text, number, (F.lit("a:"), number), text)
+    sparks = F.concat_ws(" ", F.lit("2"), text, number, F.concat(F.lit("a:"), number), text).cast("binary")
+    for row in frame.select(ours.alias("ours"), sparks.alias("sparks")).collect():
+        assert row["ours"] == row["sparks"]
