@@ -18,7 +18,7 @@ rule, the sequencer's received table and the receivers of casts drop the repeats
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -31,14 +31,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topic_finder import TopicFinder
-from connectors.kafka.topics import ensure_topic
+from connectors.kafka.topics import check_may, ensure_topic, refusals
 from connectors.relay.marks import last_relayed
 from connectors.spark.job import JobOptions, StreamingJob
 from connectors.spark.sink import COPY_SINK_OPTIONS
-from ordering.errors import HistoryUnavailable
-from ordering.names import Topic
+from ordering.errors import HistoryUnavailable, KafkaRefused
+from ordering.names import Role, Topic
 from ordering.records import Partition
 
+CARRIED: tuple[Role, ...] = ("data", "forward", "inbox", "cast")
+"""What relays read."""
 REAL_TIME_BATCH = "5 seconds"
 """How long a real-time query runs before it notes its offsets."""
 
@@ -95,6 +97,18 @@ class Relay(StreamingJob):
                 selected.setdefault(topic.group, []).append(str(topic))
         return selected
 
+    def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
+        """At both ends, of the groups of which anything is seen that is the source's."""
+        source, target = self.direction
+        groups = {topic.group for topic in topics if topic.site == source}
+        here = {Topic(group, role, site) for group in groups for role in CARRIED for site in self.sites.connections}
+        there = {Topic(group, "data", target) for group in groups}
+        expected = {Topic(group, "data", source) for group in groups}.union(filter(self.is_read, here))
+        return [
+            *refusals(self.source, "DESCRIBE", sorted(expected.difference(topics), key=str)),
+            *refusals(self.target, "DESCRIBE", sorted(there.difference(self.target_finder.find()), key=str)),
+        ]
+
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """Ask the neighbour what it has, and carry on after that."""
         names = [name for group in topics.values() for name in group]
@@ -128,7 +142,7 @@ class Relay(StreamingJob):
             source["maxOffsetsPerTrigger"] = str(min(most_records, int(source["maxOffsetsPerTrigger"])))
         return self.spark.readStream.format("kafka").options(**source).load()
 
-    def positions(self, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
+    def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
         """For every source partition, the offset after the last record that the neighbour has of it."""
         here = self.source.consumer()
         try:
@@ -137,7 +151,9 @@ class Relay(StreamingJob):
                 with self.source.reachable():
                     partitions = here.partitions_for_topic(str(topic)) or set()
                 filled = self.filled(topic)
+                check_may(self.source, "READ", [topic])
                 ensure_topic(self.target, filled, len(partitions))
+                check_may(self.target, "WRITE", [filled])
                 for number in partitions:
                     partition = TopicPartition(str(topic), number)
                     position = 1 + last_relayed(self.target, str(filled), number, self.direction.source, *partition)
