@@ -19,7 +19,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
 from connectors.local.broker import EmbeddedBroker, broker_process_ids
-from connectors.local.node import Node, failure_reason
+from connectors.local.node import Node, class_archive, failure_reason
 from ordering.errors import EnvironmentProblem, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +130,14 @@ def test_status_is_seen_from_elsewhere_and_start_is_idempotent(broker: EmbeddedB
     with other:
         pass
     assert broker.status().running, "leaving a with block must not stop what it did not start"
+
+
+@pytest.mark.broker
+def test_java_takes_the_archive_of_classes(broker: EmbeddedBroker) -> None:
+    maps = Path(f"/proc/{broker.status().nodes[0].pid}/maps")
+    if not class_archive().exists() or not maps.exists():
+        pytest.skip("`make setup` has not recorded it, or there is no /proc")
+    assert str(class_archive()) in maps.read_text(encoding="utf-8")
 
 
 @pytest.mark.broker
