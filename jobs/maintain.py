@@ -51,6 +51,7 @@ def maintain(
     every: Annotated[str | None, typer.Option(help="Again and again, such as every 30m or 1h.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     dead_letters: Annotated[str, typer.Option(help="So long dead letters are kept, such as 30d.")] = "30d",
+    letters: Annotated[str, typer.Option(help="So long letters are kept that nobody takes, such as 30d.")] = "30d",
     forget_senders: Annotated[
         str | None, typer.Option(help="Forget senders that are idle for so long, 2d or more. Else none is.")
     ] = None,
@@ -59,7 +60,7 @@ def maintain(
 ) -> None:
     """Merge and delete old files of the ledger; purge Kafka.
 
-    Small files are merged, old ones deleted; so are records of FORWARD and dead letters that are not read again. It
+    Small files are merged, old ones deleted; so are records of FORWARD, letters that were taken, and dead letters. It
     may run beside the jobs; `abcast run --maintain-every 1h` does the same. FORWARD is purged below what DATA says
     was considered, of groups of one site and of a mesh. Prints files and bytes before and after.
 
@@ -67,7 +68,7 @@ def maintain(
     member of the view. A sender that lives notices, and goes on.
     """
     pause_s = seconds(every, "--every") if every is not None else None
-    kept_s = seconds(dead_letters, "--dead-letters")
+    kept_s, letters_s = seconds(dead_letters, "--dead-letters"), seconds(letters, "--letters")
     idle_s = seconds(forget_senders, "--forget-senders") if forget_senders is not None else None
     if idle_s is not None and idle_s < SHORTEST_IDLE_S:
         raise UsageError(f"--forget-senders is {forget_senders!r}: give 2d or more. Clocks may differ by a day.")
@@ -80,7 +81,7 @@ def maintain(
     session = functools.cache(lambda: _session(data))
     while True:
         try:
-            done = take_care(session, options, Wishes(kept_s, idle_s, dry_run))
+            done = take_care(session, options, Wishes(kept_s, idle_s, letters_s, dry_run))
             typer.echo(_as_json(done, dry_run=dry_run) if as_json else _as_text(done, dry_run=dry_run))
         except AbcastError as error:
             if pause_s is None or not error.retriable:

@@ -27,7 +27,10 @@ def list_(
     """List all senders that the sequencer remembers, in the view or not."""
     from connectors.kafka.senders import known_senders
 
-    for sender in known_senders(connection_to(bootstrap_servers, kafka_config, "members"), group, site):
+    senders = known_senders(connection_to(bootstrap_servers, kafka_config, "members"), group, site)
+    if not senders and not as_json:
+        typer.echo(f"nobody is remembered in group {group}")
+    for sender in senders:
         if as_json:
             typer.echo(json.dumps(sender._asdict()))
         else:

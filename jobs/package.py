@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.options import require
+from jobs.options import DEFAULT_DATA, Data, require
 
 _MANAGERS = ("standalone", "yarn", "kubernetes")
 
@@ -26,19 +26,25 @@ def package(
         bool,
         typer.Option("--libraries/--no-libraries", help="Pack numpy, pandas and pyarrow, which executors may have."),
     ] = True,
+    data: Data = DEFAULT_DATA,
 ) -> None:
     """Write what a Spark cluster's executors need.
 
     It goes to DIR: jars, our code, and its libraries. Executors need nothing of abcast but this. What is printed is the
-    spark-submit line that starts a job there; options of the job follow it.
+    spark-submit line that starts a job there; options of the job follow it. With --data s3a://… the jars for tables
+    on S3 are among them.
     """
     require("pyspark")
+    from connectors.local.jars import FOR_SPARK
     from connectors.spark.packing import manager_of, pack, submit_line
+    from connectors.storage.location import S3, RemotePath
 
     masters = master or list(_MANAGERS)
     for each in masters:
         manager_of(each)
-    packed = pack(directory, with_libraries=libraries)
+    is_remote = isinstance(data, RemotePath)
+    configurations = (*FOR_SPARK, "s3") if isinstance(data, RemotePath) and data.scheme == S3 else FOR_SPARK
+    packed = pack(directory, with_libraries=libraries, configurations=configurations)
     size = packed.archive.stat().st_size + sum(jar.stat().st_size for jar in packed.jars)
     typer.echo(
         f"wrote {packed.archive.name}, {len(packed.jars)} jars, {packed.script.name} ({size >> 20} MiB)", err=True
@@ -46,4 +52,4 @@ def package(
     for number, each in enumerate(masters):
         if len(masters) > 1:
             typer.echo(f"{'' if number == 0 else chr(10)}# {each}")
-        typer.echo(submit_line(packed, each, python))
+        typer.echo(submit_line(packed, each, python, ("run", "--data", str(data)) if is_remote else ("run",)))

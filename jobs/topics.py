@@ -84,7 +84,10 @@ def list_(
     """List the topics of all groups."""
     from connectors.kafka.topics import find_topics
 
-    for topic in find_topics(connection_to(bootstrap_servers, kafka_config, "topics")):
+    topics = find_topics(connection_to(bootstrap_servers, kafka_config, "topics"))
+    if not topics and not as_json:
+        typer.echo("no groups have topics here; `abcast topics create --group G` makes some")
+    for topic in topics:
         if as_json:
             typer.echo(json.dumps({"topic": str(topic), "group": topic.group, "role": topic.role, "site": topic.site}))
         else:

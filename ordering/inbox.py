@@ -8,10 +8,14 @@ newest incarnation seen (and of every earlier one what stood before that), in th
 log holds changes nothing: repeats (a relay started again, a sender that sent again after a failed request) are at or
 below n; what follows a gap is above n + 1, and its sender writes it again behind the missing one.
 
-A crash keeps it: the rule knows nothing but the log, so reading the same prefix again makes the same table.
+A crash keeps it: the rule knows nothing but the log, so reading the same prefix again makes the same table. Of a prefix
+that was deleted, the table is kept (`ordering.letter_care`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from ordering.sequencer import NOTHING_ACCEPTED, Accepted, next_accepted
 
@@ -21,8 +25,14 @@ class InboxReader:
 
     __slots__ = ("_received",)
 
-    def __init__(self) -> None:
-        self._received: dict[str, Accepted] = {}
+    def __init__(self, received: Mapping[str, Accepted] = MappingProxyType({})) -> None:
+        """`received`: the table that a beginning of the log has made, which is not read then."""
+        self._received = dict(received)
+
+    @property
+    def received(self) -> dict[str, Accepted]:
+        """The table: by sender, its newest incarnation, and the last local seqno that was taken of it."""
+        return dict(self._received)
 
     def accept(self, sender: str, incarnation: int, local_seqno: int) -> bool:
         """Judge the next letter of the log that is for this receiver: whether it is taken."""

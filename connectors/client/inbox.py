@@ -2,7 +2,8 @@
 
 All letters to a member stand in one partition of its site's inbox topic, the one that Kafka's usual partitioner gives
 the member's address. What is taken is a pure function of that partition (`ordering.inbox`), so the number of
-partitions must stay what it was at the first letter, and nothing may be dropped from the log's beginning.
+partitions must stay what it was at the first letter, and no retention may drop the log's beginning. `abcast maintain`
+may: it notes what the rule had made of it (`ordering.letter_care`), and a run begins with that.
 
 Invariant. What the application was given are the letters that the rule takes, each once, as long as this run lasts. The
 offset up to which they were *taken* is committed (`connectors.client.bookmark`). After kill -9 a run reads the
@@ -10,7 +11,10 @@ partition from its beginning, makes the received table again, and gives what sta
 it: nothing is lost, and at most the letters of the last half second are given again (their numbers tell). A name whose
 offset Kafka has forgotten is told so (`connectors.client.member_memory`).
 
-The cost: a start reads the partition's whole history, payloads of other receivers included (Kafka sends no headers
+A run that is overtaken by such a purge, while it makes its table, begins again with the newer note. A letter that was
+deleted although this name had not taken it is told (HistoryUnavailable), unless the run is to begin at the beginning.
+
+The cost: a start reads all that is left of the partition, payloads of other receivers included (Kafka sends no headers
 alone); memory is one row a sender.
 """
 
@@ -26,21 +30,22 @@ from contextlib import closing
 from typing import Any
 
 from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
-from kafka.partitioner.default import murmur2
 from kafka.structs import TopicPartition
 
 from connectors.client.bookmark import Bookmark, Mark
 from connectors.client.deliveries import POLL_S
 from connectors.client.letter import Letter
-from connectors.client.letter_codec import decode_letter, is_state_letter
 from connectors.client.member_memory import MemberMemory
 from connectors.client.silence import Silence
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import RETRY_PAUSE_S
+from connectors.kafka.letter_bases import partition_of, read_noted
+from connectors.kafka.letter_codec import decode_letter, is_state_letter
 from connectors.kafka.topics import inbox_partitions
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, UsageError
 from ordering.inbox import InboxReader
+from ordering.letter_care import NO_BASE, base_at
 from ordering.names import Address
 
 _logger = logging.getLogger(__name__)
@@ -52,7 +57,7 @@ def inbox_partition(connection: Connection, consumer: Consumer, group: str, addr
     Raises TopicMissing, BrokerUnreachable.
     """
     partitions = inbox_partitions(connection, consumer, group, address.site)
-    return partitions[(murmur2(str(address).encode("ascii")) & 0x7FFFFFFF) % len(partitions)]
+    return partitions[partition_of(str(address), len(partitions))]
 
 
 class Inbox:
@@ -114,11 +119,22 @@ class Inbox:
         partition = inbox_partition(self.connection, consumer, self.group, self.address)
         first = 0 if self.from_beginning else memory.letters_taken(partition)
         self._bookmark.begin(Mark(first, first), first, functools.partial(_remember, memory, partition))
-        silence = Silence(self.timeout, self.connection.timeout)
-        silence.expect(self._seek_beginning(consumer, partition, first))
-        bookmark = self._bookmark
+        silence, bookmark = Silence(self.timeout, self.connection.timeout), self._bookmark
+
+        def begin() -> None:
+            position, end = self._begin(consumer, partition, first)
+            bookmark.pass_over(position, position)
+            silence.expect(end)
+            silence.read_up_to(position)
+
+        begin()
         while not self._stopping.is_set():
-            records = self._poll(consumer, partition)
+            try:
+                records = self._poll(consumer, partition)
+            except (OffsetOutOfRangeError, NoOffsetForPartitionError):
+                first = max(first, bookmark.taken.number)
+                begin()
+                continue
             for record in records:
                 letter = self._judge(record, is_new=record.offset >= first)
                 if letter is not None and record.offset >= first:
@@ -137,27 +153,46 @@ class Inbox:
             if silence.is_over:
                 return
 
-    def _seek_beginning(self, consumer: Consumer, partition: TopicPartition, taken: int) -> int:
-        """Go to the log's first record; where the log ends now. Raises HistoryUnavailable if a part is missing."""
-        consumer.assign([partition])
-        consumer.seek(partition, 0)
-        with self.connection.reachable():
-            beginning = consumer.beginning_offsets([partition])[partition]
-            end = int(consumer.end_offsets([partition])[partition])
-        if beginning > 0 or end < taken:
+    def _begin(self, consumer: Consumer, partition: TopicPartition, taken: int) -> tuple[int, int]:
+        """Go to the log's first record, with what is noted of all before; where the log begins and ends now.
+
+        Raises HistoryUnavailable if a part is missing, and nothing is noted of it, or if letters in it were not taken.
+        """
+        beginning, end = self._span(consumer, partition)
+        base, is_noted = NO_BASE, beginning == 0
+        while not is_noted:
+            noted = read_noted(self.connection, consumer, self.group, self.address.site, {str(self.address)})
+            base = base_at(noted.bases.get(str(self.address), ()), beginning)
+            is_noted = beginning in noted.beginnings.get(partition.partition, ())
+            before, (beginning, end) = beginning, self._span(consumer, partition)
+            if beginning == before:
+                break
+            is_noted = False  # the notes may be of the beginning before, or of this one
+        if not is_noted or end < taken:
             raise HistoryUnavailable(
                 f"{partition.topic}-{partition.partition} holds the offsets {beginning} to {end}, but {self.address} "
                 f"needs all from 0 on and was at {taken} before. Inbox topics must have no retention."
             )
-        return end
+        if base.lost > taken and not self.from_beginning:
+            raise HistoryUnavailable(
+                f"letters to {self.address} were deleted before it took them, since `abcast maintain` keeps them for "
+                "so long and no longer. inbox(from_beginning=True) gives those that are left."
+            )
+        self._reader = InboxReader(base.received)
+        consumer.assign([partition])
+        consumer.seek(partition, beginning)
+        return beginning, end
+
+    def _span(self, consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+        with self.connection.reachable():
+            beginning = int(consumer.beginning_offsets([partition])[partition])
+            return beginning, int(consumer.end_offsets([partition])[partition])
 
     def _poll(self, consumer: Consumer, partition: TopicPartition) -> Sequence[Any]:
         try:
             polled = consumer.poll(timeout_ms=int(POLL_S * 1000))
-        except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
-            raise HistoryUnavailable(
-                f"{partition.topic} no longer holds letters that were not read: retention has dropped them."
-            ) from error
+        except (OffsetOutOfRangeError, NoOffsetForPartitionError):
+            raise  # the log's beginning has moved
         except AuthorizationError as error:
             raise self.connection.refused(error, "READ", partition.topic) from None
         except KafkaError as error:
@@ -177,14 +212,14 @@ class Inbox:
         # Other members' letters cost no more than this comparison.
         if record.key != key:
             return None
-        letter = decode_letter(key, record.key, record.value, headers)
-        if isinstance(letter, str):
+        written = decode_letter(key, record.key, record.value, headers)
+        if isinstance(written, str):
             if is_new:
                 place = f"{record.topic}-{record.partition}:{record.offset}"
-                _logger.warning("%s: skipped a malformed letter at %s: %s", self.address, place, letter)
+                _logger.warning("%s: skipped a malformed letter at %s: %s", self.address, place, written)
             return None
-        is_next = self._reader.accept(letter.sender, letter.incarnation, letter.local_seqno)
-        return letter if is_next and not is_state_letter(headers) else None
+        is_next = self._reader.accept(written.sender, written.incarnation, written.local_seqno)
+        return Letter(*written) if is_next and not is_state_letter(headers) else None
 
 
 def _remember(memory: MemberMemory, partition: TopicPartition, _: int, offset: int) -> None:

@@ -26,11 +26,11 @@ from kafka.structs import TopicPartition
 
 from connectors.client.go_back_n import GoBackN
 from connectors.client.letter import LetterReceipt
-from connectors.client.letter_codec import letter_headers
 from connectors.client.lives import SendingLimits
 from connectors.client.promise import raised_again
 from connectors.client.sharing import share
 from connectors.kafka.connection import Connection
+from connectors.kafka.letter_codec import letter_headers
 from connectors.kafka.topics import inbox_partitions
 from connectors.kafka.transport import Sent
 from ordering.errors import AbcastError, LetterTableFull, NotWrittenInTime, UsageError

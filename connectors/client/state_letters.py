@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from connectors.client.letter import Letter
+from connectors.kafka.letter_codec import WrittenLetter
 from ordering.records import MAX_NUMBER, Headers
 
 H_STATE = "state"
@@ -54,7 +54,7 @@ class Nothing(NamedTuple):
         return ((H_STATE, json.dumps(["nothing", *self.request]).encode("ascii")),)
 
 
-def decode_state_letter(letter: Letter) -> Request | Chunk | Nothing | None:
+def decode_state_letter(letter: WrittenLetter) -> Request | Chunk | Nothing | None:
     """What a letter of the kind `state` says; None if it says nothing of that."""
     try:
         what, *numbers = json.loads(dict(letter.headers)[H_STATE])
@@ -86,7 +86,7 @@ class Assembly:
     incarnation: int = 1
     """The supplier's in the view: what an earlier life of its name says is not for us."""
 
-    def accept(self, letter: Letter, what: Chunk | Nothing) -> bool:
+    def accept(self, letter: WrittenLetter, what: Chunk | Nothing) -> bool:
         """Whether it was the next chunk, or the answer that there is none."""
         if (letter.sender, what.request) != (self.supplier, self.request) or letter.incarnation < self.incarnation:
             return False
@@ -95,7 +95,7 @@ class Assembly:
             return True
         return self._accept_chunk(letter, what)
 
-    def _accept_chunk(self, letter: Letter, chunk: Chunk) -> bool:
+    def _accept_chunk(self, letter: WrittenLetter, chunk: Chunk) -> bool:
         answer = (letter.incarnation, chunk.seqno, chunk.total)
         if chunk.number != len(self.chunks):
             return False

@@ -55,11 +55,11 @@ from connectors.client.cast_hub import CastHub
 from connectors.client.cut import Cut, packed, unpacked
 from connectors.client.deliveries import POLL_S
 from connectors.client.inbox import inbox_partition
-from connectors.client.letter import Letter, LetterReceipt
-from connectors.client.letter_codec import decode_letter, is_state_letter
+from connectors.client.letter import LetterReceipt
 from connectors.client.state_letters import Assembly, Chunk, Nothing, Request, RequestId, decode_state_letter
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import RETRY_PAUSE_S
+from connectors.kafka.letter_codec import WrittenLetter, decode_letter, is_state_letter
 from connectors.kafka.transport import Consumer
 from ordering.errors import AbcastError, NotOrderedInTime, ProtocolViolation, UsageError
 from ordering.events import ViewChange
@@ -378,8 +378,8 @@ class StateTransfer:
         if record.key != self._key or not is_state_letter(record.headers):
             return
         letter = decode_letter(self._key, record.key, record.value, record.headers)
-        what = decode_state_letter(letter) if isinstance(letter, Letter) else None
-        if not isinstance(letter, Letter) or what is None:
+        what = decode_state_letter(letter) if isinstance(letter, WrittenLetter) else None
+        if not isinstance(letter, WrittenLetter) or what is None:
             _logger.warning("%s: skipped a malformed letter at offset %d", self.address, record.offset)
             return
         asked: _Asked | None = None

@@ -137,8 +137,10 @@ class Attendant:
                 except (BrokerUnreachable, KafkaError) as error:
                     if isinstance(error, KafkaError) and not error.retriable:
                         raise
-                    # What is being written has its own patience with a broker that restarts.
-                    _logger.warning("sequence: the broker does not answer")
+                    # What is being written has its own patience with a broker that restarts. Of a topic that is gone,
+                    # nothing is answered either: the next look finds that.
+                    if not self._finder.has_news():
+                        _logger.warning("sequence: the broker does not answer")
         except BaseException as error:  # noqa: BLE001 - raised in the loop's thread
             self._failure = error
 

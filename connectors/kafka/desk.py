@@ -116,7 +116,10 @@ class Desk:
             return {}
         asked = {group_id: list(partitions)}
         found = self._ask(
-            lambda client: client.list_group_offsets(asked), self._cluster.timeout, "READ", _of(group_id, partitions)
+            lambda client: client.list_group_offsets(asked),
+            self._cluster.timeout,
+            "DESCRIBE",
+            _of(group_id, partitions),
         )
         return {partition: each for partition, each in found[group_id].items() if each.offset >= 0}
 

@@ -69,7 +69,7 @@ def purge_group(
     with closing(connection.consumer()) as consumer, connection.admin() as admin:
         below = considered(connection, group, site, find_topics(connection))
         with connection.reachable():
-            below |= _older(consumer, dead, dead_letters_s) if dead.topic in there else {}
+            below |= older(consumer, dead, dead_letters_s) if dead.topic in there else {}
             # Of one that is gone, DATA still tells a position.
             below = {
                 each: below[each]
@@ -83,7 +83,7 @@ def purge_group(
         due = {each: offset for each, offset in below.items() if beginnings[each] < offset <= ends[each]}
         before = partition_bytes(admin, below)
         if due and not dry_run:
-            _delete(admin, due)
+            delete(admin, due)
         after = before if dry_run else partition_bytes(admin, below)
     return [
         Purged(
@@ -120,8 +120,8 @@ def _kafkas(partition: Partition) -> TopicPartition:
     return TopicPartition(partition.topic, partition.number)
 
 
-def _older(consumer: Consumer, partition: TopicPartition, seconds: float) -> dict[TopicPartition, int]:
-    """Below which offset all is older."""
+def older(consumer: Consumer, partition: TopicPartition, seconds: float) -> dict[TopicPartition, int]:
+    """Below which offset all is older than that."""
     end = int(consumer.end_offsets([partition])[partition])  # what comes later is no older than that
     first = consumer.offsets_for_times({partition: int((time.time() - seconds) * 1000)}).get(partition)
     return {partition: end if first is None else min(end, int(first.offset))}
@@ -131,7 +131,8 @@ def _numbers(consumer: Consumer, topic: str) -> set[int]:
     return set(consumer.partitions_for_topic(topic) or ())
 
 
-def _delete(admin: KafkaAdminClient, below: Mapping[TopicPartition, int]) -> None:
+def delete(admin: KafkaAdminClient, below: Mapping[TopicPartition, int]) -> None:
+    """Delete the records below these offsets. Raises AbcastError if Kafka refuses."""
     try:
         admin.delete_records(dict(below))
     except KafkaError as error:

@@ -30,7 +30,7 @@ def read_range(
     position = start
     while position < end:
         try:
-            with connection.reachable():
+            with connection.reachable("READ", partition.topic):
                 polled = consumer.poll(timeout_ms=1000)
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
             raise HistoryUnavailable(

@@ -42,9 +42,11 @@ _OF_TOPICS: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
         "epoch": (_READ, _WRITE, _CONFIGS),
         "dead-letter": (_WRITE, _CONFIGS),
     },
-    "ledger": {"data": (_READ, _CONFIGS), "epoch": (_READ,)},
+    "ledger": {"data": (_READ,), "epoch": (_READ,)},
     "maintainer": {
         "forward": ("DELETE",),  # records, as all who purge topics
+        "inbox": (_READ, "DELETE"),
+        "memory": (_READ, _WRITE),  # notes what it deletes of letters
         "dead-letter": ("DELETE",),
         "data": (_READ,),  # which has what is not needed any more
         "epoch": (_READ,),
@@ -97,6 +99,7 @@ def rights_of(who: Who, group: str, site: str) -> list[Right]:
         rights.append(Right(_READ, "group", _signs(site)))  # its signs of life
     elif who == "maintainer":
         rights.append(Right("DESCRIBE", "topic", f"abcast.{group}.relayed-", is_prefix=True))
+        rights.append(Right("DESCRIBE", "group", f"abcast.member.{group}.{site}.", is_prefix=True))  # what was taken
     else:  # the copies of other sites' casts, too
         rights.append(Right(_READ, "topic", f"abcast.{group}.cast.", is_prefix=True))
     return rights
@@ -130,24 +133,30 @@ def _of_relay(sites: Sites, group: str, direction: Direction) -> Iterator[Right]
         for operation in operations:
             yield Right(operation, "topic", str(Topic(group, role, site, neighbour)))
 
-    for site in direction:
-        yield from of("data", site, _READ, _CONFIGS)
-        yield from of("epoch", site, _READ)
-    for site in sites.connections:  # letters and casts, of sites behind the neighbour too
-        if sites.next_hop(source, site) == target and not sites.shares_kafka(source, target):
-            yield from of("inbox", site, _READ, _WRITE, "CREATE", "ALTER")
-        yield from of("data", site, "DESCRIBE")  # which sites are in a Kafka
-        if sites.next_hop(target, site) == source:
-            yield from of("cast", site, _READ, _WRITE, "CREATE", "ALTER")
+    is_apart = not sites.shares_kafka(source, target)
+    reads_order = sites.home == source or not sites.one_order
+    for site in sites.connections:
+        if site in direction and reads_order:
+            yield from of("data", site, _READ)
+            yield from of("epoch", site, _READ)
+        elif site == source and sites.mode == "isis":  # its log
+            yield from of("data", site, _READ)
+        elif site in direction or is_apart:  # which sites, and groups, are in a Kafka
+            yield from of("data", site, "DESCRIBE")
+        if is_apart and sites.next_hop(source, site) == target:  # letters, to sites behind the neighbour too
+            yield from of("inbox", site, _READ, _WRITE, "CREATE")
+        if is_apart and sites.next_hop(target, site) == source:
+            yield from of("cast", site, _READ, _WRITE, "CREATE")
     if sites.home == source:  # a copy of the order
         yield from of("data", target, _WRITE)
         yield from of("epoch", target, _WRITE)
+    elif not sites.one_order:  # messages are carried out of DATA; the neighbour tells what it has
+        yield from of("relayed", target, _WRITE, "CREATE", neighbour=source)
     else:
-        if sites.one_order:  # in a mesh, messages are carried out of DATA
-            yield from of("forward", source, _READ)
-        yield from of("relayed", target, _READ, _WRITE, "CREATE", "ALTER", neighbour=source)
+        yield from of("forward", source, _READ)
+        yield from of("relayed", target, _READ, _WRITE, "CREATE", "ALTER", neighbour=source)  # as many partitions
         if sites.mode == "isis":
-            yield from of("entries", target, _READ, _WRITE, "CREATE", "ALTER", neighbour=source)
+            yield from of("entries", target, _READ, _WRITE, "CREATE", neighbour=source)
 
 
 def _signs(site: str) -> str:

@@ -14,6 +14,7 @@ from kafka.admin import KafkaAdminClient
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
+from ordering.errors import BrokerUnreachable
 from ordering.names import Topic
 
 LOOK_S = 10.0
@@ -50,6 +51,20 @@ class TopicFinder:
                 self._found = self._look()
                 self._found_at = time.monotonic()
             return self._found
+
+    def has_news(self) -> bool:
+        """Look now, as something has failed: whether there are other topics than those that were found last.
+
+        No, if no broker answers.
+        """
+        with self._lock:
+            before = self._found
+            try:
+                self._found = self._look()
+            except BrokerUnreachable:
+                return False
+            self._found_at = time.monotonic()
+            return self._found != before
 
     def _look(self) -> dict[Topic, int]:
         try:

@@ -37,7 +37,7 @@ _SETTINGS = {
     "unclean.leader.election.enable": "false",
 }
 
-PURGED: tuple[Role, ...] = ("forward", "dead-letter")
+PURGED: tuple[Role, ...] = ("forward", "dead-letter", "inbox")
 PURGED_SEGMENT_BYTES = 64 * 1024 * 1024
 """What is purged leaves the disk by whole segments, and never the newest one, which is 1 GiB unless a topic says."""
 
@@ -159,13 +159,15 @@ def ensure_topic(connection: Connection, topic: Topic, partitions: int) -> None:
     with connection.admin() as admin:
         known = {each["name"]: each["partitions"] for each in admin.describe_topics()}
         if name not in known:
+            check_may(connection, "WRITE", [topic])  # it may be there, and hidden
             of_group = [found for found in map(Topic.parse, known) if found and found.group == topic.group]
             copies = max((len(known[str(found)][0]["replica_nodes"]) for found in of_group), default=1)
             with contextlib.suppress(TopicAlreadyExistsError), connection.reachable("CREATE", name):  # or another did
                 admin.create_topics([new_topic(topic, partitions, copies)])
             admin.wait_for_topics([name])
         elif len(known[name]) < partitions:
-            admin.create_partitions({name: partitions})
+            with connection.reachable("ALTER", name):
+                admin.create_partitions({name: partitions})
 
 
 def check_topics(connection: Connection, groups: Iterable[str], site: str) -> None:
@@ -211,6 +213,27 @@ def check_relayed_is_seen(desk: Desk, group: str, site: str, operation: str = "D
     KafkaRefused, BrokerUnreachable.
     """
     desk.partitions_of(str(Topic(group, "relayed", site, site)), operation)
+
+
+def check_may(connection: Connection, operation: str, topics: Iterable[Topic]) -> None:
+    """See that this user may do that with the topics, where they are there. Raises KafkaRefused, BrokerUnreachable."""
+    with closing(connection.desk()) as desk:
+        for topic in topics:
+            desk.partitions_of(str(topic), operation)
+
+
+def refusals(connection: Connection, operation: str, topics: Iterable[Topic]) -> list[KafkaRefused]:
+    """Of topics that are not seen, why: a refusal for each that this user may not see; none is for what is not there.
+
+    Raises BrokerUnreachable.
+    """
+    refusals = []
+    for topic in topics:
+        try:
+            check_may(connection, operation, [topic])
+        except KafkaRefused as error:
+            refusals.append(error)
+    return refusals
 
 
 class TopicsFound(NamedTuple):

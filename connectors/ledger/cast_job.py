@@ -13,10 +13,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.topic_finder import LOOK_S
+from connectors.kafka.topics import refusals
 from connectors.kafka.transport import Consumer
 from connectors.ledger.casts import CastTableState, CastWriter, create_cast_table
 from connectors.ledger.job import TRIGGER_S
 from connectors.spark.job import JobOptions, StreamingJob
+from ordering.errors import KafkaRefused
 from ordering.names import Topic
 
 _logger = logging.getLogger(__name__)
@@ -55,6 +57,12 @@ class CastLedgerJob(StreamingJob):
             if str(topic) in self._with_casts:
                 selected.setdefault(topic.group, []).append(str(topic))
         return selected
+
+    def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
+        """Of groups that have a DATA topic at the site."""
+        site = self.options.site
+        expected = {Topic(topic.group, "cast", site) for topic in topics if (topic.role, topic.site) == ("data", site)}
+        return refusals(self.options.connection, "READ", sorted(expected.difference(topics), key=str))
 
     def _look(self, names: list[str]) -> None:
         """Find out in which of these something stands."""

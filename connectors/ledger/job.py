@@ -10,9 +10,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.data_log import DataLog, Start
+from connectors.kafka.topics import refusals
 from connectors.ledger.table import LedgerWriter, create_tables, read_table_state
 from connectors.spark.job import JobOptions, StreamingJob
-from ordering.errors import AbcastError, HistoryUnavailable, NoSnapshot
+from ordering.errors import AbcastError, HistoryUnavailable, KafkaRefused, NoSnapshot
 from ordering.names import Topic
 
 TRIGGER_S = 1
@@ -39,6 +40,12 @@ class LedgerJob(StreamingJob):
         return {
             topic.group: [str(topic)] for topic in topics if topic.role == "data" and topic.site == self.options.site
         }
+
+    def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
+        """Of groups that have an EPOCH topic at the site."""
+        site = self.options.site
+        expected = {Topic(topic.group, "data", site) for topic in topics if (topic.role, topic.site) == ("epoch", site)}
+        return refusals(self.options.connection, "READ", sorted(expected.difference(topics), key=str))
 
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """Read on after the table's last seqno of each group."""

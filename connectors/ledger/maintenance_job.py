@@ -17,6 +17,7 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.letter_purge import purge_letters
 from connectors.kafka.purge import Purged, purge_group
 from connectors.kafka.senders import forget_senders, idle_senders
 from connectors.kafka.topics import find_groups
@@ -46,13 +47,15 @@ class Idle(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How long dead letters are kept, and idle senders remembered (None: for ever), in seconds.
+    """How long dead letters are kept, idle senders remembered (None: for ever), and letters that nobody takes kept, in
+    seconds.
 
     `dry_run`: nothing is to be done but said.
     """
 
     dead_letters_s: float = 30 * 86_400.0
     senders_s: float | None = None
+    letters_s: float = 30 * 86_400.0
     dry_run: bool = False
 
 
@@ -78,6 +81,7 @@ def maintain(
         try:
             topics += purge_group(*what, dead_letters_s=wishes.dead_letters_s, dry_run=wishes.dry_run)
             senders += _forget(*what, wishes)
+            topics += purge_letters(*what, letters_s=wishes.letters_s, dry_run=wishes.dry_run)
         except BrokerUnreachable:
             raise
         except AbcastError as error:

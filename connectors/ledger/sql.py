@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
@@ -25,7 +25,7 @@ from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 from connectors.ledger.answer import CASTS, MESSAGES, ONLY_QUERIES, TABLES, Answer, select_messages, tables_in
 from connectors.ledger.delta_files import dataset_of, open_delta
 from connectors.local.scratch import make_scratch
-from connectors.storage.location import Location
+from connectors.storage.location import Location, interruptibly, is_asking
 from ordering.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Question:
     function `text(payload)`.
     """
 
-    def __init__(self, session: duckdb.DuckDBPyConnection, thread: Executor) -> None:
+    def __init__(self, session: duckdb.DuckDBPyConnection, thread: Executor | None) -> None:
+        """`thread`: where DuckDB works; None where it asks a store, for which nobody waits who is interrupted."""
         self._session = session
         self._thread = thread
 
@@ -98,12 +99,13 @@ class Question:
 
     def _wait(self, call: Callable[[], _Result]) -> _Result:
         """Call DuckDB in another thread: while it works, it lets no Ctrl-C through. This one is interrupted, and it."""
-        called = self._thread.submit(call)
+        called = self._thread.submit(call) if self._thread is not None else None
         try:
-            return called.result()
+            return called.result() if called is not None else interruptibly(call)
         except BaseException:
             self._session.interrupt()
-            wait([called])
+            if called is not None:
+                wait([called])
             raise
 
 
@@ -116,11 +118,11 @@ def question(data: Location) -> Iterator[Question]:
         of_table = [unquote(file) for file in table.file_uris()] if isinstance(data, Path) else []
         views.append((name, table, of_table))
         files += of_table
-    with (
-        closing(make_scratch()) as spill,
-        duckdb.connect() as session,
-        ThreadPoolExecutor(1, "abcast-query") as thread,
-    ):
+    with ExitStack() as opened:
+        spill = opened.enter_context(closing(make_scratch()))
+        session = duckdb.connect()
+        opened.callback(_close, session)
+        thread = opened.enter_context(ThreadPoolExecutor(1, "abcast-query")) if isinstance(data, Path) else None
         session.execute("SET TimeZone = 'UTC'")
         session.execute(f"SET temp_directory = {_literal(str(spill.path))}")
         session.execute("SET autoinstall_known_extensions = false")
@@ -138,6 +140,12 @@ def question(data: Location) -> Iterator[Question]:
         session.execute("CREATE MACRO text(payload) AS TRY(decode(payload))")
         session.execute("SET lock_configuration = true")
         yield Question(session, thread)
+
+
+def _close(session: duckdb.DuckDBPyConnection) -> None:
+    """One that still waits for a store would be waited for: it ends with the process."""
+    if not is_asking():
+        session.close()
 
 
 def _open(path: Location) -> DeltaTable:

@@ -34,9 +34,10 @@ from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame
 
 from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.topics import refusals
 from connectors.relay.columns import relay_casts
 from connectors.relay.job import Relay
-from ordering.errors import HistoryUnavailable
+from ordering.errors import HistoryUnavailable, KafkaRefused
 from ordering.names import Topic
 from ordering.records import Partition
 
@@ -79,6 +80,16 @@ class Casts(Relay):
             return {}
         self._at_target = self._find_at_target()
         return super().select_topics(topics)
+
+    def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
+        """As every relay, where there is anything to carry; and which sites are in the target's Kafka."""
+        if not self.is_apart:
+            return []
+        beside = set(self.sites.connections).difference(self.direction)
+        groups = {topic.group for topic in topics if topic.site == self.direction.source}
+        there = {Topic(group, "data", site) for group in groups for site in beside}
+        unseen = sorted(there.difference(self.target_finder.find()), key=str)
+        return [*super().hidden(topics), *refusals(self.target, "DESCRIBE", unseen)]
 
     def _find_at_target(self) -> Mapping[str, set[str]]:
         in_file = {site for site in self.sites.connections if self.sites.shares_kafka(site, self.direction.target)}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
 from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.topics import check_may
 from connectors.relay.columns import relay_forward, relay_home_data
 from connectors.relay.home_copy import HomeCopy
 from connectors.relay.job import Relay
@@ -32,8 +33,10 @@ class HomeData(Relay):
         """DATA of the other site."""
         return Topic(topic.group, "data", self.direction.target)
 
-    def positions(self, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
+    def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
         """Where each copy lacks something."""
+        for topic in topics:
+            check_may(self.target, "WRITE", [self.filled(topic), Topic(topic.group, "epoch", self.direction.target)])
         self._copies = [HomeCopy(self.source, self.target, topic.group, self.direction) for topic in topics]
         return {copy.home.partition: copy.start() for copy in self._copies}
 

@@ -1,4 +1,4 @@
-"""What all relay jobs have in common: from one site's Kafka to its neighbour's, a query for each kind of records
+"""What all relay jobs have in common: from one site's Kafka to its neighbour's, a query for each kind of relay
 (`connectors.relay.kinds`, `connectors.relay.columns`).
 
 The links of a mesh need no invariant here: the neighbour judges what a session brings (`ordering.links`).
@@ -18,7 +18,7 @@ rule, the sequencer's received table and the receivers of casts drop the repeats
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -31,20 +31,22 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topic_finder import TopicFinder
-from connectors.kafka.topics import ensure_topic
+from connectors.kafka.topics import check_may, ensure_topic, refusals
 from connectors.relay.marks import last_relayed
 from connectors.spark.job import JobOptions, StreamingJob
 from connectors.spark.sink import COPY_SINK_OPTIONS
-from ordering.errors import HistoryUnavailable
-from ordering.names import Topic
+from ordering.errors import HistoryUnavailable, KafkaRefused
+from ordering.names import Role, Topic
 from ordering.records import Partition
 
+CARRIED: tuple[Role, ...] = ("data", "forward", "inbox", "cast")
+"""What relays read."""
 REAL_TIME_BATCH = "5 seconds"
 """How long a real-time query runs before it notes its offsets."""
 
 
 class Relay(StreamingJob):
-    """Carries one kind of records in one direction, for all groups that have a DATA topic at both ends."""
+    """Carries what belongs together in one direction, for all groups that have a DATA topic at both ends."""
 
     carries: ClassVar[str]
     keeps_trying = True
@@ -95,17 +97,24 @@ class Relay(StreamingJob):
                 selected.setdefault(topic.group, []).append(str(topic))
         return selected
 
+    def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
+        """At both ends, of the groups of which anything is seen that is the source's."""
+        source, target = self.direction
+        groups = {topic.group for topic in topics if topic.site == source}
+        here = {Topic(group, role, site) for group in groups for role in CARRIED for site in self.sites.connections}
+        there = {Topic(group, "data", target) for group in groups}
+        expected = {Topic(group, "data", source) for group in groups}.union(filter(self.is_read, here))
+        return [
+            *refusals(self.source, "DESCRIBE", sorted(expected.difference(topics), key=str)),
+            *refusals(self.target, "DESCRIBE", sorted(there.difference(self.target_finder.find()), key=str)),
+        ]
+
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """Ask the neighbour what it has, and carry on after that."""
         names = [name for group in topics.values() for name in group]
         positions = self.positions([topic for topic in map(Topic.parse, names) if topic])
-        source = {**self.kafka_source(names, positions), "failOnDataLoss": "true"}
-        if self.in_real_time:
-            # There are no batches to bound, and what is not there yet is waited for.
-            del source["maxOffsetsPerTrigger"], source["kafka.fetch.max.wait.ms"]
-        rows = self.spark.readStream.format("kafka").options(**source).load()
         writer = (
-            self.carry(rows)
+            self.carried(names, positions)
             .writeStream.format("kafka")
             .queryName(self.name)
             .options(**self.target.spark_options(), **COPY_SINK_OPTIONS)
@@ -116,7 +125,24 @@ class Relay(StreamingJob):
             writer = writer.outputMode("update").trigger(realTime=REAL_TIME_BATCH)  # type: ignore[call-overload]
         return writer.start()
 
-    def positions(self, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
+    def carried(self, names: list[str], positions: Mapping[TopicPartition, int]) -> DataFrame:
+        """What these topics have from the positions on → rows for the target's."""
+        return self.carry(self.read(names, positions))
+
+    def read(
+        self, names: list[str], positions: Mapping[TopicPartition, int], most_records: int | None = None
+    ) -> DataFrame:
+        """A source with the rows of these topics, and at most so many of them in a batch."""
+        mine = {partition: offset for partition, offset in positions.items() if partition.topic in names}
+        source = {**self.kafka_source(names, mine), "failOnDataLoss": "true"}
+        if self.in_real_time:
+            # There are no batches to bound, and what is not there yet is waited for.
+            del source["maxOffsetsPerTrigger"], source["kafka.fetch.max.wait.ms"]
+        elif most_records is not None:
+            source["maxOffsetsPerTrigger"] = str(min(most_records, int(source["maxOffsetsPerTrigger"])))
+        return self.spark.readStream.format("kafka").options(**source).load()
+
+    def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
         """For every source partition, the offset after the last record that the neighbour has of it."""
         here = self.source.consumer()
         try:
@@ -125,7 +151,9 @@ class Relay(StreamingJob):
                 with self.source.reachable():
                     partitions = here.partitions_for_topic(str(topic)) or set()
                 filled = self.filled(topic)
+                check_may(self.source, "READ", [topic])
                 ensure_topic(self.target, filled, len(partitions))
+                check_may(self.target, "WRITE", [filled])
                 for number in partitions:
                     partition = TopicPartition(str(topic), number)
                     position = 1 + last_relayed(self.target, str(filled), number, self.direction.source, *partition)

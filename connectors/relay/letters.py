@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame
 from connectors.kafka.topics import count_partitions, ensure_topic
 from connectors.relay.columns import relay_letters
 from connectors.relay.job import Relay
-from ordering.errors import BrokerUnreachable
+from ordering.errors import BrokerUnreachable, KafkaRefused
 from ordering.names import Topic
 
 
@@ -27,6 +27,10 @@ class Letters(Relay):
     def carry(self, rows: DataFrame) -> DataFrame:
         """As they stand, with the mark of this relay instead of the last one's."""
         return relay_letters(rows, self.direction)
+
+    def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
+        """As every relay, where there is anything to carry."""
+        return super().hidden(topics) if self.is_apart else []
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """None where both ends share one Kafka. Makes sure that members at the source can write to these inboxes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from kafka.structs import TopicPartition
@@ -56,7 +56,7 @@ class MeshData(SiteForward):
         self._began_at = self._looked_at = time.monotonic()
         return self._query
 
-    def positions(self, topics: Iterable[Topic]) -> dict[TopicPartition, int]:
+    def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
         """Begin a session in each group, where the neighbour's own rows say."""
         assert self._presence is not None
         self._sessions = {}

@@ -39,7 +39,7 @@ from connectors.spark.patience import Patience
 from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain
 from connectors.spark.session import what_tasks_need
 from connectors.storage.location import Location
-from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem
+from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, KafkaRefused
 from ordering.names import Topic
 
 __all__ = ["BatchTooLarge", "JobOptions", "QueryFailed", "SparkJob", "StreamingJob"]
@@ -135,6 +135,7 @@ class StreamingJob(ABC):
         self._stop = threading.Event()
         self._ends = threading.Event()
         self._query_ends = threading.Event()
+        self._told_hidden: set[str] = set()
         self._max_batch_records = options.max_batch_records
         self._batch_records = options.max_batch_records
 
@@ -188,6 +189,10 @@ class StreamingJob(ABC):
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """Start the query over these topics."""
 
+    def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:  # noqa: ARG002 - as others have it
+        """Why this user does not see what should be read. `topics`: all that he sees."""
+        return []
+
     def check(self) -> None:
         """Called every WATCH_S and after a failure; raises if the query must not go on."""
 
@@ -198,6 +203,7 @@ class StreamingJob(ABC):
         """One query: from its start to the next reason for another."""
         try:
             topics = self._find_topics(fresh=True)
+            self._tell_hidden()
             if not topics:
                 self.ready.set()
                 self._ends.wait(self.options.look_every_s)
@@ -219,6 +225,13 @@ class StreamingJob(ABC):
             if error.retriable:
                 raise self.options.connection.unreachable() from error
             raise self.options.connection.refused(error) from error
+
+    def _tell_hidden(self) -> None:
+        """What is hidden seems not to be there: its group would be left out without a word. Each is told once."""
+        found = {str(error) for error in self.hidden(self.finder.find())}
+        for text in sorted(found - self._told_hidden):
+            _logger.warning("%s: left out: %s", self.name, text)
+        self._told_hidden = found
 
     def _watch(self, query: StreamingQuery, topics: Mapping[str, list[str]], directory: HeldDirectory) -> None:
         """Return when stopped, or when there are other topics to read."""
@@ -254,8 +267,10 @@ class StreamingJob(ABC):
                     return
                 self.check()
             except BrokerUnreachable:
-                # The query has its own patience with a broker that restarts; if that ends, so does the query.
-                _logger.warning("%s: the broker does not answer", self.name)
+                # The query has its own patience with a broker that restarts; if that ends, so does the query. Of topics
+                # that are gone nothing is answered either: the next look finds them gone.
+                if not self.finder.has_news():
+                    _logger.warning("%s: the broker does not answer", self.name)
             progress = query.lastProgress
             is_news = progress is not None and progress.numInputRows > 0 and progress.batchId != told_batch
             if progress is not None and is_news and now - reported > REPORT_S:

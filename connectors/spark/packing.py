@@ -1,8 +1,9 @@
 """What executors need and may not have, in one directory, and the line that starts a job with it.
 
 An executor runs Spark's own code in Java, and the sequencer's decisions in Python. Of ours it needs: the jars of
-conf/jars.lock, our packages, and numpy, pandas and pyarrow with what these require. Kafka is talked to by the jars, so
-no Python client of it goes along. pyspark is a part of Spark, where executors have it.
+conf/jars.lock (those for tables on S3, where the tables are there), our packages, and numpy, pandas and pyarrow with
+what these require. Kafka is talked to by the jars, so no Python client of it goes along. pyspark is a part of Spark,
+where executors have it.
 
 The Python part is an archive that Spark unpacks into each executor's working directory, under a name of ours. It must
 be on Python's path before a worker begins, as the workers' daemon is a module of ours (`spark.python.daemon.module`):
@@ -23,12 +24,12 @@ import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from connectors.local.jars import FOR_SPARK, check_hashes, spark_jars
+from connectors.local.jars import FOR_SPARK, check_hashes, jars_of
 from ordering.errors import AbcastError, EnvironmentProblem, UsageError
 
 LIBRARIES = ("numpy", "pandas", "pyarrow")
@@ -82,12 +83,14 @@ class Package(NamedTuple):
     script: Path
 
 
-def pack(directory: Path, *, with_libraries: bool = True) -> Package:
+def pack(directory: Path, *, with_libraries: bool = True, configurations: Sequence[str] = FOR_SPARK) -> Package:
     """Write all of it into the directory, which is made. What an earlier call has left there is replaced.
 
-    Without libraries, executors must have LIBRARIES of their own. Raises EnvironmentProblem, and OSError.
+    Without libraries, executors must have LIBRARIES of their own. `configurations`: of jars, which are fetched if they
+    are not there. Raises EnvironmentProblem, and OSError.
     """
-    jars, files = spark_jars(), {**_ours(), **(_libraries() if with_libraries else {})}
+    jars = [jar for each in configurations for jar in jars_of(each)]
+    files = {**_ours(), **(_libraries() if with_libraries else {})}
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".packing-", dir=directory) as name:
         work = Path(name)
@@ -97,7 +100,7 @@ def pack(directory: Path, *, with_libraries: bool = True) -> Package:
         (work / _JARS).mkdir()
         for jar in jars:
             shutil.copyfile(jar, work / _JARS / jar.name)
-        check_hashes(work / _JARS, *FOR_SPARK)
+        check_hashes(work / _JARS, *configurations)
         (work / _SCRIPT).write_text(_JOB, encoding="utf-8")
         if (directory / _JARS).exists():
             (directory / _JARS).rename(work / "old")
@@ -116,8 +119,8 @@ def manager_of(master: str) -> Manager:
     raise UsageError(f"the master {master} is none of standalone, yarn, kubernetes, spark://…, k8s://….")
 
 
-def submit_line(package: Package, master: str, python: str, command: str = "run") -> str:
-    """What a shell is told to start `abcast COMMAND` at that master; options of the command may follow.
+def submit_line(package: Package, master: str, python: str, command: Sequence[str] = ("run",)) -> str:
+    """What a shell is told to start `abcast COMMAND` at that master; more options of the command may follow.
 
     `master`: the URL, or the name of a manager, for a line with HOST in it. `python`: what the executors call theirs.
     Raises UsageError.
@@ -131,7 +134,7 @@ def submit_line(package: Package, master: str, python: str, command: str = "run"
         ("--conf", f"spark.executorEnv.PYTHONPATH={UNPACKED}"),
         ("--archives", f"{package.archive.absolute()}#{UNPACKED}"),
         ("--jars", ",".join(str(jar.absolute()) for jar in package.jars)),
-        (str(package.script.absolute()), command),
+        (str(package.script.absolute()), *command),
     ]
     return " \\\n  ".join([shlex.quote(str(_spark_submit())), *map(shlex.join, arguments)])
 

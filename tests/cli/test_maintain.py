@@ -29,7 +29,10 @@ def test_a_dry_run(broker: EmbeddedBroker, tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert told["dry_run"] is True
     assert told["tables"] == []
-    assert [(each["topic"], each["records"]) for each in told["topics"]] == [("abcast.maintained.dead-letter.care", 0)]
+    assert [(each["topic"], each["records"]) for each in told["topics"]] == [
+        ("abcast.maintained.dead-letter.care", 0),
+        ("abcast.maintained.inbox.care", 0),
+    ]
     assert CliRunner().invoke(app, options).stdout == "nothing to do\n"
 
 
@@ -63,6 +66,7 @@ def test_a_group_that_fails_ends_no_other(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(maintenance_job, "find_groups", lambda *_: ["a", "b"])
     monkeypatch.setattr(maintenance_job, "purge_group", purge)
+    monkeypatch.setattr(maintenance_job, "purge_letters", lambda *_, **__: [])
     options = JobOptions(Connection("localhost:1"), SITE, tmp_path)
     with pytest.raises(HistoryUnavailable, match="retention"):
         maintenance_job.maintain(pytest.fail, options, maintenance_job.Wishes())

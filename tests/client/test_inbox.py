@@ -7,10 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors import Letter
-from connectors.client import letter_codec
-from connectors.client.letter_codec import decode_letter, letter_headers
-from connectors.kafka import codec
+from connectors.kafka import codec, letter_codec
+from connectors.kafka.letter_codec import WrittenLetter, decode_letter, letter_headers
 from ordering.inbox import InboxReader
 from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, Headers
 
@@ -109,14 +107,14 @@ BOB = b"b/bob"
 def test_codec_round_trip() -> None:
     application = (("k", b"\x00\xff"), ("k", b""))
     headers = letter_headers("a/alice", 7, 3, application)
-    assert decode_letter(BOB, BOB, b"hi", headers) == Letter("a/alice", 7, 3, b"hi", application)
+    assert decode_letter(BOB, BOB, b"hi", headers) == WrittenLetter("a/alice", 7, 3, b"hi", application)
 
 
 def test_what_a_relay_says_is_ignored() -> None:
     """And what stands behind that."""
     text = b"2 letter 7 3 a/alice"
     for behind in (b"", b" -", b" a/abcast.g.inbox.b-0:7", b" - later", b" \xff  "):
-        assert decode_letter(BOB, BOB, b"", [("abcast", text + behind)]) == Letter("a/alice", 7, 3, b"", ())
+        assert decode_letter(BOB, BOB, b"", [("abcast", text + behind)]) == WrittenLetter("a/alice", 7, 3, b"", ())
 
 
 @given(st.binary(max_size=9) | st.none(), st.binary(max_size=9) | st.none(), st.data())
@@ -125,7 +123,7 @@ def test_no_bytes_make_the_decoder_raise(key: bytes | None, value: bytes | None,
     fields = st.binary(max_size=5) | st.sampled_from([b"2", b"letter", b"1", b"a/alice", b"-"])
     values = st.none() | st.lists(fields, max_size=8).map(b" ".join)
     headers = data.draw(st.lists(st.tuples(names, values), max_size=4))
-    assert isinstance(decode_letter(BOB, key, value, headers), Letter | str)  # type: ignore[arg-type]  # Kafka allows null
+    assert isinstance(decode_letter(BOB, key, value, headers), WrittenLetter | str)  # type: ignore[arg-type]  # Kafka allows null
 
 
 def test_malformed_letters_have_a_reason() -> None:
@@ -133,10 +131,10 @@ def test_malformed_letters_have_a_reason() -> None:
 
     def reason(
         key: bytes | None = BOB, value: bytes | None = b"x", more: Headers = (), **changed: bytes
-    ) -> Letter | str:
+    ) -> WrittenLetter | str:
         return decode_letter(BOB, key, value, [("abcast", b" ".join({**good, **changed}.values())), *more])
 
-    assert isinstance(reason(), Letter)
+    assert isinstance(reason(), WrittenLetter)
     assert reason(version=b"1") == codec.WRONG_VERSION
     assert decode_letter(BOB, BOB, b"x", []) == codec.WRONG_VERSION
     assert decode_letter(BOB, BOB, b"x", [("abcast", b"2")]) == codec.WRONG_KIND

@@ -14,11 +14,10 @@ from kafka.producer.future import RecordMetadata
 from kafka.structs import TopicPartition
 
 from connectors.client import go_back_n, letter_sender
-from connectors.client.letter import Letter
-from connectors.client.letter_codec import decode_letter
 from connectors.client.letter_sender import LetterSender
 from connectors.client.lives import SendingLimits
 from connectors.kafka.connection import Connection
+from connectors.kafka.letter_codec import WrittenLetter, decode_letter
 from ordering.errors import BrokerUnreachable
 from ordering.inbox import InboxReader
 from ordering.names import Address
@@ -162,5 +161,5 @@ def taken(kafka: FakeKafka, receiver: str) -> list[int]:
     return [
         int(letter.payload)
         for letter in letters
-        if isinstance(letter, Letter) and reader.accept(letter.sender, letter.incarnation, letter.local_seqno)
+        if isinstance(letter, WrittenLetter) and reader.accept(letter.sender, letter.incarnation, letter.local_seqno)
     ]

@@ -19,9 +19,10 @@ from kafka.structs import TopicPartition
 
 from connectors import Letter, Member
 from connectors.client.inbox import inbox_partition
-from connectors.client.letter_codec import letter_headers
 from connectors.client.member_memory import MemberMemory
 from connectors.kafka.connection import Connection
+from connectors.kafka.letter_codec import letter_headers
+from connectors.kafka.letter_purge import purge_letters
 from connectors.kafka.topics import create_topics
 from connectors.local.broker import EmbeddedBroker
 from connectors.testing.tiny_sequencer import TinySequencer
@@ -413,6 +414,24 @@ class TestReceiving:
             pytest.raises(HistoryUnavailable, match="no retention"),
         ):
             next(bob.inbox())
+
+    def test_letters_that_were_purged(self, connection: Connection, group: str, alice: Member) -> None:
+        """What was taken goes, and the numbers that were taken are known all the same; twice."""
+        create_topics(connection, group, ["d"])
+        got, numbers = list[int](), itertools.count()
+        alice.send("d/bob", b"%d" % next(numbers)).result(WAIT)
+        for count in (1, 2, 1):
+            for _ in range(count):
+                alice.send("d/bob", b"%d" % next(numbers)).result(WAIT)
+            with Member(group, "d/bob", connection=connection) as bob:
+                inbox = bob.inbox(timeout=WAIT)
+                got += [int(next(inbox).payload) for _ in range(count)]
+                next(inbox)  # so those before it count as taken
+                inbox.close()
+            time.sleep(0.01)
+            [purged] = purge_letters(connection, group, "d", letters_s=0.001)
+            assert purged.records == count
+        assert got == [0, 1, 2, 3]
 
 
 _RECEIVER = """

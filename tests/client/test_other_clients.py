@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from connectors.client.letter_codec import letter_headers
 from connectors.kafka.codec import forward_headers
+from connectors.kafka.letter_codec import letter_headers
 from connectors.testing import MemoryGroup
 from ordering.records import Headers
 from tests.waiting import WAIT

@@ -18,10 +18,11 @@ from kafka.structs import TopicPartition
 
 from connectors import Delivery, Member
 from connectors.client import state_transfer
-from connectors.client.letter import Letter, LetterReceipt
+from connectors.client.letter import LetterReceipt
 from connectors.client.state_letters import H_STATE, Assembly, Chunk, Nothing, Request, RequestId, decode_state_letter
 from connectors.client.state_transfer import CHUNK_BYTES, StateTransfer
 from connectors.kafka.connection import Connection
+from connectors.kafka.letter_codec import WrittenLetter
 from connectors.kafka.settings import change_settings
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
@@ -106,12 +107,12 @@ class TestLetters:
     REQUEST = RequestId(7, 3)
 
     @staticmethod
-    def letter(chunk: Chunk, sender: str = "nyc/a", incarnation: int = 5) -> Letter:
-        return Letter(sender, incarnation, 1, b"%d" % chunk.number, chunk.headers())
+    def letter(chunk: Chunk, sender: str = "nyc/a", incarnation: int = 5) -> WrittenLetter:
+        return WrittenLetter(sender, incarnation, 1, b"%d" % chunk.number, chunk.headers())
 
     def test_round_trip(self) -> None:
         for what in (Request(12), Chunk(self.REQUEST, 9, 0, 1)):
-            assert decode_state_letter(Letter("nyc/a", 5, 1, b"", what.headers())) == what
+            assert decode_state_letter(WrittenLetter("nyc/a", 5, 1, b"", what.headers())) == what
 
     @pytest.mark.parametrize(
         "raw",
@@ -122,8 +123,8 @@ class TestLetters:
         ids=lambda raw: raw.decode("latin-1")[:20],
     )
     def test_what_says_nothing(self, raw: bytes) -> None:
-        assert decode_state_letter(Letter("nyc/a", 5, 1, b"", ((H_STATE, raw),))) is None
-        assert decode_state_letter(Letter("nyc/a", 5, 1, b"", ())) is None
+        assert decode_state_letter(WrittenLetter("nyc/a", 5, 1, b"", ((H_STATE, raw),))) is None
+        assert decode_state_letter(WrittenLetter("nyc/a", 5, 1, b"", ())) is None
 
     def test_chunks_are_taken_in_order_and_once(self) -> None:
         """What a supplier's producer repeats after a failed request, and what is of another answer, is dropped."""
@@ -151,7 +152,7 @@ class TestLetters:
         assert not assembly.accept(self.letter(chunk, sender="nyc/eve", incarnation=6), chunk)
         assert assembly.accept(self.letter(chunk, incarnation=7), chunk)
 
-    def _pair(self, number: int) -> tuple[Letter, Chunk]:
+    def _pair(self, number: int) -> tuple[WrittenLetter, Chunk]:
         chunk = Chunk(self.REQUEST, 9, number, 5)
         return self.letter(chunk), chunk
 
@@ -207,7 +208,7 @@ def test_no_letter_ends_the_thread(connection: Connection, group: str, monkeypat
     with Replica(connection, group, "a") as a:
         a.say("x")
 
-        def fails_for_eve(letter: Letter) -> Request | Chunk | Nothing | None:
+        def fails_for_eve(letter: WrittenLetter) -> Request | Chunk | Nothing | None:
             if letter.sender == "nyc/eve":
                 raise MemoryError
             return decode_state_letter(letter)
@@ -622,7 +623,7 @@ def test_joiners_that_are_left_alone_do_not_wait_for_each_other(
 
 def test_nothing_is_the_answer_to_its_request_only() -> None:
     assembly = Assembly("nyc/a", RequestId(5, 1), 0.0)
-    letter = Letter("nyc/a", 3, 1, b"", Nothing(RequestId(5, 1)).headers())
+    letter = WrittenLetter("nyc/a", 3, 1, b"", Nothing(RequestId(5, 1)).headers())
     assert decode_state_letter(letter) == Nothing(RequestId(5, 1))
     assert not assembly.accept(letter._replace(sender="nyc/b"), Nothing(RequestId(5, 1)))
     assert not assembly.accept(letter, Nothing(RequestId(5, 2)))

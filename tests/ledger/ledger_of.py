@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 from deltalake import write_deltalake
 
+from connectors.storage.location import Location, delta_options
 from ordering.links import LinkStart
 from ordering.names import relay_of
 from ordering.records import EPOCH, JOIN, LEAVE, LINK_START, MESSAGE, Data, Forward, Link, Source
@@ -76,10 +77,13 @@ def effective(log: Sequence[Data]) -> list[Data]:
     return [record for record in log if record.kind != EPOCH]
 
 
-def write_ledger(directory: Path, log: Iterable[Data]) -> Path:
+AnyLocation = TypeVar("AnyLocation", bound=Location)
+
+
+def write_ledger(directory: AnyLocation, log: Iterable[Data], group: str = "g") -> AnyLocation:
     rows = [
         {
-            "group": "g",
+            "group": group,
             "seqno": record.seqno,
             "epoch": record.epoch,
             "view_id": record.view,
@@ -99,5 +103,6 @@ def write_ledger(directory: Path, log: Iterable[Data]) -> Path:
         }
         for record in log
     ]
-    write_deltalake(str(directory), pa.Table.from_pylist(rows, LEDGER), partition_by=["group"])
+    table = pa.Table.from_pylist(rows, LEDGER)
+    write_deltalake(str(directory), table, partition_by=["group"], storage_options=delta_options(directory))
     return directory

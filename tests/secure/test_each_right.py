@@ -10,6 +10,7 @@ import pytest
 
 from connectors import Member
 from connectors.kafka.connection import Connection
+from connectors.kafka.letter_purge import purge_letters
 from connectors.kafka.purge import purge_group
 from connectors.kafka.rights import Right, Who, give, rights_of
 from connectors.kafka.sending import append
@@ -96,10 +97,13 @@ def test_a_maintainer(secure_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyP
     ):
         for _ in range(2):
             alice.broadcast(b"x").result(60)
+        alice.send(f"{SITE}/a", b"x").result(60)
+        assert next(iter(alice.inbox(timeout=60))).payload == b"x"
     time.sleep(0.01)
 
     def purged(connection: Connection) -> int:
         found = purge_group(connection, trial.group, SITE, dead_letters_s=0.001)
+        found += purge_letters(connection, trial.group, SITE, letters_s=0.001)
         return sum(each.records for each in found)
 
     for right, connection in trial.lacking():

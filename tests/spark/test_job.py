@@ -221,6 +221,7 @@ class _Cluster:
         self.asked = 0
         self.connected = 0
         self.is_away = False
+        self.gone = 0
 
     @contextlib.contextmanager
     def admin(self) -> Iterator[Any]:
@@ -235,7 +236,7 @@ class _Cluster:
         self.asked += 1
         if self.is_away:
             raise BrokerUnreachable("away")
-        names = ("abcast.g.data.nyc", "abcast.h.data.nyc", "other")
+        names = ("abcast.g.data.nyc", "abcast.h.data.nyc", "other")[self.gone :]
         return [{"name": name, "partitions": [{}]} for name in names]
 
 
@@ -255,3 +256,17 @@ def test_topics_are_looked_for_seldom_and_by_one_connection(monkeypatch: pytest.
     cluster.is_away = False
     finder.find(fresh=True)
     assert cluster.connected == 2
+
+
+def test_whether_a_topic_is_gone_or_the_broker_is_seen_at_once() -> None:
+    """What is asked of a topic that was deleted is not answered, as if there were no broker."""
+    cluster = _Cluster()
+    finder = TopicFinder(cluster, look_every_s=1000.0)  # type: ignore[arg-type]
+    assert len(finder.find()) == 2
+    assert not finder.has_news()
+    cluster.is_away = True
+    assert not finder.has_news()
+    cluster.is_away, cluster.gone = False, 1
+    assert finder.has_news()
+    assert finder.find() == [Topic("h", "data", "nyc")]
+    assert not finder.has_news()

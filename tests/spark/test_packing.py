@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from connectors.local.jars import FOR_SPARK, check_hashes
+from connectors.local.jars import FOR_SPARK, check_hashes, locked_hashes
 from connectors.spark.packing import LIBRARIES, UNPACKED, Manager, Package, manager_of, pack, submit_line
 from connectors.spark.session import SETTINGS
 from ordering.errors import UsageError
+from tests.cli.here import abcast_here
 
 PACKAGE = Package(Path("/d d/python.tar.gz"), [Path("/d d/a.jar"), Path("/d d/b.jar")], Path("/d d/job.py"))
 
@@ -42,6 +43,26 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert "ordering/sequencer.py" in names
     assert not [name for name in names if "__pycache__" in name or name.startswith(LIBRARIES)]
     assert {path.name for path in tmp_path.iterdir()} == {f"{UNPACKED}.tar.gz", "jars", "abcast_job.py"}
+
+
+@pytest.mark.slow
+def test_tables_on_s3_take_their_jars_along(tmp_path: Path) -> None:
+    """The line has them, and where the tables are; it has no login."""
+    url, secret = "s3a://tables/abcast", "not-to-be-seen"
+    login = {"ABCAST_STORAGE_ACCESS_KEY_ID": "key", "ABCAST_STORAGE_SECRET_ACCESS_KEY": secret}
+    asked = ("package", tmp_path / "packed", "--no-libraries", "--master", "spark://h:1")
+    for by_option, variables in ((("--data", url), login), ((), {**login, "ABCAST_DATA": url})):
+        done = abcast_here(*asked, *by_option, cwd=tmp_path, variables=variables)
+        assert done.returncode == 0, done.stderr
+        check_hashes(tmp_path / "packed" / "jars", *FOR_SPARK, "s3")
+        parts = words(done.stdout)
+        shipped = {Path(jar).name for jar in parts[parts.index("--jars") + 1].split(",")}
+        assert shipped == {jar for each in (*FOR_SPARK, "s3") for jar in locked_hashes(each)}
+        assert parts[-3:] == ["run", "--data", url]
+        assert secret not in done.stdout + done.stderr
+    done = abcast_here(*asked, "--data", "tables", cwd=tmp_path)
+    check_hashes(tmp_path / "packed" / "jars", *FOR_SPARK)
+    assert words(done.stdout)[-1] == "run"
 
 
 @pytest.mark.parametrize("manager", Manager)
@@ -80,7 +101,8 @@ class Lacking:
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Lacking())
-import connectors.ledger.one_pass, connectors.sequencer.python_workers, connectors.sequencer.query
+import connectors.ledger.one_pass, connectors.sequencer.agreeing_query, connectors.sequencer.python_workers
+import connectors.sequencer.query
 import connectors.spark.codec, connectors.spark.first_task
 """
 

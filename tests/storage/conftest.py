@@ -17,9 +17,9 @@ def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Serve
 
 @pytest.fixture
 def server(running_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """It, with variables that let this process in; no put waits, no answer is lost at first."""
+    """It, with variables that let this process in; nothing waits, no answer is lost at first."""
     for name, value in running_server.variables.items():
         monkeypatch.setenv(name, value)
     yield running_server
-    running_server.before_put = lambda _path: None
+    running_server.before_put = running_server.before_get = lambda _path: None
     running_server.on_put = lambda _path: False

@@ -29,7 +29,7 @@ from tests.waiting import eventually
 SHA_256 = "a4d025969aaf796616ed4b1e2491d87d455ce84bb28cb9db086b2e6aaa68b48d"
 KEY, SECRET = "abcast", "not-a-secret"
 BUCKET = "tables"
-_HEAD = re.compile(rb"PUT (\S+) HTTP/1.1\r\n")
+_HEAD = re.compile(rb"(PUT|GET|HEAD) (\S+) HTTP/1.1\r\n")
 
 Answered = Callable[[str], bool]
 """Is called with a put's path when it is done and its answer has come; True: the answer is lost."""
@@ -37,10 +37,14 @@ Answered = Callable[[str], bool]
 
 @dataclass
 class S3Server:
-    """It runs. `before_put` is called for each put, which waits for it; `on_put` is asked about each answer to one."""
+    """It runs. `before_put` is called for each put, which waits for it; `on_put` is asked about each answer to one.
+
+    `before_get` is called for each get.
+    """
 
     endpoint: str
     before_put: Callable[[str], None] = field(default=lambda _path: None)
+    before_get: Callable[[str], None] = field(default=lambda _path: None)
     on_put: Answered = field(default=lambda _path: False)
 
     @property
@@ -150,9 +154,12 @@ def _serve(server: S3Server, client: socket.socket, port: int) -> None:
         def requests() -> None:
             with suppress(OSError):
                 while data := client.recv(65536):
-                    if found := _HEAD.match(data):
-                        puts.append(found[1].decode())
+                    found = _HEAD.match(data)
+                    if found and found[1] == b"PUT":
+                        puts.append(found[2].decode())
                         server.before_put(puts[-1])
+                    elif found:
+                        server.before_get(found[2].decode())
                     proxied.sendall(data)
             with suppress(OSError):
                 proxied.shutdown(socket.SHUT_WR)

@@ -11,9 +11,14 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from connectors.storage.location import RemotePath
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from connectors.storage.location import RemotePath, delta_options
 from connectors.storage.settings import Storage
 from tests.cli.process import ABCAST, environment
+from tests.storage.s3_server import S3Server
 
 
 def test_ctrl_c_ends_a_command_at_a_silent_store(tmp_path: Path) -> None:
@@ -37,6 +42,37 @@ def test_ctrl_c_ends_a_command_at_a_silent_store(tmp_path: Path) -> None:
         finally:
             asking.kill()
             asking.wait(30)
+    assert (asking.returncode, told) == (130, b"Aborted.\n")
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_query_whose_store_falls_silent(server: S3Server, tmp_path: Path) -> None:
+    """In the middle: the table's log was read, and DuckDB waits for its rows."""
+    data, falls_silent, is_over = server.place("silent"), threading.Event(), threading.Event()
+    for name in ("ledger", "views"):
+        columns = {"group": ["g"], "view_id": [0], "seqno": [1], "site": ["nyc"]}
+        write_deltalake(str(data / name), pa.table(columns), storage_options=delta_options(data / name))
+
+    def before_get(path: str) -> None:
+        if ".parquet" in path:
+            falls_silent.set()
+            is_over.wait(60)
+
+    server.before_get = before_get
+    asking = subprocess.Popen(
+        [ABCAST, "query", "--data", str(data), "SELECT sum(seqno) FROM views"],
+        env=environment(**server.variables),
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert falls_silent.wait(60)
+        asking.send_signal(signal.SIGINT)
+        told = asking.communicate(timeout=4)[1]  # as above
+    finally:
+        is_over.set()
+        asking.kill()
+        asking.wait(30)
     assert (asking.returncode, told) == (130, b"Aborted.\n")
 
 

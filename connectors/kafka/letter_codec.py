@@ -11,8 +11,8 @@ Letters of the kind `state` are numbered together with the others, but are abcas
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from connectors.client.letter import Letter
 from connectors.kafka.codec import (
     HEADER,
     HEADERS_TOO_LARGE,
@@ -36,6 +36,17 @@ from connectors.kafka.codec import (
 from ordering.names import is_address, is_reserved
 from ordering.records import LETTER, MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, STATE, Headers
 
+
+class WrittenLetter(NamedTuple):
+    """What a record says that is a letter."""
+
+    sender: str
+    incarnation: int
+    local_seqno: int
+    payload: bytes
+    headers: Headers
+
+
 BAD_SENDER = "SENDER in the header abcast is missing, or not the SITE/NAME of a member"
 WRONG_RECEIVER = "the key, which is the receiver, is not this member"
 
@@ -55,7 +66,7 @@ def is_state_letter(headers: Sequence[tuple[str, bytes]]) -> bool:
 
 def decode_letter(
     receiver: bytes, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]
-) -> Letter | str:
+) -> WrittenLetter | str:
     """One record of an inbox topic that names `receiver`, or the reason why it is not a letter to that member."""
     own, application = split_headers(headers)
     fields = first_fields(own, len(LETTER_FIELDS))
@@ -81,4 +92,4 @@ def decode_letter(
         return WRONG_LOCAL_SEQNO
     if value is None:
         return NO_PAYLOAD
-    return Letter(sender, incarnation, local_seqno, value, given_headers(application))
+    return WrittenLetter(sender, incarnation, local_seqno, value, given_headers(application))

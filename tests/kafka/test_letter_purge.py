@@ -1,0 +1,234 @@
+"""Purging letters, in memory: a receiver goes on as if nothing were gone, and is told of what it has missed."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors import Member
+from connectors.kafka import letter_purge, ranges
+from connectors.kafka.letter_bases import read_noted
+from connectors.kafka.letter_codec import letter_headers
+from connectors.kafka.letter_purge import purge_letters
+from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
+from ordering.errors import AbcastError, HistoryUnavailable
+from ordering.names import Topic
+from tests.waiting import WAIT
+
+SITE = "b"
+INBOX = TopicPartition(str(Topic("g", "inbox", SITE)), 0)
+DAY_S = 86_400.0
+
+
+@pytest.fixture
+def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
+    kafka = MemoryConnection()
+    kafka.create("g", SITE)
+
+    def delete(below: dict[TopicPartition, int]) -> None:
+        for place, offset in below.items():
+            kafka.topics.drop(place.topic, offset, place.partition)
+
+    admin = SimpleNamespace(describe_log_dirs=lambda _: [], delete_records=delete)
+    monkeypatch.setattr(MemoryConnection, "admin", lambda _: nullcontext(admin))
+    return kafka
+
+
+def write(kafka: MemoryConnection, number: int, incarnation: int = 7, to: bytes = b"b/bob") -> None:
+    """A letter of another program's."""
+    headers = letter_headers("b/eve", incarnation, number)
+    kafka.topics.append(INBOX, to, b"eve %d" % number, headers)
+
+
+def take(kafka: MemoryConnection, count: int | None = None, **how: Any) -> list[bytes]:
+    """What bob gets, as many as that, or all that there are."""
+    got: list[bytes] = []
+    with Member("g", "b/bob", connection=kafka) as bob:
+        for letter in bob.inbox(timeout=0.2, **how):
+            if len(got) == count:
+                break  # this one is in hand, and comes again
+            got.append(letter.payload)
+    return got
+
+
+def purge(kafka: MemoryConnection, letters_s: float = 0.001, *, dry_run: bool = False) -> int:
+    time.sleep(0.01)
+    [purged] = purge_letters(kafka, "g", SITE, letters_s=letters_s, dry_run=dry_run)
+    return purged.records
+
+
+def beginning(kafka: MemoryConnection) -> int:
+    return kafka.topics.beginnings.get(INBOX, 0)
+
+
+def test_what_was_taken_goes_and_letters_go_on(kafka: MemoryConnection) -> None:
+    """Also a repeat of what is gone is known, and what follows a gap."""
+    for number in range(1, 6):
+        write(kafka, number)
+    assert take(kafka, 3) == [b"eve 1", b"eve 2", b"eve 3"]
+    assert purge(kafka, dry_run=True) == 3
+    assert beginning(kafka) == 0
+    assert (purge(kafka), beginning(kafka), purge(kafka)) == (3, 3, 0)
+    for number in (2, 6, 3, 8, 7):
+        write(kafka, number)
+    assert take(kafka) == [b"eve 4", b"eve 5", b"eve 6", b"eve 7"]
+    assert (purge(kafka), beginning(kafka)) == (7, 10)
+    began = time.monotonic()
+    assert take(kafka) == []
+    assert time.monotonic() - began < kafka.timeout, "nothing that is gone is waited for"
+    write(kafka, 8)
+    assert take(kafka) == [b"eve 8"]
+
+
+def test_only_the_newest_note_is_left(kafka: MemoryConnection) -> None:
+    for number in range(1, 4):
+        write(kafka, number)
+        take(kafka)
+        assert purge(kafka) == 1
+    noted = read_noted(kafka, kafka.consumer(), "g", SITE)
+    assert noted.beginnings == {0: {3}}
+    assert [base.below for base in noted.bases["b/bob"]] == [3]
+    assert read_noted(kafka, kafka.consumer(), "g", SITE, ["b/else"]).bases == {}
+
+
+def test_a_letter_waits_for_its_receiver(kafka: MemoryConnection) -> None:
+    """So long as letters are kept, if he has never run; else until he takes it, or Kafka forgets him."""
+    for number in range(1, 4):
+        write(kafka, number)
+    assert purge(kafka, DAY_S) == 0
+    assert take(kafka, 1) == [b"eve 1"]
+    assert (purge(kafka), purge(kafka)) == (1, 0)
+    kafka.topics.forget_commits()
+    assert purge(kafka, DAY_S) == 0
+    assert purge(kafka) == 2
+
+
+def test_what_nobody_took_is_told(kafka: MemoryConnection) -> None:
+    for number in range(1, 4):
+        write(kafka, number)
+    assert purge(kafka) == 3
+    for _ in range(2):
+        with pytest.raises(HistoryUnavailable, match=r"letters to b/bob were deleted before it took them"):
+            take(kafka)
+    assert take(kafka, from_beginning=True) == []
+    write(kafka, 4)
+    assert take(kafka) == [b"eve 4"], "it was told, and has said that it goes on"
+
+
+def test_others_letters_are_no_loss(kafka: MemoryConnection) -> None:
+    """And what is no letter stops nothing: a stranger's key, a state, a receiver at another site."""
+    write(kafka, 1)
+    kafka.topics.append(INBOX, b"b/eve", b"x", letter_headers("b/x", 1, 1, kind="state"))
+    for key in (None, b"", b"nobody", b"c/bob", b"b/bob"):
+        kafka.topics.append(INBOX, key, b"x", [("abcast", b"what is this")])
+    assert take(kafka) == [b"eve 1"]
+    assert purge(kafka) == 7
+    write(kafka, 2)
+    assert take(kafka) == [b"eve 2"]
+    write(kafka, 1, to=b"b/late")
+    with Member("g", "b/late", connection=kafka) as late:
+        assert next(iter(late.inbox(timeout=WAIT))).payload == b"eve 1"
+
+
+def test_a_retention_is_no_purge(kafka: MemoryConnection) -> None:
+    """It has noted nothing."""
+    for number in range(1, 4):
+        write(kafka, number)
+    take(kafka, 1)
+    purge(kafka)
+    kafka.topics.drop(INBOX.topic, 2)
+    with pytest.raises(HistoryUnavailable, match="must have no retention"):
+        take(kafka)
+    assert purge(kafka) == 0, "what it would note is not the whole"
+
+
+def test_a_receiver_that_is_overtaken(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes its table from the log, and a purge takes that away: it goes on with what is noted."""
+    for number in range(1, 5):
+        write(kafka, number)
+    assert len(take(kafka)) == 4
+    write(kafka, 5)
+    poll, purged = MemoryConsumer.poll, list[int]()
+
+    def overtaken(consumer: MemoryConsumer, timeout_ms: int = 0) -> Any:
+        if INBOX in consumer.next and not purged:
+            purged.append(0)
+            purged.append(purge(kafka))
+        return poll(consumer, timeout_ms)
+
+    monkeypatch.setattr(MemoryConsumer, "poll", overtaken)
+    assert take(kafka) == [b"eve 5"]
+    assert purged == [0, 4]
+
+
+def test_the_last_mark_of_a_relay_stays(kafka: MemoryConnection) -> None:
+    for number in range(1, 4):
+        text = f"2 letter 7 {number} c/eve c/{INBOX.topic}-0:{number}".encode()
+        kafka.topics.append(INBOX, b"b/bob", b"%d" % number, [("abcast", text)])
+    assert len(take(kafka)) == 3
+    assert (purge(kafka), beginning(kafka)) == (2, 2)
+
+
+@pytest.mark.parametrize("step", range(3))
+def test_a_crash_in_the_middle(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Before anything is noted, before it is deleted, before old notes are taken away."""
+    for number in range(1, 4):
+        write(kafka, number)
+    take(kafka, 2)
+    with monkeypatch.context() as crash:
+        name = ("_write", None, "_forget")[step]
+
+        def crashed(*_: object) -> None:
+            raise AbcastError("killed")
+
+        crash.setattr(*((letter_purge._Care, name) if name else (letter_purge, "delete")), crashed)  # type: ignore[call-overload]
+        with pytest.raises(AbcastError, match="killed"):
+            purge(kafka)
+    assert beginning(kafka) == (0, 0, 2)[step]
+    write(kafka, 4)
+    assert take(kafka, 1) == [b"eve 3"]
+    assert purge(kafka) == (3, 3, 1)[step]
+    assert take(kafka) == [b"eve 4"]
+
+
+@pytest.mark.parametrize("has_read", [False, True])
+def test_a_purge_that_another_one_overtakes(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, has_read: bool
+) -> None:
+    """What it has read may have holes: it leaves all as it is."""
+    for number in range(1, 4):
+        write(kafka, number)
+    take(kafka, 2)
+    read = ranges.read_range
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.setattr(letter_purge, "read_range", read)
+        found = list(read(*arguments)) if has_read else []
+        assert purge(kafka) == 2
+        return found or read(*arguments)
+
+    monkeypatch.setattr(letter_purge, "read_range", overtaken)
+    assert purge(kafka) == 0
+    assert beginning(kafka) == 2
+    assert take(kafka) == [b"eve 3"]
+
+
+def test_too_many_senders(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(letter_purge, "MAX_BASE_BYTES", 10)
+    write(kafka, 1)
+    take(kafka)
+    assert (purge(kafka), beginning(kafka)) == (0, 0)
+    assert "b/bob has too many senders" in caplog.text
+
+
+def test_a_group_without_a_memory(kafka: MemoryConnection) -> None:
+    del kafka.topics.partitions[TopicPartition(str(Topic("g", "memory", SITE)), 0)]
+    write(kafka, 1)
+    assert purge_letters(kafka, "g", SITE, letters_s=DAY_S) == []

@@ -1,0 +1,17 @@
+"""Another secure Kafka: where a relay has two ends, each lets nobody in without a password of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from connectors.local.broker import EmbeddedBroker
+from tests.conftest import started
+
+
+@pytest.fixture(scope="module")
+def second_secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """For the tests of one module."""
+    with started(tmp_path_factory.mktemp("second-secure-broker"), secure=True) as running:
+        yield running

@@ -1,0 +1,72 @@
+"""Casts and letters between two sites, each with a secure Kafka: every role has the rights that `abcast acl` prints."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pyspark.sql import SparkSession
+
+from connectors.kafka.rights import rights_of, rights_of_relay
+from connectors.kafka.sites import Mode
+from connectors.local.broker import EmbeddedBroker
+from tests.client.test_orders import texts
+from tests.secure.two_kafkas import allow, both, sites_as
+from tests.sites.world import World
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(300)]
+
+ORDERS: tuple[Literal["causal", "total", "fifo"], ...] = ("causal", "total", "fifo", "causal")
+
+
+@pytest.mark.parametrize("mode", ["hub", "isis"])
+def test_members_of_two_sites_answer_each_other(
+    secure_broker: EmbeddedBroker,
+    second_secure_broker: EmbeddedBroker,
+    spark: SparkSession,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    mode: Mode,
+) -> None:
+    """In all orders, and by letters. Nobody meets a right that he lacks."""
+    kafkas = {"nyc": secure_broker, "sfo": second_secure_broker}
+    world = World(spark, sites_as("admin", kafkas, mode), tmp_path)
+
+    def seen_by(role: str) -> World:
+        """The same world, for a user with the rights of that role at both sites."""
+        user = f"{world.group}-{role}"
+        rights = (
+            [right for way in both(*kafkas) for right in rights_of_relay(world.sites, world.group, way)]
+            if role == "relay"
+            else [right for site in kafkas for right in rights_of(role, world.group, site)]  # type: ignore[arg-type]
+        )
+        allow(user, kafkas, set(rights))
+        as_seen = copy.copy(world)
+        as_seen.sites = sites_as(user, kafkas, mode)
+        return as_seen
+
+    deciding, members = seen_by("sequencer"), seen_by("member")
+    with contextlib.ExitStack() as closing, caplog.at_level(logging.WARNING):
+        closing.enter_context(
+            world.running([deciding.sequencer(site) for site in kafkas if mode == "isis" or site == "nyc"])
+        )
+        closing.enter_context(world.running(seen_by("relay").relays()))
+        members.change_settings("nyc", flush=True)
+        alice, bob = (closing.enter_context(members.member(site, "m", casts=True)) for site in kafkas)
+        for each in (alice, bob):
+            each.connect(timeout=60)
+        streams = [each.deliveries(timeout=60) for each in (alice, bob)]
+        for number, order in enumerate(ORDERS):
+            (alice, bob)[number % 2].broadcast(b"%d" % number, order=order)
+            assert [texts(stream, 1) for stream in streams] == [[f"{order} {number}"]] * 2
+        world.await_inboxes()
+        for sender, receiver, site in ((alice, bob, "sfo"), (bob, alice, "nyc")):
+            sender.send(f"{site}/m", b"letter").result(60)
+            assert next(iter(receiver.inbox(timeout=60))).payload == b"letter"
+        for each in (alice, bob):
+            each.close(timeout=60)
+    assert [text for text in caplog.messages if "may not" in text] == []
