@@ -1,4 +1,4 @@
-"""What all relay jobs have in common: from one site's Kafka to its neighbour's, a query for each kind of records
+"""What all relay jobs have in common: from one site's Kafka to its neighbour's, a query for each kind of relay
 (`connectors.relay.kinds`, `connectors.relay.columns`).
 
 The links of a mesh need no invariant here: the neighbour judges what a session brings (`ordering.links`).
@@ -48,7 +48,7 @@ REAL_TIME_BATCH = "5 seconds"
 
 
 class Relay(StreamingJob):
-    """Carries one kind of records in one direction, for all groups that have a DATA topic at both ends."""
+    """Carries what belongs together in one direction, for all groups that have a DATA topic at both ends."""
 
     carries: ClassVar[str]
     keeps_trying = True
@@ -116,13 +116,8 @@ class Relay(StreamingJob):
         """Ask the neighbour what it has, and carry on after that."""
         names = [name for group in topics.values() for name in group]
         positions = self.positions([topic for topic in map(Topic.parse, names) if topic])
-        source = {**self.kafka_source(names, positions), "failOnDataLoss": "true"}
-        if self.in_real_time:
-            # There are no batches to bound, and what is not there yet is waited for.
-            del source["maxOffsetsPerTrigger"], source["kafka.fetch.max.wait.ms"]
-        rows = self.spark.readStream.format("kafka").options(**source).load()
         writer = (
-            self.carry(rows)
+            self.carried(names, positions)
             .writeStream.format("kafka")
             .queryName(self.name)
             .options(**self.target.spark_options(), **COPY_SINK_OPTIONS)
@@ -132,6 +127,23 @@ class Relay(StreamingJob):
             # pyspark's type stubs do not know this trigger yet.
             writer = writer.outputMode("update").trigger(realTime=REAL_TIME_BATCH)  # type: ignore[call-overload]
         return writer.start()
+
+    def carried(self, names: list[str], positions: Mapping[TopicPartition, int]) -> DataFrame:
+        """What these topics have from the positions on → rows for the target's."""
+        return self.carry(self.read(names, positions))
+
+    def read(
+        self, names: list[str], positions: Mapping[TopicPartition, int], most_records: int | None = None
+    ) -> DataFrame:
+        """A source with the rows of these topics, and at most so many of them in a batch."""
+        mine = {partition: offset for partition, offset in positions.items() if partition.topic in names}
+        source = {**self.kafka_source(names, mine), "failOnDataLoss": "true"}
+        if self.in_real_time:
+            # There are no batches to bound, and what is not there yet is waited for.
+            del source["maxOffsetsPerTrigger"], source["kafka.fetch.max.wait.ms"]
+        elif most_records is not None:
+            source["maxOffsetsPerTrigger"] = str(min(most_records, int(source["maxOffsetsPerTrigger"])))
+        return self.spark.readStream.format("kafka").options(**source).load()
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
         """For every source partition, the offset after the last record that the neighbour has of it."""
