@@ -89,10 +89,11 @@ object RecordsAside {
  * Records lie one behind the other in pages, each behind its size: many objects would be much work to the collector.
  */
 private class RecordsOfAttempt(schema: StructType) {
-  private val PageBytes = 1 << 20
+  private val FirstPageBytes = 1 << 12 // of a small batch; the ninth and those behind it have 1 MiB
   private val toBytes = UnsafeProjection.create(schema)
   private val pages = mutable.ArrayBuffer.empty[Array[Byte]]
-  private var end = PageBytes
+  private var page = new Array[Byte](0) // the last of them, once there is one
+  private var end = 0
   private val partitions = mutable.Map.empty[(UTF8String, UTF8String, Int), Offsets]
   // Nearly every row is of the same partition as the one before it.
   private var place: (UTF8String, UTF8String, Int) = _
@@ -106,11 +107,11 @@ private class RecordsOfAttempt(schema: StructType) {
         case other => toBytes(other)
       }
       val bytes = row.getSizeInBytes // a multiple of 8
-      if (pages.isEmpty || end + 8 + bytes > pages.last.length) {
-        pages += new Array[Byte](math.max(PageBytes, 8 + bytes))
+      if (end + 8 + bytes > page.length) {
+        page = new Array[Byte](math.max(FirstPageBytes << math.min(pages.length, 8), 8 + bytes))
+        pages += page
         end = 0
       }
-      val page = pages.last
       Platform.putLong(page, Platform.BYTE_ARRAY_OFFSET + end, bytes)
       row.writeToMemory(page, Platform.BYTE_ARRAY_OFFSET + end + 8)
       offsets.add(offset, (pages.length - 1L) << 32 | end)
@@ -138,8 +139,8 @@ private class RecordsOfAttempt(schema: StructType) {
 /** The offsets of a partition of which records are aside, and where these are. */
 private class Offsets {
   private val Taken = -1L
-  private var known = new Array[Long](1024)
-  private var places = new Array[Long](1024)
+  private var known = new Array[Long](16)
+  private var places = new Array[Long](16)
   private var size = 0
   private var next = 0 // the one behind the last that was taken, which is nearly always wanted next
   private var isSorted = true // as Kafka gives them

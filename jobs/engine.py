@@ -66,8 +66,8 @@ def agreement_of(sites: Sites | None, site: str, how: HowDecided | None) -> Agre
     check_site(site)
     if how is None and (sites is None or sites.mode != "isis"):
         return None
-    from connectors.kafka.inputs import Neighbours, neighbours_of
-    from connectors.sequencer.agreement import Agreement
+    from connectors.kafka.inputs import Neighbours
+    from connectors.sequencer.agreement import Agreement, neighbours_of
 
     if sites is None:
         return Agreement(Neighbours(site, (site,)))

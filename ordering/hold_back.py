@@ -3,11 +3,11 @@
 Source: Total Order Multicast (docs/sources.md), "HoldBackQueue" and "HoldBackQueue Data Structures": an unordered
 map beside an ordered set.
 
-Here the ordered set is a heap with lazy deletion. A run has at most two keys in its life, its proposal and its
-final number, so the heap never holds more than twice the runs: lookup is O(1), insertion and update are O(log n).
+Here the ordered set is a heap with lazy deletion. A run has at most a key for each process in its life, so the heap
+holds no more than so many times the runs: lookup is O(1), insertion and update are O(log n).
 
-Invariant. Every run of the queue has exactly one entry in force. Its key is the process's own proposal until the run is
-final, and the final number from then on. A final number is never below the process's own proposal, so a key that was
+Invariant. Every run of the queue has exactly one entry in force. Its key is the highest proposal that is known here
+until the run is final, and the final number from then on. A final number is never below any proposal, so a key that was
 replaced stands before the one in force. So the first entry of the heap that is in force has the smallest key.
 
 `HoldBackQueue` is mutable: a cursor inside `ordering.isis.Agreement`, which has the state that can be stored.
@@ -58,16 +58,20 @@ class Insertion(Enum):
 
 @dataclass(slots=True)
 class Held:
-    """A run in the queue. `key` is the own proposal, or the final number."""
+    """A run in the queue. `key` is the highest proposal that is known here, or the final number.
+
+    `known` has a bit for each process whose proposal was counted in the key.
+    """
 
     id: RunId
     run: Run
     key: Key
     is_final: bool = False
+    known: int = 0
 
 
 def may_be_final(held: Held, final: Key) -> bool:
-    """Whether a number can be the run's final one: there is only one, and it is not below the own proposal."""
+    """Whether a number can be the run's final one: there is only one, and it is not below any proposal."""
     return held.key == final if held.is_final else held.key <= final
 
 
@@ -93,15 +97,25 @@ class HoldBackQueue:
         """A run by its id."""
         return self._held.get(run_id)
 
-    def insert_undeliverable(self, run_id: RunId, run: Run, proposal: Key) -> Insertion:
-        """A run that was just received, under the process's own proposal."""
+    def insert_undeliverable(self, run_id: RunId, run: Run, proposal: Key, known: int = 0) -> Insertion:
+        """A run that was just received, under the process's own proposal; or as it was held, with what is `known`."""
         if run_id in self._held:
             return Insertion.REPEATED
         if len(self._held) >= self.capacity:
             return Insertion.FULL
-        self._held[run_id] = Held(run_id, run, proposal)
+        self._held[run_id] = Held(run_id, run, proposal, known=known or 1 << proposal.proposer)
         heappush(self._heap, (proposal, run_id))
         return Insertion.INSERTED
+
+    def count(self, run_id: RunId, proposal: Key) -> None:
+        """Another process's proposal: the final number is not below it. Of a run that is final, nothing changes."""
+        held = self._held.get(run_id)
+        if held is None or held.is_final:
+            return
+        held.known |= 1 << proposal.proposer
+        if proposal > held.key:
+            held.key = proposal
+            heappush(self._heap, (proposal, run_id))
 
     def set_deliverable(self, run_id: RunId, final: Key) -> None:
         """Give a run its final number. Raises ProtocolViolation if it is not there, or the number can't be."""

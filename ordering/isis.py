@@ -2,10 +2,10 @@
 
 Source: Total Order Multicast (docs/sources.md), "Process", "Total Order Server" and "Sequence Counter".
 
-All processes are alike. A sender casts a *run* (`Send`). Each process holds it back and answers with a proposal: its
-counter, which is above all that it has seen. The sender takes the maximum (the proposer breaks ties) and casts it
-(`Finals`). Each process delivers the head of its queue while that is final. `ordering.isis_views` decides which
-processes take part, and goes on when one of them fails.
+All processes are alike. A sender casts a *run*, and its own proposal with it (`Send`). Each process holds it back and
+answers with a proposal: its counter, which is above all final numbers that it has seen. The sender takes the maximum
+(the proposer breaks ties) and casts it (`Finals`). Each process delivers the head of its queue while that is final.
+`ordering.isis_views` decides which processes take part, and goes on when one of them fails.
 
 Rules that the source has:
 
@@ -19,10 +19,14 @@ Rules beyond it:
 3. *Runs of a sender are taken in its order* (go-back-N: number n is accepted only after n - 1; a bounded number of
    later ones wait), and so are its final numbers. A process's proposals for a sender's runs grow, so their maxima do:
    the order is FIFO for each sender, and one row a sender tells all runs that were ordered from all that were not.
-4. *A final number is safe once a majority of the view knows it. Nothing is delivered before that.* Each process casts
-   what it knows (`Known`). With three processes that costs nothing: a process that is told a number makes a majority
-   with the sender. Without the rule, sender and receiver may deliver a run and be cut off together, and no other
-   process knows its number.
+4. *A final number is safe once each proposal that it was made of is known to a majority of the view. Nothing is
+   delivered before that.* Who knows the number knows them all, and each process casts what it knows (`Known`). With
+   three processes a receiver waits for nobody: when it is told a number, it makes a majority with the sender. The
+   sender does not wait either, with up to three: its own proposal went with the run, to all; and each other one is
+   known to two, who made it, and the sender. Without the rule, sender and receiver may deliver a run and be cut off
+   together, and no other process knows its number.
+5. *A key is as high as it can be.* Where a process overhears proposals for a run of another one, it counts them: the
+   final number can't be below. So a run that is final waits for fewer others.
 
 Invariants.
 
@@ -35,8 +39,8 @@ Invariants.
   final number is below f(m), since after it has seen f(m) it proposes above it; so that run is in its queue before m.
 * *Deliveries are numbered 1, 2, 3 …* A run of `length` messages takes that many seqnos. All processes begin a view with
   the same seqno, and deliver the same runs in the same order: so they agree on the numbers.
-* *What one process delivers is known to a majority*, as (4) says. So a process that asks a majority of the view finds
-  it.
+* *What one process delivers can be told from what any majority knows*, as (4) says: that has one process at least of
+  those who know each proposal. So a process that asks a majority of the view finds all proposals, and their maximum.
 
 A crash at any point keeps them if everything that a process has promised (a proposal made, a number computed, a number
 known) is in its state, and the state is stored before the outputs of the step leave. A process that has lost its state
@@ -82,11 +86,12 @@ def window_for(size: int) -> int:
 
 
 class Send(NamedTuple):
-    """A sender's runs `first`, `first` + 1, … (the source's DataMessage)."""
+    """A sender's runs `first`, `first` + 1, … (the source's DataMessage), and its own proposals for them."""
 
     view: int
     first: int
     runs: tuple[Run, ...]
+    numbers: tuple[int, ...]
 
 
 class Propose(NamedTuple):
@@ -189,6 +194,15 @@ class Placed(NamedTuple):
     key: Key
 
 
+class Proposed(NamedTuple):
+    """A run that is not final as far as a process knows: the highest of the proposals of those in the bits `known`."""
+
+    id: RunId
+    length: int
+    key: Key
+    known: int
+
+
 class Own(NamedTuple):
     """A run of the process's own. `missing` has a bit for each process that has not proposed."""
 
@@ -220,8 +234,8 @@ class AgreementState:
     ordered: tuple[int, ...] = ()
     finals: tuple[tuple[int, ...], ...] = ()
     delivered_by: tuple[int, ...] = ()
-    held: tuple[tuple[RunId, Run, Key, bool], ...] = ()
-    early: tuple[tuple[RunId, Run], ...] = ()
+    held: tuple[tuple[RunId, Run, Key, bool, int], ...] = ()
+    early: tuple[tuple[RunId, tuple[Run, int]], ...] = ()
     early_finals: tuple[tuple[RunId, Key], ...] = ()
     proposals: tuple[tuple[RunId, int], ...] = ()
     recent: tuple[Placed, ...] = ()
@@ -315,7 +329,7 @@ class _Own:
 class _Waiting:
     """What goes out at the end of the batch."""
 
-    sent: list[Run] = field(default_factory=list)
+    sent: list[tuple[Run, int]] = field(default_factory=list)
     proposals: list[tuple[RunId, int]] = field(default_factory=list)
     finals: list[Key] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
@@ -336,8 +350,8 @@ class Agreement:
         self._finals = [list(row) for row in state.finals]
         self._safe = [self._safe_row(sender) for sender in range(state.size)]
         self._queue = HoldBackQueue(state.size * state.window)
-        for run_id, run, key, is_final in state.held:
-            self._queue.insert_undeliverable(run_id, run, key)
+        for run_id, run, key, is_final, known in state.held:
+            self._queue.insert_undeliverable(run_id, run, key, known)
             if is_final:
                 self._queue.set_deliverable(run_id, key)
         self._early, self._early_finals = dict(state.early), dict(state.early_finals)
@@ -361,7 +375,7 @@ class Agreement:
             ordered=tuple(self._ordered),
             finals=tuple(tuple(row) for row in self._finals),
             delivered_by=tuple(self._delivered_by),
-            held=tuple((held.id, held.run, held.key, held.is_final) for held in self._queue),
+            held=tuple((held.id, held.run, held.key, held.is_final, held.known) for held in self._queue),
             early=tuple(sorted(self._early.items())),
             early_finals=tuple(sorted(self._early_finals.items())),
             proposals=tuple(sorted(self._proposals.items())),
@@ -404,8 +418,10 @@ class Agreement:
         elif not 0 <= sender < self.size or sender == self.me:
             self._drop(Drop.INVALID)
         elif isinstance(message, Send):
-            for number, run in enumerate(message.runs, message.first):
-                self._take_run(sender, number, run)
+            if len(message.runs) != len(message.numbers):
+                self._drop(Drop.INVALID)
+            for number, sent in enumerate(zip(message.runs, message.numbers, strict=False), message.first):
+                self._take_run(sender, number, sent)
         elif isinstance(message, Propose):
             self._take_proposals(sender, message)
         elif isinstance(message, Finals):
@@ -433,7 +449,7 @@ class Agreement:
         outputs = waiting.outputs
         if waiting.sent:
             first = self._last_own - len(waiting.sent) + 1
-            outputs.append(Cast(Send(self.view, first, tuple(waiting.sent))))
+            outputs.append(Cast(_send(self.view, first, waiting.sent)))
         for sender, first, numbers in _runs_of_proposals(waiting.proposals):
             outputs.append(Tell(sender, Propose(self.view, sender, first, numbers)))
         if waiting.finals:
@@ -469,6 +485,12 @@ class Agreement:
     def final_runs(self) -> tuple[Placed, ...]:
         """The runs that are final and not delivered, with seqno 0."""
         return tuple(Placed(0, held.id, held.run.length, held.key) for held in self._queue if held.is_final)
+
+    def proposed_runs(self) -> tuple[Proposed, ...]:
+        """The runs that are not final, as far as this process knows."""
+        return tuple(
+            Proposed(held.id, held.run.length, held.key, held.known) for held in self._queue if not held.is_final
+        )
 
     def held(self) -> tuple[Held, ...]:
         """The runs that this process has proposed for and not delivered."""
@@ -507,29 +529,31 @@ class Agreement:
             self._last_own += 1
             everybody = (1 << self.size) - 1
             self._own[self._last_own] = _Own(run, everybody, self.now_ms)
-            self._waiting.sent.append(run)
-            self._take_run(self.me, self._last_own, run)
+            self._take_run(self.me, self._last_own, (run, 0))
+            self._waiting.sent.append((run, self._proposals[RunId(self.me, self._last_own)]))
             self._deliver()
 
-    def _take_run(self, sender: int, number: int, run: Run) -> None:
+    def _take_run(self, sender: int, number: int, sent: tuple[Run, int]) -> None:
+        """A run, and its sender's proposal for it; the process's own has none yet."""
         row = self._accepted[sender]
+        is_valid = sent[0].length > 0 and (sent[1] > 0 or sender == self.me)
         if number <= row:
             self._drop(Drop.REPEATED)
             proposal = self._proposals.get(RunId(sender, number))
             if proposal is not None:
                 self._waiting.proposals.append((RunId(sender, number), proposal))
-        elif number > row + self.window or run.length < 1:
-            self._drop(Drop.EARLY if run.length > 0 else Drop.INVALID)
+        elif number > row + self.window or not is_valid:
+            self._drop(Drop.EARLY if is_valid else Drop.INVALID)
         elif number > row + 1:
-            self._early[RunId(sender, number)] = run
+            self._early[RunId(sender, number)] = sent
         else:
-            next_run: Run | None = run
-            while next_run is not None and self._accept(RunId(sender, number), next_run):
+            following: tuple[Run, int] | None = sent
+            while following is not None and self._accept(RunId(sender, number), *following):
                 number += 1
-                next_run = self._early.pop(RunId(sender, number), None)
+                following = self._early.pop(RunId(sender, number), None)
 
-    def _accept(self, run_id: RunId, run: Run) -> bool:
-        """Hold a run back and propose a number for it."""
+    def _accept(self, run_id: RunId, run: Run, senders: int) -> bool:
+        """Hold a run back and propose a number for it, beside its sender's."""
         proposal = self.counter + 1
         if self._queue.insert_undeliverable(run_id, run, Key(proposal, self.me)) is Insertion.FULL:
             self._drop(Drop.FULL)
@@ -541,12 +565,15 @@ class Agreement:
             self._count_proposal(self.me, run_id.number, proposal)
             self._finalise()
         else:
+            self._queue.count(run_id, Key(senders, run_id.sender))
             self._waiting.proposals.append((run_id, proposal))
         return True
 
     def _take_proposals(self, proposer: int, message: Propose) -> None:
         if message.sender != self.me:
-            return  # a relay carries everything to everybody
+            for number, proposal in enumerate(message.numbers, message.first):
+                self._queue.count(RunId(message.sender, number), Key(proposal, proposer))
+            return
         for number, proposal in enumerate(message.numbers, message.first):
             self._count_proposal(proposer, number, proposal)
         self._finalise()
@@ -561,6 +588,7 @@ class Agreement:
             own.missing &= ~(1 << proposer)
             self._patience_ms[proposer] = self._resend_after_ms
             own.best = higher(own.best, Key(proposal, proposer))
+            self._queue.count(RunId(self.me, number), Key(proposal, proposer))
 
     def _finalise(self) -> None:
         """Give the own runs that all processes have proposed for their final numbers, in their order."""
@@ -620,8 +648,14 @@ class Agreement:
             self._forget()
 
     def _safe_row(self, sender: int) -> int:
-        """Up to which run of a sender a majority of the view knows the final numbers."""
+        """Up to which run of a sender a majority of the view knows what the final numbers were made of."""
+        if sender == self.me and self._is_told_by_two():
+            return self._finals[self.me][self.me]
         return sorted(row[sender] for row in self._finals)[self.size - self.majority]
+
+    def _is_told_by_two(self) -> bool:
+        """Whether who has made a proposal, and the sender of the run, are a majority."""
+        return self.majority <= 2
 
     def _deliver(self) -> None:
         while (held := self._queue.head()) is not None and self._is_safe(held):
@@ -650,13 +684,13 @@ class Agreement:
     def _ask_again(self, process: int) -> None:
         late = self.now_ms - self._resend_after_ms
         unanswered = (
-            (number, own.run)
+            (number, (own.run, self._proposals[RunId(self.me, number)]))
             for number, own in self._own.items()
             if own.missing >> process & 1 and own.sent_at_ms <= late
         )
         questions: list[Message] = []
-        for first, runs in _consecutive(islice(unanswered, RESENT_RUNS)):
-            questions.append(Send(self.view, first, tuple(runs)))
+        for first, sent in _consecutive(islice(unanswered, RESENT_RUNS)):
+            questions.append(_send(self.view, first, sent))
         first, last = self._finals[process][self.me] + 1, self._finals[self.me][self.me]
         unknown = [self._own[n] for n in range(first, min(last, first + RESENT_RUNS - 1) + 1) if n in self._own]
         if unknown and unknown[0].sent_at_ms <= late:
@@ -667,9 +701,15 @@ class Agreement:
             self._waiting.outputs += [Tell(process, question) for question in questions]
 
 
-def _consecutive(numbered: Iterable[tuple[int, Run]]) -> Iterator[tuple[int, list[Run]]]:
-    """Numbered runs, in increasing order, as (first, runs without a gap)."""
-    first, runs = 0, list[Run]()
+def _send(view: int, first: int, sent: Iterable[tuple[Run, int]]) -> Send:
+    """Runs and the sender's proposals, from the `first` on."""
+    runs, numbers = zip(*sent, strict=True)
+    return Send(view, first, runs, numbers)
+
+
+def _consecutive(numbered: Iterable[tuple[int, tuple[Run, int]]]) -> Iterator[tuple[int, list[tuple[Run, int]]]]:
+    """What has a number, in increasing order, as (first, all without a gap)."""
+    first, runs = 0, list[tuple[Run, int]]()
     for number, run in numbered:
         if runs and number != first + len(runs):
             yield first, runs

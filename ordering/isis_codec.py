@@ -12,6 +12,7 @@ import binascii
 import dataclasses
 import functools
 import json
+from collections.abc import Callable, Iterable
 from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -19,6 +20,7 @@ from ordering.errors import ProtocolViolation
 from ordering.records import MAX_NUMBER
 
 T = TypeVar("T")
+_Reader = Callable[[object], object]
 
 
 def encode(value: object) -> bytes:
@@ -29,7 +31,7 @@ def encode(value: object) -> bytes:
 def decode(kind: type[T], raw: bytes) -> T:
     """Inverse of `encode` for values of that type. Raises ProtocolViolation."""
     try:
-        return cast("T", _read(kind, json.loads(raw)))
+        return cast("T", _reader(cast("Any", kind))(json.loads(raw)))
     except (ValueError, TypeError, RecursionError) as error:
         raise ProtocolViolation(f"not a {kind.__name__}: {error}") from error
 
@@ -52,29 +54,66 @@ def _fields(kind: Any) -> tuple[Any, ...]:
     return tuple(hints[name] for name in kind._fields)
 
 
-def _read(kind: Any, plain: object) -> object:
-    if get_origin(kind) in (Union, UnionType):
-        return None if plain is None else _read(next(arg for arg in get_args(kind) if arg is not type(None)), plain)
+@functools.cache
+def _reader(kind: Any) -> _Reader:
+    """What makes a value of that type out of what JSON has for it. It is made once: an entry has hundreds of values."""
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        return _optional(_reader(next(arg for arg in get_args(kind) if arg is not type(None))))
+    if origin is tuple:
+        kinds = get_args(kind)
+        if len(kinds) == 2 and kinds[1] is Ellipsis:
+            return _many(_reader(kinds[0]))
+        return _record(tuple, tuple(map(_reader, kinds)))
+    if kind is int:
+        return _whole
     if kind is bytes:
-        return _bytes(plain)
-    if kind in (int, bool, str):
-        if type(plain) is not kind or (kind is int and not 0 <= cast("int", plain) <= MAX_NUMBER):
+        return _bytes
+    if kind in (bool, str):
+        return _exactly(kind)
+    return _record(lambda values: kind(*values), tuple(map(_reader, _fields(kind))))
+
+
+def _optional(read: _Reader) -> _Reader:
+    return lambda plain: None if plain is None else read(plain)
+
+
+def _many(read: _Reader) -> _Reader:
+    def many(plain: object) -> object:
+        return tuple(map(read, _list(plain)))
+
+    return many
+
+
+def _record(make: Callable[[Iterable[object]], object], readers: tuple[_Reader, ...]) -> _Reader:
+    def record(plain: object) -> object:
+        items = _list(plain)
+        if len(items) != len(readers):
+            raise ValueError(f"{len(readers)} fields are wanted, not {len(items)}")
+        return make(read(item) for read, item in zip(readers, items, strict=True))
+
+    return record
+
+
+def _exactly(kind: type) -> _Reader:
+    def exactly(plain: object) -> object:
+        if type(plain) is not kind:
             raise ValueError(f"{plain!r:.40} is not a {kind.__name__} here")
         return plain
+
+    return exactly
+
+
+def _whole(plain: object) -> object:
+    if type(plain) is not int or not 0 <= plain <= MAX_NUMBER:
+        raise ValueError(f"{plain!r:.40} is not an int here")
+    return plain
+
+
+def _list(plain: object) -> list[object]:
     if not isinstance(plain, list):
         raise ValueError(f"{plain!r:.40} is not a list")
-    if get_origin(kind) is tuple:
-        return _tuple(get_args(kind), plain)
-    types = _fields(kind)
-    if len(types) != len(plain):
-        raise ValueError(f"a {kind.__name__} has {len(types)} fields, not {len(plain)}")
-    return kind(*(_read(item_kind, item) for item_kind, item in zip(types, plain, strict=True)))
-
-
-def _tuple(kinds: tuple[Any, ...], plain: list[object]) -> tuple[object, ...]:
-    if len(kinds) == 2 and kinds[1] is Ellipsis:
-        return tuple(_read(kinds[0], item) for item in plain)
-    return tuple(_read(kind, item) for kind, item in zip(kinds, plain, strict=True))
+    return plain
 
 
 def _bytes(plain: object) -> bytes:

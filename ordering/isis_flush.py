@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ordering.isis import Placed
+from ordering.hold_back import RunId
+from ordering.isis import Placed, Proposed
 from ordering.isis_formation import Life, View
 from ordering.isis_messages import NextView, Report
 
@@ -28,9 +29,10 @@ def may_exclude(size: int, gone: Iterable[int]) -> bool:
 
 def is_report(report: Report, size: int) -> bool:
     """Whether a report can be about a view of that size: a process that has gone astray may send any."""
-    runs = (*report.recent, *report.finals)
+    runs: list[Placed | Proposed] = [*report.recent, *report.finals, *report.proposed]
     places = [place for run in runs for place in (run.id.sender, run.key.proposer)]
-    return len(report.ordered) == size and all(place < size for place in places)
+    are_known = all(run.known < 1 << size for run in report.proposed)
+    return len(report.ordered) == size and all(place < size for place in places) and are_known
 
 
 def is_next(value: NextView, view: View) -> bool:
@@ -45,6 +47,11 @@ def settle(reports: Sequence[Report]) -> tuple[Placed, ...]:
     delivered = {placed.seqno: placed for report in reports for placed in report.recent}
     done = {placed.id for placed in delivered.values()}
     waiting = {placed.id: placed for report in reports for placed in report.finals if placed.id not in done}
+    for placed in _computed(reports):
+        before = placed.id._replace(number=placed.id.number - 1)
+        follows = before in done or before in waiting or before.number <= _ordered(reports, placed.id.sender)
+        if follows and placed.id not in done:
+            waiting.setdefault(placed.id, placed)
     seqno = max(report.delivered for report in reports) + 1
     order = [delivered[first] for first in sorted(delivered)]
     for placed in sorted(waiting.values(), key=lambda placed: placed.key):
@@ -53,14 +60,28 @@ def settle(reports: Sequence[Report]) -> tuple[Placed, ...]:
     return tuple(order)
 
 
+def _computed(reports: Sequence[Report]) -> list[Placed]:
+    """The runs whose proposals, of all processes of the view, are known to some of them each: in a sender's order."""
+    everybody = (1 << len(reports[0].ordered)) - 1
+    found: dict[RunId, Proposed] = {}
+    for report in reports:
+        for run in report.proposed:
+            known = found.get(run.id, run)
+            found[run.id] = run._replace(key=max(known.key, run.key), known=known.known | run.known)
+    return [Placed(0, *found[run_id][:3]) for run_id in sorted(found) if found[run_id].known == everybody]
+
+
+def _ordered(reports: Sequence[Report], sender: int) -> int:
+    return max(report.ordered[sender] for report in reports)
+
+
 def next_view(view: View, reports: Mapping[int, Report], joiners: Iterable[Life]) -> NextView:
     """A new value: those who have reported stay, those who have asked join, and the view ends as the reports say."""
     settled = settle([reports[place] for place in sorted(reports)])
     last = max(report.delivered for report in reports.values())
     rows = dict(view.rows)
     for place, life in enumerate(view.members):
-        ordered = max(report.ordered[place] for report in reports.values())
-        rows[life] = max(ordered, rows.get(life, 0))
+        rows[life] = max(_ordered(tuple(reports.values()), place), rows.get(life, 0))
     for placed in settled:
         life = view.members[placed.id.sender]
         rows[life] = max(rows[life], placed.id.number)

@@ -48,6 +48,10 @@ _KINDS = {
 }
 
 
+OVERHEARD = Propose.__name__.lower()
+"""The kind of letters that sites take note of though they are for others: a log is read by all."""
+
+
 class Range(NamedTuple):
     """FORWARD records of one partition: those with `first` <= offset < `end` at their own site."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ordering.hold_back import Run
-from ordering.isis import Finals, Known, Placed, Propose, Refused, Send, Submit, Tick
+from ordering.isis import Finals, Known, Placed, Propose, Proposed, Refused, Send, Submit, Tick
 from ordering.isis_formation import Hello, Life, View
 
 
@@ -44,13 +44,15 @@ class Report(NamedTuple):
     """What a frozen process knows of its view.
 
     `recent` are its last deliveries, at least all that some member may not have made; `finals` the runs that are final
-    and not delivered (seqno 0); `ordered` the last run of each process that was delivered.
+    and not delivered (seqno 0); `ordered` the last run of each process that was delivered; `proposed` the runs that it
+    has proposed for and that are not final.
     """
 
     delivered: int
     recent: tuple[Placed, ...]
     finals: tuple[Placed, ...]
     ordered: tuple[int, ...]
+    proposed: tuple[Proposed, ...] = ()
 
 
 class Beat(NamedTuple):

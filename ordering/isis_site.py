@@ -92,10 +92,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ordering.errors import Disagreement, ProtocolViolation
-from ordering.isis import RESEND_AFTER_MS, Send, Tick
+from ordering.isis import RESEND_AFTER_MS, Propose, Send, Tick
 from ordering.isis_codec import decode, encode
 from ordering.isis_formation import Life, first_view
 from ordering.isis_log import (
+    OVERHEARD,
     Entry,
     Letter,
     LogRow,
@@ -488,22 +489,29 @@ class Site:
         for ordered in entry.ordered:
             self._order(ordered)
         for letter in entry.letters:
-            if self.me.name not in letter.receivers:
+            is_for_me = self.me.name in letter.receivers
+            if not is_for_me and letter.kind != OVERHEARD:
                 continue
             try:
                 message = read_letter(letter)
             except ProtocolViolation:
                 self.rejected += 1
                 continue
-            if isinstance(message, Send):
+            if not is_for_me:
+                assert isinstance(message, Propose)
+                self.process.overhear(Life(site), message)
+            elif isinstance(message, Send):
                 self._take_send(Life(site), message)
             else:
                 self.process.receive(Life(site), message)
 
     def _take_send(self, sender: Life, message: Send) -> None:
         """Hand on the runs whose records are here; the others wait."""
-        for number, run in enumerate(message.runs, message.first):
-            alone = Send(message.view, number, (run,))
+        if len(message.runs) != len(message.numbers):
+            self.rejected += 1
+            return
+        for number, (run, proposal) in enumerate(zip(message.runs, message.numbers, strict=True), message.first):
+            alone = Send(message.view, number, (run,), (proposal,))
             try:
                 is_here = self._is_here(Ordered(0, sender, run))
             except ProtocolViolation:

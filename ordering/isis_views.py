@@ -12,9 +12,11 @@ v to v + 1 is decided once, by ballots (Paxos), with a majority of the members o
     Decided     everybody delivers the rest of v as the value says (`settled`), and begins v + 1
 
 The new value, the flush. It first has the runs that a process of the majority has delivered. Then come those that none
-has delivered, and whose final number one of them knows, in the order of these numbers. All processes purge the others.
-A sender that stays sends its purged runs again in the new view, under the same numbers. So does one that was excluded,
-as soon as it is back. Members of v + 1 are those that have promised, and at most as many that have asked to join.
+has delivered, and whose final number one of them knows, or all of them together can tell: each proposal is known to one
+of them. They stand in the order of these numbers, and of a sender none without those before it. All processes purge the
+others. A sender that stays sends its purged runs again in the new view, under the same numbers. So does one that was
+excluded, as soon as it is back. Members of v + 1 are those that have promised, and at most as many that have asked to
+join.
 
 Who asks to join waits until all members that are not suspected hear it (`Hears`), and the others go on without it. A
 member that is cut off from it would suspect it in the new view: it would be in and out for as long as the cut lasts.
@@ -24,19 +26,20 @@ Invariants, whatever is cut off, crashes, comes back, or is suspected wrongly.
 
 1. *One next view.* A decided value was accepted by a majority of v. Every later ballot has a promise of one of them,
    and takes over the value with the highest ballot: by induction the decided one. Two coordinators are two ballots.
-2. *All deliver the same in v.* Let p have delivered m in v. By `ordering.isis` a majority knew its final number, and
-   each of them before its promise: frozen processes learn nothing. So one of the promises has m, delivered or with its
-   number, and m is settled. Every run with a lower final number than m's is settled before it: p has delivered it (and
-   what is delivered is known to a majority, too). No run that p has not delivered gets a place before m: it would have
-   a final number below m's, and p would have proposed for it, seen m's number, and waited for it. So what p has
-   delivered is a beginning of what is settled. And each member of v has all settled runs: a final number is the
-   maximum of proposals of all members, and who has proposed has the run.
+2. *All deliver the same in v.* Let p have delivered m in v. By `ordering.isis` each proposal for m was known to a
+   majority, and to each of them before its promise: frozen processes learn nothing. So for each proposal one of the
+   promises has m delivered, or with its number, or with that proposal. So m is settled, under its number, which is the
+   same whoever takes the maximum. Every run with a lower final number is settled before it: p has delivered it, too
+   and the same holds for it. No run that p has not delivered gets a place before m: it would have a final number below
+   m's, and p would have proposed for it, seen m's number, and waited for it. So what p has delivered is a beginning of
+   what is settled. And each member of v has all settled runs: a final number is the maximum of proposals of all
+   members, and who has proposed has the run.
 3. *Seqnos go on.* All settle the same, so v ends with the same seqno for everybody, the `base` of v + 1.
 4. *A run is ordered once.* `rows` has the last run of each life that is ordered by the end of v. Runs of a sender
-   become final in its order, so those that are settled are the first of its unordered ones. A member accepts only what
-   is above the row, and a sender sends again only what is above its own.
-5. *A minority does nothing.* It can neither decide a view nor deliver (a final number needs proposals of all members,
-   and a majority that knows it). It says that it waits (`Stuck`).
+   become final in its order, and are settled in it, so those are the first of its unordered ones. A member accepts
+   only what is above the row, and a sender sends again only what is above its own.
+5. *A minority does nothing.* It can neither decide a view nor deliver (a final number needs proposals of all members).
+   It says that it waits (`Stuck`).
 6. *Joiners decide nothing alone.* Those that join are at most as many as those that stay, so in every majority of
    v + 1 there is one that has what was ordered in v. A joiner delivers from `base` + 1 on. What it lacks before
    (`Missing`) it reads from the others' memory (`ordering.isis_history`) or logs.
@@ -384,6 +387,11 @@ class Process:
         elif self.agreement is not None:
             self._receive_in_view(self.agreement, sender, message)
 
+    def overhear(self, sender: Life, message: Propose) -> None:
+        """Take a proposal that is for another process. It asks for no answer."""
+        if self.agreement is not None and message.view == self.view.id and sender in self._places:
+            self.agreement.receive(self._places[sender], message)
+
     def _receive_in_view(self, agreement: Agreement, sender: Life, message: Message) -> None:
         place = self._places[sender]
         if isinstance(message, Send | Propose | Finals | Known):
@@ -651,7 +659,13 @@ class Process:
             agreement.freeze()
 
     def _own_promise(self, agreement: Agreement) -> Promise:
-        report = Report(agreement.delivered, agreement.recent(), agreement.final_runs(), agreement.ordered())
+        report = Report(
+            agreement.delivered,
+            agreement.recent(),
+            agreement.final_runs(),
+            agreement.ordered(),
+            agreement.proposed_runs(),
+        )
         return Promise(self.view.id, self._promised, self._vote, report)
 
     # A new view

@@ -14,7 +14,7 @@ from kafka.structs import TopicPartition
 from connectors.engine.batch import COLUMNS_FROM, Output, Topics, by_columns, by_rows
 from connectors.engine.writing import Written
 from connectors.kafka.codec import VERSION, encode_data
-from connectors.kafka.entries import read_entry, write_entry
+from connectors.kafka.entry_codec import read_entry, write_entry
 from connectors.kafka.inputs import Input, of_log, original
 from connectors.kafka.transport import Record
 from ordering.errors import ProtocolViolation

@@ -34,7 +34,8 @@ from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.inputs import Input, Neighbours
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.unfit import OF_ONE_GROUP
-from connectors.sequencer.agreement import ISIS, Agreement, known_state, told
+from connectors.sequencer.agreement import ISIS, Agreement, known_state
+from connectors.sequencer.notices import told
 from connectors.sequencer.takeover import check_not_fenced
 from ordering.errors import AbcastError
 from ordering.isis_site import Notice

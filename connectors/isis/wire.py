@@ -37,11 +37,11 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 
 Packet = Message | Ask | Answer
 
-_MAGIC, _VERSION = b"AI", 1
+_MAGIC, _VERSION = b"AI", 2
 _HEADER = struct.Struct("!2sBI")
 _ORIGIN = struct.Struct("!8sHQ")
 _MESSAGE = struct.Struct("!BI")
-_SEND, _RUN = struct.Struct("!QQH"), struct.Struct("!II")
+_SEND, _RUN = struct.Struct("!QQH"), struct.Struct("!QII")
 _PROPOSE, _FINALS, _KNOWN = struct.Struct("!QHQH"), struct.Struct("!QQH"), struct.Struct("!QQH")
 _KINDS: tuple[type[Any], ...] = (
     *(Send, Propose, Finals, Known),
@@ -164,21 +164,23 @@ def _read_rare(kind: int, body: bytes) -> Packet:
 def _read_send(body: bytes) -> Send:
     view, first, count = _SEND.unpack_from(body)
     _counted(view, first)
-    position, runs = _SEND.size, []
+    position, runs, numbers = _SEND.size, [], []
     for _ in range(count):
-        length, size = _RUN.unpack_from(body, position)
+        number, length, size = _RUN.unpack_from(body, position)
         position += _RUN.size
         if position + size > len(body):
             raise Malformed("cut off")
         runs.append(Run(body[position : position + size], length))
+        numbers.append(number)
         position += size
-    return Send(view, first, tuple(runs))
+    _counted(0, *numbers)
+    return Send(view, first, tuple(runs), tuple(numbers))
 
 
 def _send_parts(message: Send) -> Iterator[bytes]:
     yield _SEND.pack(message.view, message.first, len(message.runs))
-    for reference, length in message.runs:
-        yield _RUN.pack(length, len(reference))
+    for (reference, length), number in zip(message.runs, message.numbers, strict=True):
+        yield _RUN.pack(number, length, len(reference))
         yield reference
 
 
@@ -189,10 +191,14 @@ def _split(message: Send) -> Iterator[Send]:
     for index, run in enumerate(message.runs):
         needed = _RUN.size + len(run.reference)
         if index > start and size + needed > room:
-            yield Send(message.view, message.first + start, message.runs[start:index])
+            yield _part(message, start, index)
             start, size = index, 0
         size += needed
-    yield Send(message.view, message.first + start, message.runs[start:])
+    yield _part(message, start, len(message.runs))
+
+
+def _part(message: Send, start: int, end: int) -> Send:
+    return Send(message.view, message.first + start, message.runs[start:end], message.numbers[start:end])
 
 
 def _framed(kind: int, body: bytes) -> bytes:

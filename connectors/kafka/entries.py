@@ -1,45 +1,19 @@
-"""Entries of a site's log (`ordering.isis_log`) as they stand in DATA, and the last one that counts."""
+"""What the entries of a site's log tell that stand in its DATA: the last one that counts, and the site's state."""
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
 
 from connectors.kafka.data_log import DataLog, Stored
+from connectors.kafka.entry_codec import read_entry
 from connectors.kafka.epochs import Claim
 from connectors.kafka.ranges import windows_back
-from ordering.canonical import inflated
-from ordering.errors import HistoryUnavailable, ProtocolViolation
+from ordering.errors import HistoryUnavailable
 from ordering.isis_log import Entry, LogRow, judge
 from ordering.isis_site import SiteState, state_of
-from ordering.records import ENTRY, EPOCH, MAX_NUMBER, MAX_RECORD_BYTES, Data
-from ordering.sequencer import MAX_INFLATED_BYTES
+from ordering.records import ENTRY, EPOCH, MAX_NUMBER, Data
 
 _FIRST_WINDOW = 512
-_ROOM_BYTES = 1024
-"""What a record needs besides its value, and more than that."""
-
-
-def write_entry(entry: Entry) -> Data:
-    """An entry as DATA. Raises ProtocolViolation if it is larger than a record may be."""
-    payload = gzip.compress(entry.to_bytes(), compresslevel=1, mtime=0)
-    if len(payload) > MAX_RECORD_BYTES - _ROOM_BYTES:
-        raise ProtocolViolation(
-            f"what this site knows of the agreement takes {len(payload)} bytes, and no longer fits into a record: the "
-            "group has too many senders."
-        )
-    return Data(ENTRY, entry.epoch, local_seqno=entry.number, payload=payload)
-
-
-def read_entry(record: Data) -> Entry:
-    """Inverse of `write_entry`. Raises ProtocolViolation."""
-    try:
-        entry = Entry.from_bytes(inflated(record.payload, MAX_INFLATED_BYTES))
-    except ValueError as error:
-        raise ProtocolViolation(f"not an entry: {error}") from error
-    if (entry.epoch, entry.number) != (record.epoch, record.local_seqno):
-        raise ProtocolViolation(f"entry {entry.number} of epoch {entry.epoch} stands in {record}.")
-    return entry
 
 
 def last_entry(data: DataLog, end: int) -> Entry | None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from connectors.kafka.codec import AGREED_FIELDS, DATA_FIELDS, FORWARD_FIELDS, HEADER, NOTHING, decode_data
-from connectors.kafka.sites import Sites
-from connectors.kafka.transport import PlainRecord, Record
+from connectors.kafka.plain_record import PlainRecord, Record
 from ordering.names import Topic
 from ordering.records import Data, Partition, Source
 
@@ -47,13 +46,6 @@ class Neighbours(NamedTuple):
             home = Topic(topic.group, "forward", topic.neighbour)
             return Input(topic.neighbour, str(Partition(str(home), number)), is_copy=True)
         return Input(topic.neighbour, "", is_copy=True) if topic.role == "entries" else None
-
-
-def neighbours_of(sites: Sites, site: str) -> Neighbours:
-    """What the sites' file says for the job of one of them. Raises UsageError."""
-    sites.connection(site)
-    shared = {other for other in sites.connections if other != site and sites.shares_kafka(site, other)}
-    return Neighbours(site, tuple(sorted(sites.connections)), frozenset(shared))
 
 
 def original(copy: Record, site: str, place: str) -> PlainRecord | None:

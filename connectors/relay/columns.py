@@ -9,8 +9,8 @@ Stateless, record by record. Nothing here needs to be exactly-once: the neighbou
   `ordering.links` has it. Messages become FORWARD of their original senders, views become `remote-view`, and all else
   a `skip`. So a message of a new member comes after the view that has it. Where the links make a tree, what a sender
   had delivered before it sent is there first.
-* `AgreedForward` and `Entries` (between sites that agree, `ordering.isis_site`): FORWARD, partition by partition, into
-  the neighbour's relayed topic, with the time of its broker; and out of DATA what makes the site's log.
+* `Agreed` (between sites that agree, `ordering.isis_site`): FORWARD, partition by partition, into the neighbour's
+  relayed topic, with the time of its broker; and out of DATA what makes the site's log.
 * `Letters`: the inbox topics, partition by partition.
 * `Casts`: the cast topics, partition by partition (`connectors.relay.casts`).
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from connectors.kafka.sites import Direction, Sites
-from connectors.relay.agreed import AgreedForward, Entries
+from connectors.relay.agreed import Agreed
 from connectors.relay.casts import Casts
 from connectors.relay.hub import HomeData, SiteForward
 from connectors.relay.job import Relay
@@ -14,7 +14,7 @@ from connectors.relay.mesh import MeshData
 def relays_of(sites: Sites, direction: Direction) -> list[type[Relay]]:
     """What is carried in a direction."""
     if sites.mode == "isis":
-        return [] if sites.shares_kafka(*direction) else [AgreedForward, Entries, Letters, Casts]
+        return [] if sites.shares_kafka(*direction) else [Agreed, Letters, Casts]
     if sites.home is None:
         return [MeshData, Letters, Casts]
     return [HomeData if direction.source == sites.home else SiteForward, Letters, Casts]

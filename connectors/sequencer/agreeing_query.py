@@ -44,11 +44,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from connectors.kafka import codec, epochs
-from connectors.kafka.entries import read_entry, write_entry
+from connectors.kafka.entry_codec import read_entry, write_entry
 from connectors.kafka.inputs import Neighbours, of_log
-from connectors.kafka.transport import PlainRecord
+from connectors.kafka.plain_record import PlainRecord
 from connectors.sequencer import stored_state
-from connectors.sequencer.agreement import told
+from connectors.sequencer.notices import told
 from connectors.sequencer.query import (
     DATA_ROLE,
     RUN_SCHEMA,

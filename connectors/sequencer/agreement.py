@@ -6,7 +6,6 @@ is then all that the site has promised to the others, and was promised.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,11 +13,10 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_state
 from connectors.kafka.inputs import Neighbours
-from connectors.kafka.sites import SUSPECT_AFTER_MS
+from connectors.kafka.sites import SUSPECT_AFTER_MS, Sites
 from ordering.errors import UsageError
 from ordering.isis_formation import Life, first_view
-from ordering.isis_messages import Installed, NotExcluded, Outside
-from ordering.isis_site import Notice, OtherLog, SiteState, first_state
+from ordering.isis_site import SiteState, first_state
 from ordering.sequencer import SequencerState
 
 RESEND_AFTER_MS = 2_000
@@ -59,17 +57,8 @@ def known_state(connection: Connection, agreement: Agreement, taken: SequencerSt
     return replace(state, process=replace(state.process, suspect_after_ms=agreement.suspect_after_ms))
 
 
-def told(notice: Notice) -> tuple[int, str]:
-    """A notice in words, behind a level of logging."""
-    if isinstance(notice, Installed):
-        return logging.INFO, f"view {notice.view.id} of sites: {', '.join(life.name for life in notice.view.members)}"
-    if isinstance(notice, Outside):
-        return logging.WARNING, "the other sites go on without this one; it asks to join again"
-    if isinstance(notice, NotExcluded):
-        return logging.WARNING, f"without {', '.join(notice.names)} too few sites are left"
-    if isinstance(notice, OtherLog):
-        return logging.WARNING, (
-            f"the log of site {notice.site} was lost, and begun anew: what it says does not count here. Exclude it"
-        )
-    reached = ", ".join(life.name for life in notice.reached)
-    return logging.WARNING, f"it waits: only {reached} answer, and {notice.needed} are needed"
+def neighbours_of(sites: Sites, site: str) -> Neighbours:
+    """What the sites' file says for the job of one of them. Raises UsageError."""
+    sites.connection(site)
+    shared = {other for other in sites.connections if other != site and sites.shares_kafka(site, other)}
+    return Neighbours(site, tuple(sorted(sites.connections)), frozenset(shared))

@@ -30,7 +30,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Stored
-from connectors.kafka.entries import read_entry, write_entry
+from connectors.kafka.entry_codec import read_entry, write_entry
 from connectors.kafka.ranges import read_range
 from connectors.kafka.sites import Mode, Trigger
 from connectors.kafka.topics import create_topics
@@ -243,8 +243,8 @@ def _costs(logs: Mapping[str, list[tuple[int, Entry]]], since_ms: int, messages:
 
 
 def _hops(site: str, entries: Sequence[Entry]) -> Iterator[int]:
-    """Of each of the site's runs: to the others and back for the proposals; and once more, if it had to hear that
-    another site knows the final number.
+    """Of each of the site's runs: to the others and back for the proposals; and one more, if it had to wait for the
+    final number of another site's run, which was sent no later than this one had come there.
     """
     sent: dict[bytes, int] = {}
     final: dict[int, int] = {}
@@ -258,4 +258,4 @@ def _hops(site: str, entries: Sequence[Entry]) -> Iterator[int]:
                     final.setdefault(number, entry.number)
         for ordered in entry.ordered:
             if ordered.sender.name == site and sent.get(ordered.run.reference) in final:
-                yield 2 if final[sent[ordered.run.reference]] == entry.number else 4
+                yield 2 if final[sent[ordered.run.reference]] == entry.number else 3

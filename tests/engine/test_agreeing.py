@@ -26,7 +26,8 @@ from connectors.engine.writing import WriteFailed
 from connectors.kafka import entries
 from connectors.kafka.codec import encode_data, forward_headers
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.entries import last_state, read_entry
+from connectors.kafka.entries import last_state
+from connectors.kafka.entry_codec import read_entry
 from connectors.kafka.inputs import Input, Neighbours
 from connectors.kafka.purge import purge_group
 from connectors.kafka.senders import Forgotten, forget_senders

@@ -43,7 +43,7 @@ VIEW = View(5, 2, (Life("000", 7), Life("001", 8)), 40, ((Life("000", 7), 3),))
 VALUE = NextView(VIEW, (Placed(40, RunId(0, 3), 1, Key(9, 1)),))
 REPORT = Report(40, VALUE.settled, (), (3, 0))
 MESSAGES: list[Packet] = [
-    Send(1, 4, (Run(b"a"), Run(b"", 3))),
+    Send(1, 4, (Run(b"a"), Run(b"", 3)), (7, 9)),
     Propose(1, 1, 4, (9, 10)),
     Finals(1, 4, (Key(9, 1), Key(10, 0))),
     Known(1, (3, 4), 7),
@@ -78,7 +78,7 @@ def test_all_messages_travel_together() -> None:
 @given(st.lists(st.binary(max_size=5_000), min_size=1, max_size=30))
 def test_many_runs_take_several_datagrams(payloads: list[bytes]) -> None:
     found: list[Run] = []
-    for raw in datagrams(Send(1, 5, tuple(map(Run, payloads)))):
+    for raw in datagrams(Send(1, 5, tuple(map(Run, payloads)), tuple(range(1, len(payloads) + 1)))):
         for message in unpack(GROUP, raw).messages:
             assert isinstance(message, Send)
             assert message.first == 5 + len(found)
@@ -87,7 +87,7 @@ def test_many_runs_take_several_datagrams(payloads: list[bytes]) -> None:
 
 
 def test_the_largest_payload_fits() -> None:
-    (raw,) = datagrams(Send(1, 1, (Run(bytes(MAX_PAYLOAD_BYTES)),)))
+    (raw,) = datagrams(Send(1, 1, (Run(bytes(MAX_PAYLOAD_BYTES)),), (1,)))
     assert len(raw) <= MAX_DATAGRAM_BYTES
 
 
@@ -260,7 +260,7 @@ def test_two_lines_that_are_one_place() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Send(1, 2**60, (Run(b"x"),)),
+        Send(1, 2**60, (Run(b"x"),), (1,)),
         Propose(1, 0, 1, (1, 2**60)),
         Finals(1, 1, (Key(2**60, 0),)),
         Known(1, (0, 2**60, 0), 0),

@@ -16,7 +16,7 @@ from connectors.kafka.data_cursor import DataCursor
 from connectors.kafka.data_log import Start
 from connectors.kafka.effective import Effective, Messages
 from connectors.kafka.message_columns import MIN_RECORDS, messages_numbers
-from connectors.kafka.transport.seam import PlainRecord
+from connectors.kafka.plain_record import PlainRecord
 from ordering.reader import Reader
 from tests import data_corpus
 

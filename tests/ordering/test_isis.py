@@ -74,20 +74,20 @@ def order(deliveries: list[Deliver]) -> list[RunId]:
 
 
 def test_one_message_takes_the_states_of_the_diagram() -> None:
-    """Data to all, a proposal from each, the maximum to all, and everybody delivers."""
+    """Data to all, a proposal from each, the maximum to all, and everybody delivers; of three the sender first."""
     view = View(3)
-    assert view.take(0, Submit(Run(b"a"))) == (Cast(Send(1, 1, (Run(b"a"),))),)
+    assert view.take(0, Submit(Run(b"a"))) == (Cast(Send(1, 1, (Run(b"a"),), (1,))),)
     view.letters.clear()
-    data = Received(0, Send(1, 1, (Run(b"a"),)))
+    data = Received(0, Send(1, 1, (Run(b"a"),), (1,)))
     assert view.take(1, data) == (Tell(0, Propose(1, 0, 1, (1,))),)
     view.states[2] = begin(1, 2, (0, 0, 0), counter=6)
     assert view.take(2, data) == (Tell(0, Propose(1, 0, 1, (7,))),)
     assert view.take(0, Received(1, Propose(1, 0, 1, (1,)))) == ()
     finals = Finals(1, 1, (Key(7, 2),))
-    assert view.take(0, Received(2, Propose(1, 0, 1, (7,)))) == (Cast(finals), Cast(Known(1, (1, 0, 0), 0)))
     delivered = Deliver(1, RunId(0, 1), Run(b"a"), Key(7, 2))
+    known = Known(1, (1, 0, 0), 1)
+    assert view.take(0, Received(2, Propose(1, 0, 1, (7,)))) == (delivered, Cast(finals), Cast(known))
     assert delivered in view.take(1, Received(0, finals))
-    assert view.take(0, Received(1, Known(1, (1, 0, 0), 1))) == (delivered,)
 
 
 def test_a_run_takes_as_many_seqnos_as_it_has_messages() -> None:
@@ -123,9 +123,9 @@ def test_all_deliver_the_same_in_any_order_of_arrival(size: int) -> None:
 
 def test_a_replayed_message_gets_the_same_proposal_before_and_after_its_delivery() -> None:
     view = View(3)
-    data = Received(0, Send(1, 1, (Run(b"a"),)))
+    data = Received(0, Send(1, 1, (Run(b"a"),), (1,)))
     first = view.take(1, data)
-    view.take(1, Received(2, Send(1, 1, (Run(b"b"),))))
+    view.take(1, Received(2, Send(1, 1, (Run(b"b"),), (1,))))
     assert view.take(1, data) == first == (Tell(0, Propose(1, 0, 1, (1,))),)
     view.take(1, Received(0, Finals(1, 1, (Key(9, 2),))), Received(2, Finals(1, 1, (Key(8, 0),))))
     assert order(view.delivered[1]) == [RunId(2, 1), RunId(0, 1)]
@@ -146,16 +146,36 @@ def test_what_everybody_has_delivered_is_forgotten() -> None:
 def test_a_number_that_no_majority_knows_is_not_delivered() -> None:
     """Beyond the source: sender and receiver could be cut off together, and nobody else would know the number."""
     view = View(5)
-    view.take(1, Received(0, Send(1, 1, (Run(b"a"),))), Received(0, Finals(1, 1, (Key(5, 4),))))
+    view.take(1, Received(0, Send(1, 1, (Run(b"a"),), (1,))), Received(0, Finals(1, 1, (Key(5, 4),))))
     assert view.delivered[1] == []
     view.take(1, Received(2, Known(1, (1, 0, 0, 0, 0), 0)))
     assert order(view.delivered[1]) == [RunId(0, 1)]
 
 
+def test_a_sender_among_many_waits_until_a_majority_knows_the_number() -> None:
+    """Of five, two others that know each proposal may both be cut off."""
+    view = View(5)
+    view.take(0, Submit(Run(b"a")))
+    view.take(0, *(Received(other, Propose(1, 0, 1, (1,))) for other in range(1, 5)))
+    assert view.delivered[0] == []
+    view.take(0, Received(1, Known(1, (1, 0, 0, 0, 0), 0)), Received(2, Known(1, (1, 0, 0, 0, 0), 0)))
+    assert order(view.delivered[0]) == [RunId(0, 1)]
+
+
+def test_a_proposal_that_is_overheard_lets_a_final_run_out() -> None:
+    """The other run's number can't be below it: what is final here need not wait for that number."""
+    view = View(3)
+    view.take(0, Submit(Run(b"a")), Received(1, Send(1, 1, (Run(b"b"),), (1,))))
+    view.take(0, Received(1, Propose(1, 0, 1, (3,))), Received(2, Propose(1, 0, 1, (2,))))
+    assert view.delivered[0] == []
+    view.take(0, Received(2, Propose(1, 1, 1, (4,))))
+    assert order(view.delivered[0]) == [RunId(0, 1)]
+
+
 def test_a_run_that_overtakes_waits_for_the_one_before_it() -> None:
     view = View(2)
-    assert view.take(1, Received(0, Send(1, 2, (Run(b"b"),)))) == ()
-    assert view.take(1, Received(0, Send(1, 1, (Run(b"a"),)))) == (Tell(0, Propose(1, 0, 1, (1, 2))),)
+    assert view.take(1, Received(0, Send(1, 2, (Run(b"b"),), (1,)))) == ()
+    assert view.take(1, Received(0, Send(1, 1, (Run(b"a"),), (1,)))) == (Tell(0, Propose(1, 0, 1, (1, 2))),)
 
 
 def test_what_is_not_answered_is_sent_again_to_those_who_have_not() -> None:
@@ -163,7 +183,7 @@ def test_what_is_not_answered_is_sent_again_to_those_who_have_not() -> None:
     view.take(0, Submit(Run(b"a")))
     view.letters.clear()
     view.take(0, Received(1, Propose(1, 0, 1, (1,))))
-    assert Tell(2, Send(1, 1, (Run(b"a"),))) in view.take(0, Tick(1_000))
+    assert Tell(2, Send(1, 1, (Run(b"a"),), (1,))) in view.take(0, Tick(1_000))
     assert not any(isinstance(output, Tell) for output in view.take(0, Tick(1_010)))
 
 
@@ -172,8 +192,8 @@ def test_what_is_not_answered_is_sent_again_to_those_who_have_not() -> None:
 
 def test_no_proposal_is_at_or_below_a_number_seen() -> None:
     view = View(3)
-    view.take(1, Received(0, Send(1, 1, (Run(b"a"),))), Received(0, Finals(1, 1, (Key(41, 2),))))
-    assert view.take(1, Received(2, Send(1, 1, (Run(b"b"),))))[0] == Tell(2, Propose(1, 2, 1, (42,)))
+    view.take(1, Received(0, Send(1, 1, (Run(b"a"),), (1,))), Received(0, Finals(1, 1, (Key(41, 2),))))
+    assert view.take(1, Received(2, Send(1, 1, (Run(b"b"),), (1,))))[0] == Tell(2, Propose(1, 2, 1, (42,)))
 
 
 def test_the_final_number_is_the_maximum_and_the_proposer_breaks_ties() -> None:
@@ -197,31 +217,35 @@ def test_a_sender_that_keeps_to_no_window_meets_a_full_queue() -> None:
     """The named outcome: the run is not taken, nothing else changes, and the others' runs are."""
     agreement = Agreement(begin(1, 1, (0, 0)))
     for number in range(1, 3 * agreement.window):
-        agreement.receive(0, Send(1, number, (Run(b"a"),)))
-    agreement.receive(0, Send(1, 2 * agreement.window + 1, (Run(b"a"),)))
+        agreement.receive(0, Send(1, number, (Run(b"a"),), (1,)))
+    agreement.receive(0, Send(1, 2 * agreement.window + 1, (Run(b"a"),), (1,)))
     assert agreement.dropped == {Drop.FULL: 2}
-    agreement.receive(0, Send(1, 10_000, (Run(b"a"),)))
+    agreement.receive(0, Send(1, 10_000, (Run(b"a"),), (1,)))
     assert agreement.dropped[Drop.EARLY] == 1
 
 
 @pytest.mark.parametrize(
     ("sender", "message", "why"),
     [
-        (0, Send(2, 1, (Run(b"a"),)), Drop.OLD_VIEW),
-        (7, Send(1, 1, (Run(b"a"),)), Drop.INVALID),
-        (0, Send(1, 1, (Run(b"a", 0),)), Drop.INVALID),
+        (0, Send(2, 1, (Run(b"a"),), (1,)), Drop.OLD_VIEW),
+        (7, Send(1, 1, (Run(b"a"),), (1,)), Drop.INVALID),
+        (0, Send(1, 1, (Run(b"a", 0),), (1,)), Drop.INVALID),
+        (0, Send(1, 1, (Run(b"a"),), (0,)), Drop.INVALID),
+        (0, Send(1, 1, (Run(b"a"),), ()), Drop.INVALID),
         (0, Finals(1, 1, (Key(5, 9),)), Drop.INVALID),
         (0, Finals(1, 1, (Key(5, 0),)), Drop.INVALID),
         (0, Finals(1, 5_000, (Key(5, 0),)), Drop.EARLY),
         (0, Known(1, (1,), 1), Drop.INVALID),
         (0, Propose(1, 1, 1, (1,)), Drop.REPEATED),
+        (0, Propose(1, 2, 1, (9,)), None),
+        (0, Propose(1, 700, 1, (9,)), None),
     ],
 )
-def test_what_can_not_be_is_counted_and_changes_nothing(sender: int, message: Message, why: Drop) -> None:
+def test_what_can_not_be_is_counted_and_changes_nothing(sender: int, message: Message, why: Drop | None) -> None:
     state = begin(1, 1, (0, 0, 0))
     after, outputs = step(state, [Received(sender, message)])
     assert outputs == ()
-    assert dict(after.dropped)[why.value] == 1
+    assert dict(after.dropped) == ({} if why is None else {why.value: 1})
     assert not after.held
     assert not after.early_finals
     assert after.counter == 0

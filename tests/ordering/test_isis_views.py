@@ -8,7 +8,7 @@ import pytest
 
 from ordering.errors import ProtocolViolation
 from ordering.hold_back import Key, Run, RunId
-from ordering.isis import Finals, Placed, Propose, Send, Submit, Tick
+from ordering.isis import Finals, Placed, Propose, Proposed, Send, Submit, Tick
 from ordering.isis_flush import is_quorum, next_view, settle
 from ordering.isis_formation import Formation, Hello, Life, View, first_view
 from ordering.isis_messages import (
@@ -83,6 +83,10 @@ def placed(seqno: int, sender: int, number: int, key: int) -> Placed:
     return Placed(seqno, RunId(sender, number), 1, Key(key, 0))
 
 
+def proposed(sender: int, number: int, key: int, known: int, proposer: int) -> Proposed:
+    return Proposed(RunId(sender, number), 1, Key(key, proposer), known)
+
+
 # The flush
 
 
@@ -92,6 +96,22 @@ def test_a_number_that_any_of_them_knows_is_kept_behind_all_that_was_delivered()
         Report(1, (), (placed(0, 0, 1, 5), placed(0, 1, 2, 9), placed(0, 0, 2, 7)), (0, 1)),
     ]
     assert settle(reports) == (placed(2, 0, 1, 5), placed(3, 0, 2, 7), placed(4, 1, 2, 9))
+
+
+def test_a_number_that_all_of_them_can_tell_together_is_kept() -> None:
+    """The sender is gone, and may have delivered what only its own proposal and theirs, together, tell."""
+    reports = [
+        Report(0, (), (), (0, 0, 0), (proposed(0, 1, 3, 0b011, 1), proposed(0, 2, 8, 0b001, 0))),
+        Report(0, (), (), (0, 0, 0), (proposed(0, 1, 4, 0b101, 2), proposed(0, 2, 9, 0b001, 0))),
+    ]
+    assert settle(reports) == (Placed(1, RunId(0, 1), 1, Key(4, 2)),)
+
+
+def test_a_run_is_not_kept_without_the_one_before_it() -> None:
+    """A proposal for the first one was lost, and one for the second was not: nobody can have delivered either."""
+    runs = proposed(0, 1, 3, 0b011, 1), proposed(0, 2, 4, 0b111, 1)
+    assert settle([Report(0, (), (), (0, 0, 0), runs)]) == ()
+    assert settle([Report(1, (), (), (1, 0, 0), runs[1:])]) == (Placed(2, RunId(0, 2), 1, Key(4, 1)),)
 
 
 def test_the_next_view_says_up_to_where_each_life_was_ordered() -> None:
@@ -115,8 +135,9 @@ def test_the_next_view_says_up_to_where_each_life_was_ordered() -> None:
         Report(0, (), (), (0, 0)),
         Report(0, (placed(1, 3, 1, 5),), (), (0, 0, 0)),
         Report(0, (), (Placed(0, RunId(0, 1), 1, Key(5, 3)),), (0, 0, 0)),
+        Report(0, (), (), (0, 0, 0), (Proposed(RunId(0, 1), 1, Key(5, 0), 0b1001),)),
     ],
-    ids=["size", "sender", "proposer"],
+    ids=["size", "sender", "proposer", "proposers"],
 )
 def test_a_promise_about_another_view_is_ignored(report: Report) -> None:
     """A process that has gone astray may have a view of that number with other members."""
@@ -345,7 +366,7 @@ def test_who_joins_waits_until_all_hear_it(ways: set[tuple[str, str]]) -> None:
 def test_a_process_without_memory_is_another_one() -> None:
     """What its old life had promised is not asked of the new one, and its old messages are nobody's."""
     sites = Sites("abc")
-    sites.take("a", From(Life("b", 3), Send(1, 1, (Run(b"x"),))))
+    sites.take("a", From(Life("b", 3), Send(1, 1, (Run(b"x"),), (1,))))
     agreement = sites.states["a"].agreement
     assert agreement is not None
     assert agreement.held == ()

@@ -56,9 +56,9 @@ class ArrivalQueue(HoldBackQueue):
         super().__init__(capacity)
         self._arrivals: dict[RunId, int] = {}
 
-    def insert_undeliverable(self, run_id: RunId, run: Run, proposal: Key) -> Insertion:
+    def insert_undeliverable(self, run_id: RunId, run: Run, proposal: Key, known: int = 0) -> Insertion:
         self._arrivals.setdefault(run_id, len(self._arrivals))
-        return super().insert_undeliverable(run_id, run, proposal)
+        return super().insert_undeliverable(run_id, run, proposal, known)
 
     def head(self) -> Held | None:
         first = min(self, key=lambda held: (held.key.number, self._arrivals[held.id]), default=None)
@@ -94,6 +94,11 @@ def purge_all(reports: Sequence[Report]) -> tuple[Placed, ...]:
     return tuple(delivered[seqno] for seqno in sorted(delivered))
 
 
+def compute_nothing(_reports: Sequence[Report]) -> list[Placed]:
+    """A number that only all proposals tell is not kept."""
+    return []
+
+
 def without_rows(view: View, reports: Mapping[int, Report], joiners: Iterable[Life]) -> NextView:
     """The next view does not say which runs have been ordered."""
     value = next_view(view, reports, joiners)
@@ -102,8 +107,7 @@ def without_rows(view: View, reports: Mapping[int, Report], joiners: Iterable[Li
 
 def hide_vote(process: Process, agreement: Agreement) -> Promise:
     """What was accepted in an earlier ballot is not said."""
-    report = Report(agreement.delivered, agreement.recent(), agreement.final_runs(), agreement.ordered())
-    return Promise(process.view.id, process._promised, None, report)
+    return _true_promise(process, agreement)._replace(vote=None)
 
 
 def same_life(world: Any, node: Any) -> int:
@@ -117,6 +121,7 @@ def miss_nothing(_history: History, _last: int) -> None:
     """Who was away does not ask for what it has missed."""
 
 
+_true_promise = Process._own_promise
 _AGREEMENT = "ordering.isis.Agreement"
 _ANY_NUMBER = (("ordering.isis.may_be_final", yes), ("ordering.hold_back.may_be_final", yes))
 _UNSAFE = (f"{_AGREEMENT}._is_safe", yes)
@@ -150,6 +155,18 @@ MUTATIONS = (
     Mutation("unsafe", "a number that no majority knows is delivered", DIVERGENT, (_UNSAFE,)),
     Mutation("no-freeze", "who has promised goes on in the old view", DIVERGENT, ((f"{_AGREEMENT}.freeze", go_on),)),
     Mutation("purge-all", "final numbers are not kept", DIVERGENT, (("ordering.isis_flush.settle", purge_all),)),
+    Mutation(
+        "no-computing",
+        "a view ends without the numbers that all proposals tell",
+        DIVERGENT,
+        (("ordering.isis_flush._computed", compute_nothing),),
+    ),
+    Mutation(
+        "told-by-two",
+        "a sender in a large view delivers what two know",
+        DIVERGENT,
+        ((f"{_AGREEMENT}._is_told_by_two", yes),),
+    ),
     Mutation(
         "no-rows",
         "the next view does not know what was ordered",

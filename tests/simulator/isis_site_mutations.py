@@ -103,16 +103,15 @@ def wait_for_all(membership: Membership, _sites: Collection[str]) -> Membership:
 
 
 MUTATIONS = (
-    Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 76),
+    Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 240),
     Mutation("no-seal", "a job takes over without a seal", WRONG_STATE, ((f"{_SITES}.take_over", without_seal),), 26),
     Mutation("forget", "a job forgets the last entries", WRONG_STATE, ((f"{_SITES}.last_state", older_state),), 35),
     Mutation("from-data", "the sequencer is rebuilt from DATA", DIVERGENT, ((f"{_SITES}.take_over", from_data),)),
     Mutation(
         "stale-entries",
         "entries behind a seal count at other sites",
-        DIVERGENT,
+        WRONG_STATE,
         (("ordering.isis_site.read_on", any_entry),),
-        from_seed=224,
     ),
     Mutation(
         "no-payload",
@@ -120,7 +119,7 @@ MUTATIONS = (
         UNREADABLE,
         (("ordering.isis_site.Site._is_here", always_here),),
     ),
-    Mutation("any-log", "a lost log's successor is read", TWO_LOGS, (("ordering.isis_site.read_on", any_log),)),
+    Mutation("any-log", "a lost log's successor is read", TWO_LOGS, (("ordering.isis_site.read_on", any_log),), 80),
     Mutation(
         "one-look",
         "a site that has written an entry does not look whether its log was lost",
@@ -132,6 +131,7 @@ MUTATIONS = (
         "a log that has grown beyond the lost one is taken for that",
         UNTOLD,
         ((_COMPARE, compare_numbers),),
+        from_seed=110,
     ),
     Mutation(
         "absent-now",

@@ -10,7 +10,7 @@ the log of one site at the end of some histories: the others then go on without 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
@@ -265,7 +265,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        size = self.dice.choice((2, 3, 3, 3, 3, 4, 5, 6, 7))
+        size = self.dice.choice((2, 3, 3, 3, 4, 5, 5, 5, 7))
         self.names = [f"s{number}" for number in range(size)]
         self.kafkas = {name: Kafka(name) for name in self.names}
         for kafka in self.kafkas.values():
@@ -350,15 +350,19 @@ class World:
             self._round()
 
     def _hear_last_words(self) -> None:
-        """When a site has just written a final number, it is cut off from all but one, who may die in its next step."""
+        """Those who know a final number, a majority but one, are cut off from all but one, who may die in its next
+        step.
+        """
         name = self._write_final()
         if name is None:
             return
-        other = self.dice.choice([other for other in self.names if other != name])
+        knowing = self._let_know(name)
+        other = self.dice.choice([other for other in self.names if other not in knowing])
         for _ in range(8):
-            self._relay(name, other)
+            for one in knowing:
+                self._relay(one, other)
         self._step_in_danger(other, 3, 0.4)
-        self._cut_off(name)
+        self._cut_off(knowing)
         if self.dice.random() < 0.7:  # when it is back, the others have gone on
             for _ in range(self.dice.randrange(25)):
                 self._round()
@@ -366,7 +370,7 @@ class World:
             self._start(other)
 
     def _hear_late_words(self) -> None:
-        """A site is cut off with a final number. When others leave it, one hears both, and may die, or be replaced.
+        """Sites are cut off with a final number. When others leave them, one hears both, and may die, or be replaced.
 
         So what it has learned by the number, and what it has promised without it, are a step from each other.
         """
@@ -379,20 +383,24 @@ class World:
         name = self._write_final()
         if name is None or len(self.names) < 3:
             return
-        self._cut_off(name)
-        leaving = self._leave(name)
-        unaware = [one for one in self.names if one != name and not any(job.site.is_waiting for job in self.jobs[one])]
+        knowing = self._let_know(name)
+        self._cut_off(knowing)
+        leaving = self._leave(knowing)
+        others = [one for one in self.names if one not in knowing]
+        unaware = [one for one in others if not any(job.site.is_waiting for job in self.jobs[one])]
         if leaving is None or not unaware:
             return
         other = self.dice.choice(unaware)
-        self.cut.discard((name, other))
+        self.cut -= {(one, other) for one in knowing}
         for _ in range(4):
-            self._relay(name, other)
-            self._relay(leaving, other)
-        self.cut.add((name, other))
+            for one in (*knowing, leaving):
+                self._relay(one, other)
+        self.cut |= {(one, other) for one in knowing}
         if self.dice.random() < 0.3:
             self._start_second(other)
         self._step_in_danger(other, 1, 0.2)
+        if self.dice.random() < 0.5:
+            self._let_hear(knowing, other)
         if self.dice.random() < 0.5:
             self._crash(other)
         if not self.jobs[other]:
@@ -402,7 +410,8 @@ class World:
             self._send()
 
     def _write_final(self) -> str | None:
-        """Sites work, without time, until one has written a final number: which one."""
+        """Sites work, without time, until one has written a final number: which one. Others may hear that one only."""
+        only = self.dice.choice(self.names) if self.dice.random() < 0.7 else ""
         for _ in range(12):
             for name in self.dice.sample(self.names, len(self.names)):
                 end = len(self.kafkas[name].log)
@@ -410,13 +419,34 @@ class World:
                 if self._has_said(name, "finals", end):
                     return name
                 for other in self.names:
-                    self._relay(name, other)
+                    if not only or only in (name, other):
+                        self._relay(name, other)
         return None
 
-    def _leave(self, name: str) -> str | None:
+    def _let_know(self, name: str) -> list[str]:
+        """So many sites hear what it has written, and say so, that all of them are a majority but one: which ones."""
+        others = [other for other in self.names if other != name]
+        told = self.dice.sample(others, max(0, len(self.names) // 2 - 1))
+        for one in told:
+            for _ in range(8):
+                self._relay(name, one)
+            for _ in range(3):
+                self._step(one)
+        return [name, *told]
+
+    def _let_hear(self, names: Collection[str], other: str) -> None:
+        """These hear what the other one has said just now, or what a job of it has that was replaced."""
+        before = set(self.cut)
+        self.cut -= {(other, one) for one in names}
+        for one in names:
+            self._relay(other, one)
+            self._step(one)
+        self.cut = before
+
+    def _leave(self, names: Collection[str]) -> str | None:
         """Time goes on until another site opens a ballot, which nobody has read yet: which one."""
         for _ in range(40):
-            ends = {one: len(self.kafkas[one].log) for one in self.names if one != name}
+            ends = {one: len(self.kafkas[one].log) for one in self.names if one not in names}
             self._round()
             for one, end in ends.items():
                 if self._has_said(one, "prepare", end):
@@ -428,8 +458,8 @@ class World:
         entries = (record for record in self.kafkas[name].log[since:] if isinstance(record, Entry))
         return any(letter.kind == kind for entry in entries for letter in entry.letters)
 
-    def _cut_off(self, name: str) -> None:
-        self.cut = {(one, two) for one in self.names for two in self.names if (one == name) != (two == name)}
+    def _cut_off(self, names: Collection[str]) -> None:
+        self.cut = {(one, two) for one in self.names for two in self.names if (one in names) != (two in names)}
 
     def _step_in_danger(self, name: str, steps: int, sudden_death: float) -> None:
         self.sudden_death, before = sudden_death, self.sudden_death
@@ -562,7 +592,8 @@ class World:
         read = [max((job.site.log_row(name).number for job in self.jobs[other]), default=0) for other in others]
         if not min(read):
             return
-        left = self.dice.choice((0, self.dice.randrange(min(read)), min(read) - 1))
+        last = min(read) - 1  # a log that lacks little soon grows beyond the lost one
+        left = self.dice.choice((0, self.dice.randrange(min(read)), last, last, last))
         self._truncate(kafka, left)
         self.has_excluded = True
         if self.dice.random() < 0.5:  # who hears nobody grows, and is told later

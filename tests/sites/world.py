@@ -19,14 +19,13 @@ from connectors.engine.site_job import SiteJob
 from connectors.kafka.codec import first_fields
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Stored
-from connectors.kafka.inputs import neighbours_of
 from connectors.kafka.ranges import read_range
 from connectors.kafka.settings import change_settings
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topics import count_partitions, create_topics, find_topics
 from connectors.ledger.job import LedgerJob
 from connectors.relay.kinds import relays_of
-from connectors.sequencer.agreement import Agreement
+from connectors.sequencer.agreement import Agreement, neighbours_of
 from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions, SparkJob, StreamingJob
 from jobs.streaming import JobThread, running

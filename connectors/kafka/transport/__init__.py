@@ -14,8 +14,9 @@ import os
 import re
 from typing import cast
 
+from connectors.kafka.plain_record import PlainRecord, Record
 from connectors.kafka.security import Security
-from connectors.kafka.transport.seam import Consumer, PlainRecord, Producer, Record, Sent, Transport
+from connectors.kafka.transport.seam import Consumer, Producer, Sent, Transport
 from ordering.errors import UsageError
 
 __all__ = [

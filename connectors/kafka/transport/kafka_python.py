@@ -14,8 +14,9 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.configuration import check_servers
 from connectors.kafka.dialects import for_kafka_python
+from connectors.kafka.plain_record import Record
 from connectors.kafka.transport.header_names import read_all_names
-from connectors.kafka.transport.seam import Cluster, Consumer, Producer, Record, Sent
+from connectors.kafka.transport.seam import Cluster, Consumer, Producer, Sent
 from ordering.records import MAX_RECORD_BYTES
 
 _logger = logging.getLogger(__name__)

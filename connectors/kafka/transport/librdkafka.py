@@ -26,7 +26,8 @@ from kafka import errors
 from kafka.structs import TopicPartition
 
 from connectors.kafka.dialects import for_librdkafka
-from connectors.kafka.transport.seam import Cluster, Consumer, PlainRecord, Producer
+from connectors.kafka.plain_record import PlainRecord
+from connectors.kafka.transport.seam import Cluster, Consumer, Producer
 from ordering.records import MAX_RECORD_BYTES
 
 POLL_S = 0.1
@@ -117,16 +118,20 @@ class Written(NamedTuple):
     offset: int
 
 
+_to_wait = threading.Lock()
+
+
 class _Sent:
     """A record on its way. Each callback is called once: by whoever takes it out of the list."""
 
-    __slots__ = ("_errbacks", "_message", "exception", "is_done")
+    __slots__ = ("_errbacks", "_message", "_waiters", "exception", "is_done")
 
     def __init__(self) -> None:
         self.is_done = False
         self.exception: BaseException | None = None
         self._message: Any = None
         self._errbacks: list[Callable[[BaseException], object]] | None = None
+        self._waiters: list[threading.Event] | None = None  # few records are waited for
 
     def report(self, error: confluent_kafka.KafkaError | None, message: Any) -> None:
         """Called by the producer's thread."""
@@ -135,6 +140,8 @@ class _Sent:
         else:
             self.exception = translated(error)
         self.is_done = True
+        for waiter in self._waiters or ():
+            waiter.set()
         if self._errbacks:
             self._call_back()
 
@@ -161,16 +168,19 @@ class _Sent:
                 self._errbacks.pop()(self.exception)
 
     def get(self, timeout: float | None = None) -> Written | None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        pause = 0.0005
-        while not self.is_done:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise errors.KafkaTimeoutError(f"not written within {timeout:g} s")
-            time.sleep(pause)
-            pause = min(pause * 2, 0.02)
+        if not self.is_done:
+            self._wait(timeout)
         if self.exception is not None:
             raise self.exception
         return self.value
+
+    def _wait(self, timeout: float | None) -> None:
+        """Who reports looks for those who wait when it has said that it is done, and they look in the other order."""
+        done = threading.Event()
+        with _to_wait:
+            self._waiters = [*(self._waiters or ()), done]
+        if not self.is_done and not done.wait(timeout):
+            raise errors.KafkaTimeoutError(f"not written within {timeout:g} s")
 
 
 class _Producer:

@@ -24,10 +24,11 @@ wait for anything that the producer does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from kafka.structs import TopicPartition
 
+from connectors.kafka.plain_record import Record
 from connectors.kafka.security import Security
 
 
@@ -49,37 +50,6 @@ class Cluster(Protocol):
     @property
     def client_id(self) -> str:
         """What the brokers call it; "" for the library's own name."""
-
-
-class Record(Protocol):
-    """A record of a log. `timestamp` is the broker's, in ms since the epoch."""
-
-    @property
-    def topic(self) -> str: ...  # noqa: D102
-    @property
-    def partition(self) -> int: ...  # noqa: D102
-    @property
-    def offset(self) -> int: ...  # noqa: D102
-    @property
-    def timestamp(self) -> int: ...  # noqa: D102
-    @property
-    def key(self) -> bytes | None: ...  # noqa: D102
-    @property
-    def value(self) -> bytes | None: ...  # noqa: D102
-    @property
-    def headers(self) -> Sequence[tuple[str, bytes]]: ...  # noqa: D102
-
-
-class PlainRecord(NamedTuple):
-    """A `Record` of our own making."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes]]
 
 
 class Written(Protocol):

@@ -1,0 +1,24 @@
+"""What a site that agrees with others tells an operator."""
+
+from __future__ import annotations
+
+import logging
+
+from ordering.isis_messages import Installed, NotExcluded, Outside
+from ordering.isis_site import Notice, OtherLog
+
+
+def told(notice: Notice) -> tuple[int, str]:
+    """A notice in words, behind a level of logging."""
+    if isinstance(notice, Installed):
+        return logging.INFO, f"view {notice.view.id} of sites: {', '.join(life.name for life in notice.view.members)}"
+    if isinstance(notice, Outside):
+        return logging.WARNING, "the other sites go on without this one; it asks to join again"
+    if isinstance(notice, NotExcluded):
+        return logging.WARNING, f"without {', '.join(notice.names)} too few sites are left"
+    if isinstance(notice, OtherLog):
+        return logging.WARNING, (
+            f"the log of site {notice.site} was lost, and begun anew: what it says does not count here. Exclude it"
+        )
+    reached = ", ".join(life.name for life in notice.reached)
+    return logging.WARNING, f"it waits: only {reached} answer, and {notice.needed} are needed"
