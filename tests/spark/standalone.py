@@ -132,8 +132,8 @@ def submit_line(to: Master, *options: str) -> str:
     """What `abcast package` prints of how a job is started there, but for the job's own options."""
     python = to.directory / "bare"
     venv.create(python, symlinks=True)
-    asked = ("package", "shipped", "--master", to.url, "--python", python / "bin" / "python", *options)
-    packed = abcast(*asked, cwd=to.directory)
+    asked = ("--master", to.url, "--python", str(python / "bin" / "python"), *options)
+    packed = abcast("package", "shipped", *asked, cwd=to.directory)
     assert packed.returncode == 0, packed.stderr
     return packed.stdout.strip().replace("spark-submit", f"spark-submit {EXECUTORS_HAVE}", 1)
 
