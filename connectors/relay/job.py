@@ -32,6 +32,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_may, ensure_topic, refusals
+from connectors.kafka.transport import Consumer
+from connectors.kafka.unfit import ask_each
 from connectors.relay.marks import last_relayed
 from connectors.spark.job import JobOptions, StreamingJob
 from connectors.spark.sink import COPY_SINK_OPTIONS
@@ -50,6 +52,7 @@ class Relay(StreamingJob):
 
     carries: ClassVar[str]
     keeps_trying = True
+    leaves_out_for_s = 300.0
 
     def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, direction: Direction) -> None:
         """The connection and the site of `options` are ignored: the direction tells."""
@@ -144,25 +147,25 @@ class Relay(StreamingJob):
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
         """For every source partition, the offset after the last record that the neighbour has of it."""
-        here = self.source.consumer()
-        try:
-            positions = {}
-            for topic in topics:
-                with self.source.reachable():
-                    partitions = here.partitions_for_topic(str(topic)) or set()
-                filled = self.filled(topic)
-                check_may(self.source, "READ", [topic])
-                ensure_topic(self.target, filled, len(partitions))
-                check_may(self.target, "WRITE", [filled])
-                for number in partitions:
-                    partition = TopicPartition(str(topic), number)
-                    position = 1 + last_relayed(self.target, str(filled), number, self.direction.source, *partition)
-                    with self.source.reachable():
-                        beginning = int(here.beginning_offsets([partition])[partition])
-                    positions[partition] = self.first_to_carry(partition, position, beginning)
-            return positions
-        finally:
-            here.close()
+        with closing(self.source.consumer()) as here:
+            found = ask_each(topics, lambda topic: self._positions_of(here, topic))
+        return {partition: offset for each in found.values() for partition, offset in each.items()}
+
+    def _positions_of(self, here: Consumer, topic: Topic) -> dict[TopicPartition, int]:
+        with self.source.reachable():
+            partitions = here.partitions_for_topic(str(topic)) or set()
+        filled = self.filled(topic)
+        check_may(self.source, "READ", [topic])
+        ensure_topic(self.target, filled, len(partitions))
+        check_may(self.target, "WRITE", [filled])
+        positions = {}
+        for number in partitions:
+            partition = TopicPartition(str(topic), number)
+            position = 1 + last_relayed(self.target, str(filled), number, self.direction.source, *partition)
+            with self.source.reachable():
+                beginning = int(here.beginning_offsets([partition])[partition])
+            positions[partition] = self.first_to_carry(partition, position, beginning)
+        return positions
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
         """The offset to go on from, if the neighbour lacks what stands at `position`, and `beginning` is what is left.
