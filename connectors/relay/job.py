@@ -43,14 +43,14 @@ from ordering.records import Partition
 
 CARRIED: tuple[Role, ...] = ("data", "forward", "inbox", "cast")
 """What relays read."""
-REAL_TIME_BATCH = "5 seconds"
-"""How long a real-time query runs before it notes its offsets."""
 
 
 class Relay(StreamingJob):
     """Carries what belongs together in one direction, for all groups that have a DATA topic at both ends."""
 
     carries: ClassVar[str]
+    real_time_batch: ClassVar[str] = "5 seconds"
+    """How long a real-time query runs before it notes its offsets. Nothing is carried meanwhile."""
     keeps_trying = True
     leaves_out_for_s = 300.0
 
@@ -116,8 +116,13 @@ class Relay(StreamingJob):
         """Ask the neighbour what it has, and carry on after that."""
         names = [name for group in topics.values() for name in group]
         positions = self.positions([topic for topic in map(Topic.parse, names) if topic])
+        source = {**self.kafka_source(names, positions), "failOnDataLoss": "true"}
+        if self.in_real_time:
+            # There are no batches to bound, and what is not there yet is waited for.
+            del source["maxOffsetsPerTrigger"], source["kafka.fetch.max.wait.ms"]
+        rows = self.spark.readStream.format("kafka").options(**source).load()
         writer = (
-            self.carried(names, positions)
+            self.carry(rows)
             .writeStream.format("kafka")
             .queryName(self.name)
             .options(**self.target.spark_options(), **COPY_SINK_OPTIONS)
@@ -125,25 +130,8 @@ class Relay(StreamingJob):
         )
         if self.in_real_time:
             # pyspark's type stubs do not know this trigger yet.
-            writer = writer.outputMode("update").trigger(realTime=REAL_TIME_BATCH)  # type: ignore[call-overload]
+            writer = writer.outputMode("update").trigger(realTime=self.real_time_batch)  # type: ignore[call-overload]
         return writer.start()
-
-    def carried(self, names: list[str], positions: Mapping[TopicPartition, int]) -> DataFrame:
-        """What these topics have from the positions on → rows for the target's."""
-        return self.carry(self.read(names, positions))
-
-    def read(
-        self, names: list[str], positions: Mapping[TopicPartition, int], most_records: int | None = None
-    ) -> DataFrame:
-        """A source with the rows of these topics, and at most so many of them in a batch."""
-        mine = {partition: offset for partition, offset in positions.items() if partition.topic in names}
-        source = {**self.kafka_source(names, mine), "failOnDataLoss": "true"}
-        if self.in_real_time:
-            # There are no batches to bound, and what is not there yet is waited for.
-            del source["maxOffsetsPerTrigger"], source["kafka.fetch.max.wait.ms"]
-        elif most_records is not None:
-            source["maxOffsetsPerTrigger"] = str(min(most_records, int(source["maxOffsetsPerTrigger"])))
-        return self.spark.readStream.format("kafka").options(**source).load()
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
         """For every source partition, the offset after the last record that the neighbour has of it."""

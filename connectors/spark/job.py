@@ -326,9 +326,13 @@ class StreamingJob(ABC):
         return any(stage is not None and stage.numActiveTasks for stage in stages)
 
     def _stop_query(self, query: StreamingQuery) -> None:
-        """Stop after the batch in hand. A batch that begins meanwhile is cut off, and the next start repeats it."""
+        """Stop after the batch in hand. A batch that begins meanwhile is cut off, and the next start repeats it.
+
+        In real time a batch is done with each record as it comes, and ends when its time is over: it is not waited for.
+        """
         self._query_ends.set()
-        _await_batch_in_hand(query)
+        if not self.in_real_time:
+            _await_batch_in_hand(query)
         with _stopping:
             # Spark reports the cut as an error, with stack traces, although nothing is wrong.
             self.spark.sparkContext.setLogLevel("OFF")
