@@ -1,7 +1,8 @@
 package abcast
 
+import java.lang.ref.SoftReference
 import java.util.Arrays
-import java.util.concurrent.ConcurrentHashMap
+import java.util.concurrent.{ConcurrentHashMap, ConcurrentLinkedDeque}
 
 import scala.collection.mutable
 
@@ -77,7 +78,10 @@ object RecordsAside {
     else {
       val records = new RecordsOfAttempt(schema)
       ofAttempts.put(task.taskAttemptId(), records)
-      task.addTaskCompletionListener[Unit](ended => ofAttempts.remove(ended.taskAttemptId()))
+      task.addTaskCompletionListener[Unit] { ended =>
+        ofAttempts.remove(ended.taskAttemptId())
+        records.close()
+      }
       records
     }
   }
@@ -86,31 +90,46 @@ object RecordsAside {
 /**
  * Of one attempt of a task. Spark may read a task's rows in another thread than it writes them.
  *
- * Records lie one behind the other in pages, each behind its size: many objects would be much work to the collector.
+ * Records lie one behind the other in pages, each behind its size: many objects would be much work to the collector. A
+ * row that was taken lies there, too, and is read before the task ends, as all rows of Spark's are.
  */
 private class RecordsOfAttempt(schema: StructType) {
-  private val PageBytes = 1 << 20
+  private val FirstPageBytes = 1 << 12 // of a small batch; the ninth and those behind it are of Pages
+  private val FirstPages = 8
   private val toBytes = UnsafeProjection.create(schema)
   private val pages = mutable.ArrayBuffer.empty[Array[Byte]]
-  private var end = PageBytes
+  private var page = new Array[Byte](0) // the last of them, once there is one
+  private var end = 0
   private val partitions = mutable.Map.empty[(UTF8String, UTF8String, Int), Offsets]
   // Nearly every row is of the same partition as the one before it.
   private var place: (UTF8String, UTF8String, Int) = _
   private var offsets: Offsets = _
+  private var isOpen = true
+
+  def close(): Unit = synchronized {
+    isOpen = false
+    for (page <- pages if page.length == Pages.PageBytes) Pages.giveBack(page)
+    pages.clear()
+    partitions.clear()
+  }
 
   def put(group: UTF8String, topic: UTF8String, partition: Int, offset: Long, record: InternalRow): Unit =
     synchronized {
+      checkOpen()
       turnTo(group, topic, partition)
       val row = record match {
         case already: UnsafeRow => already
         case other => toBytes(other)
       }
       val bytes = row.getSizeInBytes // a multiple of 8
-      if (pages.isEmpty || end + 8 + bytes > pages.last.length) {
-        pages += new Array[Byte](math.max(PageBytes, 8 + bytes))
+      if (end + 8 + bytes > page.length) {
+        page =
+          if (8 + bytes > Pages.PageBytes) new Array[Byte](8 + bytes)
+          else if (pages.length >= FirstPages) Pages.next()
+          else new Array[Byte](math.max(FirstPageBytes << pages.length, 8 + bytes))
+        pages += page
         end = 0
       }
-      val page = pages.last
       Platform.putLong(page, Platform.BYTE_ARRAY_OFFSET + end, bytes)
       row.writeToMemory(page, Platform.BYTE_ARRAY_OFFSET + end + 8)
       offsets.add(offset, (pages.length - 1L) << 32 | end)
@@ -118,6 +137,7 @@ private class RecordsOfAttempt(schema: StructType) {
     }
 
   def take(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): InternalRow = synchronized {
+    checkOpen()
     turnTo(group, topic, partition)
     val at = offsets.take(offset, place)
     val page = pages((at >> 32).toInt)
@@ -127,6 +147,9 @@ private class RecordsOfAttempt(schema: StructType) {
     row
   }
 
+  private def checkOpen(): Unit =
+    if (!isOpen) throw new IllegalStateException("The task has ended, and its records with it.")
+
   private def turnTo(group: UTF8String, topic: UTF8String, partition: Int): Unit =
     if (place == null || place._3 != partition || place._1 != group || place._2 != topic) {
       // The texts that Spark gives lie in a row that it writes again.
@@ -135,11 +158,29 @@ private class RecordsOfAttempt(schema: StructType) {
     }
 }
 
+/** Pages that tasks use one after the other: each batch anew, they would be what the collector moves around most. */
+private object Pages {
+  val PageBytes: Int = 1 << 20
+  private val idle = new ConcurrentLinkedDeque[SoftReference[Array[Byte]]]
+
+  def next(): Array[Byte] = {
+    var known = idle.pollFirst()
+    while (known != null) {
+      val page = known.get
+      if (page != null) return page
+      known = idle.pollFirst()
+    }
+    new Array[Byte](PageBytes)
+  }
+
+  def giveBack(page: Array[Byte]): Unit = idle.addFirst(new SoftReference(page))
+}
+
 /** The offsets of a partition of which records are aside, and where these are. */
 private class Offsets {
   private val Taken = -1L
-  private var known = new Array[Long](1024)
-  private var places = new Array[Long](1024)
+  private var known = new Array[Long](16)
+  private var places = new Array[Long](16)
   private var size = 0
   private var next = 0 // the one behind the last that was taken, which is nearly always wanted next
   private var isSorted = true // as Kafka gives them

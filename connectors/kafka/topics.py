@@ -217,23 +217,23 @@ def check_relayed_is_seen(desk: Desk, group: str, site: str, operation: str = "D
 
 def check_may(connection: Connection, operation: str, topics: Iterable[Topic]) -> None:
     """See that this user may do that with the topics, where they are there. Raises KafkaRefused, BrokerUnreachable."""
-    with closing(connection.desk()) as desk:
-        for topic in topics:
-            desk.partitions_of(str(topic), operation)
+    for refusal in refusals(connection, operation, topics):
+        raise refusal
 
 
 def refusals(connection: Connection, operation: str, topics: Iterable[Topic]) -> list[KafkaRefused]:
-    """Of topics that are not seen, why: a refusal for each that this user may not see; none is for what is not there.
+    """With which of the topics this user may not do that, and why. A topic that is not there is none of them.
 
     Raises BrokerUnreachable.
     """
-    refusals = []
-    for topic in topics:
-        try:
-            check_may(connection, operation, [topic])
-        except KafkaRefused as error:
-            refusals.append(error)
-    return refusals
+    found = []
+    with closing(connection.desk()) as desk:
+        for topic in topics:
+            try:
+                desk.partitions_of(str(topic), operation)
+            except KafkaRefused as error:
+                found.append(error)
+    return found
 
 
 class TopicsFound(NamedTuple):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
 
 from ordering.errors import (
     AbcastError,
@@ -12,6 +13,9 @@ from ordering.errors import (
     TopicMissing,
     UsageError,
 )
+from ordering.names import Topic
+
+Answer = TypeVar("Answer")
 
 OF_ONE_GROUP = (UsageError, HistoryUnavailable, ProtocolViolation, KafkaRefused)
 """What may be wrong with a group, and with that one alone."""
@@ -35,6 +39,20 @@ def raise_unfit(errors: Mapping[str, AbcastError], groups: Collection[str]) -> N
         raise UnfitGroups(errors)
     first = next(iter(errors.values()))
     raise first if len(errors) == 1 else type(first)(_as_text(errors))
+
+
+def ask_each(topics: Collection[Topic], ask: Callable[[Topic], Answer]) -> dict[Topic, Answer]:
+    """Ask of every topic. Raises, at the end, what is wrong with groups of theirs, as `raise_unfit`."""
+    answers: dict[Topic, Answer] = {}
+    unfit: dict[str, AbcastError] = {}
+    for topic in topics:
+        if topic.group not in unfit:
+            try:
+                answers[topic] = ask(topic)
+            except BEFORE_ITS_START as error:
+                unfit[topic.group] = error
+    raise_unfit(unfit, {topic.group for topic in topics})
+    return answers
 
 
 def _as_text(errors: Mapping[str, AbcastError]) -> str:

@@ -162,8 +162,11 @@ def _fetch(configuration: str, progress: Progress) -> None:
                 return
             started = time.monotonic()
             _ivy_jar()  # nothing is said to be fetched where nothing can be
-            time_it_takes = "about half a minute" if configuration in _IVY_FILES else "some seconds"
-            progress(f"Fetching the jars for {configuration} ({CONFIGURATIONS[configuration]}; {time_it_takes}).")
+            if configuration in _IVY_FILES:
+                what = f"{CONFIGURATIONS[configuration]}; about half a minute"
+                progress(f"Fetching the jars for {configuration} ({what}).")
+            else:
+                progress("Compiling abcast's own part of Spark (some seconds).")
             with tempfile.TemporaryDirectory(prefix=f".{configuration}-", dir=jars) as work:
                 fetched = Path(work) / "jars"
                 if configuration in _IVY_FILES:
@@ -178,7 +181,8 @@ def _fetch(configuration: str, progress: Progress) -> None:
                     target.rename(Path(work) / "old")
                 fetched.rename(target)
             count = len(list((jars / configuration).glob("*.jar")))
-            progress(f"Fetched {count} jars for {configuration} in {time.monotonic() - started:.0f} s.")
+            done = f"Fetched {count} jars for {configuration}" if configuration in _IVY_FILES else "Compiled it"
+            progress(f"{done} in {time.monotonic() - started:.0f} s.")
     except OSError as error:
         raise EnvironmentProblem(
             f"The jars for {configuration} can't be written to {jars} ({error.strerror or error}): "

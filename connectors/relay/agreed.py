@@ -4,29 +4,33 @@ What comes of one may overtake the other. A run waits for its records where it c
 rule 3), and records wait for their run. So both are carried as they come, each in its own order, and a batch has what
 a step of the site has left.
 
-They are two sources, each with a bound of its own. Spark would divide the batches of one by how much waits: behind
-many FORWARD records entries would only trickle, and a site that says nothing is suspected. A batch has so little of
-FORWARD that the entries of the next one come soon.
+Spark divides a batch by how much waits of each partition, and takes one record of each at least. So behind a backlog of
+FORWARD the site is heard all the same, once in a batch, and a batch is bounded: it must not last for as long as a site
+may be silent.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 
 from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame
 
-from connectors.relay.columns import relay_agreed_forward, relay_entries
+from connectors.relay.columns import relay_agreed
 from connectors.relay.job import Relay
 from ordering.isis_site import MAX_RUN_RECORDS
 from ordering.names import Topic
+
+MAX_BATCH_RECORDS = 3 * MAX_RUN_RECORDS
+"""A second's worth, about."""
 
 
 class Agreed(Relay):
     """FORWARD of a site, and the entries and seals in its DATA, to another site that agrees with it."""
 
     carries = "agreed"
+    real_time_batch = "1 minute"
+    """A run takes several ways, of which each may meet the end of a batch; and nobody asks how far a batch has come."""
 
     def is_read(self, topic: Topic) -> bool:
         """FORWARD and DATA of the site."""
@@ -37,15 +41,12 @@ class Agreed(Relay):
         source, target = self.direction
         return Topic(topic.group, "relayed" if topic.role == "forward" else "entries", target, source)
 
-    def carried(self, names: list[str], positions: Mapping[TopicPartition, int]) -> DataFrame:
-        """Both, each from a source of its own."""
-        forward = [name for name in names if (topic := Topic.parse(name)) and topic.role == "forward"]
-        log = [name for name in names if name not in forward]
-        frames = [self.carry(self.read(forward, positions, MAX_RUN_RECORDS))] if forward else []
-        if log:
-            frames.append(relay_entries(self.read(log, positions), self.direction))
-        return functools.reduce(DataFrame.unionByName, frames)
+    def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:
+        """With a bound of its own."""
+        source = super().kafka_source(topics, positions)
+        most = min(int(source["maxOffsetsPerTrigger"]), MAX_BATCH_RECORDS)
+        return {**source, "maxOffsetsPerTrigger": str(most)}
 
     def carry(self, rows: DataFrame) -> DataFrame:
-        """FORWARD, marked with where it came from, and when it was there."""
-        return relay_agreed_forward(rows, self.direction)
+        """Marked with where it came from; FORWARD also with when it was there."""
+        return relay_agreed(rows, self.direction)

@@ -49,24 +49,35 @@ def relay_forward(rows: DataFrame, direction: Direction) -> DataFrame:
     return rows.select(topic, "partition", "key", _payload(), _marked(header, behind, behind).alias("headers"))
 
 
-def relay_agreed_forward(rows: DataFrame, direction: Direction) -> DataFrame:
-    """FORWARD of a site → FORWARD at one that agrees with it. It says when the broker had it, by which time goes on."""
-    behind = len(codec.FORWARD_FIELDS)
-    header = F.concat(_mark(direction), F.lit(f" {codec.NOTHING} "), F.unix_millis("timestamp").cast("string"))
-    topic = _renamed(f".forward.{direction.source}", _relayed(direction))
-    return rows.select(topic, "partition", "key", _payload(), _marked(header, behind, behind).alias("headers"))
+def relay_agreed(rows: DataFrame, direction: Direction) -> DataFrame:
+    """FORWARD and DATA of a site → FORWARD at one that agrees with it, and of DATA what stands there of the site's log
+    (`ordering.isis_log`): entries and seals. FORWARD says when the broker had it, by which time goes on.
+    """
+    forward, data = f".forward.{direction.source}", f".data.{direction.source}"
+    is_forward, is_of_log = F.col("topic").endswith(forward), F.col("topic").endswith(data) & _is_of_log()
+    behind, at = len(codec.FORWARD_FIELDS), codec.DATA_FIELDS.index("SOURCE")
+    said = F.concat(_mark(direction), F.lit(f" {codec.NOTHING} "), F.unix_millis("timestamp").cast("string"))
+
+    def either(of_forward: Column, of_log: Column) -> Column:
+        return F.when(is_forward, of_forward).otherwise(of_log)
+
+    carried = spark_codec.with_fields(rows).filter(F.coalesce(is_forward | is_of_log, F.lit(False)))
+    return carried.select(
+        either(_renamed(forward, _relayed(direction)), _renamed(data, _entries(direction))).alias("topic"),
+        "partition",
+        F.when(is_forward, F.col("key")).alias("key"),
+        either(_payload(), F.col("value")).alias("value"),
+        either(_marked(said, behind, behind), _marked(_mark(direction), at, at + 1)).alias("headers"),
+    )
 
 
-def relay_entries(rows: DataFrame, direction: Direction) -> DataFrame:
-    """DATA of a site → what stands there of its log (`ordering.isis_log`): entries and seals."""
-    at, kind = codec.DATA_FIELDS.index("SOURCE"), spark_codec.data_field("KIND")
+def _is_of_log() -> Column:
+    """Whether a record of DATA is an entry or a seal. In the copy nobody sees any more what made it a stray: its key,
+    or its SOURCE.
+    """
+    kind = spark_codec.data_field("KIND")
     is_seal = (kind == EPOCH) & (F.coalesce(F.octet_length("value"), F.lit(0)) == 0)
-    of_log = spark_codec.with_fields(rows).filter(F.coalesce((kind == ENTRY) | is_seal, F.lit(False)))
-    # In the copy nobody sees any more what made a record a stray: its key, or its SOURCE.
-    of_log = of_log.filter(spark_codec.is_data())
-    topic = _renamed(f".data.{direction.source}", f".entries-{direction.source}.{direction.target}")
-    headers = _marked(_mark(direction), at, at + 1).alias("headers")
-    return of_log.select(topic, "partition", F.lit(None).cast("binary").alias("key"), "value", headers)
+    return ((kind == ENTRY) | is_seal) & spark_codec.is_data()
 
 
 def relay_mesh_data(
@@ -169,6 +180,11 @@ def _marked(said: Column, begin: int, end: int) -> Column:
 def _relayed(direction: Direction) -> str:
     """How the name of a topic ends that a relay fills with FORWARD."""
     return f".relayed-{direction.source}.{direction.target}"
+
+
+def _entries(direction: Direction) -> str:
+    """The same of its log."""
+    return f".entries-{direction.source}.{direction.target}"
 
 
 def _renamed(suffix: str, other: str) -> Column:

@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topics import check_may
+from connectors.kafka.unfit import ask_each
 from connectors.relay.columns import relay_forward, relay_home_data
 from connectors.relay.home_copy import HomeCopy
 from connectors.relay.job import Relay
@@ -35,10 +36,13 @@ class HomeData(Relay):
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
         """Where each copy lacks something."""
-        for topic in topics:
-            check_may(self.target, "WRITE", [self.filled(topic), Topic(topic.group, "epoch", self.direction.target)])
-        self._copies = [HomeCopy(self.source, self.target, topic.group, self.direction) for topic in topics]
-        return {copy.home.partition: copy.start() for copy in self._copies}
+        return dict(ask_each(topics, self._position_of).values())
+
+    def _position_of(self, topic: Topic) -> tuple[TopicPartition, int]:
+        check_may(self.target, "WRITE", [self.filled(topic), Topic(topic.group, "epoch", self.direction.target)])
+        copy = HomeCopy(self.source, self.target, topic.group, self.direction)
+        self._copies.append(copy)
+        return copy.home.partition, copy.start()
 
     def carry(self, rows: DataFrame) -> DataFrame:
         """As it stands."""

@@ -32,6 +32,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_may, ensure_topic, refusals
+from connectors.kafka.transport import Consumer
+from connectors.kafka.unfit import ask_each
 from connectors.relay.marks import last_relayed
 from connectors.spark.job import JobOptions, StreamingJob
 from connectors.spark.sink import COPY_SINK_OPTIONS
@@ -41,15 +43,16 @@ from ordering.records import Partition
 
 CARRIED: tuple[Role, ...] = ("data", "forward", "inbox", "cast")
 """What relays read."""
-REAL_TIME_BATCH = "5 seconds"
-"""How long a real-time query runs before it notes its offsets."""
 
 
 class Relay(StreamingJob):
     """Carries what belongs together in one direction, for all groups that have a DATA topic at both ends."""
 
     carries: ClassVar[str]
+    real_time_batch: ClassVar[str] = "5 seconds"
+    """How long a real-time query runs before it notes its offsets. Nothing is carried meanwhile."""
     keeps_trying = True
+    leaves_out_for_s = 300.0
 
     def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, direction: Direction) -> None:
         """The connection and the site of `options` are ignored: the direction tells."""
@@ -113,8 +116,13 @@ class Relay(StreamingJob):
         """Ask the neighbour what it has, and carry on after that."""
         names = [name for group in topics.values() for name in group]
         positions = self.positions([topic for topic in map(Topic.parse, names) if topic])
+        source = {**self.kafka_source(names, positions), "failOnDataLoss": "true"}
+        if self.in_real_time:
+            # There are no batches to bound, and what is not there yet is waited for.
+            del source["maxOffsetsPerTrigger"], source["kafka.fetch.max.wait.ms"]
+        rows = self.spark.readStream.format("kafka").options(**source).load()
         writer = (
-            self.carried(names, positions)
+            self.carry(rows)
             .writeStream.format("kafka")
             .queryName(self.name)
             .options(**self.target.spark_options(), **COPY_SINK_OPTIONS)
@@ -122,47 +130,30 @@ class Relay(StreamingJob):
         )
         if self.in_real_time:
             # pyspark's type stubs do not know this trigger yet.
-            writer = writer.outputMode("update").trigger(realTime=REAL_TIME_BATCH)  # type: ignore[call-overload]
+            writer = writer.outputMode("update").trigger(realTime=self.real_time_batch)  # type: ignore[call-overload]
         return writer.start()
-
-    def carried(self, names: list[str], positions: Mapping[TopicPartition, int]) -> DataFrame:
-        """What these topics have from the positions on → rows for the target's."""
-        return self.carry(self.read(names, positions))
-
-    def read(
-        self, names: list[str], positions: Mapping[TopicPartition, int], most_records: int | None = None
-    ) -> DataFrame:
-        """A source with the rows of these topics, and at most so many of them in a batch."""
-        mine = {partition: offset for partition, offset in positions.items() if partition.topic in names}
-        source = {**self.kafka_source(names, mine), "failOnDataLoss": "true"}
-        if self.in_real_time:
-            # There are no batches to bound, and what is not there yet is waited for.
-            del source["maxOffsetsPerTrigger"], source["kafka.fetch.max.wait.ms"]
-        elif most_records is not None:
-            source["maxOffsetsPerTrigger"] = str(min(most_records, int(source["maxOffsetsPerTrigger"])))
-        return self.spark.readStream.format("kafka").options(**source).load()
 
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
         """For every source partition, the offset after the last record that the neighbour has of it."""
-        here = self.source.consumer()
-        try:
-            positions = {}
-            for topic in topics:
-                with self.source.reachable():
-                    partitions = here.partitions_for_topic(str(topic)) or set()
-                filled = self.filled(topic)
-                check_may(self.source, "READ", [topic])
-                ensure_topic(self.target, filled, len(partitions))
-                check_may(self.target, "WRITE", [filled])
-                for number in partitions:
-                    partition = TopicPartition(str(topic), number)
-                    position = 1 + last_relayed(self.target, str(filled), number, self.direction.source, *partition)
-                    with self.source.reachable():
-                        beginning = int(here.beginning_offsets([partition])[partition])
-                    positions[partition] = self.first_to_carry(partition, position, beginning)
-            return positions
-        finally:
-            here.close()
+        with closing(self.source.consumer()) as here:
+            found = ask_each(topics, lambda topic: self._positions_of(here, topic))
+        return {partition: offset for each in found.values() for partition, offset in each.items()}
+
+    def _positions_of(self, here: Consumer, topic: Topic) -> dict[TopicPartition, int]:
+        with self.source.reachable():
+            partitions = here.partitions_for_topic(str(topic)) or set()
+        filled = self.filled(topic)
+        check_may(self.source, "READ", [topic])
+        ensure_topic(self.target, filled, len(partitions))
+        check_may(self.target, "WRITE", [filled])
+        positions = {}
+        for number in partitions:
+            partition = TopicPartition(str(topic), number)
+            position = 1 + last_relayed(self.target, str(filled), number, self.direction.source, *partition)
+            with self.source.reachable():
+                beginning = int(here.beginning_offsets([partition])[partition])
+            positions[partition] = self.first_to_carry(partition, position, beginning)
+        return positions
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
         """The offset to go on from, if the neighbour lacks what stands at `position`, and `beginning` is what is left.

@@ -14,10 +14,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topics import ensure_topic
+from connectors.kafka.unfit import ask_each
 from connectors.relay.columns import relay_mesh_data
 from connectors.relay.hub import SiteForward
 from connectors.relay.job import ask_the_ledger
-from connectors.relay.link_start import find_session_start, is_ordered
+from connectors.relay.link_start import SessionStart, find_session_start, is_ordered
 from connectors.relay.presence import Presence
 from connectors.spark.job import JobOptions
 from ordering.errors import AbcastError, HistoryUnavailable
@@ -59,21 +60,24 @@ class MeshData(SiteForward):
     def positions(self, topics: Collection[Topic]) -> dict[TopicPartition, int]:
         """Begin a session in each group, where the neighbour's own rows say."""
         assert self._presence is not None
-        self._sessions = {}
-        positions = {}
-        for topic in topics:
-            ensure_topic(self.target, self.filled(topic), 1)
-            with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
-                reached = there.state().origins
-                try:
-                    beginning = find_session_start(here, reached, self._is_carried)
-                except HistoryUnavailable as error:
-                    raise HistoryUnavailable(
-                        f"{error} {ask_the_ledger(self.direction.target, self.direction.source)}"
-                    ) from error
-                positions[here.partition] = beginning.offset
-            self._sessions[str(topic)] = self._presence.begin(topic.group, beginning, self._is_carried)
-        return positions
+        starts = ask_each(topics, self._start_of)
+        # All of them are known before the first session begins, which ends the one before.
+        self._sessions = {
+            str(topic): self._presence.begin(topic.group, beginning, self._is_carried)
+            for topic, beginning in starts.items()
+        }
+        return {TopicPartition(str(topic), 0): beginning.offset for topic, beginning in starts.items()}
+
+    def _start_of(self, topic: Topic) -> SessionStart:
+        ensure_topic(self.target, self.filled(topic), 1)
+        with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
+            reached = there.state().origins
+            try:
+                return find_session_start(here, reached, self._is_carried)
+            except HistoryUnavailable as error:
+                raise HistoryUnavailable(
+                    f"{error} {ask_the_ledger(self.direction.target, self.direction.source)}"
+                ) from error
 
     def check(self) -> None:
         """Say that the relay is there, and look whether what it carries counts.

@@ -22,7 +22,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.data_log import topic_missing
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
-from connectors.kafka.unfit import UnfitGroups
 from connectors.ledger.state import read_ledger_state
 from connectors.sequencer.groups import forward_topics, positions_of
 from connectors.sequencer.keeper import Keeper
@@ -90,17 +89,6 @@ class SequencerLane(StreamingJob):
         self._watched: dict[str, int] = {}  # groups with members, and a seqno that stands in their DATA
         self._watchdog: Watchdog | None = None
         self._seen_batch = -1
-        self.left_out: frozenset[str] = frozenset()
-        """Of `groups`, those that the others go on without: they could not be taken over."""
-
-    def _run_query(self) -> None:
-        try:
-            super()._run_query()
-        except UnfitGroups as unfit:
-            # All were looked at before the first was claimed. The others begin anew, at once.
-            self.left_out |= unfit.errors.keys()
-            for error in unfit.errors.values():
-                _logger.error("%s: %s The other groups go on.", self.name, error)
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """The site's forward topics, and those that relays fill, of the lane's groups with a DATA topic at the site."""
@@ -109,7 +97,7 @@ class SequencerLane(StreamingJob):
 
     def serves(self, group: str) -> bool:
         """Whether it is one of the lane's groups."""
-        return group not in self.left_out and (self.groups is None or group in self.groups)
+        return self.groups is None or group in self.groups
 
     def start_query(self, topics: Mapping[str, list[str]], checkpoint: Path) -> StreamingQuery:
         """Take over every group, then read FORWARD on from where their DATA says."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -31,8 +32,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.backlog import find_backlog, records_that_fit
 from connectors.kafka.connection import Connection
 from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
-from connectors.kafka.retrying import Retries
+from connectors.kafka.retrying import News, Retries
 from connectors.kafka.topic_finder import TopicFinder
+from connectors.kafka.unfit import UnfitGroups
 from connectors.spark.data_directory import CHECKPOINTS, DEFAULT_WORK, HeldDirectory, held
 from connectors.spark.jvm import jvm
 from connectors.spark.patience import Patience
@@ -125,6 +127,8 @@ class StreamingJob(ABC):
     ends_alone_with: tuple[type[AbcastError], ...] = ()
     in_real_time = False
     """Whether the query has Spark's real-time trigger."""
+    leaves_out_for_s = math.inf
+    """After so long, groups that were left out are tried again, for which the query begins anew."""
 
     def __init__(self, spark: SparkSession, options: JobOptions, finder: TopicFinder | None = None) -> None:
         self.spark = spark
@@ -136,6 +140,10 @@ class StreamingJob(ABC):
         self._ends = threading.Event()
         self._query_ends = threading.Event()
         self._told_hidden: set[str] = set()
+        self.left_out: frozenset[str] = frozenset()
+        """Groups that can't be served, and that the others go on without."""
+        self._left_out_at = 0.0
+        self._news = News()
         self._max_batch_records = options.max_batch_records
         self._batch_records = options.max_batch_records
 
@@ -202,9 +210,26 @@ class StreamingJob(ABC):
     def _run_query(self) -> None:
         """One query: from its start to the next reason for another."""
         try:
+            self._run_query_of_fit()
+        except UnfitGroups as unfit:  # the others begin anew, at once
+            self.left_out |= unfit.errors.keys()
+            self._left_out_at = time.monotonic()
+            if self._news.has(str(unfit)):
+                _logger.error("%s: %s The other groups go on.", self.name, unfit)
+
+    def _takes_back(self) -> bool:
+        """Whether groups that were left out are to be tried again now; then they are."""
+        if not self.left_out or time.monotonic() - self._left_out_at < self.leaves_out_for_s:
+            return False
+        self.left_out = frozenset()
+        return True
+
+    def _run_query_of_fit(self) -> None:
+        try:
             topics = self._find_topics(fresh=True)
             self._tell_hidden()
             if not topics:
+                self._takes_back()
                 self.ready.set()
                 self._ends.wait(self.options.look_every_s)
                 return
@@ -243,6 +268,8 @@ class StreamingJob(ABC):
             if query.awaitTermination(WATCH_S if self.ready.is_set() else _READY_POLL_S):  # type: ignore[arg-type]
                 return
             now = time.monotonic()
+            if self._takes_back():
+                return
             if not self.ready.is_set():
                 if self._works(query, now - started):
                     self.ready.set()
@@ -299,9 +326,13 @@ class StreamingJob(ABC):
         return any(stage is not None and stage.numActiveTasks for stage in stages)
 
     def _stop_query(self, query: StreamingQuery) -> None:
-        """Stop after the batch in hand. A batch that begins meanwhile is cut off, and the next start repeats it."""
+        """Stop after the batch in hand. A batch that begins meanwhile is cut off, and the next start repeats it.
+
+        In real time a batch is done with each record as it comes, and ends when its time is over: it is not waited for.
+        """
         self._query_ends.set()
-        _await_batch_in_hand(query)
+        if not self.in_real_time:
+            _await_batch_in_hand(query)
         with _stopping:
             # Spark reports the cut as an error, with stack traces, although nothing is wrong.
             self.spark.sparkContext.setLogLevel("OFF")
@@ -310,7 +341,8 @@ class StreamingJob(ABC):
                 self.spark.sparkContext.setLogLevel("ERROR")
 
     def _find_topics(self, *, fresh: bool = False) -> dict[str, list[str]]:
-        return {group: names for group, names in self.select_topics(self.finder.find(fresh=fresh)).items() if names}
+        found = self.select_topics(self.finder.find(fresh=fresh))
+        return {group: names for group, names in found.items() if names and group not in self.left_out}
 
     def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:
         """Options of Spark's Kafka source, to read on from the positions, and from the beginning of other partitions.

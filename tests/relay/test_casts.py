@@ -14,6 +14,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.sites import Direction, Mode, Sites
+from connectors.kafka.unfit import UnfitGroups
 from connectors.relay.casts import Casts, is_entrance
 from connectors.relay.marks import last_relayed
 from connectors.spark.job import JobOptions
@@ -132,3 +133,25 @@ def test_a_copy_that_lacks_what_is_gone(tmp_path: Path, caplog: pytest.LogCaptur
     assert first(40) == 40
     [record] = caplog.records
     assert "dropped offsets 0 to 39" in record.getMessage()
+
+
+def test_a_hole_in_one_copy_stops_no_other_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = deployment("isis", "12", pairs("ab"))
+    job: Any = Casts(None, JobOptions(sites.connections["a"], "a", tmp_path), sites, Direction("a", "b"))  # type: ignore[arg-type]
+    here, there = job.source, job.target = MemoryConnection(), MemoryConnection()
+    for needs_a_broker in ("ensure_topic", "check_may"):
+        monkeypatch.setattr(f"connectors.relay.job.{needs_a_broker}", lambda *_: None)
+    topics = [Topic(group, "cast", "a") for group in "gh"]
+    for kafka in (here, there):
+        for topic in topics:
+            kafka.create(topic.group, "a")
+    there.topics.append(
+        TopicPartition(str(topics[0]), 0), b"a/m", b"", [("abcast", f"2 fifo 7 1 - - - a/{topics[0]}-0:9".encode())]
+    )
+    here.topics.drop(str(topics[0]), 40)
+    with pytest.raises(UnfitGroups) as unfit:
+        job.positions(topics)
+    assert {group: type(error) for group, error in unfit.value.errors.items()} == {"g": HistoryUnavailable}
+    assert job.positions(topics[1:]) == {TopicPartition(str(topics[1]), 0): 0}
+    with pytest.raises(HistoryUnavailable, match="b lacks offsets 10 to 39"):
+        job.positions(topics[:1])

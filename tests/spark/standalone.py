@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pyspark
@@ -127,20 +128,26 @@ def worker(
         yield running
 
 
-def submit_line(to: Master) -> str:
+def submit_line(to: Master, *options: str) -> str:
     """What `abcast package` prints of how a job is started there, but for the job's own options."""
     python = to.directory / "bare"
     venv.create(python, symlinks=True)
-    packed = abcast("package", "shipped", "--master", to.url, "--python", python / "bin" / "python", cwd=to.directory)
+    asked = ("--master", to.url, "--python", str(python / "bin" / "python"), *options)
+    packed = abcast("package", "shipped", *asked, cwd=to.directory)
     assert packed.returncode == 0, packed.stderr
     return packed.stdout.strip().replace("spark-submit", f"spark-submit {EXECUTORS_HAVE}", 1)
 
 
 @contextmanager
 def submitted(
-    to: Master, line: str, *arguments: str | Path, address: str = LOOPBACK, inside: Sequence[str] = ()
+    to: Master,
+    line: str,
+    *arguments: str | Path,
+    address: str = LOOPBACK,
+    inside: Sequence[str] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Background]:
-    """A job that is started by that line. Its driver is at this address."""
+    """A job that is started by that line. Its driver is at this address, and has these variables."""
     command = f"exec {line} {shlex.join(map(str, arguments))}"
-    with background(*inside, "bash", "-c", command, cwd=to.directory, SPARK_LOCAL_IP=address) as running:
+    with background(*inside, "bash", "-c", command, cwd=to.directory, SPARK_LOCAL_IP=address, **variables) as running:
         yield running

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from kafka.errors import TopicAuthorizationFailedError
@@ -33,6 +33,7 @@ from ordering.errors import (
     UsageError,
 )
 from ordering.names import Topic
+from tests.waiting import eventually
 
 
 class _Finder:
@@ -270,3 +271,50 @@ def test_whether_a_topic_is_gone_or_the_broker_is_seen_at_once() -> None:
     assert finder.has_news()
     assert finder.find() == [Topic("h", "data", "nyc")]
     assert not finder.has_news()
+
+
+class _Serving(StreamingJob):
+    """Groups of which h can't be served, at first."""
+
+    name = "serving"
+    leaves_out_for_s = 300.0
+
+    def __init__(self, work: Path) -> None:
+        finder: Any = SimpleNamespace(find=lambda **_: [], close=lambda: None)
+        super().__init__(cast("Any", None), JobOptions(Connection("nowhere:1"), "nyc", work), finder)
+        self.served: list[list[str]] = []
+        self.is_mended = False
+
+    def select_topics(self, _: list[Topic]) -> dict[str, list[str]]:
+        return {"g": ["forward of g"], "h": ["forward of h"]}
+
+    def start_query(self, topics: Mapping[str, list[str]], _: Path) -> Any:
+        if "h" in topics and not self.is_mended:
+            raise UnfitGroups({"h": HistoryUnavailable("retention has dropped what h lacks.")})
+        self.served.append(list(topics))
+        return SimpleNamespace(awaitTermination=lambda _: False, lastProgress=None)
+
+    def _works(self, *_: object) -> bool:
+        return True
+
+    def _stop_query(self, _: object) -> None:
+        pass
+
+
+def test_a_group_that_is_left_out_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others go on; for what is tried again, the query begins anew, but seldom."""
+    monkeypatch.setattr("connectors.spark.job.Patience", lambda _: SimpleNamespace(ends=lambda *_: False))
+    job = _Serving(tmp_path)
+    thread = threading.Thread(target=job.run, daemon=True)
+    thread.start()
+    try:
+        eventually(lambda: job.served == [["g"]])
+        assert "serving: retention has dropped what h lacks. The other groups go on." in caplog.text
+        job.is_mended = True
+        job.leaves_out_for_s = 0.0
+        eventually(lambda: job.served == [["g"], ["g", "h"]])
+    finally:
+        job.stop()
+        thread.join(30)

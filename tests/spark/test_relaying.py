@@ -17,9 +17,8 @@ from connectors.kafka.sites import Direction
 from connectors.kafka.transport import PlainRecord
 from connectors.ledger.table import ledger_rows
 from connectors.relay.columns import (
-    relay_agreed_forward,
+    relay_agreed,
     relay_casts,
-    relay_entries,
     relay_forward,
     relay_letters,
     relay_mesh_data,
@@ -207,7 +206,7 @@ def test_who_agrees_reads_what_stands_at_home(spark: SparkSession) -> None:
         for offset, case in enumerate(cases)
     ]
     rows += [Row(TOPIC, 1, len(rows) + n, b"nyc/al", b"x", _whole(headers)) for n, (headers, _) in enumerate(ASKED)]
-    found = relay_agreed_forward(source_frame(spark, rows), AGREED_WAY).collect()
+    found = relay_agreed(source_frame(spark, rows), AGREED_WAY).collect()
     for row, written in zip(rows, found, strict=True):
         headers = [tuple(header) for header in written["headers"]]
         assert (written["topic"], written["partition"]) == (TOPIC.replace(".forward.nyc", ".relayed-nyc.sfo"), 1)
@@ -227,7 +226,7 @@ def test_what_no_topic_takes_is_cut_and_still_too_large(spark: SparkSession) -> 
     """Its compressed size was not. The relay goes on, and the record is the same dead letter."""
     row = Row("abcast.g.forward.sfo", 0, 0, b"sfo/bob", bytes(MAX_RECORD_BYTES + 1), codec.forward_headers(7, 1))
     frame = source_frame(spark, [row])
-    for relay in (relay_forward, relay_agreed_forward):
+    for relay in (relay_forward, relay_agreed):
         [written] = relay(frame, WAY).collect()
         headers = [tuple(header) for header in written["headers"]]
         source = row.source._replace(topic=written["topic"])
@@ -242,7 +241,7 @@ def test_of_data_who_agrees_is_brought_the_log(spark: SparkSession) -> None:
     entries = [Data(ENTRY, 4, local_seqno=number, payload=b"%d" % number) for number in (1, 2)]
     records = [*log(), *entries]
     rows = [data(record, offset, site="nyc") for offset, record in enumerate(records)]
-    found = relay_entries(source_frame(spark, rows), AGREED_WAY).collect()
+    found = relay_agreed(source_frame(spark, rows), AGREED_WAY).collect()
     carried_ones = [
         (row, record) for row, record in zip(rows, records, strict=True) if record in (seal(4), seal(5), *entries)
     ]

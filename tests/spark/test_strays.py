@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from connectors.kafka import codec
 from connectors.kafka.sites import Direction
 from connectors.ledger.table import ledger_rows
-from connectors.relay.columns import relay_entries, relay_home_data, relay_mesh_data
+from connectors.relay.columns import relay_agreed, relay_home_data, relay_mesh_data
 from connectors.spark import codec as spark_codec
 from ordering.names import Topic
 from ordering.records import ENTRY, EPOCH, STRAY_EPOCH
@@ -39,4 +39,4 @@ def test_relays_carry_no_strays(spark: SparkSession) -> None:
     assert relay_mesh_data(frame, direction, {TOPIC: 1}, ()).count() == wanted
     of_log = [row for row in ROWS if codec.decode_data(row.key, b"", row.headers).kind in (ENTRY, EPOCH)]
     frame = source_frame(spark, [row._replace(value=b"") for row in ROWS])
-    assert 0 < len(of_log) == relay_entries(frame, direction).count()
+    assert 0 < len(of_log) == relay_agreed(frame, direction).count()
