@@ -77,11 +77,12 @@ back under its name. Suppose that it does.
   log. Nothing there tells such a site from one that was only away: no protocol does without that log.
 
 Bounds. At most `MAX_RUNS_IN_FLIGHT` runs of a site are under way, of `MAX_RUN_RECORDS` each; what has come besides
-stands in FORWARD. Runs that wait for their records are at most the runs in flight; one that is too many is dropped, and
-sent again. `MAX_AHEAD_RUNS` may be known before those that come before them; what is beyond is dropped, and read in
-another site's log. `MAX_UNSEQUENCED_RUNS` may be ordered whose records are not here; then `is_behind` says that FORWARD
-is to be read first. An entry is O(runs in flight and not sequenced). One of `SNAPSHOT_EVERY_ENTRIES`, or of those of
-`SNAPSHOT_EVERY_RUNS` runs, has the snapshot, which is O(senders of the group).
+stands in FORWARD. From `UNPACED_RUNS` on, a run begins only when another site was heard. Runs that wait for their
+records are at most the runs in flight; one that is too many is dropped, and sent again. `MAX_AHEAD_RUNS` may be known
+before those that come before them; what is beyond is dropped, and read in another site's log. `MAX_UNSEQUENCED_RUNS`
+may be ordered whose records are not here; then `is_behind` says that FORWARD is to be read first. An entry is O(runs in
+flight and not sequenced). One of `SNAPSHOT_EVERY_ENTRIES`, or of those of `SNAPSHOT_EVERY_RUNS` runs, has the snapshot,
+which is O(senders of the group).
 """
 
 from __future__ import annotations
@@ -118,6 +119,9 @@ from ordering.sequencer import SequencerState, end_batch, step
 
 MAX_RUNS_IN_FLIGHT = 8
 """Runs of a site that are not known to be delivered everywhere in the view."""
+
+UNPACED_RUNS = 2
+"""So many runs may begin as their records come. With more in flight, each other site that is heard lets one begin."""
 
 MAX_RUN_RECORDS = 20_000
 """FORWARD records in one run, about: a partition more or less."""
@@ -300,6 +304,7 @@ class Site:
         self._snapshot, self._sequenced, self._base = state.snapshot, state.sequenced, state.base
         self._news: list[Ordered] = []
         self._broken: list[OtherLog] = []
+        self._has_heard = False  # since the last run was begun
         self.notices: tuple[Notice, ...] = ()
         """Of the last step."""
         self.sequenced = Sequenced(state, epoch) if sequenced is None else sequenced
@@ -430,8 +435,14 @@ class Site:
         return all(part.end <= self.place(part.place).end for part in ranges_of(ordered.run))
 
     def _submit(self) -> None:
-        """One run of all that has come, as long as not too many are under way."""
-        if self.process.in_flight >= MAX_RUNS_IN_FLIGHT:
+        """One run of all that has come, as long as not too many are under way.
+
+        Steps are often much shorter than a way to another site. A run for each of them would fill what may be in flight
+        with next to nothing, and all that comes then would wait until one of these is done. So runs are begun at the
+        pace at which other sites are heard; those that are in flight can't be done before.
+        """
+        most = MAX_RUNS_IN_FLIGHT if self._has_heard else UNPACED_RUNS
+        if self.process.in_flight >= most:
             return
         ranges, room = [], MAX_RUN_RECORDS
         for name in sorted(self._places):
@@ -442,6 +453,7 @@ class Site:
                 room -= end - place.submitted
                 self._places[name] = place._replace(submitted=end)
         if ranges:
+            self._has_heard = False
             self.process.submit(run_of(tuple(ranges)))
 
     def _is_own(self, place: str) -> bool:
@@ -458,6 +470,7 @@ class Site:
         before = self.log_row(event.site)
         row, counts = read_on(before._replace(at=max(before.at, event.at)), event.epoch, entry)
         self._logs[event.site] = row
+        self._has_heard = True
         if row.is_broken and not before.is_broken:
             self._broken.append(OtherLog(event.site))
         if entry is not None and counts:

@@ -17,6 +17,7 @@ from ordering.isis_site import (
     MAX_RUNS_IN_FLIGHT,
     SNAPSHOT_EVERY_ENTRIES,
     SNAPSHOT_EVERY_RUNS,
+    UNPACED_RUNS,
     Arrived,
     Heard,
     Notice,
@@ -122,15 +123,20 @@ def test_all_sites_have_the_same_data() -> None:
     assert [data.seqno for data in first if isinstance(data, Data)] == list(range(1, 10))
 
 
-def test_what_comes_while_a_run_is_under_way_is_one_run() -> None:
-    """The cost of agreement is a run's, and a site has a bounded number of them under way."""
+@pytest.mark.parametrize(("is_heard", "begun"), [(False, UNPACED_RUNS), (True, MAX_RUNS_IN_FLIGHT)])
+def test_what_comes_while_a_run_is_under_way_is_one_run(
+    monkeypatch: pytest.MonkeyPatch, is_heard: bool, begun: int
+) -> None:
+    """The cost of agreement is a run's: few begin if no other site is heard, and never too many."""
+    if is_heard:  # as often as may be, though none of them says that a run is done
+        monkeypatch.setattr(Site, "_has_heard", property(lambda _: True, lambda _, value: None))
     cluster = Cluster()
     for _ in range(MAX_RUNS_IN_FLIGHT + 20):
         cluster.forward("nyc", 1)
         cluster.step("nyc")
     cluster.settle(40)
     lengths = [ordered.run.length for entry in cluster.logs["nyc"] for ordered in entry.ordered]
-    assert lengths == [1] * MAX_RUNS_IN_FLIGHT + [20]
+    assert lengths == [1] * begun + [MAX_RUNS_IN_FLIGHT + 20 - begun]
 
 
 def test_nothing_leaves_without_an_entry_and_no_entry_is_made_for_nothing() -> None:

@@ -119,7 +119,7 @@ MUTATIONS = (
         UNREADABLE,
         (("ordering.isis_site.Site._is_here", always_here),),
     ),
-    Mutation("any-log", "a lost log's successor is read", TWO_LOGS, (("ordering.isis_site.read_on", any_log),), 80),
+    Mutation("any-log", "a lost log's successor is read", TWO_LOGS, (("ordering.isis_site.read_on", any_log),), 140),
     Mutation(
         "one-look",
         "a site that has written an entry does not look whether its log was lost",
@@ -131,7 +131,7 @@ MUTATIONS = (
         "a log that has grown beyond the lost one is taken for that",
         UNTOLD,
         ((_COMPARE, compare_numbers),),
-        from_seed=110,
+        from_seed=100,
     ),
     Mutation(
         "absent-now",
