@@ -117,6 +117,7 @@ def test_killed_in_turn(broker: EmbeddedBroker, make_scenario: MakeScenario, tmp
         assert sites.scenario.verify(sent) == len(sent) + 3
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_site_alone_on_both_engines(scenario: Scenario) -> None:
     """Killed on Spark, with the checkpoint lost; goes on in a process, is killed there, and goes on.

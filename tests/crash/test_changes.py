@@ -130,6 +130,7 @@ def assert_disk_full(process: Process) -> None:
     assert "Traceback" not in process.stderr()
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_full_disk(small_disk: Path, scenario: Scenario) -> None:
     """It stops with one clear sentence, does not start while the disk is full, and goes on when there is space."""

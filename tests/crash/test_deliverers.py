@@ -33,6 +33,7 @@ def whole_lines(process: Process) -> Path:
     return process.out
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_killed_and_far_behind(scenario: Scenario) -> None:
     """Union of all runs: everything. Overlap: what was taken in the last moments. Behind retention: no seam.

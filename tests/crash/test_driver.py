@@ -180,6 +180,7 @@ def test_unacknowledged_messages_come_first(scenario: Scenario) -> None:
     assert scenario.verify(sent, {"olga": deliveries}) == total
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_killed_workers(scenario: Scenario) -> None:
     """The Python workers, then their daemon too: the same process recovers by itself."""

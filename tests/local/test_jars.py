@@ -16,7 +16,10 @@ from ordering.errors import EnvironmentProblem, UsageError
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("configuration", jars.CONFIGURATIONS)
+@pytest.mark.parametrize(
+    "configuration",
+    [pytest.param(each, marks=[pytest.mark.soak] if each == "s3" else []) for each in jars.CONFIGURATIONS],
+)
 def test_the_jars_are_those_of_the_lock(configuration: str) -> None:
     assert jars.locked_hashes(configuration)
     jars.jars_of(configuration)  # those for S3 may not have been needed yet

@@ -29,8 +29,8 @@ class Simulation(NamedTuple):
             assert self.run(seed) == [], f"python -m tests.simulator --{self.option} --seed {seed}"
 
 
-PROCESSES = Simulation("isis", isis.run, 2_000, 50, 300, isis_mutations.MUTATIONS, 150)
-SITES = Simulation("isis-sites", isis_sites.run, 500, 5, 50, isis_site_mutations.MUTATIONS, 60)
+PROCESSES = Simulation("isis", isis.run, 2_000, 50, 150, isis_mutations.MUTATIONS, 150)
+SITES = Simulation("isis-sites", isis_sites.run, 500, 5, 20, isis_site_mutations.MUTATIONS, 60)
 BOTH = (PROCESSES, SITES)
 
 

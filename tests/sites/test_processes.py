@@ -30,7 +30,8 @@ def processes(tmp_path: Path) -> Iterator[list[Process]]:
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("trigger", ["micro-batch", pytest.param("real-time", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("trigger", ["micro-batch", "real-time"])
 def test_killed_relays_under_load(make_world: MakeWorld, processes: list[Process], trigger: str) -> None:
     """kill -9 of `abcast relay` in the middle, its directory deleted: nothing lost, nothing doubled, one order. And
     what goes past the order comes to the other site as its sender has sent it, each once.

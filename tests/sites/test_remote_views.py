@@ -13,7 +13,7 @@ from tests.cli.here import abcast_here
 from tests.sites.conftest import MakeWorld
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(400)]
 
 
 def test_remote_views_come_and_go_with_the_relay(make_world: MakeWorld) -> None:
