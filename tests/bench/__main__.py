@@ -59,12 +59,11 @@ def main() -> int:
         "results": {},
     }
     report.show_machine(console, results["machine"])
-    chosen = [section for section in SECTIONS if section in options.only]
     code = 0
     try:
         with Lab(plan, say) as lab:
             end = started + 60 * options.minutes if options.minutes else None
-            code = _measure(lab, chosen, results, out, end)
+            code = _measure(lab, options.only, results, out, end)
             say("stopping Spark and the broker")
     except KeyboardInterrupt:
         say("interrupted; everything is stopped and removed")
@@ -85,9 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only",
         type=_sections,
-        default=set(SECTIONS),
+        default=list(SECTIONS),
         metavar="SECTION,…",
-        help=f"of {', '.join(SECTIONS)} (default: all)",
+        help=f"in this order, of {', '.join(SECTIONS)} (default: all)",
     )
     parser.add_argument(
         "--records",
@@ -101,9 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _sections(text: str) -> set[str]:
-    names = set(text.split(","))
-    if unknown := names - set(SECTIONS):
+def _sections(text: str) -> list[str]:
+    names = list(dict.fromkeys(text.split(",")))
+    if unknown := set(names) - set(SECTIONS):
         raise argparse.ArgumentTypeError(f"no such section: {', '.join(sorted(unknown))}")
     return names
 
