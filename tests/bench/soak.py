@@ -188,7 +188,8 @@ def main() -> int:
         print(f"{time.monotonic() - began:6.0f} s  {what}", flush=True)
 
     size = {"minutes": options.minutes, "per_s": options.per_s, "members": options.members}
-    facts = {"command": " ".join(sys.argv[1:]), "machine": machine.facts(), **size}
+    command = f"--minutes {options.minutes:g} --per-s {options.per_s:g} --members {options.members}"
+    facts = {"command": f"{command} --maintain-every {options.maintain_every}", "machine": machine.facts(), **size}
 
     def keep(result: Mapping[str, Any]) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
