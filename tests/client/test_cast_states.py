@@ -148,6 +148,7 @@ def test_one_without_casts_may_have_the_state_of_one_with(connection: Connection
         assert [json.loads(state) for state in loaded] == [["total nyc/a 1"]]
 
 
+@pytest.mark.slow
 def test_an_application_that_lags_gets_no_cast_that_was_not_agreed(
     connection: Connection, flushing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,7 @@ from tests.waiting import eventually
 
 SITES = ("nyc", "sfo", "lax")
 PROCESS, SPARK = "process", "spark"
-each_engine = pytest.mark.parametrize("engine", [PROCESS, SPARK])
+each_engine = pytest.mark.parametrize("engine", [PROCESS, pytest.param(SPARK, marks=pytest.mark.slow)])
 SUSPECT_AFTER_MS = 2_000
 
 
@@ -263,6 +263,7 @@ def test_the_others_go_on_and_the_site_comes_back(kafka: MemoryConnection, engin
     assert [record.local_seqno for record in order if record.sender == "lax/alice"] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_members_leave_with_their_site_and_are_back_with_it(kafka: MemoryConnection) -> None:
     """The others' view goes on without them, though they live. What they broadcast meanwhile is ordered, once."""
     addresses = [f"{site}/bob" for site in SITES]
@@ -343,6 +344,7 @@ def test_one_engine_takes_over_from_the_other(kafka: MemoryConnection) -> None:
         assert [each.failure for each in sites.values()] == [None] * 3
 
 
+@pytest.mark.slow
 def test_what_was_left_out_is_read_when_there_is_room(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site on Spark waits for the other, and keeps no more than it may. Then it asks for a new query."""
     monkeypatch.setattr(agreeing_query, "KEPT_BYTES", 20_000)
@@ -654,6 +656,7 @@ def test_nobody_is_told_that_a_group_is_alive_that_was_left(
         assert list(attendant.exclusions) == ["g"]
 
 
+@pytest.mark.slow
 def test_a_group_that_retention_has_hit_ends_no_other(
     kafka: MemoryConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
