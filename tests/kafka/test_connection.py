@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -15,6 +12,7 @@ from kafka.errors import NodeNotReadyError
 
 from connectors.kafka.connection import Connection
 from ordering.errors import BrokerUnreachable
+from tests.leftovers import assert_nothing_is_left
 
 
 @pytest.mark.parametrize(("took_s", "said"), [(0.2, "at 127.0.0.1:1. "), (3.4, "at 127.0.0.1:1 (waited 3 s). ")])
@@ -55,14 +53,8 @@ def test_an_outage_uses_up_neither_threads_nor_files(
     caplog.set_level(logging.CRITICAL, "kafka")  # what is captured of its errors would keep its sockets
     connection = Connection("127.0.0.1:1", timeout=0.05, transport=transport)
 
-    def kept() -> tuple[set[threading.Thread], int]:
+    def try_once() -> None:
         with pytest.raises(BrokerUnreachable):
             connect(connection)
-        gc.collect()
-        return set(threading.enumerate()), len(list(Path("/dev/fd").iterdir()))
 
-    threads, files = kept()
-    for _ in range(10):
-        threads_now, files_now = kept()
-    assert threads_now <= threads
-    assert files_now < files + 10
+    assert_nothing_is_left(try_once, times=10)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from kafka.admin import KafkaAdminClient, NewTopic
 from connectors.local.broker import EmbeddedBroker, broker_process_ids
 from connectors.local.node import Node, class_archive, failure_reason
 from ordering.errors import EnvironmentProblem, UsageError
+from tests.leftovers import assert_nothing_is_left
 
 ROOT = Path(__file__).parents[2]
 TOPIC = "numbers"
@@ -39,16 +38,10 @@ def test_a_node_that_is_up_and_silent_uses_up_neither_threads_nor_files(tmp_path
     """It is asked again and again while it starts."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
 
-        def kept() -> tuple[set[threading.Thread], int]:
+        def ask() -> None:
             assert not Node(tmp_path, 1).answers(f"127.0.0.1:{silent.getsockname()[1]}", {}, timeout_s=0.1)
-            gc.collect()
-            return set(threading.enumerate()), len(list(Path("/dev/fd").iterdir()))
 
-        threads, files = kept()
-        for _ in range(5):
-            threads_now, files_now = kept()
-    assert threads_now <= threads
-    assert files_now < files + 5
+        assert_nothing_is_left(ask, times=5)
 
 
 def create_topic(broker: EmbeddedBroker, copies: int = 1) -> None:
