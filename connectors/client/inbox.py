@@ -43,7 +43,7 @@ from connectors.kafka.letter_bases import partition_of, read_noted
 from connectors.kafka.letter_codec import decode_letter, is_state_letter
 from connectors.kafka.topics import inbox_partitions
 from connectors.kafka.transport import Consumer
-from ordering.errors import HistoryUnavailable, UsageError
+from ordering.errors import HistoryUnavailable, PositionLost, UsageError
 from ordering.inbox import InboxReader
 from ordering.letter_care import NO_BASE, base_at
 from ordering.names import Address
@@ -117,7 +117,11 @@ class Inbox:
 
     def _receive(self, memory: MemberMemory, consumer: Consumer) -> Iterator[Letter]:
         partition = inbox_partition(self.connection, consumer, self.group, self.address)
-        first = 0 if self.from_beginning else memory.letters_taken(partition)
+        try:
+            first = 0 if self.from_beginning else memory.letters_taken(partition)
+        except PositionLost:
+            self._begin(consumer, partition, 0)  # that letters are gone is told first
+            raise
         self._bookmark.begin(Mark(first, first), first, functools.partial(_remember, memory, partition))
         silence, bookmark = Silence(self.timeout, self.connection.timeout), self._bookmark
 

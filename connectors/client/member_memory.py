@@ -167,7 +167,7 @@ class MemberMemory:
         if self._has_note(_LETTERS):
             raise PositionLost(
                 f"{self.address} has taken letters before, but Kafka no longer knows up to which (it forgets after "
-                "offsets.retention.minutes). inbox(from_beginning=True) gives all of them again; their (sender, "
+                "offsets.retention.minutes). inbox(from_beginning=True) gives all that are left again; their (sender, "
                 "incarnation, local_seqno) tell which the application has seen."
             )
         return 0

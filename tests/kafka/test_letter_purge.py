@@ -16,7 +16,7 @@ from connectors.kafka.letter_bases import read_noted
 from connectors.kafka.letter_codec import letter_headers
 from connectors.kafka.letter_purge import purge_letters
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
-from ordering.errors import AbcastError, HistoryUnavailable
+from ordering.errors import AbcastError, HistoryUnavailable, PositionLost
 from ordering.names import Topic
 from tests.waiting import WAIT
 
@@ -118,6 +118,23 @@ def test_what_nobody_took_is_told(kafka: MemoryConnection) -> None:
     assert take(kafka, from_beginning=True) == []
     write(kafka, 4)
     assert take(kafka) == [b"eve 4"], "it was told, and has said that it goes on"
+
+
+def test_what_is_gone_is_told_to_a_name_that_kafka_has_forgotten(kafka: MemoryConnection) -> None:
+    """That its position is lost is told where nothing else is."""
+    for number in range(1, 4):
+        write(kafka, number)
+    assert len(take(kafka)) == 3
+    kafka.topics.forget_commits()
+    with pytest.raises(PositionLost, match="gives all that are left again"):
+        take(kafka)
+    write(kafka, 4)
+    assert purge(kafka) == 4
+    write(kafka, 5)
+    for _ in range(2):
+        with pytest.raises(HistoryUnavailable, match=r"letters to b/bob were deleted before it took them"):
+            take(kafka)
+    assert take(kafka, from_beginning=True) == [b"eve 5"]
 
 
 def test_others_letters_are_no_loss(kafka: MemoryConnection) -> None:
