@@ -8,6 +8,8 @@ beginning on, make the same table as the whole log would have. For a base is mad
 between them; and who deletes up to an offset has noted a base there for everybody who has a letter below. So of a
 receiver without one, no letter was ever deleted.
 
+A base that can't be read any more stands for a table that nobody knows: then nothing is taken, and nothing deleted.
+
 Invariant 2. A letter that was not taken is deleted only if its receiver has no position (it never took any, or was away
 for so long that Kafka has forgotten it), and the letter is older than letters are kept. The base says so (`lost`), and
 the receiver is told.
@@ -23,6 +25,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ordering.errors import HistoryUnavailable
 from ordering.inbox import InboxReader
 from ordering.sequencer import Accepted
 
@@ -30,12 +33,14 @@ from ordering.sequencer import Accepted
 class Base(NamedTuple):
     """A receiver's table from all that stands below an offset of its inbox partition.
 
-    `lost`: the offset behind the last letter that was deleted although it was not taken; 0 if none was.
+    `lost`: the offset behind the last letter that was deleted although it was not taken; 0 if none was. `is_damaged`:
+    it was noted, and what was noted can't be read.
     """
 
     below: int = 0
     received: Mapping[str, Accepted] = {}
     lost: int = 0
+    is_damaged: bool = False
 
     def to_json(self) -> bytes:
         """Without `below`, which is told apart."""
@@ -43,13 +48,13 @@ class Base(NamedTuple):
 
     @classmethod
     def parse(cls, below: int, text: bytes) -> Base:
-        """Inverse of `to_json`. Raises ValueError."""
+        """Inverse of `to_json`. A damaged one for all else."""
         try:
             known = json.loads(text)
             received = {str(sender): Accepted(*map(int, row)) for sender, row in known["received"].items()}
             return cls(below, received, int(known["lost"]))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{text[:100]!r} is no base") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return cls(below, is_damaged=True)
 
 
 NO_BASE = Base()
@@ -107,13 +112,15 @@ def plan(
     behind it, may be left out.
 
     `bases`: by receiver, all that are noted. `positions`: up to where each receiver has taken everything; None for one
-    without a position.
+    without a position. Raises HistoryUnavailable if a base that is needed is damaged.
     """
     below = _below(entries, beginning, positions, times)
     deleted = [entry for entry in entries if entry.offset < below and entry.receiver]
     made: dict[str, Base] = {}
     for receiver in sorted({entry.receiver for entry in deleted}):
         known = base_at(bases.get(receiver, ()), beginning)
+        if known.is_damaged:
+            raise HistoryUnavailable(f"what is noted of letters to {receiver} below {known.below} can't be read.")
         reader, lost = InboxReader(known.received), known.lost
         for entry in deleted:
             if entry.receiver != receiver:

@@ -11,8 +11,9 @@ partition from its beginning, makes the received table again, and gives what sta
 it: nothing is lost, and at most the letters of the last half second are given again (their numbers tell). A name whose
 offset Kafka has forgotten is told so (`connectors.client.member_memory`).
 
-A run that is overtaken by such a purge, while it makes its table, begins again with the newer note. A letter that was
-deleted although this name had not taken it is told (HistoryUnavailable), unless the run is to begin at the beginning.
+A run that is overtaken by such a purge begins again with the newer note. A letter that was deleted although this name
+had not taken it is told (HistoryUnavailable). A run that is to begin at the beginning takes what is left; what is
+deleted before it has come there is told.
 
 The cost: a start reads all that is left of the partition, payloads of other receivers included (Kafka sends no headers
 alone); memory is one row a sender.
@@ -45,7 +46,7 @@ from connectors.kafka.topics import inbox_partitions
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, PositionLost, UsageError
 from ordering.inbox import InboxReader
-from ordering.letter_care import NO_BASE, base_at
+from ordering.letter_care import NO_BASE, Base, base_at
 from ordering.names import Address
 
 _logger = logging.getLogger(__name__)
@@ -124,9 +125,11 @@ class Inbox:
             raise
         self._bookmark.begin(Mark(first, first), first, functools.partial(_remember, memory, partition))
         silence, bookmark = Silence(self.timeout, self.connection.timeout), self._bookmark
+        position: int | None = None
 
         def begin() -> None:
-            position, end = self._begin(consumer, partition, first)
+            nonlocal position
+            position, end = self._begin(consumer, partition, first, position)
             bookmark.pass_over(position, position)
             silence.expect(end)
             silence.read_up_to(position)
@@ -157,10 +160,13 @@ class Inbox:
             if silence.is_over:
                 return
 
-    def _begin(self, consumer: Consumer, partition: TopicPartition, taken: int) -> tuple[int, int]:
+    def _begin(
+        self, consumer: Consumer, partition: TopicPartition, taken: int, read_to: int | None = None
+    ) -> tuple[int, int]:
         """Go to the log's first record, with what is noted of all before; where the log begins and ends now.
 
-        Raises HistoryUnavailable if a part is missing, and nothing is noted of it, or if letters in it were not taken.
+        `read_to`: where this run would read on, if it has begun before. Raises HistoryUnavailable if a part is missing,
+        and nothing is noted of it that can be read, or if letters in it were not taken.
         """
         beginning, end = self._span(consumer, partition)
         base, is_noted = NO_BASE, beginning == 0
@@ -177,6 +183,14 @@ class Inbox:
                 f"{partition.topic}-{partition.partition} holds the offsets {beginning} to {end}, but {self.address} "
                 f"needs all from 0 on and was at {taken} before. Inbox topics must have no retention."
             )
+        if base.is_damaged:
+            raise HistoryUnavailable(
+                f"letters to {self.address} were deleted, and what is noted of those below offset {base.below} of "
+                f"{partition.topic}-{partition.partition} can't be read: which come next is not known. "
+                "Take a new name."
+            )
+        if self.from_beginning and read_to is not None and base.below > read_to:
+            self._check_read(base)
         if base.lost > taken and not self.from_beginning:
             raise HistoryUnavailable(
                 f"letters to {self.address} were deleted before it took them, since `abcast maintain` keeps them for "
@@ -186,6 +200,15 @@ class Inbox:
         consumer.assign([partition])
         consumer.seek(partition, beginning)
         return beginning, end
+
+    def _check_read(self, base: Base) -> None:
+        """See that this run had read all letters that are in the base."""
+        if base.received != self._reader.received:
+            raise HistoryUnavailable(
+                f"letters to {self.address} were deleted before this run from the beginning came there, since `abcast "
+                "maintain` deletes what was taken. Begin once more: inbox(from_beginning=True) gives those that are "
+                "left."
+            )
 
     def _span(self, consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
         with self.connection.reachable():

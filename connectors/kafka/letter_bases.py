@@ -9,7 +9,6 @@ A log that begins anywhere else has lost its beginning to a retention.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from connectors.kafka.transport import Consumer
 from ordering.letter_care import Base
 from ordering.names import Topic
 
-_logger = logging.getLogger(__name__)
 _BELOW = "letters-below"
 
 
@@ -60,10 +58,7 @@ def read_noted(
         if name.startswith("inbox-"):
             noted.beginnings.setdefault(int(name.removeprefix("inbox-")), set()).add(below)
         elif receivers is None or name in receivers:
-            try:
-                noted.bases.setdefault(name, []).append(Base.parse(below, value))
-            except ValueError as error:
-                _logger.warning("%s: what is noted of letters below %d can't be read: %s", name, below, error)
+            noted.bases.setdefault(name, []).append(Base.parse(below, value))
     return noted
 
 

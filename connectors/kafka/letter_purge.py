@@ -124,7 +124,11 @@ class _Care:
             is_whole = False
         if not is_whole:
             return 0  # another one deletes
-        due = plan(entries, beginning, self._noted.bases, positions, times)
+        try:
+            due = plan(entries, beginning, self._noted.bases, positions, times)
+        except HistoryUnavailable as damaged:
+            _logger.warning("letters in %s-%d are left alone: %s", place.topic, place.partition, damaged)
+            return 0
         if due.below <= beginning or dry_run or not self._note(place.partition, due):
             return due.below - beginning if dry_run else 0
         delete(self._admin, {place: due.below})

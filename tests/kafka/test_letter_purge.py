@@ -12,7 +12,7 @@ from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.kafka import letter_purge, ranges
-from connectors.kafka.letter_bases import read_noted
+from connectors.kafka.letter_bases import key_of_base, read_noted
 from connectors.kafka.letter_codec import letter_headers
 from connectors.kafka.letter_purge import purge_letters
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
@@ -181,6 +181,51 @@ def test_a_receiver_that_is_overtaken(kafka: MemoryConnection, monkeypatch: pyte
     monkeypatch.setattr(MemoryConsumer, "poll", overtaken)
     assert take(kafka) == [b"eve 5"]
     assert purged == [0, 4]
+
+
+@pytest.mark.parametrize("is_missed", [False, True])
+def test_a_run_from_the_beginning_is_overtaken(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, is_missed: bool
+) -> None:
+    """It is told of what it did not come to; what is deleted behind it is no loss."""
+    for number in range(1, 5):
+        write(kafka, number)
+    assert len(take(kafka)) == 4
+    write(kafka, 5)
+    poll, polls = MemoryConsumer.poll, list[int]()
+
+    def overtaken(consumer: MemoryConsumer, timeout_ms: int = 0) -> Any:
+        if INBOX in consumer.next:
+            polls.append(0)
+            if len(polls) == (1 if is_missed else 2):
+                polls.append(purge(kafka))
+        return poll(consumer, timeout_ms)
+
+    monkeypatch.setattr(MemoryConsumer, "poll", overtaken)
+    if is_missed:
+        with pytest.raises(HistoryUnavailable, match="before this run from the beginning came there"):
+            take(kafka, from_beginning=True)
+    else:
+        assert take(kafka, from_beginning=True) == [b"eve %d" % number for number in range(1, 6)]
+    assert sum(polls) in (4, 5)
+    assert take(kafka, from_beginning=True) == ([b"eve 5"] if beginning(kafka) == 4 else [])
+
+
+def test_a_note_that_is_damaged(kafka: MemoryConnection, caplog: pytest.LogCaptureFixture) -> None:
+    """Which letter comes next is not known: the receiver is told, and nothing more is deleted."""
+    for number in range(1, 4):
+        write(kafka, number)
+    take(kafka, 2)
+    assert purge(kafka) == 2
+    memory = TopicPartition(str(Topic("g", "memory", SITE)), 0)
+    kafka.topics.append(memory, key_of_base("b/bob", 2), b'{"lost":', [])
+    with pytest.raises(HistoryUnavailable, match="those below offset 2 of .* can't be read"):
+        take(kafka)
+    kafka.topics.append(memory, key_of_base("b/bob", 2), b'{"lost":0,"received":{"b/eve":[7,2]}}', [])
+    assert take(kafka) == [b"eve 3"]
+    kafka.topics.append(memory, key_of_base("b/bob", 2), b"", [])
+    assert (purge(kafka), beginning(kafka)) == (0, 2)
+    assert "are left alone: what is noted of letters to b/bob below 2 can't be read" in caplog.text
 
 
 def test_the_last_mark_of_a_relay_stays(kafka: MemoryConnection) -> None:

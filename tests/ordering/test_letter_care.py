@@ -10,6 +10,7 @@ import pytest
 
 from ordering import letter_care
 from ordering.inbox import InboxReader
+from ordering.errors import HistoryUnavailable
 from ordering.letter_care import NO_BASE, Base, Entry, Plan, Times, base_at, plan, superseded
 from ordering.sequencer import Accepted
 
@@ -209,9 +210,17 @@ def test_notes_that_are_older_than_the_beginning_show(monkeypatch: pytest.Monkey
 def test_a_base_is_read_as_it_was_written() -> None:
     base = Base(7, {"a/s": Accepted(3, 4)}, 5)
     assert Base.parse(7, base.to_json()) == base
-    for text in (b"", b"{}", b"[]", b'{"lost":0,"received":{"a":[1]}}', b"\xff"):
-        with pytest.raises(ValueError, match=r"is no base|JSON|decode|value"):
-            Base.parse(7, text)
+    for text in (b"", b"{}", b"[]", b'{"lost":0,"received":{"a":[1]}}', b"\xff", b"[" * 100_000):
+        assert Base.parse(7, text) == Base(7, is_damaged=True)
+
+
+def test_behind_a_base_that_is_damaged_nothing_is_deleted() -> None:
+    letters = [Entry(offset, "b/x", "a/s", 1, offset + 1) for offset in range(4, 6)]
+    bases = {"b/x": [Base(2), Base(4, is_damaged=True), Base(9, is_damaged=True)]}
+    with pytest.raises(HistoryUnavailable, match="letters to b/x below 4 can't be read"):
+        plan(letters, 4, bases, {"b/x": 6}, Times(6, 6))
+    assert plan(letters, 4, bases, {"b/x": 4}, Times(6, 6)) == Plan(4, {}), "nothing would be deleted"
+    assert plan(letters, 3, bases, {"b/x": 6}, Times(6, 6)).below == 6, "those are of no use yet"
 
 
 def test_what_is_kept() -> None:
