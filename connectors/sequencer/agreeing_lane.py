@@ -114,6 +114,10 @@ class AgreeingLane(SequencerLane):
         """None: the ledger does not tell what the site has promised."""
         return None
 
+    def check_group(self, state: SequencerState) -> None:
+        """See that its log can be continued. Raises UsageError, HistoryUnavailable, ProtocolViolation."""
+        known_state(self.options.connection, self._agreement, state)
+
     def decide(self, topics: Mapping[str, list[str]], states: Mapping[str, SequencerState]) -> DataFrame:
         """What is read, agreed on, as the sink takes it. Raises InputLost, UnfitGroups, what is wrong with all."""
         site, neighbours = self.options.site, self._agreement.neighbours

@@ -104,7 +104,15 @@ class SequencerLane(StreamingJob):
         connection, site, forward = self.options.connection, self.options.site, self.sequenced(topics)
         check_topics(connection, forward, site)
         self._await_spark()
-        states = take_over_groups(connection, forward, site, self.history(), self._epochs, agreement=self.agreement)
+        states = take_over_groups(
+            connection,
+            forward,
+            site,
+            self.history(),
+            self._epochs,
+            agreement=self.agreement,
+            fitness=self.check_group,
+        )
         self._keeper, self._seen_batch = Keeper(connection, site, self._epochs, "spark"), -1
         self._keeper.take(forward)
         ends = self._keeper.ends_of_data(forward)
@@ -129,6 +137,9 @@ class SequencerLane(StreamingJob):
     def history(self) -> History | None:
         """What tells the state where retention has emptied DATA."""
         return functools.partial(read_ledger_state, self.options.data / "ledger")
+
+    def check_group(self, state: SequencerState) -> None:
+        """Raises what keeps this group from being served, if its DATA does not tell; called before it is claimed."""
 
     def decide(self, topics: Mapping[str, list[str]], states: Mapping[str, SequencerState]) -> DataFrame:
         """What is read, decided, as the sink takes it."""

@@ -62,6 +62,8 @@ _logger = logging.getLogger(__name__)
 
 History = Callable[[str], StateAt | None]
 """A group's state as its ledger tells it."""
+Fitness = Callable[[SequencerState], object]
+"""Raises what keeps a group whose DATA tells this state from being served."""
 
 
 GROUPS_AT_ONCE = 32
@@ -101,13 +103,14 @@ def take_over_groups(
     *,
     trust_ledger: bool = False,
     agreement: str = "",
+    fitness: Fitness | None = None,
 ) -> dict[str, SequencerState]:
     """Become the sequencer of the groups (each with the forward topics it reads); return the states to go on from.
 
     All groups are looked at before the first is claimed. `history` is for a DATA topic that retention has emptied;
     `trust_ledger`: the operator knows that nothing was decided after it. `claimed` has the epochs that this process
     has claimed so far, by group, and is kept up to date: it takes no group back from a newer sequencer. `agreement`:
-    "isis" for a job that agrees with other sites.
+    "isis" for a job that agrees with other sites. `fitness` is asked of every group before it is claimed.
 
     Raises BrokerUnreachable, Fenced; TopicMissing, HistoryUnavailable, UsageError where all groups are unfit, and
     UnfitGroups where some are.
@@ -123,6 +126,8 @@ def take_over_groups(
         found = _ask_each(
             groups, lambda group: _survey(logs[group], claimed, history, agreement, trust_ledger=trust_ledger)
         )
+        if fitness is not None:
+            _ask_each(groups, lambda group: fitness(found[group].state))
         _tell_who_serves(connection, site, {group: data for group, data in logs.items() if group not in claimed})
         horizons = _horizons(connection, groups, [found[group].state for group in groups])
         states = _ask_each(groups, lambda group: _claim(logs[group], producer, found[group], claimed, agreement))

@@ -13,6 +13,7 @@ from kafka.structs import TopicPartition
 from pyspark.sql import Row
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog
 from connectors.kafka.inputs import Neighbours
 from connectors.sequencer.agreeing_lane import AgreeingLane
 from connectors.sequencer.agreement import Agreement, known_state
@@ -171,7 +172,7 @@ def test_a_lane_leaves_out_what_cannot_be_taken_over(
 def test_so_does_a_lane_that_agrees(
     kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is wrong with its log shows when a group was taken over."""
+    """What is wrong with its log is found before the group is claimed: a claim would stop who has it."""
     del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 1)]
 
     def known(_: object, agreement: Agreement, state: SequencerState) -> SiteState:
@@ -193,6 +194,9 @@ def test_so_does_a_lane_that_agrees(
     with pytest.raises(Decided, match=r"^g$"):
         lane.run()
     assert "begun with other sites. The other groups go on." in caplog.text
+    for group, is_claimed in zip(GROUPS, (True, False), strict=True):
+        with DataLog(kafka, group, "nyc") as data:
+            assert bool(data.claims()) is is_claimed
 
 
 def test_what_a_lane_has_left_out_is_tried_again(
