@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ordering import letter_care
-from ordering.inbox import InboxReader
 from ordering.errors import HistoryUnavailable
+from ordering.inbox import InboxReader
 from ordering.letter_care import NO_BASE, Base, Entry, Plan, Times, base_at, plan, superseded
 from ordering.sequencer import Accepted
 
