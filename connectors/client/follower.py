@@ -49,8 +49,10 @@ class Follower:
     `position`: the offset of the record that is read next.
     """
 
-    def __init__(self, feed: Followed, start: Start) -> None:
+    def __init__(self, feed: Followed, start: Start, end: int = 0) -> None:
+        """`end`: of the log, when it began. Below that it does not wait for others: what is there is soon read."""
         self.position = start.offset
+        self._end = end
         self._feed = feed
         self._reader = start.reader
         self._cursor: DataCursor | None = None
@@ -77,7 +79,8 @@ class Follower:
         self._cursor = cursor
         records = self._cursor.poll(timeout)
         self.position, self._reader = self._cursor.position, self._cursor.reader
-        if not records or self._feed.window.holds(self.position):
+        is_near = not records and self.position >= self._end
+        if is_near or self._feed.window.holds(self.position):
             self._join()
         return records
 

@@ -45,6 +45,7 @@ class DataCursor:
         self._partition = partition
         self._reader = start.reader
         self._failing = False
+        self._unjudged: Sequence[Any] = ()
         self.position = start.offset
         self.strays = 0
         consumer.assign([partition])
@@ -65,6 +66,11 @@ class DataCursor:
         Raises:
             HistoryUnavailable: retention has dropped records before they were read.
         """
+        if not self._unjudged:
+            self._unjudged = self._read(timeout)
+        return self._judge()
+
+    def _read(self, timeout: float) -> Sequence[Any]:
         try:
             polled = self._consumer.poll(timeout_ms=int(timeout * 1000))
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
@@ -80,24 +86,27 @@ class DataCursor:
                 _logger.warning("reading %s: %r; trying again", self._partition.topic, error)
             self._failing = True
             time.sleep(min(timeout, RETRY_PAUSE_S))
-            return []
+            return ()
         if self._failing and polled:
             self._failing = False
-        return self._judge(polled.get(self._partition, ()))
+        read: Sequence[Any] = polled.get(self._partition, ())
+        return read
 
-    def _judge(self, records: Sequence[Any]) -> Sequence[Effective]:
-        taken = [self._judge_part(records[first : first + _AT_ONCE]) for first in range(0, len(records), _AT_ONCE)]
-        if records:
-            self.position = records[-1].offset + 1
-        messages = [part for part in taken if isinstance(part, Messages)]
-        if messages and len(messages) == len(taken):
-            return Messages.joined(messages)
-        return list(itertools.chain.from_iterable(taken))
-
-    def _judge_part(self, records: Sequence[Any]) -> Sequence[Effective]:
-        keys, headers = [record.key for record in records], [record.headers for record in records]
-        numbers = messages_numbers(keys, headers)
-        return self._judge_each(records) if numbers is None else self._judge_messages(records, keys, headers, numbers)
+    def _judge(self) -> Sequence[Effective]:
+        """The next ones of what was read: messages up to what is none, so that this costs only what is beside it."""
+        messages: list[Messages] = []
+        while self._unjudged:
+            part, rest = self._unjudged[:_AT_ONCE], self._unjudged[_AT_ONCE:]
+            keys, headers = [record.key for record in part], [record.headers for record in part]
+            numbers = messages_numbers(keys, headers)
+            if numbers is None and any(messages):
+                break  # they are judged the next time
+            self._unjudged, self.position = rest, part[-1].offset + 1
+            if numbers is not None:
+                messages.append(self._judge_messages(part, keys, headers, numbers))
+            elif taken := self._judge_each(part):
+                return taken
+        return Messages.joined(messages) if messages else ()
 
     def _judge_messages(
         self,

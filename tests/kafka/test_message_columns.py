@@ -127,6 +127,19 @@ def test_by_columns_a_delivery_is_what_it_is_one_by_one() -> None:
     assert one_by_one[5].headers == (("trace", b"7"),)
 
 
+def test_what_is_no_message_costs_the_messages_beside_it_nothing() -> None:
+    """A seal in the middle: the thousand around it come one by one, all others by columns; where it is, is told."""
+    records = [_message(offset) for offset in range(5000)]
+    records[2500] = PlainRecord(DATA.topic, 0, 2500, 5, None, b"", [("abcast", b"2 epoch - - - 2 - - -")])
+    cursor = DataCursor(_Polls([records]), DATA, Start(0, Reader(1, 0)))  # type: ignore[arg-type]
+    polled = [(cursor.poll(0.0), cursor.position, cursor.reader.epoch) for _ in range(3)]
+    assert [(isinstance(taken, Messages), len(taken), *where) for taken, *where in polled] == [
+        (True, 2000, 2000, 1),
+        (False, 500, 3000, 2),
+        (True, 0, 5000, 2),
+    ]
+
+
 def _message(offset: int) -> PlainRecord:
     text = f"2 message 7 {offset + 1} {offset + 1} 1 2 t-0:{offset} 9".encode()
     headers = [("abcast", text), *([("trace", b"7")] if offset % 5 == 0 else [])]
@@ -138,6 +151,6 @@ def _taken(pieces: Iterable[Sequence[PlainRecord]]) -> tuple[list[Effective], in
     polls = _Polls(pieces)
     cursor = DataCursor(polls, DATA, Start(0, Reader(1, 0)))  # type: ignore[arg-type]  # all that it asks of one
     taken: list[Effective] = []
-    while polls._pieces:
+    while polls._pieces or cursor._unjudged:
         taken += cursor.poll(0.0)
     return taken, cursor.position, cursor.reader
