@@ -38,6 +38,11 @@ class Master(NamedTuple):
     directory: Path
 
 
+def own_tracebacks(lines: Sequence[str]) -> list[str]:
+    """Python's, of the driver. Spark's own log has others in its messages: why a batch that met a kill has failed."""
+    return [line for line in lines if line.startswith("Traceback")]
+
+
 def executors_of(worker: subprocess.Popen[bytes]) -> list[int]:
     """Those that it runs."""
     return children(worker.pid, "CoarseGrainedExecutorBackend")

@@ -18,7 +18,17 @@ from connectors.kafka.topics import create_topics
 from connectors.ledger.table import read_table_state
 from connectors.local.broker import EmbeddedBroker
 from tests.cli.process import Background
-from tests.spark.standalone import SPARK, Master, children, executors_of, master, submit_line, submitted, worker
+from tests.spark.standalone import (
+    SPARK,
+    Master,
+    children,
+    executors_of,
+    master,
+    own_tracebacks,
+    submit_line,
+    submitted,
+    worker,
+)
 from tests.waiting import eventually
 
 GROUP = "standalone"
@@ -64,7 +74,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, broker: EmbeddedBroker) ->
             job.wait_for("ready;")
             yield Running(where, at, line, job, connection, directory / "data")
             assert job.terminate() == 0, "".join(job.lines)
-    assert "Traceback" not in "".join(job.lines)
+    assert not own_tracebacks(job.lines)
 
 
 def test_an_executor_with_what_was_shipped(running: Running) -> None:
