@@ -51,7 +51,7 @@ class Installed:
     def variables(self) -> dict[str, str]:
         """The repository and its environment are not there; the jars, which both use, need not be fetched again."""
         path = f"{self.python.parent}{os.pathsep}{os.environ['PATH']}"
-        return environment(PATH=path, PYTHONPATH="", ABCAST_JARS=str(jars_directory()))
+        return environment(PATH=path, PYTHONPATH="", ABCAST_TRANSPORT="", ABCAST_JARS=str(jars_directory()))
 
 
 def install(wheel: Path, application: Path, directory: Path, extra: str) -> Installed:

@@ -121,11 +121,10 @@ class DataLog:
 
     def _check_partitions(self) -> None:
         group, site = self.topic.group, self.topic.site
-        with self.connection.reachable("READ", self.partition.topic):
-            counts = {
-                partition: len(self._consumer.partitions_for_topic(partition.topic) or ())
-                for partition in (self.partition, self._claims)
-            }
+        counts: dict[TopicPartition, int] = {}
+        for partition in (self.partition, self._claims):
+            with self.connection.reachable("READ", partition.topic):
+                counts[partition] = len(self._consumer.partitions_for_topic(partition.topic) or ())
         for partition, count in counts.items():
             if not count:
                 with closing(self.connection.desk()) as desk:
@@ -206,7 +205,7 @@ class DataLog:
             self._known_claims, self._known_notes, self._known_below = [], [], 0
             self._known_move, self._known_base, self.known_exclusions = None, -1, ()
         if not self._known_below and end:
-            with self.connection.reachable("READ", self.partition.topic):
+            with self.connection.reachable("READ", self.claims_topic):
                 beginning = int(self._consumer.beginning_offsets([self._claims])[self._claims])
             if beginning > 0:
                 raise HistoryUnavailable(
@@ -236,7 +235,7 @@ class DataLog:
                 self._known_base = record.offset
 
     def _end_of_epochs(self) -> int:
-        with self.connection.reachable("READ", self.partition.topic):
+        with self.connection.reachable("READ", self.claims_topic):
             return int(self._consumer.end_offsets([self._claims])[self._claims])
 
     def epoch_of_claim(self, offset: int) -> int:

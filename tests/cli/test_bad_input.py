@@ -88,7 +88,7 @@ def test_bad_input(pipeline: Pipeline) -> None:
 
 
 def _content(row: Row | SinkRow) -> tuple[object, ...]:
-    return (row.value, [(name, bytes(value)) for name, value in row.headers])
+    return (row.value, [(name, value and bytes(value)) for name, value in row.headers])
 
 
 def _encoded(data: list[Data]) -> list[SinkRow]:
