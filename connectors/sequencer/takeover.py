@@ -33,7 +33,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
@@ -119,10 +119,7 @@ def take_over_groups(
     with contextlib.ExitStack() as open_until_then:
         producer = connection.producer()
         open_until_then.callback(producer.close, timeout=10)
-        # Each share of the groups, which a thread looks after, has one connection. For a thousand, they take seconds.
-        consumers = _open(lambda: consumer_of_logs(connection), min(GROUPS_AT_ONCE, len(groups)), open_until_then)
-        consumer_of = dict(zip(groups, itertools.cycle(consumers), strict=False))
-        logs = _ask_each(groups, lambda group: DataLog(connection, group, site, consumer_of[group]))
+        logs = _open_logs(connection, groups, site, open_until_then)
         found = _ask_each(
             groups, lambda group: _survey(logs[group], claimed, history, agreement, trust_ledger=trust_ledger)
         )
@@ -135,6 +132,18 @@ def take_over_groups(
             group: replace(state, membership=replace(state.membership, horizon=horizon))
             for (group, state), horizon in zip(states.items(), horizons, strict=True)
         }
+
+
+def _open_logs(
+    connection: Connection, groups: Collection[str], site: str, open_until_then: contextlib.ExitStack
+) -> dict[str, DataLog]:
+    """Those of all groups, to be asked by `_ask_each`.
+
+    Each share of the groups, which a thread looks after, has one connection: a thousand would take minutes.
+    """
+    consumers = _open(lambda: consumer_of_logs(connection), min(GROUPS_AT_ONCE, len(groups)), open_until_then)
+    consumer_of = dict(zip(groups, itertools.cycle(consumers), strict=False))
+    return _ask_each(groups, lambda group: DataLog(connection, group, site, consumer_of[group]))
 
 
 def _open(make: Callable[[], Consumer], count: int, open_until_then: contextlib.ExitStack) -> list[Consumer]:
@@ -448,8 +457,7 @@ def yield_to_rival(
 
 
 def _claims_of_groups(connection: Connection, site: str, groups: GroupChoice) -> dict[str, list[Claim]]:
-    claims = {}
-    for group in filter(groups.has, find_groups(connection, site)):
-        with DataLog(connection, group, site) as data:
-            claims[group] = data.claims()
-    return claims
+    with contextlib.ExitStack() as open_until_then:
+        chosen = list(filter(groups.has, find_groups(connection, site)))
+        logs = _open_logs(connection, chosen, site, open_until_then)
+        return _ask_each(logs, lambda group: logs[group].claims())
