@@ -202,13 +202,12 @@ class Deliveries:
     def _from_kafka(self, memory: MemberMemory) -> Generator[Iterable[Place], None, None]:
         first = self._next_seqno
         with DataLog(self.connection, self.group, self.address.site) as log:
-            end = log.end()
-            self._silence.expect(end)
+            self._silence.expect(log.end())
             # Asked for a seqno that is still to come, we wait for it. A position that was once reached and is not
             # there any more is another matter, about which `after` complains.
             start = log.after(first - 1, or_end=self.from_seqno is not None)
         feed = memory.shared.feed(self.group, self.address.site)
-        with closing(feed.follow(start, end)) as follower:
+        with closing(feed.follow(start)) as follower:
             while True:
                 effective = follower.poll(POLL_S)
                 self._silence.read_up_to(follower.position)

@@ -83,9 +83,9 @@ class Feed:
             self._hearings.setdefault(hearing.key, []).append(hearing)
         return hearing
 
-    def follow(self, start: Start, end: int = 0) -> Follower:
-        """What stands at `start` and behind it; the log ends at `end` or behind it. `close` it."""
-        return Follower(self, start, end)
+    def follow(self, start: Start) -> Follower:
+        """What stands at `start` and behind it. `close` it."""
+        return Follower(self, start)
 
     def enter(self, cursor: DataCursor | None = None) -> bool:
         """One more uses it. If it does not run, it goes on with that cursor, or at the end; True if it took it."""

@@ -49,13 +49,12 @@ class Follower:
     `position`: the offset of the record that is read next.
     """
 
-    def __init__(self, feed: Followed, start: Start, end: int = 0) -> None:
-        """`end`: of the log, when it began. Below that it does not wait for others: what is there is soon read."""
+    def __init__(self, feed: Followed, start: Start) -> None:
         self.position = start.offset
-        self._end = end
         self._feed = feed
         self._reader = start.reader
         self._cursor: DataCursor | None = None
+        self._end = 0  # of the log when the cursor was opened: what is below is there, and read by that
         self._is_user = False  # of the feed
         self._is_failing = False
 
@@ -79,14 +78,15 @@ class Follower:
         self._cursor = cursor
         records = self._cursor.poll(timeout)
         self.position, self._reader = self._cursor.position, self._cursor.reader
-        is_near = not records and self.position >= self._end
-        if is_near or self._feed.window.holds(self.position):
+        has_caught_up = not records and self.position >= self._end
+        if has_caught_up or self._feed.window.holds(self.position):
             self._join()
         return records
 
     def _connected(self, pause: float) -> DataCursor | None:
         try:
             cursor = self._feed.cursor(Start(self.position, self._reader))
+            self._end = cursor.end()
         except BrokerUnreachable as error:
             if not self._is_failing:
                 _logger.warning("reading %s: %s Trying again.", self._feed.partition.topic, error)

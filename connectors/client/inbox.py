@@ -189,9 +189,7 @@ class Inbox:
                 f"{partition.topic}-{partition.partition} can't be read: which come next is not known. "
                 "Take a new name."
             )
-        if self.from_beginning and read_to is not None and base.below > read_to:
-            self._check_read(base)
-        if base.lost > taken and not self.from_beginning:
+        if self._has_missed(base, taken, read_to):
             raise HistoryUnavailable(
                 f"letters to {self.address} were deleted before it took them, since `abcast maintain` keeps them for "
                 "so long and no longer. inbox(from_beginning=True) gives those that are left."
@@ -201,14 +199,15 @@ class Inbox:
         consumer.seek(partition, beginning)
         return beginning, end
 
-    def _check_read(self, base: Base) -> None:
-        """See that this run had read all letters that are in the base."""
-        if base.received != self._reader.received:
-            raise HistoryUnavailable(
-                f"letters to {self.address} were deleted before this run from the beginning came there, since `abcast "
-                "maintain` deletes what was taken. Begin once more: inbox(from_beginning=True) gives those that are "
-                "left."
-            )
+    def _has_missed(self, base: Base, taken: int, read_to: int | None) -> bool:
+        """Whether letters were deleted that this run is to give.
+
+        One from the beginning gives what is left when it begins. If it is overtaken later, letters that it had not read
+        are in the base's table, and not in its own.
+        """
+        if not self.from_beginning:
+            return base.lost > taken
+        return read_to is not None and base.below > read_to and base.received != self._reader.received
 
     def _span(self, consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
         with self.connection.reachable():

@@ -6,6 +6,7 @@ here; the cursor goes on when it is back.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import time
@@ -29,6 +30,8 @@ from ordering.records import MESSAGE
 RETRY_PAUSE_S = 0.2
 _AT_ONCE = 1000
 """So many records are judged at a time; each by itself where one of them is no message (a snapshot, say)."""
+
+_ASK_MS = 1_000
 
 _logger = logging.getLogger(__name__)
 
@@ -55,6 +58,12 @@ class DataCursor:
     def reader(self) -> Reader:
         """A copy of the state of the reading rule at `position`."""
         return Reader(self._reader.epoch, self._reader.last_seqno)
+
+    def end(self) -> int:
+        """Where the log ends now; 0 if no broker says so at once."""
+        with contextlib.suppress(KafkaError, KeyError):  # so kafka-python says that there is no such topic
+            return int(self._consumer.end_offsets([self._partition], _ASK_MS)[self._partition])
+        return 0
 
     def close(self) -> None:
         """Disconnect."""
@@ -93,7 +102,7 @@ class DataCursor:
         return read
 
     def _judge(self) -> Sequence[Effective]:
-        """The next ones of what was read: messages up to what is none, so that this costs only what is beside it."""
+        """The next of what was read: all up to a thousand that has something besides messages; else that thousand."""
         messages: list[Messages] = []
         while self._unjudged:
             part, rest = self._unjudged[:_AT_ONCE], self._unjudged[_AT_ONCE:]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from kafka.errors import TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 
 from connectors.kafka import data_log
 from connectors.kafka.codec import encode_data
+from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, StateAt
 from connectors.sequencer.takeover import find_state, take_over
-from connectors.testing.memory_kafka import MemoryConnection
-from ordering.errors import HistoryUnavailable, ProtocolViolation
-from ordering.names import Topic
+from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
+from ordering.errors import HistoryUnavailable, KafkaRefused, ProtocolViolation
+from ordering.names import Role, Topic
 from ordering.reader import Reader, Seal
 from ordering.records import Data
 from ordering.sequencer import Accepted, SequencerState, absorb, seal, snapshot
@@ -132,3 +135,23 @@ def test_a_zombie_whose_seal_was_dropped_is_not_believed(rest: tuple[Data, ...])
     log = log_of(*FIRST, *SECOND, *rest, floors=(0, 4, 6), beginning=6)
     with pytest.raises(HistoryUnavailable):
         find_state(log, 6 + len(rest), lambda _: told(1, 2, Seal(1, 1)))
+
+
+@pytest.mark.parametrize("role", ["data", "epoch"])
+@pytest.mark.parametrize("ask", ["partitions_for_topic", "end_offsets"])
+def test_a_refusal_names_the_topic(monkeypatch: pytest.MonkeyPatch, role: Role, ask: str) -> None:
+    """Also where the library does not: librdkafka's errors have no names."""
+    kafka = MemoryConnection()
+    kafka.create("g", "a")
+    topic, asked = str(Topic("g", role, "a")), getattr(MemoryConsumer, ask)
+
+    def refused(consumer: MemoryConsumer, what: Any) -> Any:
+        if topic in (what, *(place.topic for place in what if isinstance(place, TopicPartition))):
+            raise TopicAuthorizationFailedError
+        return asked(consumer, what)
+
+    with DataLog(kafka, "g", "a") as log:
+        monkeypatch.setattr(MemoryConsumer, ask, refused)
+        monkeypatch.setattr(MemoryConnection, "reachable", Connection.reachable)
+        with pytest.raises(KafkaRefused, match=rf"may not READ {topic}"):
+            _ = DataLog(kafka, "g", "a") if ask == "partitions_for_topic" else (log.end(), log.claims())

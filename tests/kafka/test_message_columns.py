@@ -127,8 +127,8 @@ def test_by_columns_a_delivery_is_what_it_is_one_by_one() -> None:
     assert one_by_one[5].headers == (("trace", b"7"),)
 
 
-def test_what_is_no_message_costs_the_messages_beside_it_nothing() -> None:
-    """A seal in the middle: the thousand around it come one by one, all others by columns; where it is, is told."""
+def test_a_seal_among_messages_costs_no_more_than_its_thousand() -> None:
+    """These come one by one, and all others by columns. How far the cursor is by then is told."""
     records = [_message(offset) for offset in range(5000)]
     records[2500] = PlainRecord(DATA.topic, 0, 2500, 5, None, b"", [("abcast", b"2 epoch - - - 2 - - -")])
     cursor = DataCursor(_Polls([records]), DATA, Start(0, Reader(1, 0)))  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from connectors.kafka.epochs import Claim, Note, encode_note, seconds_to_yield, 
 from connectors.kafka.settings import change_settings
 from connectors.kafka.unfit import UnfitGroups
 from connectors.ledger.state import read_ledger_state
-from connectors.sequencer.takeover import note_end, take_over, take_over_groups, yield_to_rival
+from connectors.sequencer.takeover import GROUPS_AT_ONCE, note_end, take_over, take_over_groups, yield_to_rival
 from connectors.sequencer.ticks import tick
 from connectors.sequencer.upkeep import Upkeep
 from connectors.testing.memory_kafka import MemoryConnection
@@ -334,6 +335,23 @@ class TestTwoUnderSupervisors:
         assert "process 7 on host elsewhere" in warning.call_args.args
         assert [round(wait) for wait in waits] == [40]
         assert yield_to_rival(kafka, "nyc", lambda _: True)
+
+    def test_many_groups_are_asked_by_few_connections(
+        self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = [f"g{number}" for number in range(2 * GROUPS_AT_ONCE)]
+        for name in names:
+            kafka.create(name, "nyc")
+        monkeypatch.setattr("connectors.sequencer.takeover.find_groups", lambda *_: names)
+        consumer, opened = MemoryConnection.consumer, list[object]()
+
+        def counted(connection: MemoryConnection, **settings: Any) -> Any:
+            opened.append(None)
+            return consumer(connection, **settings)
+
+        monkeypatch.setattr(MemoryConnection, "consumer", counted)
+        assert not yield_to_rival(kafka, "nyc", lambda _: pytest.fail("there is no rival"))
+        assert len(opened) == GROUPS_AT_ONCE
 
     @pytest.mark.parametrize("claimer", ["elsewhere 7", f"{this_host()} {os.getppid()}"])
     def test_who_is_replaced_is_told(self, kafka: MemoryConnection, claimer: str) -> None:

@@ -39,8 +39,8 @@ class Master(NamedTuple):
 
 
 def own_tracebacks(lines: Sequence[str]) -> list[str]:
-    """Python's, of the driver. Spark's own log has others in its messages: why a batch that met a kill has failed."""
-    return [line for line in lines if line.startswith("Traceback")]
+    """Where the job says one, and not Spark, whose own log has that of a ledger's batch that a kill has met."""
+    return [line for line in lines if "Traceback" in line and "Return Message: Traceback" not in line]
 
 
 def executors_of(worker: subprocess.Popen[bytes]) -> list[int]:

@@ -118,7 +118,7 @@ class World(NamedTuple):
 def await_deciding(at: subprocess.Popen[bytes]) -> None:
     """Return when the worker has an executor in which Python decides."""
     eventually(
-        lambda: any(children(pid, "python_workers") for pid in executors_of(at)), 90, "an executor decides there", 0.2
+        lambda: any(children(pid, "python_workers") for pid in executors_of(at)), 60, "an executor decides there", 0.2
     )
 
 

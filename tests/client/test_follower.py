@@ -1,0 +1,61 @@
+"""When who delivers joins the window: at the log's end, and not because Kafka was slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.client.follower import Follower
+from connectors.client.window import Window
+from connectors.kafka.data_log import Start
+from ordering.reader import Reader
+
+
+class Cursor:
+    """Polls so many records each time, of a log that ends there."""
+
+    def __init__(self, polls: Sequence[int], end: int) -> None:
+        self.polls, self._end = list(polls), end
+        self.position, self.reader = 0, Reader(1, 0)
+
+    def end(self) -> int:
+        return self._end
+
+    def poll(self, _: float) -> list[object]:
+        count = self.polls.pop(0)
+        self.position += count
+        return [object()] * count
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("end", "joins"),
+    [(2, [False, False, True]), (5, [False, False, False]), (0, [True])],
+    ids=["at the end", "a part of the log", "where the end is not known"],
+)
+def test_it_joins_at_the_end_of_the_log(end: int, joins: list[bool]) -> None:
+    """The first poll is empty while a library connects, and that says nothing."""
+    cursor, joined = Cursor([0, 2, 0], end), list[object]()
+
+    def enter(given: object) -> bool:
+        joined.append(given)
+        return True
+
+    feed: Any = SimpleNamespace(
+        window=Window(),
+        partition=TopicPartition("abcast.g.data.a", 0),
+        has_failed=False,
+        cursor=lambda _: cursor,
+        enter=enter,
+        leave=lambda: None,
+    )
+    follower = Follower(feed, Start(0, Reader(1, 0)))
+    for joins_now in joins:
+        follower.poll(0.0)
+        assert bool(joined) is joins_now
