@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from pyspark.sql import Column
+from pyspark.sql import functions as F
 from pyspark.sql.classic.column import Column as ClassicColumn
 
 from connectors.spark.jvm import jvm
@@ -13,14 +14,29 @@ Place = tuple[Column, Column, Column]
 """Group, topic (which may be null) and partition."""
 
 
-def set_aside(place: Place, offset: Column, record: Column, schema: str) -> Column:
-    """The offset; on its way the record, a struct, is set aside if it is not null.
+def set_aside(
+    place: Place, offset: Column, record: Column, schema: str, sender: Column, numbers: tuple[Column, Column, Column]
+) -> Column:
+    """Whether the row goes on; on its way the record, a struct, is set aside if it is not null.
 
     What Python need not see of a record stays so in the JVM, in the task that has read it. All from here to
     `bring_back` must be in one task: with an exchange between them nothing is found, and the task fails. A second
     record of that name in a task is an exception, too.
+
+    Neighbours that have a sender, and offsets without a gap, are in one block: only the first one's row goes on. The
+    numbers of a record are its incarnation, its local seqno, and when it was forwarded.
     """
-    return _column("RecordsAside", "aside", *place, offset, record, schema)
+    aside = _column("RecordsAside", "aside", *place, offset, record, sender, *numbers, schema)
+    return F.coalesce(aside, F.lit(True))  # a number that is null: then there is nothing to bring back
+
+
+def block_of(place: Place, offset: Column) -> Column:
+    """The block of a row that went on with a sender, once: `senders` and `numbers`; an exception where there is none.
+
+    For each record `numbers` has the index of its sender and the numbers above, as integers of 8 bytes. Between senders
+    stands the character U+0080.
+    """
+    return _column("RecordsAside", "block", *place, offset)
 
 
 def bring_back(place: Place, offset: Column, schema: str) -> Column:
