@@ -49,6 +49,23 @@ def words_of(line: Column) -> Column:
     return _column("Words", "apart", line)
 
 
+def number_in(text: Column, most_digits: int) -> Column:
+    """The number from 1 on that a text is in the one way that we write it, with at most so many digits, 18 or fewer;
+    null for any other text.
+    """
+    return _column("Words", "number", text, most_digits)
+
+
+def is_ascii(text: Column) -> Column:
+    """Whether all of a text is ASCII; null where it is null."""
+    return _column("Words", "ascii", text)
+
+
+def inner(text: Column, at_begin: int, at_end: int) -> Column:
+    """A text of ASCII without so many characters at its begin and its end."""
+    return _column("Words", "inner", text, at_begin, at_end)
+
+
 def line_of(*words: Column | tuple[Column, Column]) -> Column:
     """Words as a line (bytes), blanks between them, but not between those of a pair. The first is a text, the others
     are texts or numbers. A text that is null is left out; with a number that is null, the line is null.
@@ -65,11 +82,11 @@ def _longer(line: Column, word: Column | tuple[Column, Column]) -> Column:
     return _column("Words", "joined", _column("Words", "next", line, word[0]), word[1])
 
 
-def _column(owner: str, function: str, *arguments: Column | str) -> Column:
+def _column(owner: str, function: str, *arguments: Column | str | int) -> Column:
     java = jvm()
     expressions = java.org.apache.spark.sql.classic.ExpressionUtils
     given = [
-        each if isinstance(each, str) else expressions.expression(each._jc)  # noqa: SLF001 - there is no public way
+        each if isinstance(each, str | int) else expressions.expression(each._jc)  # noqa: SLF001 - there is no public way
         for each in arguments
     ]
     called = getattr(getattr(java.abcast, owner), function)(*given)

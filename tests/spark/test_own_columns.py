@@ -14,10 +14,22 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from connectors.kafka import codec
 from connectors.sequencer.blocks import out_of_blocks
 from connectors.sequencer.query import RECORD_SCHEMA, decode_forward, encode_decided, sequence
 from connectors.spark.jvm import jvm
-from connectors.spark.own_columns import Place, block_of, bring_back, line_of, set_aside, words_of
+from connectors.spark.own_columns import (
+    Place,
+    block_of,
+    bring_back,
+    inner,
+    is_ascii,
+    line_of,
+    number_in,
+    set_aside,
+    words_of,
+)
+from ordering.records import MAX_NUMBER
 from ordering.sequencer import SequencerState
 from tests.spark.kafka_rows import SITE, SOURCE_SCHEMA, Row, decide_rows, forward, sink_frame, source_frame
 from tests.spark.static import instead_of_state
@@ -237,6 +249,58 @@ def test_words(spark: SparkSession) -> None:
     ours, sparks = words_of(F.col("line")), F.split(F.col("line").cast("string"), " ")
     for row in lines.select(ours.alias("ours"), sparks.alias("sparks")).collect():
         assert row["ours"] == row["sparks"]
+
+
+ODD_NUMBERS = [
+    *(
+        "",
+        "0",
+        "1",
+        "9",
+        "10",
+        "00",
+        "07",
+        "-1",
+        "-0",
+        "+1",
+        " 7",
+        "7 ",
+        "7 7",
+        "1_000",
+        "1e3",
+        "1.0",
+        "0x1",
+        "7\n",
+        "\x007",
+    ),
+    *("\u0661", "\uff11", "1\u0662", "\u00b2", "seven", "7\u00e9", "/", ":", "1/", "1:"),
+    *(str(10**power + more) for power in (16, 17, 18, 19, 40) for more in (-1, 0, 1)),
+    *(str(2**63 + more) for more in (-1, 0, 1)),
+    None,
+]
+
+
+def test_numbers(spark: SparkSession) -> None:
+    """What the codec takes for one is one, and all else is null."""
+    frame = spark.createDataFrame([(text,) for text in ODD_NUMBERS], "text string").coalesce(1)
+    for row in frame.select("text", number_in(F.col("text"), len(str(MAX_NUMBER))).alias("number")).collect():
+        wanted = None if row["text"] is None else codec.parse_number(row["text"].encode())
+        assert (row["text"], wanted) == (row["text"], row["number"])
+
+
+@pytest.mark.parametrize(
+    "key", [b"s/a", b"", "s/\u00e9".encode(), b"\xff", b"s/\x80", b"\xc0\xaf", b"a\x7f\x00\n", b"x" * 99]
+)
+def test_ascii(spark: SparkSession, key: bytes) -> None:
+    row = spark.range(1).coalesce(1).select(is_ascii(F.lit(key).cast("string")).alias("is_ascii")).first()
+    assert row is not None
+    assert row["is_ascii"] == key.isascii()
+
+
+def test_what_is_inside_of_a_text(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([("abcast.g.x",), ("abcast..x",), ("ab",), ("",), (None,)], "text string").coalesce(1)
+    inside = [row["inside"] for row in rows.select(inner(F.col("text"), 7, 2).alias("inside")).collect()]
+    assert inside == ["g", "", "", "", None]
 
 
 def test_lines(spark: SparkSession) -> None:
