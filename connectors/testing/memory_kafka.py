@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,8 +37,8 @@ class Topics:
         """What retention has dropped stands below."""
         self.committed: dict[tuple[str, TopicPartition], OffsetAndMetadata] = {}
         self.changed = threading.Condition()
-        self.refusals = 0
-        """So many of the next produce requests fail."""
+        self.refusals = Counter[str]()
+        """By topic: so many of the next produce requests fail."""
         self.passes_first_batches = False
         """Of each new producer, the first batch to a partition is refused and the second one taken (KAFKA-15591)."""
 
@@ -53,9 +54,9 @@ class Topics:
         """`offsets.retention.minutes` are over, for every name."""
         self.committed.clear()
 
-    def refuse(self, count: int) -> None:
-        """The next produce requests fail, and write nothing."""
-        self.refusals = count
+    def refuse(self, topic: str, count: int) -> None:
+        """The next produce requests to this topic fail, and write nothing."""
+        self.refusals[topic] = count
 
     def append(
         self, place: TopicPartition, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]
@@ -180,8 +181,8 @@ class MemoryProducer:
         place = TopicPartition(topic, sum(key or b"") % count if partition is None else partition)
         sent = MemoryFuture(place)
         with self.kafka.changed:
-            if self.kafka.refusals:
-                self.kafka.refusals -= 1
+            if self.kafka.refusals[topic]:
+                self.kafka.refusals[topic] -= 1
                 sent.fail(NotEnoughReplicasError())
             elif self.kafka.passes_first_batches and self._is_pipelined and place not in self._first:
                 self._first[place] = (sent, key, value, headers or [])  # refused; the broker is asked again

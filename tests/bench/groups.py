@@ -2,30 +2,33 @@
 
 The process engine, and Spark on this machine and on a standalone cluster of two workers, each deciding one group and
 two at a time. The same topics serve all of them, one after the other: each start takes the groups over.
+
+All times are Kafka's: both topics of a group stamp each record when it is appended, and DATA says when its FORWARD was.
+So nobody reads a thousand topics while it counts, and the one sender's own waiting is not in it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
-from connectors.kafka.codec import forward_headers
+from connectors.kafka.codec import decode_data, forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import new_topic
-from connectors.kafka.transport import VARIABLE, Consumer
+from connectors.kafka.transport import VARIABLE
 from ordering.names import Role, Topic
+from ordering.records import MESSAGE
 from tests.bench.lab import ABCAST, Lab, Place
 from tests.bench.latency import summary
-from tests.bench.load import PAYLOAD_BYTES, Pace, sent_at, stamped_payload
+from tests.bench.load import PAYLOAD_BYTES, Pace
 from tests.bench.processes import Child, cpu_seconds, cpu_since
 from tests.spark.standalone import LOOPBACK, Master, master, submit_line, worker
 
@@ -34,7 +37,15 @@ _TRANSPORT = "confluent"
 _CREATED_AT_ONCE = 100
 _ROLES: tuple[Role, ...] = ("forward", "data", "epoch", "dead-letter")
 _PATIENCE_S = 120.0
-_SETTLE_S = 1.0
+_LOOK_S = 0.25
+_LINGER_MS = 20
+_PAYLOAD = b"x" * PAYLOAD_BYTES
+MEMORY = Path("/dev/shm")
+"""Where Kafka's logs stand here. It maps two indexes of each partition into memory, and a write to a page of these may
+wait 20 ms for a disk like ours: all partitions would wait for that, and nothing else would be measured.
+"""
+
+Times = list[tuple[int, int]]
 
 
 class Way(NamedTuple):
@@ -49,23 +60,25 @@ WAYS = (Way("process", 1), *(Way(where, count) for where in ("local", "two worke
 
 def measure(lab: Lab) -> list[dict[str, Any]]:
     """For each way, what many groups get and what hot ones get."""
+    with Lab(lab.plan, lab.say, MEMORY if MEMORY.is_dir() else None) as own:
+        own.environment[VARIABLE] = _TRANSPORT
+        return _measure(own)
+
+
+def _measure(lab: Lab) -> list[dict[str, Any]]:
     plan, rows = lab.plan, []
-    lab.environment[VARIABLE] = _TRANSPORT
-    try:
-        lab.say(f"groups: making topics of {plan.many_groups:,} groups, and of {plan.hot_groups} hot ones")
-        many, hot = _places(lab, "many", plan.many_groups), _places(lab, "hot", plan.hot_groups)
-        with _cluster(lab) as cluster, contextlib.closing(_Senders(lab, [*many, *hot])) as senders:
-            for way in WAYS:
-                lab.say(f"groups: {way.where}, {way.parallelism} at a time")
-                rows.append(
-                    {
-                        **way._asdict(),
-                        "many": _steady(lab, cluster, way, many, senders),
-                        "hot": _drain(lab, cluster, way, hot, senders),
-                    }
-                )
-    finally:
-        del lab.environment[VARIABLE]
+    lab.say(f"groups: making topics of {plan.many_groups:,} groups, and of {plan.hot_groups} hot ones")
+    many, hot = _places(lab, "many", plan.many_groups), _places(lab, "hot", plan.hot_groups)
+    with _cluster(lab) as cluster, contextlib.closing(_Senders(lab, [*many, *hot])) as senders:
+        for way in WAYS:
+            lab.say(f"groups: {way.where}, {way.parallelism} at a time")
+            rows.append(
+                {
+                    **way._asdict(),
+                    "many": _steady(lab, cluster, way, many, senders),
+                    "hot": _drain(lab, cluster, way, hot, senders),
+                }
+            )
     return rows
 
 
@@ -122,14 +135,13 @@ class _Senders:
     """A sender for each group, by one producer."""
 
     def __init__(self, lab: Lab, places: Sequence[Place]) -> None:
-        self._producer = lab.member_connection(_TRANSPORT).producer(linger_ms=5)
+        self._producer = lab.member_connection(_TRANSPORT).producer(linger_ms=_LINGER_MS)
         self._incarnation = time.time_ns() // 1_000_000
         self._local_seqnos = {place.forward: itertools.count(1) for place in places}
 
-    def send(self, place: Place, payload: bytes) -> None:
+    def send(self, place: Place) -> None:
         headers = forward_headers(self._incarnation, next(self._local_seqnos[place.forward]))
-        key = f"{place.site}/sender".encode()
-        self._producer.send(place.forward, value=payload, key=key, headers=headers)
+        self._producer.send(place.forward, value=_PAYLOAD, key=f"{place.site}/sender".encode(), headers=headers)
 
     def flush(self) -> None:
         self._producer.flush(_PATIENCE_S)
@@ -138,112 +150,100 @@ class _Senders:
         self._producer.close(timeout=10)
 
 
-class _Arrivals:
-    """Reads the DATA topics of all groups from their ends on, in a thread.
-
-    `seen`: (sent at, arrived at) of each message, in ns. `groups`: those of which one has come.
-    """
+class _Reader:
+    """The DATA of places, from where it ended when this was made."""
 
     def __init__(self, connection: Connection, places: Sequence[Place]) -> None:
-        self.seen: list[tuple[int, int]] = []
-        self.groups: set[str] = set()
-        self._stop = threading.Event()
         self._consumer = connection.consumer()
-        partitions = [TopicPartition(place.data, 0) for place in places]
-        ends = _ends(self._consumer, partitions)
-        self._consumer.assign(partitions)
-        for partition, end in ends.items():
-            self._consumer.seek(partition, end)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._partitions = [TopicPartition(place.data, 0) for place in places]
+        self._starts = self._ends()
 
-    def _run(self) -> None:
-        with contextlib.closing(self._consumer):
-            while not self._stop.is_set():
-                polled = self._consumer.poll(timeout_ms=100)
-                now = time.monotonic_ns()
-                for partition, records in polled.items():
-                    messages = [record for record in records if record.key is not None]
-                    self.seen += [(sent_at(record.value or b""), now) for record in messages]
-                    if messages:
-                        self.groups.add(partition.topic)
-
-    def await_(self, what: str, child: Child, is_there: Any) -> None:
+    def await_(self, count: int, child: Child) -> None:
+        """Until they have so many records more, all together."""
         deadline = time.monotonic() + _PATIENCE_S
-        while not is_there():
+        while sum(self._ends().values()) - sum(self._starts.values()) < count:
             if time.monotonic() > deadline or child.popen.poll() is not None:
-                raise RuntimeError(f"not within {_PATIENCE_S:g} s: {what}; see {child.log}")
-            time.sleep(0.05)
+                raise RuntimeError(f"not within {_PATIENCE_S:g} s: {count:,} records in DATA; see {child.log}")
+            time.sleep(_LOOK_S)
+
+    def messages(self, count: int) -> Times:
+        """When each message was appended to FORWARD and to DATA, ms. So many of them come at last."""
+        self._consumer.assign(self._partitions)
+        for partition, start in self._starts.items():
+            self._consumer.seek(partition, start)
+        found = Times()
+        deadline = time.monotonic() + _PATIENCE_S
+        while len(found) < count:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not within {_PATIENCE_S:g} s: {count:,} messages, only {len(found):,}")
+            for records in self._consumer.poll(timeout_ms=100).values():
+                data = [(decode_data(one.key, one.value, one.headers), one.timestamp) for one in records]
+                found += [(each.forwarded_at_ms, at_ms) for each, at_ms in data if each.kind == MESSAGE]
+        return found
 
     def close(self) -> None:
-        self._stop.set()
-        self._thread.join(30)
+        self._consumer.close()
+
+    def _ends(self) -> Mapping[TopicPartition, int]:
+        """Topics that were just made may have no leader yet."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return self._consumer.end_offsets(self._partitions)
+            except KafkaError as error:
+                if not error.retriable or time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK_S)
 
 
 def _steady(lab: Lab, cluster: _Cluster, way: Way, places: list[Place], senders: _Senders) -> dict[str, Any]:
     """A message a second of each group: the start, the latency of what is sent after it, and the CPU it takes."""
     plan, turns = lab.plan, itertools.cycle(places)
-    arrivals = _Arrivals(lab.member_connection(_TRANSPORT), places)
-    with contextlib.closing(arrivals), _sequencing(lab, cluster, way, places[0].site) as child:
+    with (
+        contextlib.closing(_Reader(lab.connection, places)) as reader,
+        _sequencing(lab, cluster, way, places[0].site) as child,
+    ):
         ready_s = child.wait_said("ready;", _PATIENCE_S) - child.started_at
-        pace = Pace(lambda: senders.send(next(turns), stamped_payload()), len(places))
+        for place in places:
+            senders.send(place)
+        reader.await_(2 * len(places), child)  # a takeover writes one
+        pace = Pace(lambda: senders.send(next(turns)), len(places))
         try:
-            arrivals.await_("every group", child, lambda: len(arrivals.groups) == len(places))
             time.sleep(plan.many_warm_up_s)
             roots = [child.pid, *(cluster.workers if way.where == "two workers" else ())]
-            first, used = time.monotonic_ns(), [cpu_seconds(root) for root in roots]
+            first, used = _now_ms(), [cpu_seconds(root) for root in roots]
             time.sleep(plan.many_s)
             cpu = Counter[str]()
             for root, before in zip(roots, used, strict=True):
                 cpu.update(cpu_since(before, root))
-            last = time.monotonic_ns()
+            last = _now_ms()
         finally:
             pace.stop()
-        sent = pace.count
-        arrivals.await_("all that was sent", child, lambda: len(arrivals.seen) >= sent)
-    times = [(end - begin) / 1e6 for begin, end in arrivals.seen if first <= begin < last]
+        senders.flush()
+        # To read a thousand topics at once costs the broker much: not before all is there.
+        reader.await_(2 * len(places) + pace.count, child)
+        messages = reader.messages(len(places) + pace.count)
     return {
         "groups": len(places),
         "ready_s": ready_s,
-        **summary(times),
+        **summary([float(ordered - forwarded) for forwarded, ordered in messages if first <= forwarded < last]),
         "cpu": {part: seconds / plan.many_s for part, seconds in cpu.items()},
     }
 
 
 def _drain(lab: Lab, cluster: _Cluster, way: Way, places: list[Place], senders: _Senders) -> dict[str, Any]:
-    """A backlog in each hot group, which comes at once: records a second until all is ordered."""
-    count, payload = lab.plan.hot_records, b"x" * PAYLOAD_BYTES
-    arrivals = _Arrivals(lab.member_connection(_TRANSPORT), places)
-    with contextlib.closing(arrivals), _sequencing(lab, cluster, way, places[0].site) as child:
-        child.wait_said("ready;", _PATIENCE_S)
-        time.sleep(_SETTLE_S)
-        started = time.monotonic()
-        for _ in range(count):
-            for place in places:
-                senders.send(place, payload)
+    """A backlog in each hot group, which is there at the start: records a second from the first to the last."""
+    count = lab.plan.hot_records
+    with contextlib.closing(_Reader(lab.connection, places)) as reader:
+        for _, place in itertools.product(range(count), places):
+            senders.send(place)
         senders.flush()
-        sent_s = time.monotonic() - started
-        arrivals.await_("all that is hot", child, partial(_have, arrivals, count * len(places)))
-        took = time.monotonic() - started
-    return {
-        "groups": len(places),
-        "records": count * len(places),
-        "sent_s": sent_s,
-        "records_per_s": count * len(places) / took,
-    }
+        with _sequencing(lab, cluster, way, places[0].site) as child:
+            reader.await_((count + 1) * len(places), child)
+            ordered = [at_ms for _, at_ms in reader.messages(count * len(places))]
+    took_s = (max(ordered) - min(ordered)) / 1000
+    return {"groups": len(places), "records": len(ordered), "records_per_s": len(ordered) / took_s}
 
 
-def _ends(consumer: Consumer, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-    """Where they end. Topics that were just made may have no leader yet."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return consumer.end_offsets(partitions)
-        except KafkaError as error:
-            if not error.retriable or time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
-
-
-def _have(arrivals: _Arrivals, count: int) -> bool:
-    return len(arrivals.seen) >= count
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

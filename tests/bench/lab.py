@@ -52,11 +52,15 @@ class Place:
 
 
 class Lab:
-    """A context manager: starts the broker (Spark only when it is asked for), and leaves nothing behind."""
+    """A context manager: starts the broker (Spark only when it is asked for), and leaves nothing behind.
 
-    def __init__(self, plan: Plan, say: Say) -> None:
+    Its directory is in `parent`; without one, where temporary files are.
+    """
+
+    def __init__(self, plan: Plan, say: Say, parent: Path | None = None) -> None:
         self.plan = plan
         self.say = say
+        self._parent = parent
         self.environment: dict[str, str] = {}
         """What the processes that it starts find in theirs."""
         self._numbers = itertools.count(1)
@@ -64,7 +68,7 @@ class Lab:
 
     def __enter__(self) -> Lab:
         with contextlib.ExitStack() as cleanup:
-            self.directory = Path(tempfile.mkdtemp(prefix="abcast-bench-"))
+            self.directory = Path(tempfile.mkdtemp(prefix="abcast-bench-", dir=self._parent))
             cleanup.callback(shutil.rmtree, self.directory, ignore_errors=True)
             # Spark leaves odd files in the working directory.
             cleanup.callback(os.chdir, Path.cwd())

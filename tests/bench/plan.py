@@ -42,7 +42,7 @@ class Plan:
     latency_s: float = 30.0
     many_groups: int = 1000
     """With a message a second each."""
-    many_warm_up_s: float = 5.0
+    many_warm_up_s: float = 20.0  # the first batches of a thousand groups take Spark as long
     many_s: float = 10.0
     hot_groups: int = 16
     hot_records: int = 10_000
@@ -86,6 +86,7 @@ class Plan:
             window_s=5.0,
             rates=(100, 1000, 10_000, 30_000),
             many_groups=20,
+            many_warm_up_s=2.0,
             many_s=5.0,
             hot_groups=4,
             hot_records=1000,

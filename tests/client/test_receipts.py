@@ -149,7 +149,7 @@ def test_letters_that_are_late() -> None:
     connection.create("g", "nyc")
     with TinySequencer(connection, "g"), Member("g", "nyc/alice", connection=connection) as alice:
         assert alice.send("nyc/alice", b"x").result(WAIT) == 1
-        connection.topics.refuse(1000)
+        connection.topics.refuse("abcast.g.inbox.nyc", 1000)
         with pytest.raises(NotWrittenInTime):
             alice.send("nyc/alice", b"y").result(0.01)
-        connection.topics.refuse(0)
+        connection.topics.refuse("abcast.g.inbox.nyc", 0)

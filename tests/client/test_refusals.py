@@ -18,6 +18,7 @@ from connectors.testing.tiny_sequencer import TinySequencer
 
 WAIT = 60.0
 ALL = list(range(1, 6))
+FORWARD, INBOX = "abcast.g.forward.nyc", "abcast.g.inbox.nyc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,10 @@ def test_requests_that_are_refused(kafka: MemoryConnection, count: int) -> None:
     ):
         alice.broadcast(b"0").result(WAIT)
         alice.send("nyc/bob", b"0").result(WAIT)
-        kafka.topics.refuse(count)
+        kafka.topics.refuse(FORWARD, count)
         receipts = [alice.broadcast(b"%d" % number) for number in ALL]
         assert [receipt.result(WAIT) for receipt in receipts] == [number + 1 for number in ALL]
-        kafka.topics.refuse(count)
+        kafka.topics.refuse(INBOX, count)
         letters = [alice.send("nyc/bob", b"%d" % number) for number in ALL]
         assert [receipt.result(WAIT) for receipt in letters] == [number + 1 for number in ALL]
         assert [int(delivery.payload) for delivery in bob.deliveries(timeout=0.1)] == [0, *ALL]
@@ -98,7 +99,7 @@ def test_all_at_once(kafka: MemoryConnection) -> None:
         receipts: list[Receipt] = []
         for number in range(20):
             if number % 4 == 2:
-                kafka.topics.refuse(2)
+                kafka.topics.refuse(FORWARD, 2)
             receipts += [member.broadcast(b"%d" % number) for member in members]
             time.sleep(0.01)
         for receipt in receipts:

@@ -233,7 +233,7 @@ def test_a_refused_write_ends_the_epoch(kafka: MemoryConnection) -> None:
                 send(kafka, "nyc", range(attempt * 3 + 1, attempt * 3 + 4))
                 send(kafka, "sfo", range(attempt * 2 + 1, attempt * 2 + 3))
                 if attempt % 2:
-                    kafka.topics.refuse(1)
+                    kafka.topics.refuse(f"abcast.g.data.{'sfo' if attempt == 3 else 'nyc'}", 1)
                     eventually(lambda: nyc.failure or any(other.failure for other in others), 10)
                 all_have(kafka, 5 * (attempt + 1)) if not attempt % 2 else None
             failed = [other for other in others if other.failure]

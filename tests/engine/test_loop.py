@@ -102,12 +102,12 @@ def test_a_refused_write_ends_the_epoch(kafka: MemoryConnection) -> None:
     with running(kafka) as first:
         send(1)
         eventually(lambda: effective(kafka), 10)
-        kafka.topics.refuse(2)
+        kafka.topics.refuse("abcast.g.data.nyc", 2)
         for local_seqno in range(2, 10):
             send(local_seqno)
         eventually(lambda: first.failure, 10)
         assert isinstance(first.failure, WriteFailed)
-    kafka.topics.refuse(0)
+    kafka.topics.refuse("abcast.g.data.nyc", 0)
     with running(kafka):
         eventually(lambda: effective(kafka)[-1].local_seqno == 9, 10)
     records = effective(kafka)
