@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 ROWS_AT_ONCE = 20_000
 """Those of a piece: as many, or more by less than a block, which has no more."""
 _NUMBERS = ("incarnation", "local_seqno", "forwarded_at_ms")
+_BYTES_OF_ONE = 8 * (1 + len(_NUMBERS))
 _BETWEEN_SENDERS = "\x80"
 
 
 def out_of_blocks(chunk: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """The rows of a chunk, each as if it had come by itself, in pieces."""
-    blocks = [None if block is None else _numbers(block) for block in chunk["block"]]
+    # The row of a block of one says all of it. A small group has no more, and there are many such groups.
+    blocks = [None if block is None or len(block) == _BYTES_OF_ONE else _numbers(block) for block in chunk["block"]]
     size = np.array([1 if block is None else len(block) for block in blocks])
     turn = (np.cumsum(size) - size) // ROWS_AT_ONCE
     edges = [0, *(np.flatnonzero(np.diff(turn)) + 1).tolist(), len(chunk)]

@@ -291,7 +291,8 @@ def decider(initial: Mapping[str, bytes], site: str) -> Decide:
             yield run_of(state.group, record)
         own_topic = str(Topic(state.group, "forward", site))
         for chunk in chunks:
-            for rows in out_of_blocks(chunk.assign(topic=chunk["topic"].fillna(own_topic))):
+            chunk["topic"] = [topic or own_topic for topic in chunk["topic"]]
+            for rows in out_of_blocks(chunk):
                 state, decided = decide_chunk(state, rows, lean=True)
                 yield from decided
         state, closing = end_batch(state)
