@@ -1,16 +1,17 @@
 package abcast
 
 import java.lang.ref.SoftReference
-import java.util.Arrays
+import java.nio.{ByteBuffer, ByteOrder}
+import java.util.{Arrays, HashMap => JavaMap}
 import java.util.concurrent.{ConcurrentHashMap, ConcurrentLinkedDeque}
 
 import scala.collection.mutable
 
 import org.apache.spark.TaskContext
 import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.catalyst.expressions.{Expression, Literal, UnsafeProjection, UnsafeRow}
+import org.apache.spark.sql.catalyst.expressions.{Expression, GenericInternalRow, Literal, UnsafeProjection, UnsafeRow}
 import org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
-import org.apache.spark.sql.types.{DataType, LongType, ObjectType, StructType}
+import org.apache.spark.sql.types.{BooleanType, DataType, ObjectType, StructType}
 import org.apache.spark.unsafe.Platform
 import org.apache.spark.unsafe.types.UTF8String
 
@@ -23,20 +24,38 @@ import org.apache.spark.unsafe.types.UTF8String
  * repeated, or put in another order between the two, no offset gets another's record. Each attempt of a task has records
  * of its own: what an attempt before has left, failed or killed, can't be found, and is given up when that attempt ends.
  *
- * Spark evaluates both once a row, where they stand: it takes them for functions that may give something else each time.
+ * To sort a row and to take it to Python is dear. So a record with a sender joins the one that was put before it, if that
+ * has the offset before its own: only the first one's row goes on, and `block` has what Python needs of all of them. A
+ * block is found as a record is. So nothing rests on the order in which records are put: they only make more blocks.
+ *
+ * Spark evaluates all of them once a row, where they stand: it takes them for functions that may give something else each time.
  */
 object RecordsAside {
   private val ofAttempts = new ConcurrentHashMap[Long, RecordsOfAttempt]
 
-  /** The column `offset`, which has the record (a struct) set aside on its way; a record that is null stays away. */
+  /**
+   * Whether the row goes on. The record (a struct) is set aside on its way; one that is null stays away. What has a
+   * sender may join another then, and the row of such a one does not go on; `numbers` are those that a block has.
+   */
   def aside(
       group: Expression,
       topic: Expression,
       partition: Expression,
       offset: Expression,
       record: Expression,
+      sender: Expression,
+      incarnation: Expression,
+      localSeqno: Expression,
+      forwardedAtMs: Expression,
       schema: String): Expression =
-    call("put", LongType, group, topic, partition, offset, record, literal(schema))
+    call(
+      "put",
+      BooleanType,
+      Seq(group, topic, partition, offset, record, sender, incarnation, localSeqno, forwardedAtMs, literal(schema)): _*)
+
+  /** The column of blocks, for rows that went on with a sender. */
+  def block(group: Expression, topic: Expression, partition: Expression, offset: Expression): Expression =
+    call("takeBlock", StructType.fromDDL("senders string, numbers binary"), group, topic, partition, offset)
 
   /** The column of records, structs with this schema. */
   def back(
@@ -50,17 +69,30 @@ object RecordsAside {
     StaticInvoke(
       getClass, result, function, arguments, propagateNull = false, returnNullable = false, isDeterministic = false)
 
-  /** Put a record aside; returns its offset. `topic` may be null, and is a name like any other then. */
+  /** Put a record aside. `topic` may be null, and is a name like any other then. */
   def put(
       group: UTF8String,
       topic: UTF8String,
       partition: Int,
       offset: Long,
       record: InternalRow,
-      schema: StructType): Long = {
-    if (record != null) ofThisAttempt(schema).put(group, topic, partition, offset, record)
-    offset
-  }
+      sender: UTF8String,
+      incarnation: Long,
+      localSeqno: Long,
+      forwardedAtMs: Long,
+      schema: StructType): Boolean =
+    if (record == null) true
+    else {
+      val records = ofThisAttempt(schema)
+      records.synchronized {
+        records.put(group, topic, partition, offset, record)
+        sender == null || records.beginsBlock(offset, sender, incarnation, localSeqno, forwardedAtMs)
+      }
+    }
+
+  /** Take the block whose first record has that name. */
+  def takeBlock(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): InternalRow =
+    ofThisAttempt(null).takeBlock(group, topic, partition, offset)
 
   /** Take a record that was put aside. */
   def take(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): InternalRow =
@@ -104,6 +136,7 @@ private class RecordsOfAttempt(schema: StructType) {
   // Nearly every row is of the same partition as the one before it.
   private var place: (UTF8String, UTF8String, Int) = _
   private var offsets: Offsets = _
+  private var block: Block = _ // the last that was begun
   private var isOpen = true
 
   def close(): Unit = synchronized {
@@ -147,6 +180,21 @@ private class RecordsOfAttempt(schema: StructType) {
     row
   }
 
+  /** Of the record that was put last: whether its block begins with it, as no other goes on with it. */
+  def beginsBlock(
+      offset: Long, sender: UTF8String, incarnation: Long, localSeqno: Long, forwardedAtMs: Long): Boolean = {
+    val begins = block == null || !block.goesOn(offsets, offset)
+    if (begins) block = offsets.begin(offset, place)
+    block.add(sender, incarnation, localSeqno, forwardedAtMs)
+    begins
+  }
+
+  def takeBlock(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): InternalRow = synchronized {
+    checkOpen()
+    turnTo(group, topic, partition)
+    offsets.takeBlock(offset, place).row
+  }
+
   private def checkOpen(): Unit =
     if (!isOpen) throw new IllegalStateException("The task has ended, and its records with it.")
 
@@ -156,6 +204,50 @@ private class RecordsOfAttempt(schema: StructType) {
       place = (group.clone(), if (topic == null) null else topic.clone(), partition)
       offsets = partitions.getOrElseUpdate(place, new Offsets)
     }
+}
+
+/**
+ * Records with consecutive offsets of one partition: of each, the index of its sender, and the numbers. `senders` has
+ * the senders by index, with a character between them that none of them has, as those of plain records are ASCII.
+ */
+private class Block(partition: Offsets, first: Long) {
+  private val MostRecords = 20000
+  private val Numbers = 4
+  private val Between = '\u0080'
+  private val indices = new JavaMap[UTF8String, Integer]
+  private val senders = new StringBuilder
+  private var numbers = new Array[Long](8 * Numbers)
+  private var end = 0
+
+  def goesOn(of: Offsets, offset: Long): Boolean =
+    (of eq partition) && offset == first + end / Numbers && end < MostRecords * Numbers
+
+  def add(sender: UTF8String, incarnation: Long, localSeqno: Long, forwardedAtMs: Long): Unit = {
+    if (end == numbers.length) numbers = Arrays.copyOf(numbers, 2 * end)
+    numbers(end) = indexOf(sender)
+    numbers(end + 1) = incarnation
+    numbers(end + 2) = localSeqno
+    numbers(end + 3) = forwardedAtMs
+    end += Numbers
+  }
+
+  def row: InternalRow = {
+    val bytes = ByteBuffer.allocate(8 * end).order(ByteOrder.LITTLE_ENDIAN)
+    bytes.asLongBuffer.put(numbers, 0, end)
+    new GenericInternalRow(Array[Any](UTF8String.fromString(senders.toString), bytes.array))
+  }
+
+  private def indexOf(sender: UTF8String): Int = {
+    val known = indices.get(sender)
+    if (known != null) known
+    else {
+      val index = indices.size
+      indices.put(sender.clone(), index)
+      if (index > 0) senders.append(Between)
+      senders.append(sender)
+      index
+    }
+  }
 }
 
 /** Pages that tasks use one after the other: each batch anew, they would be what the collector moves around most. */
@@ -184,6 +276,16 @@ private class Offsets {
   private var size = 0
   private var next = 0 // the one behind the last that was taken, which is nearly always wanted next
   private var isSorted = true // as Kafka gives them
+  private val blocks = mutable.Map.empty[Long, Block] // by their first offset
+
+  def begin(offset: Long, partition: Any): Block = {
+    val block = new Block(this, offset)
+    if (blocks.put(offset, block).nonEmpty) fail(partition, offset, "is set aside a second time")
+    block
+  }
+
+  def takeBlock(offset: Long, partition: Any): Block =
+    blocks.remove(offset).getOrElse(fail(partition, offset, "begins no block, or no longer, in this task"))
 
   def add(offset: Long, at: Long): Unit = {
     if (size == known.length) {

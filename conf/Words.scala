@@ -3,10 +3,10 @@ package abcast
 import java.nio.charset.StandardCharsets.US_ASCII
 import java.util.Arrays
 
-import org.apache.spark.sql.catalyst.expressions.Expression
+import org.apache.spark.sql.catalyst.expressions.{Expression, Literal}
 import org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
 import org.apache.spark.sql.catalyst.util.{ArrayData, GenericArrayData}
-import org.apache.spark.sql.types.{ArrayType, BinaryType, DataType, ObjectType, StringType}
+import org.apache.spark.sql.types.{ArrayType, BinaryType, BooleanType, DataType, LongType, ObjectType, StringType}
 import org.apache.spark.unsafe.types.UTF8String
 
 /** Words with blanks between them, as the header `abcast` has them: Spark's own functions make a text of each. */
@@ -14,6 +14,17 @@ object Words {
   /** The column of words in a column of bytes, null where it is null: as Spark's `split` by a blank. */
   def apart(bytes: Expression): Expression =
     StaticInvoke(getClass, ArrayType(StringType, containsNull = false), "split", Seq(bytes))
+
+  /** The column of numbers in a column of texts: null but for the decimals from 1 on, of so many digits, 18 at most. */
+  def number(word: Expression, mostDigits: Int): Expression =
+    StaticInvoke(getClass, LongType, "parse", Seq(word, Literal(mostDigits)))
+
+  /** Whether a text, not null, is of ASCII only. */
+  def ascii(text: Expression): Expression = StaticInvoke(getClass, BooleanType, "isAscii", Seq(text), returnNullable = false)
+
+  /** The column of texts of ASCII without so many characters at the begin and at the end, as there are at least. */
+  def inner(text: Expression, atBegin: Int, atEnd: Int): Expression =
+    StaticInvoke(getClass, StringType, "cut", Seq(text, Literal(atBegin), Literal(atEnd)))
 
   /** The column of bytes with a text to begin with; `next` puts a word behind it, and `bytes` ends it. */
   def first(word: Expression): Expression = call("begin", ofLine, word)
@@ -45,6 +56,31 @@ object Words {
     words(word) = UTF8String.fromBytes(bytes, begin, bytes.length - begin)
     new GenericArrayData(words)
   }
+
+  /** As `Long.toString` writes it, or null: no sign, blank, zero in front or digit of another alphabet. */
+  def parse(word: UTF8String, mostDigits: Int): java.lang.Long = {
+    val digits = word.numBytes
+    if (digits == 0 || digits > mostDigits || word.getByte(0) == '0') return null
+    var number = 0L
+    var at = 0
+    while (at < digits) {
+      val digit = word.getByte(at) - '0'
+      if (digit < 0 || digit > 9) return null
+      number = 10 * number + digit
+      at += 1
+    }
+    number
+  }
+
+  def isAscii(text: UTF8String): Boolean = {
+    var at = text.numBytes - 1
+    while (at >= 0 && text.getByte(at) >= 0) at -= 1
+    at < 0
+  }
+
+  def cut(text: UTF8String, atBegin: Int, atEnd: Int): UTF8String =
+    UTF8String.fromAddress(
+      text.getBaseObject, text.getBaseOffset + atBegin, math.max(0, text.numBytes - atBegin - atEnd))
 
   def begin(word: UTF8String): Line = new Line().join(word)
   def add(line: Line, word: UTF8String): Line =

@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from kafka.errors import AuthorizationError
 from kafka.structs import TopicPartition
 
 from connectors.client.window import Batch, Window
+from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import DataCursor
 from connectors.kafka.data_log import Start
 from connectors.kafka.effective import Effective
@@ -29,6 +31,7 @@ _logger = logging.getLogger(__name__)
 class Followed(Protocol):
     """What a follower needs of its feed (`connectors.client.feed`)."""
 
+    connection: Connection
     window: Window
     partition: TopicPartition
     has_failed: bool
@@ -63,7 +66,9 @@ class Follower:
         self._feed.window.pause(timeout, until)
 
     def poll(self, timeout: float, or_when: Callable[[], bool] = bool) -> Sequence[Effective]:
-        """The next effective records; none if none come in time, or no broker answers. Raises as `DataCursor.poll`.
+        """The next effective records; none if none come in time, or no broker answers.
+
+        Raises as `DataCursor.poll`; KafkaRefused for a right that is missing.
 
         `or_when`: it waits no longer when that holds, and the feed was woken (`Feed.wake`).
         """
@@ -76,7 +81,10 @@ class Follower:
         if cursor is None:
             return ()
         self._cursor = cursor
-        records = self._cursor.poll(timeout)
+        try:
+            records = self._cursor.poll(timeout)
+        except AuthorizationError as error:
+            raise self._feed.connection.refused(error, "READ", self._feed.partition.topic) from None
         self.position, self._reader = self._cursor.position, self._cursor.reader
         has_caught_up = not records and self.position >= self._end
         if has_caught_up or self._feed.window.holds(self.position):

@@ -9,17 +9,20 @@ wrong with a record, and Spark has little to plan anew for each batch. Spark's s
 batches of one run; nothing rests on it after a crash (see `connectors.sequencer.takeover`).
 
 A plain message stays in the JVM (`connectors.spark.own_columns`). Python sees of it what decides: sender, incarnation,
-local seqno, offset. For a run of such records it writes where they are and the first seqno, nothing for each record.
+local seqno, offset; neighbours come as one row (`connectors.sequencer.blocks`). For a run of such records it writes
+where they are and the first seqno, nothing for each record.
 
 Why no record gets another's decision. What is written for a record is looked up by its topic, partition and offset, the
 very words that its DATA header gives as its source; not by its place in a batch. It is found in the attempt of the task
-that has set it aside, once, or the task fails. So the worst that a fault between the two can do is to end the query.
-Nothing of it is left to a later attempt: a failed, killed or repeated batch sets aside what it reads itself.
+that has set it aside, once, or the task fails. A block is found so, too, by its first record; and its offsets are
+consecutive. So the worst that a fault between the two can do is to end the query. Nothing of it is left to a later
+attempt: a failed, killed or repeated batch sets aside what it reads itself.
 
 A group's rows come from Spark in no promised order, so `sequence` has each micro-batch sorted by group and source, in
-the JVM, there and nowhere else; `step_columns` asserts it of each arrow batch. Spark writes all rows of a group before
-it reads a result, and gathers the results of a group before it writes them: so a micro-batch is held as a whole in the
-JVM, what is not aside in Python, too, and `connectors.kafka.backlog` bounds its bytes.
+the JVM, there and nowhere else. (A block stands where its first record does: no other row stands between its records.)
+`step_columns` asserts the order, piece by piece. Spark writes all rows of a group before it reads a result, and gathers
+the results of a group before it writes them: so a micro-batch is held as a whole in the JVM, what is not aside in
+Python, too, and `connectors.kafka.backlog` bounds its bytes.
 """
 
 from __future__ import annotations
@@ -41,9 +44,10 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from connectors.kafka import codec
 from connectors.sequencer import stored_state
+from connectors.sequencer.blocks import out_of_blocks
 from connectors.sequencer.stored_state import Stored, load, store
 from connectors.spark import codec as spark_codec
-from connectors.spark.own_columns import Place, bring_back, set_aside
+from connectors.spark.own_columns import Place, block_of, bring_back, set_aside
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
 from ordering.links import LinkColumns
@@ -178,11 +182,18 @@ def sequence(
     else:
         placed = decode_forward(kafka_rows, site, relayed=relayed, lean=True).repartition(parallelism, "group")
     # Behind the last exchange, and before the sort, so that this has little to sort.
-    offset = set_aside(_place(), F.col("offset"), F.col("record"), RECORD_SCHEMA)
+    numbers = F.col("incarnation"), F.col("local_seqno"), F.col("forwarded_at_ms")
+    sender = F.when(F.col("has_block"), F.col("sender"))
+    goes_on = set_aside(_place(), F.col("offset"), F.col("record"), RECORD_SCHEMA, sender, numbers)
+    block = F.when(F.col("has_block"), block_of(_place(), F.col("offset")))
     return (
-        placed.withColumn("offset", offset)
+        placed.withColumn("has_block", F.col("record").isNotNull() & F.col("record.link").isNull())
+        .where(goes_on)
         .drop("record")
         .sortWithinPartitions("group", *_SOURCE)
+        .withColumn("block", block)
+        .withColumns({"sender": F.coalesce("block.senders", "sender"), "block": F.col("block.numbers")})
+        .drop("has_block")
         .groupBy("group")
         .applyInPandasWithState(
             decider({group: state.to_bytes() for group, state in initial.items()}, site),
@@ -280,8 +291,10 @@ def decider(initial: Mapping[str, bytes], site: str) -> Decide:
             yield run_of(state.group, record)
         own_topic = str(Topic(state.group, "forward", site))
         for chunk in chunks:
-            state, decided = decide_chunk(state, chunk.assign(topic=chunk["topic"].fillna(own_topic)), lean=True)
-            yield from decided
+            chunk["topic"] = [topic or own_topic for topic in chunk["topic"]]
+            for rows in out_of_blocks(chunk):
+                state, decided = decide_chunk(state, rows, lean=True)
+                yield from decided
         state, closing = end_batch(state)
         for record in closing:
             yield run_of(state.group, record)

@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from connectors.kafka import codec
-from connectors.spark.own_columns import line_of, words_of
+from connectors.spark.own_columns import inner, is_ascii, line_of, number_in, words_of
 from ordering.names import ADDRESS_PATTERN, MAX_SITE_LENGTH, RESERVED_PREFIX, SITE_PATTERN, TICK_NAME, relay_of
 from ordering.records import (
     CLOCK_AHEAD_MS,
@@ -28,8 +28,8 @@ _RELAYED_AT = {name: position for position, name in enumerate(codec.RELAYED_FIEL
 
 def group_of_forward(site: str) -> Column:
     """The group in `abcast.<group>.forward.<site>`, which nearly all topics of the site's are, and in others."""
-    topic, begin, end = F.col("topic"), "abcast.", f".forward.{site}"
-    group = F.substring(topic, F.lit(len(begin) + 1), F.length(topic) - (len(begin) + len(end)))
+    topic = F.col("topic")
+    group = inner(topic, len("abcast."), len(f".forward.{site}"))
     return F.when(is_local(site), group).otherwise(group_of(topic))
 
 
@@ -105,13 +105,8 @@ def own_header(headers: Column) -> Column:
 
 
 def number(name: str) -> Column:
-    """A field of FORWARD that is a canonical decimal from 1 to MAX_NUMBER, or null.
-
-    Casting back tells the canonical from ' 7' and '07'.
-    """
-    text = forward_field(name)
-    value = text.try_cast("bigint")
-    return F.when((value.cast("string") == text) & value.between(1, MAX_NUMBER), value)
+    """A field of FORWARD that is a canonical decimal from 1 to MAX_NUMBER, or null."""
+    return number_in(forward_field(name), len(str(MAX_NUMBER)))  # the highest of so many digits
 
 
 def pack_headers(headers: Column) -> Column:
@@ -147,7 +142,7 @@ def is_plain_forward(site: str, *, relayed: bool, agreed: bool = False) -> Colum
     plain = (
         (F.get(F.col("fields"), F.lit(0)) == codec.VERSION)
         & kind.isin(*(kind for kind in codec.FORWARD_KINDS if kind not in (REMOTE_VIEW, LINK_START)))
-        & _is_ascii(sender)
+        & is_ascii(sender)
         & F.col("incarnation").isNotNull()
         & F.col("local_seqno").isNotNull()
         & (is_own | _came_by_relay(site) if relayed else is_own)
@@ -198,11 +193,6 @@ def _came_by_relay(site: str) -> Column:
     has_site = sender.rlike(f"\\A{SITE_PATTERN}/")
     is_right = (by_link & (is_skip | (is_message & has_site))) | (~_is_linked() & of_hub)
     return role.startswith("relayed-") & (F.size("fields") == len(codec.RELAYED_FIELDS)) & is_right
-
-
-def _is_ascii(text: Column) -> Column:
-    # Spark counts a byte that begins no character of UTF-8 as one character.
-    return F.is_valid_utf8(text) & (F.octet_length(text) == F.length(text))
 
 
 def header(*fields: Column) -> Column:

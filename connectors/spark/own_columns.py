@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from pyspark.sql import Column
+from pyspark.sql import functions as F
 from pyspark.sql.classic.column import Column as ClassicColumn
 
 from connectors.spark.jvm import jvm
@@ -13,14 +14,29 @@ Place = tuple[Column, Column, Column]
 """Group, topic (which may be null) and partition."""
 
 
-def set_aside(place: Place, offset: Column, record: Column, schema: str) -> Column:
-    """The offset; on its way the record, a struct, is set aside if it is not null.
+def set_aside(
+    place: Place, offset: Column, record: Column, schema: str, sender: Column, numbers: tuple[Column, Column, Column]
+) -> Column:
+    """Whether the row goes on; on its way the record, a struct, is set aside if it is not null.
 
     What Python need not see of a record stays so in the JVM, in the task that has read it. All from here to
     `bring_back` must be in one task: with an exchange between them nothing is found, and the task fails. A second
     record of that name in a task is an exception, too.
+
+    Neighbours that have a sender, and offsets without a gap, are in one block: only the first one's row goes on. The
+    numbers of a record are its incarnation, its local seqno, and when it was forwarded.
     """
-    return _column("RecordsAside", "aside", *place, offset, record, schema)
+    aside = _column("RecordsAside", "aside", *place, offset, record, sender, *numbers, schema)
+    return F.coalesce(aside, F.lit(True))  # a number that is null: then there is nothing to bring back
+
+
+def block_of(place: Place, offset: Column) -> Column:
+    """The block of a row that went on with a sender, once: `senders` and `numbers`; an exception where there is none.
+
+    For each record `numbers` has the index of its sender and the numbers above, as integers of 8 bytes. Between senders
+    stands the character U+0080.
+    """
+    return _column("RecordsAside", "block", *place, offset)
 
 
 def bring_back(place: Place, offset: Column, schema: str) -> Column:
@@ -31,6 +47,23 @@ def bring_back(place: Place, offset: Column, schema: str) -> Column:
 def words_of(line: Column) -> Column:
     """The words of a line (bytes) as an array of text, as by `F.split` at a blank."""
     return _column("Words", "apart", line)
+
+
+def number_in(text: Column, most_digits: int) -> Column:
+    """The number from 1 on that a text is in the one way that we write it, with at most so many digits, 18 or fewer;
+    null for any other text.
+    """
+    return _column("Words", "number", text, most_digits)
+
+
+def is_ascii(text: Column) -> Column:
+    """Whether all of a text is ASCII; null where it is null."""
+    return _column("Words", "ascii", text)
+
+
+def inner(text: Column, at_begin: int, at_end: int) -> Column:
+    """A text of ASCII without so many characters at its begin and its end."""
+    return _column("Words", "inner", text, at_begin, at_end)
 
 
 def line_of(*words: Column | tuple[Column, Column]) -> Column:
@@ -49,11 +82,11 @@ def _longer(line: Column, word: Column | tuple[Column, Column]) -> Column:
     return _column("Words", "joined", _column("Words", "next", line, word[0]), word[1])
 
 
-def _column(owner: str, function: str, *arguments: Column | str) -> Column:
+def _column(owner: str, function: str, *arguments: Column | str | int) -> Column:
     java = jvm()
     expressions = java.org.apache.spark.sql.classic.ExpressionUtils
     given = [
-        each if isinstance(each, str) else expressions.expression(each._jc)  # noqa: SLF001 - there is no public way
+        each if isinstance(each, str | int) else expressions.expression(each._jc)  # noqa: SLF001 - there is no public way
         for each in arguments
     ]
     called = getattr(getattr(java.abcast, owner), function)(*given)

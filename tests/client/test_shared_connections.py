@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kafka.errors import TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 
 from connectors import Member
@@ -21,7 +23,7 @@ from connectors.client.feed import _size
 from connectors.kafka.effective import Effective
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer, MemoryFuture, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import Superseded, UsageError
+from ordering.errors import KafkaRefused, Superseded, UsageError
 from tests.client.members import forwarder_of
 from tests.waiting import WAIT, eventually
 
@@ -48,6 +50,31 @@ def test_a_member_that_has_failed_keeps_nothing_of_what_comes(kafka: MemoryConne
         assert not forwarder._hearing._kept
         with pytest.raises(Superseded):
             first.close()
+
+
+@pytest.mark.parametrize("is_in_the_window", [False, True], ids=["by itself", "from the window"])
+def test_who_delivers_and_loses_the_right_to_read_hears_which(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, *, is_in_the_window: bool
+) -> None:
+    """As our own error, whoever of the two was reading."""
+    data, poll, is_refused = "abcast.g.data.nyc", MemoryConsumer.poll, threading.Event()
+
+    def poll_while_allowed(consumer: MemoryConsumer, **options: Any) -> Any:
+        if is_refused.is_set() and any(place.topic == data for place in consumer.next):
+            raise TopicAuthorizationFailedError({data})
+        return poll(consumer, **options)
+
+    monkeypatch.setattr(MemoryConsumer, "poll", poll_while_allowed)
+    with contextlib.suppress(KafkaRefused), Member("g", "nyc/a", connection=kafka) as a:
+        a.broadcast(b"0").result(WAIT)
+        stream = a.deliveries(timeout=WAIT)
+        next(stream)
+        if is_in_the_window:
+            a.broadcast(b"1").result(WAIT)
+            next(stream)
+        is_refused.set()
+        with pytest.raises(KafkaRefused, match=f"may not READ {data}"):
+            next(stream)
 
 
 def test_who_falls_behind_while_no_broker_answers_waits_for_one(

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from connectors.kafka import codec
+from connectors.sequencer import blocks
 from connectors.sequencer.query import decider
 from connectors.sequencer.stored_state import Stored, load
 from ordering.names import Topic
@@ -71,6 +72,7 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
                 "local_seqno": good.local_seqno if good else 0,
                 "kind": codec.FORWARD_KINDS.index(good.kind) if good else 0,
                 "forwarded_at_ms": getattr(record, "timestamp_ms", 0),
+                "block": None,
                 "plain": good is not None,
                 "key": None if good else getattr(record, "sender", "").encode(),
                 "value": None if is_aside else getattr(record, "payload", b""),
@@ -79,8 +81,33 @@ def frame(records: list[Forward | Malformed]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows).astype(
-        {"topic": object, "key": object, "value": object, "packed_headers": object, "kind": np.int32}
+        {"topic": object, "block": object, "key": object, "value": object, "packed_headers": object, "kind": np.int32}
     )
+
+
+def in_blocks(rng: random.Random, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with many neighbours in one, as `connectors.spark.own_columns` has it."""
+    neighbours: list[list[dict[Any, Any]]] = []
+    for row in rows.to_dict("records"):
+        row["goes"] = row["plain"] and row["value"] is None and row["link_session"] < 0
+        last = neighbours[-1][-1] if neighbours else {"goes": False}
+        is_next = last["goes"] and all(row[name] == last[name] for name in ("topic", "partition", "goes"))
+        if is_next and row["offset"] == last["offset"] + 1 and rng.random() < 0.9:
+            neighbours[-1].append(row)
+        else:
+            neighbours.append([row])
+    joined = []
+    for block in neighbours:
+        first = {name: cell for name, cell in block[0].items() if name != "goes"}
+        if block[0]["goes"] and (len(block) > 1 or rng.random() < 0.5):
+            senders = list(dict.fromkeys(row["sender"] for row in block))
+            numbers = [
+                (senders.index(row["sender"]), row["incarnation"], row["local_seqno"], row["forwarded_at_ms"])
+                for row in block
+            ]
+            first |= {"sender": "\x80".join(senders), "block": np.array(numbers, "<i8").tobytes()}
+        joined.append(first)
+    return pd.DataFrame(joined, dtype=object).astype(rows.dtypes)
 
 
 def written(runs: list[pd.DataFrame], records: list[Forward | Malformed]) -> list[tuple[Any, ...]]:
@@ -159,15 +186,16 @@ def compare(rng: random.Random, logs: dict[Partition, list[Forward]]) -> Sequenc
         state, outputs = step(state, rows)
         state, closing = end_batch(state)
         size = rng.choice((1, 7, 200))
-        chunks = [frame(rows[first : first + size]) for first in range(0, len(rows), size)]
+        chunks = [in_blocks(rng, frame(rows[first : first + size])) for first in range(0, len(rows), size)]
         runs = list(decide(("g",), iter(chunks), stored))  # type: ignore[arg-type]
         assert written(runs, rows) == expected([*opening, *outputs, *closing])
         assert load("g", Stored(*stored.get)) == state
 
 
 @pytest.mark.parametrize("seed", [0, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 3, 4))])
-def test_memberships(seed: int) -> None:
+def test_memberships(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The FORWARD log of a random history of joins, leaves and flushes."""
+    monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 20)
     group = Group(seed)
     group.run()
     compare(

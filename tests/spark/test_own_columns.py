@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from connectors.kafka import codec
+from connectors.sequencer.blocks import out_of_blocks
 from connectors.sequencer.query import RECORD_SCHEMA, decode_forward, encode_decided, sequence
 from connectors.spark.jvm import jvm
-from connectors.spark.own_columns import Place, bring_back, line_of, set_aside, words_of
+from connectors.spark.own_columns import (
+    Place,
+    block_of,
+    bring_back,
+    inner,
+    is_ascii,
+    line_of,
+    number_in,
+    set_aside,
+    words_of,
+)
+from ordering.records import MAX_NUMBER
 from ordering.sequencer import SequencerState
 from tests.spark.kafka_rows import SITE, SOURCE_SCHEMA, Row, decide_rows, forward, sink_frame, source_frame
 from tests.spark.static import instead_of_state
@@ -47,7 +62,8 @@ def set_by(spark: SparkSession, names: Sequence[tuple[object, ...]], record: Col
     frame = spark.createDataFrame(names, "group string, topic string, partition int, offset long").coalesce(1)
     words = F.concat_ws(" ", *(F.coalesce(F.col(name).cast("string"), F.lit("-")) for name in NAME))
     whole = F.struct(words.cast("binary").alias("value"), F.lit(None).cast("string").alias("link"))
-    return frame.withColumn("offset", set_aside(place(), F.col("offset"), whole if record is None else record, SCHEMA))
+    alone = F.lit(None).cast("string"), (F.lit(1), F.lit(2), F.lit(3))
+    return frame.where(set_aside(place(), F.col("offset"), whole if record is None else record, SCHEMA, *alone))
 
 
 def back_by(frame: DataFrame, offset: Column | None = None) -> list[str]:
@@ -100,6 +116,65 @@ def test_what_is_set_aside_has_the_schema_with_which_it_comes_back(spark: SparkS
         )
 
 
+MESSAGES = [
+    *(("g", "t", 0, offset, f"local/m{offset % 3}", 1, offset, -offset) for offset in range(5, 12)),
+    ("g", "t", 0, 13, "local/m0", 2, 1, 0),  # behind a gap
+    ("g", "t", 1, 14, "local/m0", 2, 2, 0),
+    ("g", None, 1, 15, "local/m0", 2, 3, 2**63 - 1),
+    ("h", None, 1, 16, "local/m0", 2, 4, -(2**63)),
+    ("h", None, 1, 17, None, 2, 5, 0),  # goes on by itself
+    ("h", None, 1, 18, "local/m\x00\n", 2, 6, 0),
+    ("h", None, 1, 19, "local/m\x00\n", 2, 7, 0),
+]
+"""Name, sender and numbers; `None`: a row without a block."""
+MESSAGE_SCHEMA = (
+    "group string, topic string, partition int, offset long, sender string, incarnation long, local_seqno long, "
+    "forwarded_at_ms long"
+)
+
+
+def in_blocks(spark: SparkSession, messages: Sequence[tuple[object, ...]]) -> DataFrame:
+    """One task that sets records aside for these messages: what goes on, in the order of names."""
+    frame = spark.createDataFrame(messages, MESSAGE_SCHEMA).coalesce(1)
+    numbers = F.col("incarnation"), F.col("local_seqno"), F.col("forwarded_at_ms")
+    record = F.struct(F.lit(b"").alias("value"), F.lit(None).cast("string").alias("link"))
+    return frame.where(
+        set_aside(place(), F.col("offset"), record, SCHEMA, F.col("sender"), numbers)
+    ).sortWithinPartitions(*NAME)
+
+
+@pytest.mark.parametrize("order", ["of_the_log", "reversed", "mixed"])
+def test_neighbours_are_in_one_block(spark: SparkSession, order: str) -> None:
+    """Whatever the order in which they come, the blocks in their order stand for the messages in theirs."""
+    messages = list(MESSAGES)
+    if order == "mixed":
+        random.Random(3).shuffle(messages)
+    rows = in_blocks(spark, messages[::-1] if order == "reversed" else messages)
+    block = F.when(F.col("sender").isNotNull(), block_of(place(), F.col("offset")))
+    whole = rows.withColumn("block", block).withColumns(
+        {"sender": F.coalesce("block.senders", "sender"), "block": F.col("block.numbers")}
+    )
+    chunk = whole.toPandas()
+    if order == "of_the_log":
+        assert len(chunk) == 7
+    taken_apart = pd.concat(out_of_blocks(chunk)).drop(columns="block").astype(object)
+    found = [tuple(None if cell is None else cell for cell in row) for row in taken_apart.itertuples(index=False)]
+    assert found == sorted(MESSAGES, key=lambda message: (message[0], message[1] or "", *message[2:4]))
+    assert nothing_is_left()
+
+
+@pytest.mark.parametrize("case", ["another", "again", "twice"])
+def test_all_other_blocks_fail(spark: SparkSession, case: str) -> None:
+    """What begins no block, or has been taken, and two blocks with one name."""
+    rows = in_blocks(spark, [*MESSAGES[:2], *MESSAGES[:1]] if case == "twice" else MESSAGES[:2])
+    if case == "again":
+        rows = rows.withColumn("again", F.explode(F.array(F.lit(1), F.lit(2))))
+    block = block_of(place(), F.col("offset") + int(case == "another"))
+    with pytest.raises((PySparkException, Py4JJavaError), match=TWICE if case == "twice" else "begins no block"):
+        rows.select(block.alias("block")).collect()
+    assert nothing_is_left()
+
+
 def rows_of_two() -> list[Row]:
     return [
         forward("local/a", number + 1, number, payload=b"payload %d" % number, application=(("n", b"%d" % number),))
@@ -131,7 +206,7 @@ def test_a_wrong_decision_fails(spark: SparkSession, wrong: str) -> None:
 
 def steps_of(plan: str) -> list[str]:
     """What concerns us of a plan that Spark has put into words, from the last step to the first."""
-    words = r"RecordsAside\.(put|take)\(|(Exchange|Coalesce|Sort|FlatMapGroupsInPandasWithState) "
+    words = r"RecordsAside\.(put|take|takeBlock)\(|(Exchange|Coalesce|Sort|FlatMapGroupsInPandasWithState) "
     return [next(filter(None, found)) for found in re.findall(words, plan)]
 
 
@@ -160,7 +235,7 @@ def test_all_is_in_one_task(spark: SparkSession, tmp_path: Path, at_once: int) -
     written = session.table(f"aside{at_once}").collect()
     assert [bytes(row["value"]) for row in written] == [row.value for row in rows_of_two()]
     placed = "Coalesce" if at_once == 1 else "Exchange"
-    assert steps_of(plan) == ["take", "FlatMapGroupsInPandasWithState", "Sort", "put", placed]
+    assert steps_of(plan) == ["take", "FlatMapGroupsInPandasWithState", "takeBlock", "Sort", "put", placed]
     assert nothing_is_left()
 
 
@@ -174,6 +249,58 @@ def test_words(spark: SparkSession) -> None:
     ours, sparks = words_of(F.col("line")), F.split(F.col("line").cast("string"), " ")
     for row in lines.select(ours.alias("ours"), sparks.alias("sparks")).collect():
         assert row["ours"] == row["sparks"]
+
+
+ODD_NUMBERS = [
+    *(
+        "",
+        "0",
+        "1",
+        "9",
+        "10",
+        "00",
+        "07",
+        "-1",
+        "-0",
+        "+1",
+        " 7",
+        "7 ",
+        "7 7",
+        "1_000",
+        "1e3",
+        "1.0",
+        "0x1",
+        "7\n",
+        "\x007",
+    ),
+    *("\u0661", "\uff11", "1\u0662", "\u00b2", "seven", "7\u00e9", "/", ":", "1/", "1:"),
+    *(str(10**power + more) for power in (16, 17, 18, 19, 40) for more in (-1, 0, 1)),
+    *(str(2**63 + more) for more in (-1, 0, 1)),
+    None,
+]
+
+
+def test_numbers(spark: SparkSession) -> None:
+    """What the codec takes for one is one, and all else is null."""
+    frame = spark.createDataFrame([(text,) for text in ODD_NUMBERS], "text string").coalesce(1)
+    for row in frame.select("text", number_in(F.col("text"), len(str(MAX_NUMBER))).alias("number")).collect():
+        wanted = None if row["text"] is None else codec.parse_number(row["text"].encode())
+        assert (row["text"], wanted) == (row["text"], row["number"])
+
+
+@pytest.mark.parametrize(
+    "key", [b"s/a", b"", "s/\u00e9".encode(), b"\xff", b"s/\x80", b"\xc0\xaf", b"a\x7f\x00\n", b"x" * 99]
+)
+def test_ascii(spark: SparkSession, key: bytes) -> None:
+    row = spark.range(1).coalesce(1).select(is_ascii(F.lit(key).cast("string")).alias("is_ascii")).first()
+    assert row is not None
+    assert row["is_ascii"] == key.isascii()
+
+
+def test_what_is_inside_of_a_text(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([("abcast.g.x",), ("abcast..x",), ("ab",), ("",), (None,)], "text string").coalesce(1)
+    inside = [row["inside"] for row in rows.select(inner(F.col("text"), 7, 2).alias("inside")).collect()]
+    assert inside == ["g", "", "", "", None]
 
 
 def test_lines(spark: SparkSession) -> None:
