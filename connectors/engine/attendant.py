@@ -231,7 +231,13 @@ class Attendant:
             return Taken()
         check_topics(self._connection, topics, self._site)
         states = take_over_groups(
-            self._connection, topics, self._site, self._history, self._epochs, agreement=self.agreement
+            self._connection,
+            topics,
+            self._site,
+            self._history,
+            self._epochs,
+            agreement=self.agreement,
+            fitness=self._check_group,
         )
         self._keeper.take(topics)
         ends = self._keeper.ends_of_data(topics)
@@ -242,6 +248,9 @@ class Attendant:
         partitions = self._starts(topics, positions_of(states.values()))
         self._places.update(partitions)
         return Taken(states, partitions)
+
+    def _check_group(self, state: SequencerState) -> None:
+        """Raises what keeps this group from being served, if its DATA does not tell; called before it is claimed."""
 
     def _release(self, group: str) -> None:
         names = self._keeper.forward[group]

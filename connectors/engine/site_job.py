@@ -31,7 +31,7 @@ from connectors.engine.writing import Writer
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
-from connectors.kafka.inputs import Input, Neighbours
+from connectors.kafka.inputs import Input
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.unfit import OF_ONE_GROUP
 from connectors.sequencer.agreement import ISIS, Agreement, known_state
@@ -41,6 +41,7 @@ from ordering.errors import AbcastError
 from ordering.isis_site import Notice
 from ordering.names import Topic
 from ordering.records import Exclusion
+from ordering.sequencer import SequencerState
 
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
@@ -54,14 +55,14 @@ class SiteAttendant(Attendant):
     def __init__(
         self,
         connection: Connection,
-        neighbours: Neighbours,
+        agreement: Agreement,
         finder: TopicFinder,
         epochs: dict[str, int],
         failed: dict[str, float],
     ) -> None:
         """As every attendant's. Raises BrokerUnreachable."""
-        super().__init__(connection, neighbours.site, None, finder, epochs, failed)
-        self._neighbours = neighbours
+        super().__init__(connection, agreement.neighbours.site, None, finder, epochs, failed)
+        self._agreement = agreement
         self.inputs: Mapping[str, Mapping[TopicPartition, Input]] = {}
         self.exclusions: Mapping[str, Sequence[Exclusion]] = {}
         """The decisions of operators, by group."""
@@ -97,11 +98,15 @@ class SiteAttendant(Attendant):
         }
         return {group: names for group, names in own.items() if names}
 
+    def _check_group(self, state: SequencerState) -> None:
+        """See that its log can be continued. Raises UsageError, HistoryUnavailable, ProtocolViolation."""
+        known_state(self._connection, self._agreement, state)
+
     def _find_inputs(self) -> None:
         inputs: dict[str, dict[TopicPartition, Input]] = {}
         for topic, count in self._finder.count_partitions().items():
             for number in range(count):
-                source = self._neighbours.input(topic, number)
+                source = self._agreement.neighbours.input(topic, number)
                 if source is not None:
                     inputs.setdefault(topic.group, {})[TopicPartition(str(topic), number)] = source
         self.inputs = inputs
@@ -122,9 +127,9 @@ class SiteJob(EngineJob):
         self._agreement = agreement.check()
 
     def _attempt(self) -> None:
-        connection, neighbours = self.options.connection, self._agreement.neighbours
+        connection = self.options.connection
         self._work(
-            lambda: SiteAttendant(connection, neighbours, self._finder, self._epochs, self._failed),
+            lambda: SiteAttendant(connection, self._agreement, self._finder, self._epochs, self._failed),
             lambda: SiteLoop(connection, self._agreement, self._stop),
         )
 

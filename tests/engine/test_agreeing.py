@@ -620,17 +620,35 @@ def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
     topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
     finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
     failed: dict[str, float] = {}
-    with closing(SiteAttendant(kafka, Neighbours("nyc", SITES), finder, {}, failed)) as attendant:
+    with closing(SiteAttendant(kafka, Agreement(Neighbours("nyc", SITES)), finder, {}, failed)) as attendant:
         assert list(attendant.take_all().states) == ["g"]
         assert "is that of a sequencer" in caplog.text
         assert list(failed) == ["h"]
     for role in roles:
         del topics[Topic("g", role, "nyc")]
     with (
-        closing(SiteAttendant(kafka, Neighbours("nyc", SITES), finder, {}, {})) as attendant,
+        closing(SiteAttendant(kafka, Agreement(Neighbours("nyc", SITES)), finder, {}, {})) as attendant,
         pytest.raises(UsageError, match="is that of a sequencer"),
     ):
         attendant.take_all()
+
+
+def test_a_job_with_other_sites_stops_nobody(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That its group was begun with others is found before the claim, which would end the job that serves it."""
+    monkeypatch.setattr("connectors.engine.attendant.check_topics", lambda *_: None)
+    roles: tuple[Role, ...] = ("forward", "data", "epoch")
+    topics = {Topic("g", role, "nyc"): 1 for role in roles}
+    finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
+    with running(kafka, *SITES), DataLog(kafka, "g", "nyc") as data:
+        send(kafka, "nyc", range(1, 2))
+        all_have(kafka, 1)
+        before = data.newest_claim()
+        with (
+            closing(SiteAttendant(kafka, Agreement(Neighbours("nyc", SITES[:2])), finder, {}, {})) as attendant,
+            pytest.raises(UsageError, match="other sites than nyc, sfo"),
+        ):
+            attendant.take_all()
+        assert data.newest_claim() == before
 
 
 def test_nobody_is_told_that_a_group_is_alive_that_was_left(
@@ -643,7 +661,7 @@ def test_nobody_is_told_that_a_group_is_alive_that_was_left(
     roles: tuple[Role, ...] = ("forward", "data", "epoch")
     topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
     finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
-    with closing(SiteAttendant(kafka, Neighbours("nyc", SITES), finder, {}, {})) as attendant:
+    with closing(SiteAttendant(kafka, Agreement(Neighbours("nyc", SITES)), finder, {}, {})) as attendant:
         assert sorted(attendant.take_all().states) == ["g", "h"]
         signs: list[Mapping[str, int]] = []
         monkeypatch.setattr(attendant._keeper._signs, "give", lambda epochs, *_: signs.append(epochs))
