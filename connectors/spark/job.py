@@ -241,8 +241,10 @@ class StreamingJob(ABC):
                     query = self.start_query(topics, directory.path)
                     cleanup.callback(self._stop_query, query)
                     self._watch(query, topics, directory)
-                except (PySparkException, Py4JJavaError) as error:
-                    directory.check()
+                except (AbcastError, PySparkException, Py4JJavaError) as error:
+                    directory.check()  # a table that is missed may be gone with it
+                    if isinstance(error, AbcastError):
+                        raise
                     if isinstance(error, StreamingQueryException):
                         self.check()
                     raise explain(error, self.options.work) from error
