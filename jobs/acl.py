@@ -111,8 +111,8 @@ def _rights(
             raise UsageError("--from and --to are for --role relay.")
         names = site or [DEFAULT_SITE]
         rights = [right for name in names for right in rights_of(role.value, group, name)]
-        if role is Role.sequencer and (known := optional_sites(sites, kafka_config, "acl")) is not None:
-            rights += [right for name in names for right in rights_beside(known, group, name)]
+        if (known := optional_sites(sites, kafka_config, "acl")) is not None:
+            rights += [right for name in names for right in rights_beside(role.value, known, group, name)]
         return rights
     if not source or not target:
         raise UsageError("a relay carries --from SITE --to SITE.")

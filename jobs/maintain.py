@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from connectors.kafka.purge import Purged
+    from connectors.kafka.sites import Sites
     from connectors.ledger.maintenance import Care
-    from connectors.ledger.maintenance_job import Idle, Maintained
+    from connectors.ledger.maintenance_job import Idle, Maintained, PurgeCopies
     from connectors.spark.job import JobOptions, SparkJob
     from jobs.streaming import MakeJob
 
@@ -78,10 +79,11 @@ def maintain(
     from connectors.ledger.maintenance_job import Wishes
     from connectors.ledger.maintenance_job import maintain as take_care
 
+    wishes = Wishes(kept_s, idle_s, letters_s, dry_run, purges_copies(topology, site))
     session = functools.cache(lambda: _session(data))
     while True:
         try:
-            done = take_care(session, options, Wishes(kept_s, idle_s, letters_s, dry_run))
+            done = take_care(session, options, wishes)
             typer.echo(_as_json(done, dry_run=dry_run) if as_json else _as_text(done, dry_run=dry_run))
         except AbcastError as error:
             if pause_s is None or not error.retriable:
@@ -103,13 +105,22 @@ def _session(data: Location) -> SparkSession:
         os.close(output)
 
 
-def every(pause_s: float) -> MakeJob:
+def purges_copies(sites: Sites | None, site: str) -> PurgeCopies:
+    """What deletes letters to other sites of which there are copies here."""
+    if sites is None:
+        return lambda *_: ()
+    from connectors.relay.letter_copies import purge_copies
+
+    return lambda group, dry_run: purge_copies(sites, site, group, dry_run=dry_run)
+
+
+def every(pause_s: float, sites: Sites | None, site: str) -> MakeJob:
     """What makes the job that does so every so many seconds, beside others."""
 
     def make(spark: SparkSession, options: JobOptions) -> SparkJob:
-        from connectors.ledger.maintenance_job import MaintenanceJob
+        from connectors.ledger.maintenance_job import MaintenanceJob, Wishes
 
-        return MaintenanceJob(spark, options, pause_s)
+        return MaintenanceJob(spark, options, pause_s, Wishes(purge_copies=purges_copies(sites, site)))
 
     return make
 

@@ -47,8 +47,9 @@ def run(
     Serves every group of the site; new groups are found while it runs. With --sites, the relay of the site runs too,
     which carries what stands here to the neighbouring sites; and a site that follows a home has no sequencer.
     """
-    maintenance = [every(seconds(maintain_every, "--maintain-every"))] if maintain_every is not None else []
+    pause_s = seconds(maintain_every, "--maintain-every") if maintain_every is not None else None
     topology = optional_sites(sites, kafka_config, "run")
+    maintenance = [every(pause_s, topology, site)] if pause_s is not None else []
     agreed = agreement_of(topology, site, agreement)
     which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "run")

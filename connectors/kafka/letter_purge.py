@@ -11,7 +11,7 @@ The order of the steps is what holds:
 
 A crash between any two leaves notes that are true, and letters that are deleted the next time.
 
-Left alone: the copies of other sites' inboxes, from which relays read; groups without a memory topic.
+Left alone: groups without a memory topic. `connectors.relay.letter_copies` is for the copies of other sites' inboxes.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class _Care:
     def _entry(self, record: Any, number: int) -> Entry:
         """A record as the rule sees it: a letter counts where its receiver looks for it."""
         receiver = (record.key or b"").decode("latin-1")
-        relayed = _relayed_from(record)
+        relayed = relayed_from(record)
         is_here = is_address(receiver) and receiver.partition("/")[0] == self._site
         is_here = is_here and partition_of(receiver, self._count) == number
         letter = decode_letter(record.key, record.key, record.value, record.headers) if is_here else ""
@@ -180,8 +180,8 @@ class _Care:
                 each.get(timeout=WRITTEN_S)
 
 
-def _relayed_from(record: Any) -> str:
-    """The partition that a relay has copied it from, with its site; "" if none has."""
+def relayed_from(record: Any) -> str:
+    """The partition that a relay has copied a letter from, with its site; "" if none has."""
     fields = first_fields(record.headers, len(LETTER_FIELDS))
     text = fields[_RELAYED_FROM].decode("latin-1") if len(fields) > _RELAYED_FROM else ""
     return text.rpartition(":")[0]

@@ -105,14 +105,20 @@ def rights_of(who: Who, group: str, site: str) -> list[Right]:
     return rights
 
 
-def rights_beside(sites: Sites, group: str, site: str) -> list[Right]:
-    """What the sequencer of a site needs besides: it reads what sites that agree with it have in the same Kafka.
+def rights_beside(who: Who, sites: Sites, group: str, site: str) -> list[Right]:
+    """What a role other than the relay needs besides, where there are other sites. Raises UsageError.
 
-    Raises UsageError.
+    A sequencer reads what sites that agree with it have in the same Kafka. A maintainer deletes letters from the copies
+    of other sites' inboxes, and reads in the Kafkas on the way, and there, what has arrived.
     """
     sites.connection(site)
+    if who == "maintainer":
+        copies = [str(Topic(group, "inbox", other)) for other in sites.copied_inboxes(site)]
+        return [Right(operation, "topic", name) for name in copies for operation in (_READ, "DELETE")]
+    if who != "sequencer" or sites.mode != "isis":
+        return []
     shared = [other for other in sites.connections if other != site and sites.shares_kafka(site, other)]
-    roles: tuple[Role, ...] = ("forward", "data") if sites.mode == "isis" else ()
+    roles: tuple[Role, ...] = ("forward", "data")
     return [Right(_READ, "topic", str(Topic(group, role, other))) for other in shared for role in roles]
 
 

@@ -117,6 +117,16 @@ class Sites:
             ends = [neighbour for neighbour, _ in reached]
         return hops.get(target) or None
 
+    def copied_inboxes(self, site: str) -> list[str]:
+        """The sites whose inboxes have a copy in this one's Kafka that its relays alone read.
+
+        None where sites share a Kafka: each of them has relays. Raises UsageError.
+        """
+        others = [other for other in self.connections if other != site]
+        if any(self.shares_kafka(site, other) for other in others):
+            return []
+        return [other for other in others if self.next_hop(site, other) is not None]
+
     def carries(self, direction: Direction, origin: str) -> bool:
         """Whether the relay of a link carries an origin's messages: if the link is on the shortest path from there.
 

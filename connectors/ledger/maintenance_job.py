@@ -29,6 +29,10 @@ from ordering.errors import AbcastError, BrokerUnreachable
 _logger = logging.getLogger(__name__)
 
 
+PurgeCopies = Callable[[str, bool], Sequence[Purged]]
+"""Deletes a group's letters to other sites that were carried; True: only says which."""
+
+
 class Maintained(NamedTuple):
     """What was done, or is to be done."""
 
@@ -50,13 +54,14 @@ class Wishes:
     """How long dead letters are kept, idle senders remembered (None: for ever), and letters that nobody takes kept, in
     seconds.
 
-    `dry_run`: nothing is to be done but said.
+    `dry_run`: nothing is to be done but said. `purge_copies`: for who knows of other sites.
     """
 
     dead_letters_s: float = 30 * 86_400.0
     senders_s: float | None = None
     letters_s: float = 30 * 86_400.0
     dry_run: bool = False
+    purge_copies: PurgeCopies = lambda *_: ()
 
 
 def maintain(
@@ -82,6 +87,7 @@ def maintain(
             topics += purge_group(*what, dead_letters_s=wishes.dead_letters_s, dry_run=wishes.dry_run)
             senders += _forget(*what, wishes)
             topics += purge_letters(*what, letters_s=wishes.letters_s, dry_run=wishes.dry_run)
+            topics += wishes.purge_copies(group, wishes.dry_run)
         except BrokerUnreachable:
             raise
         except AbcastError as error:
@@ -106,11 +112,11 @@ class MaintenanceJob:
     keeps_trying = True
     ends_alone_with: tuple[type[AbcastError], ...] = (AbcastError,)
 
-    def __init__(self, spark: SparkSession, options: JobOptions, every_s: float, wishes: Wishes | None = None) -> None:
+    def __init__(self, spark: SparkSession, options: JobOptions, every_s: float, wishes: Wishes) -> None:
         self._spark = spark
         self._options = options
         self._every_s = every_s
-        self._wishes = wishes or Wishes()
+        self._wishes = wishes
         self._stop = threading.Event()
         self.ready = threading.Event()
         self.ready.set()

@@ -24,9 +24,18 @@ _FIRST_WINDOW = 256
 
 
 def last_relayed(
-    connection: Connection, topic: str, partition: int, site: str, source_topic: str, source_partition: int
+    connection: Connection,
+    topic: str,
+    partition: int,
+    site: str,
+    source_topic: str,
+    source_partition: int,
+    below: int | None = None,
 ) -> int:
-    """The offset, at `site`, of the newest record in `topic` that was made from one of the source; -1 if none was."""
+    """The offset, at `site`, of the newest record in `topic` that was made from one of the source; -1 if none was.
+
+    `below`: only what stands there counts.
+    """
     consumer = connection.consumer()
     filled = TopicPartition(topic, partition)
     parsed = Topic.parse(topic)
@@ -38,6 +47,7 @@ def last_relayed(
             if partition not in (consumer.partitions_for_topic(topic) or ()):
                 return -1
             beginning, end = consumer.beginning_offsets([filled])[filled], consumer.end_offsets([filled])[filled]
+        end = end if below is None else min(end, below)
         for start, below in windows_back(beginning, end, _FIRST_WINDOW):
             newest = -1
             for record in read_range(connection, consumer, filled, start, below):

@@ -100,7 +100,7 @@ class TestPrint:
             (one, set()),
         ):
             file.write_text(text)
-            assert set(rights_beside(read_sites(file), "g", "a")) == expected
+            assert set(rights_beside("sequencer", read_sites(file), "g", "a")) == expected
 
     def test_the_inboxes_of_a_relay(self, tmp_path: Path) -> None:
         """Those of the sites in its direction; none where an inbox is in the right Kafka already."""
@@ -110,6 +110,17 @@ class TestPrint:
                 (tmp_path / "sites.toml").write_text(SITES.replace("b:1", "a:1"))
             rights = rights_of_relay(read_sites(tmp_path / "sites.toml"), "g", Direction("a", "b"))
             assert {right.name for right in rights if "inbox" in right.name} == names
+
+    def test_copies_of_inboxes(self, tmp_path: Path) -> None:
+        """A maintainer purges those that nobody but the site's relay reads; another role has nothing there."""
+        file, copies = (
+            tmp_path / "sites.toml",
+            {Right(each, "topic", "abcast.g.inbox.b") for each in ("READ", "DELETE")},
+        )
+        for text, expected in ((SITES, copies), (SITES.replace("b:1", "a:1"), set())):
+            file.write_text(text)
+            assert set(rights_beside("maintainer", read_sites(file), "g", "a")) == expected
+            assert not rights_beside("ledger", read_sites(file), "g", "a")
 
     def test_a_name_with_blanks(self) -> None:
         """As a certificate has it. A shell takes the command as it is printed."""

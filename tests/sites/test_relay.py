@@ -7,7 +7,9 @@ import itertools
 import pytest
 
 from connectors.diagnosis.report import check_group
+from connectors.relay.letter_copies import purge_copies
 from ordering.errors import AbcastError
+from ordering.names import Topic
 from tests.sites.conftest import MakeWorld
 from tests.sites.world import fifo, named
 from tests.waiting import eventually
@@ -180,6 +182,10 @@ def test_letters_and_replies_cross_sites(make_world: MakeWorld) -> None:
         assert {letter.sender for letter in replies} == {f"{sfo}/bob"}
         alice.send(f"{sfo}/bob", b"welcome").result(30)
         assert next(iter(bob.inbox(timeout=60))).payload == b"welcome"
+        purged = {each.topic: each.records for each in purge_copies(world.sites, sfo, world.group, settled_s=0.001)}
+        assert purged == {str(Topic(world.group, "inbox", nyc)): 20, str(Topic(world.group, "inbox", lax)): 0}
+        bob.send(question.sender, b"behind them")
+        assert next(iter(alice.inbox(timeout=60))).payload == b"behind them"
         with pytest.raises(AbcastError, match="nowhere"):
             alice.send("nowhere/bob", b"?")
         assert lax  # where nobody is, which is no matter

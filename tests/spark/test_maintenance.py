@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from connectors.kafka.connection import Connection
 from connectors.ledger.maintenance import maintain_tables, plan_care
-from connectors.ledger.maintenance_job import MaintenanceJob
+from connectors.ledger.maintenance_job import MaintenanceJob, Wishes
 from connectors.ledger.table import create_tables
 from connectors.ledger.table_state import commit_file
 from connectors.local.broker import EmbeddedBroker
@@ -100,7 +100,7 @@ def test_beside_other_jobs(spark: SparkSession, broker: EmbeddedBroker, tmp_path
     """Once and again, until it is stopped. What fails is tried again."""
     create_tables(spark, tmp_path)
     writer = writer_of(tmp_path / "ledger", BEGINNING, "a")
-    job = MaintenanceJob(spark, JobOptions(Connection(broker.bootstrap_servers), "care", tmp_path), 0.2)
+    job = MaintenanceJob(spark, JobOptions(Connection(broker.bootstrap_servers), "care", tmp_path), 0.2, Wishes())
     thread = threading.Thread(target=job.run, daemon=True)
     with patch("connectors.ledger.maintenance_job.purge_group", side_effect=AbcastError("no right.")):
         thread.start()

@@ -1,0 +1,112 @@
+"""Deleting letters from the copies of other sites' inboxes that stand on the way, when they have arrived.
+
+Invariant. What is deleted stands in the inbox itself: a record there says that it was made from this one, or from one
+behind it (`connectors.relay.marks`), and a relay carries a partition in its order. Where the way has several relays,
+that is asked step by step, from the last one back. So a relay that starts goes on behind what is deleted, one that runs
+is past it, and another way, that a new sites' file has, misses nothing. The newest record of each relay that fills the
+copy stays, as it says where that relay goes on. Nobody else reads a copy.
+
+A crash at any point leaves what is to be deleted the next time. An inbox that its operator has deleted and made anew
+does not get these letters again.
+
+Left alone: the copies in a Kafka that several sites share, since each has a relay that reads them.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import closing
+
+from kafka.structs import TopicPartition
+
+from connectors.kafka.backlog import partition_bytes
+from connectors.kafka.connection import Connection
+from connectors.kafka.letter_purge import MAX_RECORDS, SETTLED_S, relayed_from
+from connectors.kafka.purge import Purged, delete, older
+from connectors.kafka.ranges import read_range
+from connectors.kafka.sites import Sites
+from connectors.kafka.transport import Consumer
+from connectors.relay.marks import last_relayed
+from ordering.errors import BrokerUnreachable
+from ordering.names import Topic
+
+_logger = logging.getLogger(__name__)
+
+
+def purge_copies(
+    sites: Sites, site: str, group: str, *, dry_run: bool = False, settled_s: float = SETTLED_S
+) -> list[Purged]:
+    """Delete from the copies in the site's Kafka what is older than so many seconds, and has arrived.
+
+    Where a Kafka on the way does not answer, letters are left for the next time. Raises BrokerUnreachable of the site's
+    own; KafkaRefused for a right that is missing here or on the way; AbcastError if Kafka refuses.
+    """
+    here, done = sites.connection(site), list[Purged]()
+    for other in sites.copied_inboxes(site):
+        topic = str(Topic(group, "inbox", other))
+        with closing(here.desk()) as desk:
+            desk.partitions_of(topic, "READ")
+            places = [TopicPartition(topic, number) for number in sorted(desk.partitions_of(topic, "DELETE"))]
+        if not places:
+            continue
+        with closing(here.consumer()) as consumer, here.admin() as admin:
+            beginnings, due = _due(sites, site, consumer, places, settled_s)
+            before = partition_bytes(admin, places)
+            if due and not dry_run:
+                delete(admin, due)
+            after = before if dry_run else partition_bytes(admin, places)
+        records = sum(below - beginnings[place] for place, below in due.items())
+        done.append(Purged(topic, records, *(sum(sizes.values()) if sizes else None for sizes in (before, after))))
+    return done
+
+
+def _due(
+    sites: Sites, site: str, consumer: Consumer, places: list[TopicPartition], settled_s: float
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Where the partitions begin, and below which offsets they may be deleted."""
+    here, due = sites.connection(site), dict[TopicPartition, int]()
+    with here.reachable():
+        beginnings = {place: int(offset) for place, offset in consumer.beginning_offsets(places).items()}
+        settled = {place: older(consumer, place, settled_s)[place] for place in places}
+    for place, beginning in beginnings.items():
+        below = min(settled[place], beginning + MAX_RECORDS)
+        if below > beginning:
+            below = min(below, _arrived(sites, site, place))
+            below = min([below, *_newest_of_relays(here, consumer, place, beginning, below)])
+        if below > beginning:
+            due[place] = below
+    return beginnings, due
+
+
+def _arrived(sites: Sites, site: str, place: TopicPartition) -> int:
+    """Below which offset all of the site's copy stands in the inbox itself; 0 if a Kafka on the way does not answer."""
+    try:
+        return _arrived_from(sites, site, place)
+    except BrokerUnreachable as error:
+        _logger.warning("the letters of %s-%d are left alone: %s", place.topic, place.partition, error)
+        return 0
+
+
+def _arrived_from(sites: Sites, site: str, place: TopicPartition) -> int:
+    topic = Topic.parse(place.topic)
+    assert topic is not None
+    if sites.shares_kafka(site, topic.site):
+        return sys.maxsize  # this is the inbox
+    hop = sites.next_hop(site, topic.site)
+    if hop is None:
+        return 0
+    below = _arrived_from(sites, hop, place)
+    if sites.shares_kafka(site, hop):
+        return below
+    name, number = place.topic, place.partition
+    return 1 + last_relayed(sites.connection(hop), name, number, site, name, number, below)
+
+
+def _newest_of_relays(
+    here: Connection, consumer: Consumer, place: TopicPartition, beginning: int, below: int
+) -> list[int]:
+    """Of each relay that fills the copy, its newest record in this range."""
+    records = read_range(here, consumer, place, beginning, below)
+    newest = {mark: record.offset for record in records if (mark := relayed_from(record))}
+    return list(newest.values())

@@ -1,0 +1,142 @@
+"""Purging copies of other sites' inboxes, in memory: what is carried on is what would have been, and all of it."""
+
+from __future__ import annotations
+
+import random
+import time
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.kafka.letter_codec import letter_headers
+from connectors.kafka.sites import Sites
+from connectors.relay.letter_copies import purge_copies
+from connectors.relay.marks import last_relayed
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.errors import BrokerUnreachable
+
+INBOX = TopicPartition("abcast.g.inbox.c", 0)
+CHAIN = "abc"
+
+
+@pytest.fixture
+def sites(monkeypatch: pytest.MonkeyPatch) -> Sites:
+    """A chain of three; letters from a to c are copied at a and at b."""
+
+    def admin(kafka: MemoryConnection) -> AbstractContextManager[Any]:
+        def delete(below: dict[TopicPartition, int]) -> None:
+            for place, offset in below.items():
+                kafka.topics.drop(place.topic, offset, place.partition)
+
+        return nullcontext(SimpleNamespace(describe_log_dirs=lambda _: [], delete_records=delete))
+
+    monkeypatch.setattr(MemoryConnection, "admin", admin)
+    kafkas = {site: MemoryConnection(f"{site}:1") for site in CHAIN}
+    for kafka in kafkas.values():
+        kafka.create("g", "c")
+    links = frozenset(frozenset(ends) for ends in ("ab", "bc"))
+    return Sites("mesh", None, "micro-batch", kafkas, links)
+
+
+def log(sites: Sites, site: str) -> list[Any]:
+    kafka = sites.connection(site)
+    assert isinstance(kafka, MemoryConnection)
+    return kafka.topics.partitions[INBOX]
+
+
+def beginning(sites: Sites, site: str) -> int:
+    kafka = sites.connection(site)
+    assert isinstance(kafka, MemoryConnection)
+    return kafka.topics.beginnings.get(INBOX, 0)
+
+
+def write(sites: Sites, site: str, number: int, mark: str = "-") -> None:
+    kafka = sites.connection(site)
+    assert isinstance(kafka, MemoryConnection)
+    [(name, header)] = letter_headers("a/eve", 7, number)
+    kafka.topics.append(INBOX, b"c/carl", b"%d" % number, [(name, header.removesuffix(b"-") + mark.encode())])
+
+
+def carry(sites: Sites, source: str, target: str, count: int) -> None:
+    """A relay that starts, and carries so many at most."""
+    position = 1 + last_relayed(sites.connection(target), INBOX.topic, 0, source, INBOX.topic, 0)
+    first = position or beginning(sites, source)  # a new link begins with what there is
+    assert first >= beginning(sites, source), "what is to be carried is gone"
+    for record in log(sites, source)[first : first + count]:
+        write(sites, target, int(record.value), f"{source}/{INBOX.topic}-0:{record.offset}")
+
+
+def purge(sites: Sites, site: str, *, dry_run: bool = False) -> int:
+    time.sleep(0.002)
+    return sum(each.records for each in purge_copies(sites, site, "g", dry_run=dry_run, settled_s=0.001))
+
+
+def test_what_has_arrived_goes(sites: Sites) -> None:
+    for number in range(1, 6):
+        write(sites, "a", number)
+    carry(sites, "a", "b", 4)
+    assert purge(sites, "a") == 0, "b has them, and c has none"
+    carry(sites, "b", "c", 3)
+    assert (purge(sites, "a", dry_run=True), beginning(sites, "a")) == (3, 0)
+    assert (purge(sites, "a"), beginning(sites, "a"), purge(sites, "a")) == (3, 3, 0)
+    assert purge(sites, "b") == 2, "the newest tells the relay from a where to go on"
+    assert purge(sites, "c") == 0, "this is the inbox itself"
+
+
+def test_another_way_misses_nothing(sites: Sites) -> None:
+    """The link from b to c goes, while a letter waits at b; then a has one of its own."""
+    for number in range(1, 6):
+        write(sites, "a", number)
+    carry(sites, "a", "b", 4)
+    carry(sites, "b", "c", 3)
+    purge(sites, "a")
+    carry(sites, "a", "c", 5)
+    assert [int(record.value) for record in log(sites, "c")] == [1, 2, 3, 4, 5]
+
+
+def test_only_what_is_old_goes(sites: Sites) -> None:
+    write(sites, "a", 1)
+    carry(sites, "a", "b", 1)
+    carry(sites, "b", "c", 1)
+    assert [each.records for each in purge_copies(sites, "a", "g")] == [0]
+
+
+def test_a_kafka_that_is_shared_is_left_alone(sites: Sites) -> None:
+    """The other site has a relay of its own, which may be behind."""
+    shared = {**sites.connections, "b": sites.connection("a")}
+    assert purge_copies(Sites("mesh", None, "micro-batch", shared, sites.links), "a", "g") == []
+
+
+def test_a_next_kafka_that_is_silent(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have nothing: all stays."""
+    write(sites, "a", 1)
+    carry(sites, "a", "b", 1)
+    carry(sites, "b", "c", 1)
+
+    def silent(*_: object) -> int:
+        raise BrokerUnreachable("nobody answers")
+
+    monkeypatch.setattr("connectors.relay.letter_copies.last_relayed", silent)
+    assert (purge(sites, "a"), beginning(sites, "a")) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_letter_arrives(sites: Sites, seed: int) -> None:
+    """Relays start again and again, and copies are purged between any two steps."""
+    dice, written = random.Random(seed), 0
+    for _ in range(60):
+        step = dice.choice(["write", "a to b", "b to c", "purge a", "purge b"])
+        if step == "write":
+            written += 1
+            write(sites, "a", written)
+        elif step.startswith("purge"):
+            purge(sites, step[-1])
+        else:
+            carry(sites, step[0], step[-1], dice.randrange(1, 5))
+    for source, target in ("ab", "bc"):
+        carry(sites, source, target, written)
+    assert [int(record.value) for record in log(sites, "c")] == list(range(1, written + 1))
+    assert beginning(sites, "b") > 0 or written < 10
