@@ -17,8 +17,12 @@ class Letters(Relay):
     carries = "letters"
 
     def is_read(self, topic: Topic) -> bool:
-        """The inboxes of the sites that lie in this direction."""
-        return topic.role == "inbox" and self.sites.next_hop(self.direction.source, topic.site) == self.direction.target
+        """The inboxes of the sites that lie in this direction, but for one that the source's Kafka has itself: its
+        letters have arrived, and would come back to it again and again.
+        """
+        source, target = self.direction
+        is_elsewhere = topic.role == "inbox" and self.sites.next_hop(source, topic.site) == target
+        return is_elsewhere and not self.sites.shares_kafka(source, topic.site)
 
     def filled(self, topic: Topic) -> Topic:
         """The topic of the same name in the other Kafka."""

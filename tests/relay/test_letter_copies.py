@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors.kafka.letter_codec import letter_headers
-from connectors.kafka.sites import Sites
+from connectors.kafka.sites import Direction, Sites
 from connectors.relay.letter_copies import purge_copies
+from connectors.relay.letters import Letters
 from connectors.relay.marks import last_relayed
+from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.errors import BrokerUnreachable
+from ordering.names import Topic
 
 INBOX = TopicPartition("abcast.g.inbox.c", 0)
 CHAIN = "abc"
@@ -121,6 +125,16 @@ def test_a_next_kafka_that_is_silent(sites: Sites, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("connectors.relay.letter_copies.last_relayed", silent)
     assert (purge(sites, "a"), beginning(sites, "a")) == (0, 0)
+
+
+def test_an_inbox_that_is_there_is_not_carried(sites: Sites, tmp_path: Path) -> None:
+    """a and c share a Kafka, and the way from one to the other leads by b: letters would go round."""
+    shared = {**sites.connections, "c": sites.connection("a")}
+    sites = Sites("mesh", None, "micro-batch", shared, sites.links)
+    for way, inboxes in (("ab", "b"), ("cb", "b"), ("ba", "a"), ("bc", "c")):
+        direction = Direction(*way)
+        job = Letters(None, JobOptions(sites.connection(way[0]), way[0], tmp_path), sites, direction)  # type: ignore[arg-type]
+        assert {site for site in CHAIN if job.is_read(Topic("g", "inbox", site))} == set(inboxes), way
 
 
 @pytest.mark.parametrize("seed", range(40))
