@@ -76,15 +76,29 @@ def purge_group(
                 for each in below
                 if each.topic in there and each.partition in _numbers(consumer, each.topic)
             }
-            beginnings, ends = (
-                (consumer.beginning_offsets([*below]), consumer.end_offsets([*below])) if below else ({}, {})
-            )
-        # An offset beyond the end is of a topic that was made anew.
-        due = {each: offset for each, offset in below.items() if beginnings[each] < offset <= ends[each]}
-        before = partition_bytes(admin, below)
-        if due and not dry_run:
-            delete(admin, due)
-        after = before if dry_run else partition_bytes(admin, below)
+        return delete_below(connection, consumer, admin, below, dry_run=dry_run)
+
+
+def delete_below(
+    connection: Connection,
+    consumer: Consumer,
+    admin: KafkaAdminClient,
+    below: Mapping[TopicPartition, int],
+    *,
+    dry_run: bool,
+) -> list[Purged]:
+    """Delete what stands below these offsets; of each of their topics, what there was. `dry_run`: only say it.
+
+    Raises BrokerUnreachable; AbcastError if Kafka refuses.
+    """
+    with connection.reachable():
+        beginnings, ends = (consumer.beginning_offsets([*below]), consumer.end_offsets([*below])) if below else ({}, {})
+    # An offset beyond the end is of a topic that was made anew.
+    due = {each: offset for each, offset in below.items() if beginnings[each] < offset <= ends[each]}
+    before = partition_bytes(admin, below)
+    if due and not dry_run:
+        delete(admin, due)
+    after = before if dry_run else partition_bytes(admin, below)
     return [
         Purged(
             topic,

@@ -149,8 +149,7 @@ def _of_relay(sites: Sites, group: str, direction: Direction) -> Iterator[Right]
             yield from of("data", site, _READ)
         elif site in direction or is_apart:  # which sites, and groups, are in a Kafka
             yield from of("data", site, "DESCRIBE")
-        # Letters, to sites behind the neighbour too.
-        if is_apart and sites.next_hop(source, site) == target and not sites.shares_kafka(source, site):
+        if is_apart and sites.leads_to_inbox(direction, site):  # letters, to sites behind the neighbour too
             yield from of("inbox", site, _READ, _WRITE, "CREATE")
         if is_apart and sites.next_hop(target, site) == source:
             yield from of("cast", site, _READ, _WRITE, "CREATE")

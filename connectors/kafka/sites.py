@@ -127,6 +127,13 @@ class Sites:
             return []
         return [other for other in others if self.next_hop(site, other) is not None]
 
+    def leads_to_inbox(self, direction: Direction, site: str) -> bool:
+        """Whether letters to a site go by this direction. Not if its inbox is in the source's Kafka: they would come
+        back to it, again and again.
+        """
+        source, target = direction
+        return self.next_hop(source, site) == target and not self.shares_kafka(source, site)
+
     def carries(self, direction: Direction, origin: str) -> bool:
         """Whether the relay of a link carries an origin's messages: if the link is on the shortest path from there.
 

@@ -3,7 +3,7 @@
 Invariant. What is deleted stands in the inbox itself: a record there says that it was made from this one, or from one
 behind it (`connectors.relay.marks`), and a relay carries a partition in its order. Where the way has several relays,
 that is asked step by step, from the last one back. So a relay that starts goes on behind what is deleted, one that runs
-is past it, and another way, that a new sites' file has, misses nothing. The newest record of each relay that fills the
+is past it, and one on another way, that a new sites' file has, begins behind it and misses nothing. The newest record of each relay that fills the
 copy stays, as it says where that relay goes on. Nobody else reads a copy.
 
 A crash at any point leaves what is to be deleted the next time. An inbox that its operator has deleted and made anew
@@ -20,10 +20,9 @@ from contextlib import closing
 
 from kafka.structs import TopicPartition
 
-from connectors.kafka.backlog import partition_bytes
 from connectors.kafka.connection import Connection
 from connectors.kafka.letter_purge import MAX_RECORDS, SETTLED_S, relayed_from
-from connectors.kafka.purge import Purged, delete, older
+from connectors.kafka.purge import Purged, delete_below, older
 from connectors.kafka.ranges import read_range
 from connectors.kafka.sites import Sites
 from connectors.kafka.transport import Consumer
@@ -51,32 +50,22 @@ def purge_copies(
         if not places:
             continue
         with closing(here.consumer()) as consumer, here.admin() as admin:
-            beginnings, due = _due(sites, site, consumer, places, settled_s)
-            before = partition_bytes(admin, places)
-            if due and not dry_run:
-                delete(admin, due)
-            after = before if dry_run else partition_bytes(admin, places)
-        records = sum(below - beginnings[place] for place, below in due.items())
-        done.append(Purged(topic, records, *(sum(sizes.values()) if sizes else None for sizes in (before, after))))
+            below = {place: _below(sites, site, consumer, place, settled_s) for place in places}
+            done += delete_below(here, consumer, admin, below, dry_run=dry_run)
     return done
 
 
-def _due(
-    sites: Sites, site: str, consumer: Consumer, places: list[TopicPartition], settled_s: float
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Where the partitions begin, and below which offsets they may be deleted."""
-    here, due = sites.connection(site), dict[TopicPartition, int]()
+def _below(sites: Sites, site: str, consumer: Consumer, place: TopicPartition, settled_s: float) -> int:
+    """Below which offset a partition may be deleted."""
+    here = sites.connection(site)
     with here.reachable():
-        beginnings = {place: int(offset) for place, offset in consumer.beginning_offsets(places).items()}
-        settled = {place: older(consumer, place, settled_s)[place] for place in places}
-    for place, beginning in beginnings.items():
-        below = min(settled[place], beginning + MAX_RECORDS)
-        if below > beginning:
-            below = min(below, _arrived(sites, site, place))
-            below = min([below, *_newest_of_relays(here, consumer, place, beginning, below)])
-        if below > beginning:
-            due[place] = below
-    return beginnings, due
+        beginning = int(consumer.beginning_offsets([place])[place])
+        settled = older(consumer, place, settled_s)[place]
+    below = min(settled, beginning + MAX_RECORDS)
+    if below > beginning:  # the rest costs reading
+        below = min(below, _arrived(sites, site, place))
+        below = min([below, *_newest_of_relays(here, consumer, place, beginning, below)])
+    return below
 
 
 def _arrived(sites: Sites, site: str, place: TopicPartition) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+
+from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame
 
 from connectors.kafka.topics import count_partitions, ensure_topic
@@ -9,6 +12,9 @@ from connectors.relay.columns import relay_letters
 from connectors.relay.job import Relay
 from ordering.errors import BrokerUnreachable, KafkaRefused
 from ordering.names import Topic
+from ordering.records import Partition
+
+_logger = logging.getLogger(__name__)
 
 
 class Letters(Relay):
@@ -17,12 +23,8 @@ class Letters(Relay):
     carries = "letters"
 
     def is_read(self, topic: Topic) -> bool:
-        """The inboxes of the sites that lie in this direction, but for one that the source's Kafka has itself: its
-        letters have arrived, and would come back to it again and again.
-        """
-        source, target = self.direction
-        is_elsewhere = topic.role == "inbox" and self.sites.next_hop(source, topic.site) == target
-        return is_elsewhere and not self.sites.shares_kafka(source, topic.site)
+        """The inboxes of the sites that lie in this direction."""
+        return topic.role == "inbox" and self.sites.leads_to_inbox(self.direction, topic.site)
 
     def filled(self, topic: Topic) -> Topic:
         """The topic of the same name in the other Kafka."""
@@ -31,6 +33,21 @@ class Letters(Relay):
     def carry(self, rows: DataFrame) -> DataFrame:
         """As they stand, with the mark of this relay instead of the last one's."""
         return relay_letters(rows, self.direction)
+
+    def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
+        """Where the copy begins, if nothing was carried on this way; that is told. Raises HistoryUnavailable else.
+
+        A way that a new sites' file has begins so where letters were purged: those have arrived
+        (`connectors.relay.letter_copies`). Inbox topics have no retention.
+        """
+        if position or not beginning:
+            return super().first_to_carry(partition, position, beginning)
+        _logger.warning(
+            "letters below offset %d of %s were deleted at %s, as `abcast maintain` does with those that have arrived: "
+            "the relay to %s begins behind them",
+            *(beginning, Partition(*partition), self.direction.source, self.direction.target),
+        )
+        return beginning
 
     def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
         """As every relay, where there is anything to carry."""

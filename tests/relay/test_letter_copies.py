@@ -19,7 +19,7 @@ from connectors.relay.letters import Letters
 from connectors.relay.marks import last_relayed
 from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering.errors import BrokerUnreachable
+from ordering.errors import BrokerUnreachable, HistoryUnavailable
 from ordering.names import Topic
 
 INBOX = TopicPartition("abcast.g.inbox.c", 0)
@@ -64,11 +64,15 @@ def write(sites: Sites, site: str, number: int, mark: str = "-") -> None:
     kafka.topics.append(INBOX, b"c/carl", b"%d" % number, [(name, header.removesuffix(b"-") + mark.encode())])
 
 
+def relay(sites: Sites, source: str, target: str) -> Letters:
+    options = JobOptions(sites.connection(source), source, Path("nowhere"))
+    return Letters(None, options, sites, Direction(source, target))  # type: ignore[arg-type]
+
+
 def carry(sites: Sites, source: str, target: str, count: int) -> None:
     """A relay that starts, and carries so many at most."""
     position = 1 + last_relayed(sites.connection(target), INBOX.topic, 0, source, INBOX.topic, 0)
-    first = position or beginning(sites, source)  # a new link begins with what there is
-    assert first >= beginning(sites, source), "what is to be carried is gone"
+    first = relay(sites, source, target).first_to_carry(INBOX, position, beginning(sites, source))
     for record in log(sites, source)[first : first + count]:
         write(sites, target, int(record.value), f"{source}/{INBOX.topic}-0:{record.offset}")
 
@@ -127,13 +131,24 @@ def test_a_next_kafka_that_is_silent(sites: Sites, monkeypatch: pytest.MonkeyPat
     assert (purge(sites, "a"), beginning(sites, "a")) == (0, 0)
 
 
-def test_an_inbox_that_is_there_is_not_carried(sites: Sites, tmp_path: Path) -> None:
+def test_letters_that_nobody_has(sites: Sites) -> None:
+    """Something else than a purge has deleted what this way was to carry."""
+    for number in range(1, 6):
+        write(sites, "a", number)
+    carry(sites, "a", "b", 2)
+    kafka = sites.connection("a")
+    assert isinstance(kafka, MemoryConnection)
+    kafka.topics.drop(INBOX.topic, 4)
+    with pytest.raises(HistoryUnavailable, match="b lacks offsets 2 to 3"):
+        carry(sites, "a", "b", 2)
+
+
+def test_an_inbox_that_is_there_is_not_carried(sites: Sites) -> None:
     """a and c share a Kafka, and the way from one to the other leads by b: letters would go round."""
     shared = {**sites.connections, "c": sites.connection("a")}
     sites = Sites("mesh", None, "micro-batch", shared, sites.links)
     for way, inboxes in (("ab", "b"), ("cb", "b"), ("ba", "a"), ("bc", "c")):
-        direction = Direction(*way)
-        job = Letters(None, JobOptions(sites.connection(way[0]), way[0], tmp_path), sites, direction)  # type: ignore[arg-type]
+        job = relay(sites, *way)
         assert {site for site in CHAIN if job.is_read(Topic("g", "inbox", site))} == set(inboxes), way
 
 
