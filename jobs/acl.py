@@ -35,8 +35,8 @@ RoleOption = Annotated[
     Role,
     typer.Option(
         help="member: sends and delivers. observer: delivers, and checks. sequencer: decides the order (with --sites, "
-        "where sites in one Kafka agree). ledger: writes the tables. maintainer: purges topics. relay: carries from a "
-        "site to another (with --from, --to and --sites)."
+        "where sites in one Kafka agree). ledger: writes the tables. maintainer: purges topics (with --sites, "
+        "letters to other sites, too). relay: carries from a site to another (with --from, --to and --sites)."
     ),
 ]
 Principal = Annotated[str, typer.Option(help="Who gets them, as Kafka has it: User:NAME.")]

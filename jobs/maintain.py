@@ -61,9 +61,10 @@ def maintain(
 ) -> None:
     """Merge and delete old files of the ledger; purge Kafka.
 
-    Small files are merged, old ones deleted; so are records of FORWARD, letters that were taken, and dead letters. It
-    may run beside the jobs; `abcast run --maintain-every 1h` does the same. FORWARD is purged below what DATA says
-    was considered, of groups of one site and of a mesh. Prints files and bytes before and after.
+    Small files are merged, old ones deleted; so are records of FORWARD, letters that were taken, and dead letters; with
+    --sites, also letters that have arrived at other sites. It may run beside the jobs; `abcast run --maintain-every 1h`
+    does the same. FORWARD is purged below what DATA says was considered, of groups of one site and of a mesh. Prints
+    files and bytes before and after.
 
     With --forget-senders the sequencer forgets whoever had nothing ordered for so long, by the broker's time, and is no
     member of the view. A sender that lives notices, and goes on.
@@ -79,7 +80,7 @@ def maintain(
     from connectors.ledger.maintenance_job import Wishes
     from connectors.ledger.maintenance_job import maintain as take_care
 
-    wishes = Wishes(kept_s, idle_s, letters_s, dry_run, purges_copies(topology, site))
+    wishes = Wishes(kept_s, idle_s, letters_s, dry_run, _purge_of_copies(topology, site))
     session = functools.cache(lambda: _session(data))
     while True:
         try:
@@ -105,8 +106,8 @@ def _session(data: Location) -> SparkSession:
         os.close(output)
 
 
-def purges_copies(sites: Sites | None, site: str) -> PurgeCopies:
-    """What deletes letters to other sites of which there are copies here."""
+def _purge_of_copies(sites: Sites | None, site: str) -> PurgeCopies:
+    """What deletes letters to other sites from the copies that stand here."""
     if sites is None:
         return lambda *_: ()
     from connectors.relay.letter_copies import purge_copies
@@ -120,7 +121,7 @@ def every(pause_s: float, sites: Sites | None, site: str) -> MakeJob:
     def make(spark: SparkSession, options: JobOptions) -> SparkJob:
         from connectors.ledger.maintenance_job import MaintenanceJob, Wishes
 
-        return MaintenanceJob(spark, options, pause_s, Wishes(purge_copies=purges_copies(sites, site)))
+        return MaintenanceJob(spark, options, pause_s, Wishes(purge_copies=_purge_of_copies(sites, site)))
 
     return make
 

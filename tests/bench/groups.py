@@ -136,7 +136,7 @@ class _Senders:
 
     def __init__(self, lab: Lab, places: Sequence[Place]) -> None:
         self._producer = lab.member_connection(_TRANSPORT).producer(linger_ms=_LINGER_MS)
-        self._incarnation = time.time_ns() // 1_000_000
+        self._incarnation = _now_ms()
         self._local_seqnos = {place.forward: itertools.count(1) for place in places}
 
     def send(self, place: Place) -> None:
