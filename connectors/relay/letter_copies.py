@@ -3,8 +3,8 @@
 Invariant. What is deleted stands in the inbox itself: a record there says that it was made from this one, or from one
 behind it (`connectors.relay.marks`), and a relay carries a partition in its order. Where the way has several relays,
 that is asked step by step, from the last one back. So a relay that starts goes on behind what is deleted, one that runs
-is past it, and one on another way, that a new sites' file has, begins behind it and misses nothing. The newest record of each relay that fills the
-copy stays, as it says where that relay goes on. Nobody else reads a copy.
+is past it, and one on another way, that a new sites' file has, begins behind it and misses nothing. The newest record
+of each relay that fills the copy stays, as it says where that relay goes on. Nobody else reads a copy.
 
 A crash at any point leaves what is to be deleted the next time. An inbox that its operator has deleted and made anew
 does not get these letters again.
