@@ -327,6 +327,8 @@ class Succession:
         """What was carried over is lost in this process; nothing more is taken."""
         failure = error if isinstance(error, AbcastError) else AbcastError(f"{self.address} failed: {error!r}")
         if self.is_closed:
+            if not (left.carried or left.casts):
+                return
             failure = NotOrderedInTime(f"{self.address} was closed before its message was ordered.")
         old.fail(failure)
         with self._changed:

@@ -41,6 +41,8 @@ class Topics:
         """By topic: so many of the next produce requests fail."""
         self.passes_first_batches = False
         """Of each new producer, the first batch to a partition is refused and the second one taken (KAFKA-15591)."""
+        self.ahead_ms = 0
+        """The broker's clock is so far before this machine's."""
 
     def numbers(self, topic: str) -> set[int]:
         """The topic's partitions."""
@@ -64,9 +66,8 @@ class Topics:
         """Write a record; its offset."""
         with self.changed:
             log = self.partitions[place]
-            log.append(
-                PlainRecord(place.topic, place.partition, len(log), int(time.time() * 1000), key, value, list(headers))
-            )
+            now_ms = int(time.time() * 1000) + self.ahead_ms
+            log.append(PlainRecord(place.topic, place.partition, len(log), now_ms, key, value, list(headers)))
             self.changed.notify_all()
             return len(log) - 1
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,11 +19,14 @@ from connectors.kafka.settings import change_settings
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import Excluded, FlushFailed, NotOrderedInTime, UsageError
+from ordering.log_time import STANDSTILL_MS
+from ordering.names import TICK_NAME
 from ordering.participant_table import Phase
-from ordering.records import FLUSH_OK, LEAVE, START_FLUSH, STOP_FLUSH
+from ordering.records import FLUSH_OK, HEARTBEAT, LEAVE, START_FLUSH, STOP_FLUSH
 from tests.waiting import eventually
 
 WAIT = 60.0
+SUSPECT_AFTER_MS = 60_000
 
 
 class Bench:
@@ -56,7 +59,23 @@ class Bench:
         return Session(self.forwarder)
 
     def silence(self) -> None:
+        """Only bob is heard from now on. So who is taken for dead does not depend on when a thread comes to run."""
         self.forwarder.heartbeat = lambda: None  # type: ignore[method-assign]
+        self.lost |= {("nyc/alice", FLUSH_OK), (f"nyc/{TICK_NAME}", HEARTBEAT)}
+
+    def pass_time(self, begin: Callable[[], object]) -> None:
+        """From when `begin` holds, the broker's clock goes fast, until this life of alice is taken for dead."""
+        alice, bob = self.forwarder, self.bob._sending.forwarder
+        assert bob is not None
+
+        def go() -> None:
+            eventually(begin)
+            while not (alice.participant.is_dead or alice.has_ended):
+                self.kafka.topics.ahead_ms += STANDSTILL_MS
+                bob.heartbeat()
+                time.sleep(0.02)
+
+        threading.Thread(target=go, daemon=True).start()
 
 
 @pytest.fixture
@@ -100,26 +119,58 @@ def test_who_closes_in_join_hears_of_it(bench: Bench) -> None:
 
 
 def test_who_is_excluded_while_it_leaves_waits_for_nothing(bench: Bench) -> None:
-    bench.settle(suspect_after_ms=600)
+    bench.settle(suspect_after_ms=SUSPECT_AFTER_MS)
     bench.alice.connect()
     before = bench.forwarder
     bench.lost.add(("nyc/alice", LEAVE))
     bench.silence()
+    bench.pass_time(lambda: before.participant.phase is Phase.LEAVING)
     started = time.monotonic()
     with pytest.raises(Excluded, match="before it could leave"):
         bench.session.leave(30)
-    assert time.monotonic() - started < WAIT
+    assert time.monotonic() - started < 20
     time.sleep(0.2)
     assert bench.forwarder is before  # who wants to leave does not join again
 
 
+def test_who_is_excluded_before_its_flush_hears_of_it(bench: Bench) -> None:
+    bench.settle(suspect_after_ms=SUSPECT_AFTER_MS)
+    bench.alice.connect()
+    bench.lost.add(("nyc/alice", START_FLUSH))
+    bench.silence()
+    bench.pass_time(lambda: True)
+    with pytest.raises(Excluded, match="taken for dead"):
+        bench.session.start_flush(30)
+
+
 def test_who_is_excluded_in_its_flush_hears_of_it(bench: Bench) -> None:
-    bench.settle(suspect_after_ms=600)
+    bench.settle(suspect_after_ms=SUSPECT_AFTER_MS)
     bench.alice.connect()
     bench.lost.add(("nyc/bob", FLUSH_OK))
     bench.silence()
-    with pytest.raises(Excluded, match="taken for dead"):
+    before = bench.forwarder
+    bench.pass_time(lambda: before.participant.known.flush_id)
+    with pytest.raises(FlushFailed, match="without this one"):
         bench.session.start_flush(30)
+
+
+def test_who_is_excluded_while_it_closes_hears_of_no_loss(bench: Bench) -> None:
+    """It has nothing pending, and no next life comes."""
+    bench.settle(suspect_after_ms=SUSPECT_AFTER_MS)
+    bench.alice.connect()
+    bench.silence()
+    before, sending = bench.forwarder, bench.alice._sending
+    really = sending.shut
+
+    def shut(timeout: float) -> bool:
+        was_open = really(timeout)
+        bench.pass_time(lambda: True)
+        eventually(lambda: before.has_ended)
+        assert sending._settle(WAIT)
+        return was_open
+
+    sending.shut = shut  # type: ignore[method-assign]
+    bench.alice.close()
 
 
 def test_an_end_that_is_not_confirmed(bench: Bench) -> None:
