@@ -9,7 +9,8 @@ of each relay that fills the copy stays, as it says where that relay goes on. No
 A crash at any point leaves what is to be deleted the next time. An inbox that its operator has deleted and made anew
 does not get these letters again.
 
-Left alone: the copies in a Kafka that several sites share, since each has a relay that reads them.
+Left alone: the copies in a Kafka that several sites share, since each has a relay that reads them; what is the inbox
+itself, as its site has the same Kafka by another address; and a copy that was made anew, until marks tell of it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from connectors.kafka.ranges import read_range
 from connectors.kafka.sites import Sites
 from connectors.kafka.transport import Consumer
 from connectors.relay.marks import last_relayed
-from ordering.errors import BrokerUnreachable
+from ordering.errors import BrokerUnreachable, HistoryUnavailable
 from ordering.names import Topic
 
 _logger = logging.getLogger(__name__)
@@ -38,8 +39,8 @@ def purge_copies(
 ) -> list[Purged]:
     """Delete from the copies in the site's Kafka what is older than so many seconds, and has arrived.
 
-    Where a Kafka on the way does not answer, letters are left for the next time. Raises BrokerUnreachable of the site's
-    own; KafkaRefused for a right that is missing here or on the way; AbcastError if Kafka refuses.
+    Where a Kafka on the way does not answer, or another one deletes, letters are left for the next time. Raises
+    BrokerUnreachable of the site's own; KafkaRefused for a right that is missing here or on the way; AbcastError if Kafka refuses.
     """
     here, done = sites.connection(site), list[Purged]()
     for other in sites.copied_inboxes(site):
@@ -62,34 +63,50 @@ def _below(sites: Sites, site: str, consumer: Consumer, place: TopicPartition, s
         beginning = int(consumer.beginning_offsets([place])[place])
         settled = older(consumer, place, settled_s)[place]
     below = min(settled, beginning + MAX_RECORDS)
-    if below > beginning:  # the rest costs reading
+    if below <= beginning:
+        return beginning
+    try:  # the rest costs reading
+        if _is_the_inbox(sites, site, place):
+            return beginning
         below = min(below, _arrived(sites, site, place))
-        below = min([below, *_newest_of_relays(here, consumer, place, beginning, below)])
-    return below
+        return min([below, *_newest_of_relays(here, consumer, place, beginning, below)])
+    except (BrokerUnreachable, HistoryUnavailable) as error:
+        _logger.warning("the letters of %s-%d are left alone: %s", place.topic, place.partition, error)
+        return beginning
+
+
+def _is_the_inbox(sites: Sites, site: str, place: TopicPartition) -> bool:
+    """Whether its site is in the same Kafka, by another address."""
+    return sites.connection(_site_of(place)).cluster_id() == sites.connection(site).cluster_id()
+
+
+def _site_of(place: TopicPartition) -> str:
+    topic = Topic.parse(place.topic)
+    assert topic is not None
+    return topic.site
 
 
 def _arrived(sites: Sites, site: str, place: TopicPartition) -> int:
-    """Below which offset all of the site's copy stands in the inbox itself; 0 if a Kafka on the way does not answer."""
-    try:
-        return _arrived_from(sites, site, place)
-    except BrokerUnreachable as error:
-        _logger.warning("the letters of %s-%d are left alone: %s", place.topic, place.partition, error)
-        return 0
+    """Below which offset all of the site's copy stands in the inbox itself.
 
-
-def _arrived_from(sites: Sites, site: str, place: TopicPartition) -> int:
-    topic = Topic.parse(place.topic)
-    assert topic is not None
-    if sites.shares_kafka(site, topic.site):
+    Raises BrokerUnreachable; HistoryUnavailable of a copy that was made anew, where the marks tell of the old one.
+    """
+    if sites.shares_kafka(site, _site_of(place)):
         return sys.maxsize  # this is the inbox
-    hop = sites.next_hop(site, topic.site)
+    hop = sites.next_hop(site, _site_of(place))
     if hop is None:
         return 0
-    below = _arrived_from(sites, hop, place)
+    below = _arrived(sites, hop, place)
     if sites.shares_kafka(site, hop):
         return below
     name, number = place.topic, place.partition
-    return 1 + last_relayed(sites.connection(hop), name, number, site, name, number, below)
+    arrived = 1 + last_relayed(sites.connection(hop), name, number, site, name, number, below)
+    here = sites.connection(site)
+    with closing(here.consumer()) as consumer, here.reachable():
+        end = int(consumer.end_offsets([place])[place]) if arrived else 0
+    if arrived > end:
+        raise HistoryUnavailable(f"{site} has {end} of them, and {arrived} were carried to {hop}: it was made anew.")
+    return arrived
 
 
 def _newest_of_relays(

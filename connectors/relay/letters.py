@@ -1,13 +1,23 @@
-"""Letters between sites: each site's inboxes have a copy of the same name in the Kafkas on the way."""
+"""Letters between sites: each site's inboxes have a copy of the same name in the Kafkas on the way.
+
+Invariant. Each step of a letter's way leads into a Kafka that is nearer to the inbox (`leads_nearer`). So no letter goes
+round, and the Kafka of the nearest site that has the group always has a direction that carries it on. Out of a Kafka
+that several sites share there may be more: each site's relay carries then, and the receiver drops the repeats, so none
+of the sites need wait for another one's.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame
 
-from connectors.kafka.topics import count_partitions, ensure_topic
+from connectors.kafka.sites import Direction, Sites
+from connectors.kafka.topics import count_partitions, ensure_topic, refusals
 from connectors.relay.columns import relay_letters
 from connectors.relay.job import Relay
 from ordering.errors import BrokerUnreachable, KafkaRefused
@@ -17,14 +27,43 @@ from ordering.records import Partition
 _logger = logging.getLogger(__name__)
 
 
+def leads_nearer(
+    sites: Sites, direction: Direction, site: str, at_source: Collection[str], at_target: Collection[str]
+) -> bool:
+    """Whether letters to a site are carried in this direction. The last two: the sites in each end's Kafka.
+
+    A Kafka is as near as the nearest site in it.
+    """
+    if not sites.leads_to_inbox(direction, site):
+        return False
+    return _links_between(sites, at_target, site) < _links_between(sites, at_source, site)
+
+
+def _links_between(sites: Sites, those: Collection[str], site: str) -> float:
+    return min((links for each in those if (links := sites.distance(each, site)) is not None), default=math.inf)
+
+
+def _sites_of_groups(topics: Iterable[Topic]) -> Mapping[str, Collection[str]]:
+    """Of each group, the sites in a Kafka, by the topics there."""
+    found: dict[str, set[str]] = {}
+    for topic in topics:
+        if topic.role == "data":
+            found.setdefault(topic.group, set()).add(topic.site)
+    return found
+
+
 class Letters(Relay):
     """Letters for members at the target, or at sites behind it."""
 
     carries = "letters"
+    _at_source: Mapping[str, Collection[str]] = MappingProxyType({})
+    _at_target: Mapping[str, Collection[str]] = MappingProxyType({})
 
     def is_read(self, topic: Topic) -> bool:
         """The inboxes of the sites that lie in this direction."""
-        return topic.role == "inbox" and self.sites.leads_to_inbox(self.direction, topic.site)
+        at_source = self._at_source.get(topic.group, {self.direction.source})
+        at_target = self._at_target.get(topic.group, {self.direction.target})
+        return topic.role == "inbox" and leads_nearer(self.sites, self.direction, topic.site, at_source, at_target)
 
     def filled(self, topic: Topic) -> Topic:
         """The topic of the same name in the other Kafka."""
@@ -35,38 +74,52 @@ class Letters(Relay):
         return relay_letters(rows, self.direction)
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
-        """Where the copy begins, if nothing was carried on this way; that is told. Raises HistoryUnavailable else.
+        """Where the copy begins, if what comes before was deleted and not carried on this way; that is told.
 
-        A way that a new sites' file has begins so where letters were purged: those have arrived
+        A way that a new sites' file has, or has again, begins so where letters were purged: those have arrived
         (`connectors.relay.letter_copies`). Inbox topics have no retention.
         """
-        if position or not beginning:
-            return super().first_to_carry(partition, position, beginning)
-        _logger.warning(
-            "letters below offset %d of %s were deleted at %s, as `abcast maintain` does with those that have arrived: "
-            "the relay to %s begins behind them",
-            *(beginning, Partition(*partition), self.direction.source, self.direction.target),
-        )
-        return beginning
+        if position < beginning:
+            _logger.warning(
+                "letters %d to %d of %s were deleted at %s, as `abcast maintain` does with those that have arrived: the "
+                "relay to %s goes on behind them. If anything else has deleted them, they never arrive",
+                *(position, beginning - 1, Partition(*partition), self.direction.source, self.direction.target),
+            )
+        return max(position, beginning)
 
     def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
-        """As every relay, where there is anything to carry."""
-        return super().hidden(topics) if self.is_apart else []
+        """As every relay, where there is anything to carry; and which sites are in each of the two Kafkas."""
+        if not self.is_apart:
+            return []
+        groups = {topic.group for topic in topics if topic.site == self.direction.source}
+        beside = {Topic(group, "data", site) for group in groups for site in {*self.sites.connections} - {*self.direction}}
+        unseen = [
+            refused
+            for kafka, seen in ((self.source, topics), (self.target, self.target_finder.find()))
+            for refused in refusals(kafka, "DESCRIBE", sorted(beside.difference(seen), key=str))
+        ]
+        return [*super().hidden(topics), *unseen]
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """None where both ends share one Kafka. Makes sure that members at the source can write to these inboxes."""
         if not self.is_apart:
             return {}
+        there = self.target_finder.count_partitions()
+        self._at_source, self._at_target = _sites_of_groups(topics), _sites_of_groups(there)
         groups = {topic.group for topic in topics if topic.role == "data" and topic.site == self.direction.source}
         wanted = [Topic(group, "inbox", site) for site in self.sites.connections for group in sorted(groups)]
         missing = [topic for topic in wanted if self.is_read(topic) and topic not in topics]
         for topic in missing:
             # A receiver is found by its key, so every Kafka on the way must have as many partitions as the last.
-            try:
-                partitions = count_partitions(self.sites.connection(topic.site), topic)
-            except BrokerUnreachable:
-                continue  # not known yet; this is asked again
+            partitions = there.get(topic) or self._ask_last(topic)
             if partitions:
                 ensure_topic(self.source, topic, partitions)
                 topics = [*topics, topic]
         return super().select_topics(topics)
+
+    def _ask_last(self, topic: Topic) -> int:
+        """How many partitions the inbox has where it is; 0 if that Kafka does not answer, or does not know us."""
+        try:
+            return count_partitions(self.sites.connection(topic.site), topic)
+        except (BrokerUnreachable, KafkaRefused):
+            return 0  # not known yet; this is asked again, here and of the neighbour

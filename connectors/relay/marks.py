@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 from kafka.structs import TopicPartition
@@ -10,6 +11,7 @@ from connectors.kafka.cast_codec import CAST_FIELDS
 from connectors.kafka.codec import DATA_FIELDS, LETTER_FIELDS, RELAYED_FIELDS, first_fields
 from connectors.kafka.connection import Connection
 from connectors.kafka.ranges import read_range, windows_back
+from ordering.errors import HistoryUnavailable
 from ordering.names import Topic
 from ordering.records import Source
 
@@ -21,6 +23,7 @@ _MARKS: Mapping[str, tuple[Sequence[str], str]] = {
 """In which field a topic of that role says what its records were made from; all others have it as FORWARD does."""
 _FIRST_WINDOW = 256
 """Records read back first when looking for the last one of a source."""
+_PURGES_MEANWHILE = 3
 
 
 def last_relayed(
@@ -34,8 +37,24 @@ def last_relayed(
 ) -> int:
     """The offset, at `site`, of the newest record in `topic` that was made from one of the source; -1 if none was.
 
-    `below`: only what stands there counts.
+    `below`: only what stands there counts. Purges go on meanwhile: they leave the newest record of each source, so after
+    one the looking begins anew. Raises BrokerUnreachable; HistoryUnavailable if purges don't end.
     """
+    for _ in range(_PURGES_MEANWHILE):
+        with contextlib.suppress(HistoryUnavailable):
+            return _look(connection, topic, partition, site, source_topic, source_partition, below)
+    return _look(connection, topic, partition, site, source_topic, source_partition, below)
+
+
+def _look(
+    connection: Connection,
+    topic: str,
+    partition: int,
+    site: str,
+    source_topic: str,
+    source_partition: int,
+    below: int | None,
+) -> int:
     consumer = connection.consumer()
     filled = TopicPartition(topic, partition)
     parsed = Topic.parse(topic)

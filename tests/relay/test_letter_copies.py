@@ -18,8 +18,8 @@ from connectors.relay.letter_copies import purge_copies
 from connectors.relay.letters import Letters
 from connectors.relay.marks import last_relayed
 from connectors.spark.job import JobOptions
-from connectors.testing.memory_kafka import MemoryConnection
-from ordering.errors import BrokerUnreachable, HistoryUnavailable
+from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
+from ordering.errors import BrokerUnreachable
 from ordering.names import Topic
 
 INBOX = TopicPartition("abcast.g.inbox.c", 0)
@@ -118,6 +118,58 @@ def test_a_kafka_that_is_shared_is_left_alone(sites: Sites) -> None:
     assert purge_copies(Sites("mesh", None, "micro-batch", shared, sites.links), "a", "g") == []
 
 
+def test_the_inbox_itself_is_left_alone(sites: Sites) -> None:
+    """c has the Kafka of a by another address. An earlier version had its letters go round, so there are marks."""
+    kafka = sites.connection("a")
+    assert isinstance(kafka, MemoryConnection)
+    by_another = MemoryConnection("other:1", topics=kafka.topics)
+    sites = Sites("mesh", None, "micro-batch", {**sites.connections, "c": by_another}, sites.links)
+    for number in range(1, 4):
+        write(sites, "a", number)
+    carry(sites, "a", "b", 3)
+    carry(sites, "b", "c", 3)
+    assert (purge(sites, "a"), purge(sites, "c"), beginning(sites, "c")) == (0, 0, 0)
+    assert len(log(sites, "c")) == 6
+
+
+@pytest.mark.parametrize("site", ["a", "b"])
+def test_a_copy_that_was_made_anew(sites: Sites, site: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What the marks tell is of the old one: the letters in the new one have not arrived."""
+    for number in range(1, 6):
+        write(sites, "a", number)
+    carry(sites, "a", "b", 5)
+    carry(sites, "b", "c", 5)
+    log(sites, site).clear()
+    if site == "a":
+        write(sites, "a", 6)
+    else:
+        carry(sites, "a", "b", 3)
+    assert (purge(sites, "a"), purge(sites, "b") if site == "b" else 0) == (0, 0)
+    assert {beginning(sites, "a"), beginning(sites, "b")} == {0}
+    assert "it was made anew" in caplog.text
+
+
+@pytest.mark.parametrize("site", CHAIN)
+def test_another_purges_meanwhile(sites: Sites, site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here, or on the way: what is left is deleted now or the next time, and nobody fails."""
+    for number in range(1, 6):
+        write(sites, "a", number)
+    carry(sites, "a", "b", 5)
+    carry(sites, "b", "c", 5)
+    seek, kafka = MemoryConsumer.seek, sites.connection(site)
+    assert isinstance(kafka, MemoryConnection)
+
+    def seek_late(consumer: MemoryConsumer, place: TopicPartition, offset: int) -> None:
+        if consumer.kafka is kafka.topics and offset == 0:
+            kafka.topics.drop(INBOX.topic, 2)
+        seek(consumer, place, offset)
+
+    monkeypatch.setattr(MemoryConsumer, "seek", seek_late)
+    deleted = purge(sites, "a")
+    assert (deleted, beginning(sites, "a")) == ((0, 2) if site == "a" else (5, 5))
+    assert purge(sites, "a") == (3 if site == "a" else 0)
+
+
 def test_a_next_kafka_that_is_silent(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have nothing: all stays."""
     write(sites, "a", 1)
@@ -131,16 +183,22 @@ def test_a_next_kafka_that_is_silent(sites: Sites, monkeypatch: pytest.MonkeyPat
     assert (purge(sites, "a"), beginning(sites, "a")) == (0, 0)
 
 
-def test_letters_that_nobody_has(sites: Sites) -> None:
-    """Something else than a purge has deleted what this way was to carry."""
-    for number in range(1, 6):
+def test_a_way_that_is_there_again(sites: Sites, caplog: pytest.LogCaptureFixture) -> None:
+    """It has carried something before another way did, and that was purged: it goes on behind it, and says so."""
+    for number in range(1, 3):
         write(sites, "a", number)
-    carry(sites, "a", "b", 2)
-    kafka = sites.connection("a")
-    assert isinstance(kafka, MemoryConnection)
-    kafka.topics.drop(INBOX.topic, 4)
-    with pytest.raises(HistoryUnavailable, match="b lacks offsets 2 to 3"):
-        carry(sites, "a", "b", 2)
+    carry(sites, "a", "c", 2)
+    for number in range(3, 6):
+        write(sites, "a", number)
+    carry(sites, "a", "b", 5)
+    carry(sites, "b", "c", 5)
+    purge(sites, "a")
+    assert not caplog.records
+    write(sites, "a", 6)
+    carry(sites, "a", "c", 5)
+    assert [int(record.value) for record in log(sites, "c")] == [1, 2, 1, 2, 3, 4, 5, 6]
+    [record] = caplog.records
+    assert "letters 2 to 4 of abcast.g.inbox.c-0 were deleted at a" in record.getMessage()
 
 
 def test_an_inbox_that_is_there_is_not_carried(sites: Sites) -> None:

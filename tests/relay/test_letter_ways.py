@@ -1,0 +1,217 @@
+"""Letters between sites, in memory and by the relays' own rules: however sites are linked and share Kafkas, all arrive."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.structs import TopicPartition
+
+from connectors.kafka.codec import LETTER_FIELDS
+from connectors.kafka.connection import Connection
+from connectors.kafka.letter_codec import letter_headers
+from connectors.kafka.sites import Direction, Sites
+from connectors.relay.letter_copies import purge_copies
+from connectors.relay.letters import Letters
+from connectors.spark.job import JobOptions
+from connectors.testing.memory_kafka import MemoryConnection, Topics
+from ordering.errors import KafkaRefused
+from ordering.names import Topic
+
+GROUP, PARTITIONS = "g", 2
+
+
+def links_of(pairs: Iterable[str]) -> frozenset[frozenset[str]]:
+    return frozenset(map(frozenset, pairs))
+
+
+def make(connection: Connection, topic: Topic, partitions: int) -> None:
+    """As `ensure_topic`."""
+    assert isinstance(connection, MemoryConnection)
+    assert partitions
+    for number in range(partitions):
+        connection.topics.partitions.setdefault(TopicPartition(str(topic), number), [])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_memory() -> Iterator[None]:
+    def admin(kafka: MemoryConnection) -> AbstractContextManager[Any]:
+        def delete(below: dict[TopicPartition, int]) -> None:
+            for place, offset in below.items():
+                kafka.topics.drop(place.topic, offset, place.partition)
+
+        def describe() -> list[dict[str, Any]]:
+            names = sorted({place.topic for place in kafka.topics.partitions})
+            return [{"name": name, "partitions": sorted(kafka.topics.numbers(name))} for name in names]
+
+        return nullcontext(
+            SimpleNamespace(describe_log_dirs=lambda _: [], delete_records=delete, describe_topics=describe)
+        )
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(MemoryConnection, "admin", admin)
+        for module in ("job", "letters"):
+            monkeypatch.setattr(f"connectors.relay.{module}.ensure_topic", make)
+        monkeypatch.setattr("connectors.relay.job.check_may", lambda *_: None)
+        yield
+
+
+class World:
+    """Sites a, b, c …, each in the Kafka that `kafkas` names in its place, all with a group.
+
+    `is_told`: sites that share a Kafka have the same address for it, so that the sites' file tells.
+    """
+
+    def __init__(self, kafkas: str, links: Iterable[str], *, is_told: bool = True) -> None:
+        self.names = "abcdefgh"[: len(kafkas)]
+        stored = {name: Topics() for name in kafkas}
+        at = {
+            site: MemoryConnection(f"k{kafka}{'' if is_told else site}:1", topics=stored[kafka])
+            for site, kafka in zip(self.names, kafkas, strict=True)
+        }
+        self.sites = Sites("mesh", None, "micro-batch", at, links_of(links))
+        for site, kafka in at.items():
+            kafka.create(GROUP, site)
+            make(kafka, Topic(GROUP, "inbox", site), PARTITIONS)
+        self.sent: dict[tuple[str, str, int], int] = {}
+
+    def link(self, links: Iterable[str]) -> None:
+        """A new sites' file."""
+        self.sites = replace(self.sites, links=links_of(links))
+
+    def kafka(self, site: str) -> MemoryConnection:
+        kafka = self.sites.connection(site)
+        assert isinstance(kafka, MemoryConnection)
+        return kafka
+
+    def send(self, source: str, target: str, number: int) -> bool:
+        """A member's next letter to one at the target; whether there is a topic for it."""
+        place = TopicPartition(str(Topic(GROUP, "inbox", target)), number)
+        if place not in self.kafka(source).topics.partitions:
+            return False
+        way = source, target, number
+        self.sent[way] = self.sent.get(way, 0) + 1
+        headers = letter_headers(f"{source}/m{number}", 7, self.sent[way])
+        self.kafka(source).topics.append(place, f"{target}/m{number}".encode(), f"{self.sent[way]}".encode(), headers)
+        return True
+
+    def carry(self, direction: Direction, most: int) -> int:
+        """A relay that starts, carries so many of each partition at most, and is killed; how many."""
+        options = JobOptions(self.sites.connection(direction.source), direction.source, Path("nowhere"))
+        job = Letters(None, options, self.sites, direction)  # type: ignore[arg-type]
+        here = [topic for name in self.kafka(direction.source).desk().names() if (topic := Topic.parse(name))]
+        names = job.select_topics(here).get(GROUP, [])
+        carried = 0
+        for place, position in job.positions([topic for name in names if (topic := Topic.parse(name))]).items():
+            records = self.kafka(direction.source).topics.partitions[place][position : position + most]
+            for record in records:
+                [(name, header)] = [each for each in record.headers if each[0] == "abcast"]
+                mark = f"{direction.source}/{place.topic}-{place.partition}:{record.offset}"
+                said = header.rpartition(b" ")[0] + b" " + mark.encode()
+                self.kafka(direction.target).topics.append(place, record.key, record.value, [(name, said)])
+            carried += len(records)
+        job.target_finder.close()
+        return carried
+
+    def carry_all(self) -> None:
+        """Until all is where it should be; a letter needs a step for each link of its way at most."""
+        for _ in range(len(self.names) + 1):
+            carried = sum(self.carry(direction, 1000) for direction in self.sites.directions())
+        assert carried == 0, "letters go round"
+
+    def taken(self, source: str, target: str, number: int) -> int:
+        """How many of the letters their receiver takes: each in the order of sending, once."""
+        place = TopicPartition(str(Topic(GROUP, "inbox", target)), number)
+        taken = 0
+        for record in self.kafka(target).topics.partitions[place]:
+            sender = dict(record.headers)["abcast"].split()[LETTER_FIELDS.index("SENDER")].decode()
+            taken += sender == f"{source}/m{number}" and record.value == f"{taken + 1}".encode()
+        return taken
+
+    def check(self) -> None:
+        """All that were sent are taken, and no inbox itself was purged as a copy."""
+        for source, target, number in self.sent:
+            place = TopicPartition(str(Topic(GROUP, "inbox", target)), number)
+            assert place not in self.kafka(target).topics.beginnings, f"from {source}"
+        assert {way: self.taken(*way) for way in self.sent} == self.sent
+
+
+def test_two_kafkas_of_two_sites_each() -> None:
+    """a and b are in one Kafka, c and d in another. a's way to e leads by c, and d's by b: letters would go round."""
+    world = World("11223", ["ac", "ce", "db", "be"])
+    world.carry_all()
+    for number in range(PARTITIONS):
+        assert world.send("a", "e", number)
+    world.carry_all()
+    world.check()
+
+
+def test_one_who_may_not_ask_at_the_inbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site may not know the Kafkas behind its neighbour's; the neighbour tells what it has to know."""
+    world = World("123", ["ab", "bc"])
+
+    def refuse(*_: object) -> int:
+        raise KafkaRefused("who are you?")
+
+    monkeypatch.setattr("connectors.relay.letters.count_partitions", refuse)
+    world.carry(Direction("a", "b"), 1)
+    assert not world.send("a", "c", 1), "the neighbour does not know yet"
+    monkeypatch.undo()
+    world.carry(Direction("b", "c"), 1)
+    monkeypatch.setattr("connectors.relay.letters.count_partitions", refuse)
+    world.carry(Direction("a", "b"), 1)
+    assert world.send("a", "c", 1)
+    monkeypatch.undo()
+    world.carry_all()
+    world.check()
+
+
+@st.composite
+def deployments(draw: st.DrawFn) -> World:
+    kafkas = draw(st.text("1234", min_size=2, max_size=5))
+    pairs = ["".join(pair) for pair in itertools.combinations("abcde"[: len(kafkas)], 2)]
+    return World(kafkas, draw(st.sets(st.sampled_from(pairs), min_size=1)), is_told=draw(st.booleans()))
+
+
+@given(deployments())
+def test_each_letter_arrives_and_nothing_goes_round(world: World) -> None:
+    world.carry_all()
+    for source, target in itertools.permutations(world.names, 2):
+        is_reached = world.sites.distance(source, target) is not None
+        assert not is_reached or world.send(source, target, 0), f"{source} has no topic for {target}"
+    sent = {way: count for way, count in world.sent.items() if world.sites.distance(*way[:2]) is not None}
+    world.carry_all()
+    assert {way: world.taken(*way) for way in sent} == sent
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_nothing_is_lost_by_purges_restarts_and_new_links(seed: int) -> None:
+    dice = random.Random(seed)
+    kafkas = "".join(dice.choice("1234") for _ in range(dice.randrange(2, 6)))
+    world = World(kafkas, [], is_told=dice.random() < 0.7)
+    pairs = ["".join(pair) for pair in itertools.combinations(world.names, 2)]
+    tree = [dice.choice(world.names[:at]) + world.names[at] for at in range(1, len(world.names))]
+    world.link(tree)
+    world.carry_all()
+    for _ in range(80):
+        step = dice.choice(["send", "send", "carry", "carry", "purge", "link"])
+        if step == "send":
+            world.send(*dice.sample(world.names, 2), dice.randrange(PARTITIONS))
+        elif step == "purge":
+            purge_copies(world.sites, dice.choice(world.names), GROUP, settled_s=-1)
+        elif step == "link" and dice.random() < 0.3:
+            world.link(dice.choice([tree, dice.sample(pairs, dice.randrange(1, len(pairs) + 1))]))
+        elif world.sites.directions():
+            world.carry(dice.choice(world.sites.directions()), dice.randrange(1, 4))
+    world.link(tree)
+    world.carry_all()
+    world.check()
