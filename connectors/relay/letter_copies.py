@@ -40,7 +40,8 @@ def purge_copies(
     """Delete from the copies in the site's Kafka what is older than so many seconds, and has arrived.
 
     Where a Kafka on the way does not answer, or another one deletes, letters are left for the next time. Raises
-    BrokerUnreachable of the site's own; KafkaRefused for a right that is missing here or on the way; AbcastError if Kafka refuses.
+    BrokerUnreachable of the site's own; KafkaRefused for a right that is missing here or on the way; AbcastError if
+    Kafka refuses.
     """
     here, done = sites.connection(site), list[Purged]()
     for other in sites.copied_inboxes(site):

@@ -1,9 +1,9 @@
 """Letters between sites: each site's inboxes have a copy of the same name in the Kafkas on the way.
 
-Invariant. Each step of a letter's way leads into a Kafka that is nearer to the inbox (`leads_nearer`). So no letter goes
-round, and the Kafka of the nearest site that has the group always has a direction that carries it on. Out of a Kafka
-that several sites share there may be more: each site's relay carries then, and the receiver drops the repeats, so none
-of the sites need wait for another one's.
+Invariant. Each step of a letter's way leads into a Kafka that is nearer to the inbox (`leads_nearer`). So no letter
+goes round, and the Kafka of the nearest site that has the group always has a direction that carries it on. Out of a
+Kafka that several sites share there may be more: each site's relay carries then, and the receiver drops the repeats, so
+none of the sites need wait for another one's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame
 
 from connectors.kafka.sites import Direction, Sites
-from connectors.kafka.topics import count_partitions, ensure_topic, refusals
+from connectors.kafka.topics import count_partitions, ensure_topic
 from connectors.relay.columns import relay_letters
 from connectors.relay.job import Relay
 from ordering.errors import BrokerUnreachable, KafkaRefused
@@ -81,24 +81,15 @@ class Letters(Relay):
         """
         if position < beginning:
             _logger.warning(
-                "letters %d to %d of %s were deleted at %s, as `abcast maintain` does with those that have arrived: the "
-                "relay to %s goes on behind them. If anything else has deleted them, they never arrive",
+                "letters %d to %d of %s were deleted at %s, as `abcast maintain` does with those that have arrived: "
+                "the relay to %s goes on behind them. If anything else has deleted them, they never arrive",
                 *(position, beginning - 1, Partition(*partition), self.direction.source, self.direction.target),
             )
         return max(position, beginning)
 
     def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
-        """As every relay, where there is anything to carry; and which sites are in each of the two Kafkas."""
-        if not self.is_apart:
-            return []
-        groups = {topic.group for topic in topics if topic.site == self.direction.source}
-        beside = {Topic(group, "data", site) for group in groups for site in {*self.sites.connections} - {*self.direction}}
-        unseen = [
-            refused
-            for kafka, seen in ((self.source, topics), (self.target, self.target_finder.find()))
-            for refused in refusals(kafka, "DESCRIBE", sorted(beside.difference(seen), key=str))
-        ]
-        return [*super().hidden(topics), *unseen]
+        """As every relay, where there is anything to carry."""
+        return super().hidden(topics) if self.is_apart else []
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """None where both ends share one Kafka. Makes sure that members at the source can write to these inboxes."""

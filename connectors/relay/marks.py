@@ -37,8 +37,8 @@ def last_relayed(
 ) -> int:
     """The offset, at `site`, of the newest record in `topic` that was made from one of the source; -1 if none was.
 
-    `below`: only what stands there counts. Purges go on meanwhile: they leave the newest record of each source, so after
-    one the looking begins anew. Raises BrokerUnreachable; HistoryUnavailable if purges don't end.
+    `below`: only what stands there counts. Where a purge deletes meanwhile, this looks again: a purge leaves the newest
+    record of each source. Raises BrokerUnreachable; HistoryUnavailable if purges don't end.
     """
     for _ in range(_PURGES_MEANWHILE):
         with contextlib.suppress(HistoryUnavailable):

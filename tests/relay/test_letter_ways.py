@@ -1,4 +1,4 @@
-"""Letters between sites, in memory and by the relays' own rules: however sites are linked and share Kafkas, all arrive."""
+"""Letters between sites, in memory, by the relays' own rules: however sites are linked and share Kafkas, all arrive."""
 
 from __future__ import annotations
 
