@@ -1,0 +1,76 @@
+"""What the window keeps, and for whom. In memory, without threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from connectors.client import window as limits
+from connectors.client.window import Batch, Window
+
+NEVER = threading.Event()
+
+
+@pytest.fixture
+def window(monkeypatch: pytest.MonkeyPatch) -> Window:
+    """Batches of 10 records; it keeps 20 for those who are about to follow, and 100 at most."""
+    monkeypatch.setattr(limits, "KEPT_RECORDS", 20)
+    monkeypatch.setattr(limits, "MAX_RECORDS", 100)
+    monkeypatch.setattr(limits, "MAX_BYTES", 1_000)
+    made = Window()
+    made.open(0)
+    return made
+
+
+def fill(window: Window, first: int, end: int, size: int = 1) -> None:
+    for start in range(first, end, 10):
+        window.add(Batch(start, start + 10, 1, [()] * 10, size), unless=NEVER)  # type: ignore[list-item]
+
+
+def test_what_nobody_needs_goes(window: Window) -> None:
+    fill(window, 0, 200)
+    assert window.holds(180)
+    assert not window.holds(179)
+
+
+def test_what_the_slowest_has_not_read_stays(window: Window) -> None:
+    slow, quick = object(), object()
+    assert window.join(slow, 0)
+    assert window.join(quick, 0)
+    fill(window, 0, 70)
+    assert window.batch_at(quick, 69, 0) == Batch(60, 70, 1, [()] * 10, 1)
+    assert window.batch_at(slow, 10, 0) == Batch(10, 20, 1, [()] * 10, 1)
+    fill(window, 70, 80)
+    assert window.holds(10)
+    assert not window.holds(9)
+    window.leave(slow)
+    fill(window, 80, 90)
+    assert window.holds(69)
+    assert not window.holds(59)
+
+
+def test_who_is_too_slow_falls_out(window: Window) -> None:
+    slow = object()
+    window.join(slow, 0)
+    fill(window, 0, 100)
+    assert window.batch_at(slow, 0, 0) is not None
+    fill(window, 100, 110)
+    assert window.batch_at(slow, 0, 0) is None
+    assert window.batch_at(slow, 10, 0) is not None
+
+
+def test_its_bytes_are_bounded(window: Window) -> None:
+    slow = object()
+    window.join(slow, 0)
+    fill(window, 0, 40, size=300)
+    assert not window.holds(9)
+    assert window.holds(10)
+
+
+def test_who_joins_hears_whether_it_can_follow(window: Window) -> None:
+    fill(window, 0, 200)
+    assert not window.join(object(), 100)
+    assert window.join(object(), 200)
+    window.close()
+    assert not window.join(object(), 200)
