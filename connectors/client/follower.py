@@ -87,7 +87,7 @@ class Follower:
             raise self._feed.connection.refused(error, "READ", self._feed.partition.topic) from None
         self.position, self._reader = self._cursor.position, self._cursor.reader
         has_caught_up = not records and self.position >= self._end
-        if has_caught_up or self._feed.window.holds(self.position):
+        if has_caught_up or self._feed.window.approach(self, self.position):
             self._join()
         return records
 
@@ -136,6 +136,7 @@ class Follower:
 
     def close(self) -> None:
         """Disconnect."""
+        self._feed.window.leave(self)
         if self._is_user:
             self._leave()
         if self._cursor is not None:

@@ -18,8 +18,11 @@ from connectors.kafka.effective import Effective
 KEPT_RECORDS = 1_000
 """So many records the window holds for those who are about to follow."""
 
+NEAR_RECORDS = 50_000
+"""Who reads by itself and is not further back, is about to follow: what comes stays for it."""
+
 MAX_RECORDS = 100_000
-"""So many it holds at most, for those who follow and have not read them."""
+"""So many it holds at most, for those who have not read them."""
 
 MAX_BYTES = 32 * 1024 * 1024
 """The same in bytes of payloads and headers."""
@@ -45,7 +48,7 @@ class Window:
         self._position = 0  # its end
         self._count = self._bytes = 0
         self._read_up_to: dict[object, int] = {}
-        """Where each who follows is."""
+        """Where each who follows, or is about to, is."""
 
     def open(self, position: int) -> None:
         """It begins there, with nothing in it."""
@@ -63,6 +66,7 @@ class Window:
         """Those who wait for something go on; nothing is in it any more."""
         with self._changed:
             self._empty(0)
+            self._read_up_to.clear()
             self._end()
 
     def end(self) -> None:
@@ -106,6 +110,15 @@ class Window:
 
     # --- who follows ---
 
+    def approach(self, who: object, offset: int) -> bool:
+        """For who reads by itself and has come there: whether it can follow. If it is near, it soon can."""
+        with self._changed:
+            if self._is_open and self._position - offset <= NEAR_RECORDS:
+                self._read_up_to[who] = max(self._first, self._read_up_to.get(who, 0))
+            else:
+                self._read_up_to.pop(who, None)
+            return self._holds(offset)
+
     def join(self, who: object, offset: int) -> bool:
         """Follow from there; whether the window has what stands there. If not, `leave`."""
         with self._changed:
@@ -135,11 +148,9 @@ class Window:
             at = bisect.bisect_right(self._batches, offset, key=operator.attrgetter("start"))
             return self._batches[at - 1] if at else None
 
-    def holds(self, offset: int) -> bool:
-        """Whether who is there can follow from the window."""
-        with self._changed:
-            return self._holds(offset)
-
     def _holds(self, offset: int) -> bool:
-        first = self._batches[0].start if self._batches else self._position
-        return self._is_open and offset >= first
+        return self._is_open and offset >= self._first
+
+    @property
+    def _first(self) -> int:
+        return self._batches[0].start if self._batches else self._position

@@ -23,6 +23,12 @@ def window(monkeypatch: pytest.MonkeyPatch) -> Window:
     return made
 
 
+def holds(window: Window, offset: int) -> bool:
+    found = window.batch_at(window, offset, 0)
+    window.leave(window)
+    return found is not None
+
+
 def fill(window: Window, first: int, end: int, size: int = 1) -> None:
     for start in range(first, end, 10):
         window.add(Batch(start, start + 10, 1, [()] * 10, size), unless=NEVER)  # type: ignore[list-item]
@@ -30,8 +36,8 @@ def fill(window: Window, first: int, end: int, size: int = 1) -> None:
 
 def test_what_nobody_needs_goes(window: Window) -> None:
     fill(window, 0, 200)
-    assert window.holds(180)
-    assert not window.holds(179)
+    assert holds(window, 180)
+    assert not holds(window, 179)
 
 
 def test_what_the_slowest_has_not_read_stays(window: Window) -> None:
@@ -42,12 +48,12 @@ def test_what_the_slowest_has_not_read_stays(window: Window) -> None:
     assert window.batch_at(quick, 69, 0) == Batch(60, 70, 1, [()] * 10, 1)
     assert window.batch_at(slow, 10, 0) == Batch(10, 20, 1, [()] * 10, 1)
     fill(window, 70, 80)
-    assert window.holds(10)
-    assert not window.holds(9)
+    assert holds(window, 10)
+    assert not holds(window, 9)
     window.leave(slow)
     fill(window, 80, 90)
-    assert window.holds(69)
-    assert not window.holds(59)
+    assert holds(window, 69)
+    assert not holds(window, 59)
 
 
 def test_who_is_too_slow_falls_out(window: Window) -> None:
@@ -60,12 +66,24 @@ def test_who_is_too_slow_falls_out(window: Window) -> None:
     assert window.batch_at(slow, 10, 0) is not None
 
 
+def test_what_comes_stays_for_who_is_near(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "NEAR_RECORDS", 60)
+    fill(window, 0, 100)
+    far, near = object(), object()
+    assert not window.approach(far, 39)
+    assert not window.approach(near, 40)
+    fill(window, 100, 150)
+    assert window.approach(near, 80)
+    assert window.join(near, 80)
+    assert not holds(window, 79)
+
+
 def test_its_bytes_are_bounded(window: Window) -> None:
     slow = object()
     window.join(slow, 0)
     fill(window, 0, 40, size=300)
-    assert not window.holds(9)
-    assert window.holds(10)
+    assert not holds(window, 9)
+    assert holds(window, 10)
 
 
 def test_who_joins_hears_whether_it_can_follow(window: Window) -> None:
