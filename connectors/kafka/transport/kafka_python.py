@@ -18,7 +18,7 @@ from connectors.kafka.configuration import check_servers
 from connectors.kafka.dialects import for_kafka_python
 from connectors.kafka.plain_record import Record
 from connectors.kafka.transport.header_names import read_all_names
-from connectors.kafka.transport.seam import Cluster, Consumer, Producer, Sent
+from connectors.kafka.transport.seam import POLL_RECORDS, Cluster, Consumer, Producer, Sent
 from ordering.records import MAX_RECORD_BYTES
 
 _logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ _CONSUMER_SETTINGS: dict[str, Any] = {
     "metrics_enabled": False,
     "enable_auto_commit": False,
     "auto_offset_reset": "none",
-    "max_poll_records": 5000,
+    "max_poll_records": POLL_RECORDS,
     "fetch_max_wait_ms": 100,
     "max_partition_fetch_bytes": 4 * 1024 * 1024,
 }
