@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import cast
 
 import pytest
 
 from connectors.client import window as limits
 from connectors.client.window import Batch, Window
+from connectors.kafka.effective import Effective
 
 NEVER = threading.Event()
 
@@ -29,9 +31,13 @@ def holds(window: Window, offset: int) -> bool:
     return found is not None
 
 
+def batch(start: int, size: int = 1) -> Batch:
+    return Batch(start, start + 10, 1, cast(list[Effective], range(start, start + 10)), size)
+
+
 def fill(window: Window, first: int, end: int, size: int = 1) -> None:
     for start in range(first, end, 10):
-        window.add(Batch(start, start + 10, 1, [()] * 10, size), unless=NEVER)  # type: ignore[list-item]
+        window.add(batch(start, size), unless=NEVER)
 
 
 def test_what_nobody_needs_goes(window: Window) -> None:
@@ -45,8 +51,8 @@ def test_what_the_slowest_has_not_read_stays(window: Window) -> None:
     assert window.join(slow, 0)
     assert window.join(quick, 0)
     fill(window, 0, 70)
-    assert window.batch_at(quick, 69, 0) == Batch(60, 70, 1, [()] * 10, 1)
-    assert window.batch_at(slow, 10, 0) == Batch(10, 20, 1, [()] * 10, 1)
+    assert window.batch_at(quick, 69, 0) == batch(60)
+    assert window.batch_at(slow, 10, 0) == batch(10)
     fill(window, 70, 80)
     assert holds(window, 10)
     assert not holds(window, 9)

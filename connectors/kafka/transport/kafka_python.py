@@ -32,7 +32,7 @@ class _ByKey(DefaultPartitioner):  # type: ignore[misc]  # kafka-python publishe
     ) -> int:
         if serialized_key is None:
             return super().partition(topic, key, None, value, serialized_value, cluster)  # type: ignore[no-any-return]
-        partitions = sorted(cluster.partitions_for_topic(topic))
+        partitions: list[int] = sorted(cluster.partitions_for_topic(topic))
         return partitions[_hash(serialized_key) % len(partitions)]
 
 
