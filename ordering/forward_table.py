@@ -11,6 +11,7 @@ Bounded in records and in bytes: a sender that is ahead of the sequencer waits i
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -83,53 +84,57 @@ def message_bytes(payload: bytes, headers: Headers) -> int:
 
 
 class ForwardTable:
-    """Pending messages of one incarnation. Not thread-safe: the member locks around it."""
+    """Pending messages of one incarnation. Not thread-safe: the member locks around it.
 
-    __slots__ = ("_bytes", "_entries", "last", "max_bytes", "max_records")
+    It has no object for each entry, which the garbage collector would look at again and again.
+    """
+
+    __slots__ = ("_bytes", "_headers", "_payloads", "last", "max_bytes", "max_records")
 
     def __init__(self, max_records: int, max_bytes: int, last: int = 0) -> None:
         self.max_records = max_records
         self.max_bytes = max_bytes
         self.last = last
-        self._entries: deque[Pending] = deque()
+        self._payloads: deque[bytes] = deque()
+        self._headers: deque[Headers] = deque()
         self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._payloads)
 
     @property
     def acknowledged(self) -> int:
         """The highest local seqno known to be ordered."""
-        return self.last - len(self._entries)
+        return self.last - len(self._payloads)
 
     def has_room(self, size: int) -> bool:
         """Whether one more message of `size` (`message_bytes`) fits. An empty table takes any single message."""
-        if not self._entries:
+        if not self._payloads:
             return True
-        return len(self._entries) < self.max_records and self._bytes + size <= self.max_bytes
+        return len(self._payloads) < self.max_records and self._bytes + size <= self.max_bytes
 
     def append(self, payload: bytes, headers: Headers) -> Pending:
         """Give the message the next local seqno and keep it."""
         self.last += 1
-        pending = Pending(self.last, payload, headers)
-        self._entries.append(pending)
+        self._payloads.append(payload)
+        self._headers.append(headers)
         self._bytes += message_bytes(payload, headers)
-        return pending
+        return Pending(self.last, payload, headers)
 
     def entry(self, local_seqno: int) -> Pending | None:
         """The entry of that number, if it is there. Quick near the beginning and the end."""
         at = local_seqno - self.acknowledged - 1
-        return self._entries[at] if 0 <= at < len(self._entries) else None
+        if not 0 <= at < len(self._payloads):
+            return None
+        return Pending(local_seqno, self._payloads[at], self._headers[at])
 
     def acknowledge(self, local_seqno: int) -> int:
         """Forget everything up to `local_seqno`, whose DATA was seen; return how many were forgotten."""
         if local_seqno > self.last:
             raise ProtocolViolation(f"DATA of local seqno {local_seqno}, but only {self.last} were sent.")
-        forgotten = 0
-        while self._entries and self._entries[0].local_seqno <= local_seqno:
-            entry = self._entries.popleft()
-            self._bytes -= message_bytes(entry.payload, entry.headers)
-            forgotten += 1
+        forgotten = max(0, local_seqno - self.acknowledged)
+        for _ in range(forgotten):
+            self._bytes -= message_bytes(self._payloads.popleft(), self._headers.popleft())
         return forgotten
 
     def take_out(self, incarnation: int, local_seqno: int) -> int:
@@ -137,14 +142,15 @@ class ForwardTable:
 
         They stand right behind the JOIN. What stands behind them moves up, so nothing of that may have been sent.
         """
-        entries = list(self._entries)
+        entries = list(self.pending())
         stay = [entry for entry in entries if not was_ordered(entry, incarnation, local_seqno)]
         forgotten = len(entries) - len(stay)
         if forgotten:
             if kind_of(entries[0]) != JOIN:
                 raise ProtocolViolation(f"local seqno {local_seqno} of {incarnation} is ordered behind the next JOIN.")
             self.last = self.acknowledged
-            self._entries.clear()
+            self._payloads.clear()
+            self._headers.clear()
             self._bytes = 0
             for entry in stay:
                 self.append(entry.payload, entry.headers)
@@ -153,8 +159,8 @@ class ForwardTable:
     def tail(self, count: int) -> Iterator[Pending]:
         """The last entries, so many, in increasing order of local seqnos."""
         for behind in range(count, 0, -1):
-            yield self._entries[-behind]
+            yield Pending(self.last - behind + 1, self._payloads[-behind], self._headers[-behind])
 
     def pending(self) -> Iterator[Pending]:
         """The entries in increasing order of local seqnos: the order in which to send them again."""
-        return iter(self._entries)
+        return map(Pending, itertools.count(self.acknowledged + 1), self._payloads, self._headers)

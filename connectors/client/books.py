@@ -30,7 +30,8 @@ from connectors.kafka.liveness import say_why
 from ordering.errors import AbcastError, EnvironmentProblem, HistoryUnavailable
 from ordering.forgetting import is_told
 from ordering.forward_table import Pending, carried_from, carried_over, is_control, was_ordered
-from ordering.records import Headers, MessageId
+from ordering.membership import Life
+from ordering.records import Headers
 from ordering.sequencer import SequencerState
 
 _logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Books:
     def take(self, begun: Beginning) -> None:
         """Begin with that."""
         self.incarnation, self.table, self._receipts = begun.incarnation, begun.table, begun.receipts
+        self._life = Life(self._name, begun.incarnation)
         self.is_unheard = not self._receipts
         """Whether nothing of this incarnation was accepted in this process."""
 
@@ -101,7 +103,7 @@ class Books:
             self._outbox.append(self.table.last + 1, payload, headers)
         self.is_unheard = False
         pending = self.table.append(payload, headers)
-        receipt = Receipt(MessageId(self._name, self.incarnation, pending.local_seqno), self._lives.changed, self.why)
+        receipt = Receipt(self._life, pending.local_seqno, self._lives.changed, self.why)
         self._receipts.append(receipt)
         return pending, receipt
 
@@ -154,7 +156,7 @@ class Books:
             self._receipts = deque(stay)
         for entry, receipt in self.entries():
             if receipt is not None:
-                receipt.message_id = MessageId(self._name, self.incarnation, entry.local_seqno)
+                receipt.renumber(self._life, entry.local_seqno)
         if self._outbox is not None:
             self._outbox.begin(self.incarnation, list(self.table.pending()), self._begun_behind)
         return forgotten

@@ -73,7 +73,7 @@ class Follower:
         `or_when`: it waits no longer when that holds, and the feed was woken (`Feed.wake`).
         """
         if self._is_user:
-            batch = self._feed.window.batch_at(self.position, timeout, or_when)
+            batch = self._feed.window.batch_at(self, self.position, timeout, or_when)
             if batch is not None:
                 return self._taken(batch)
             self._leave()
@@ -87,7 +87,7 @@ class Follower:
             raise self._feed.connection.refused(error, "READ", self._feed.partition.topic) from None
         self.position, self._reader = self._cursor.position, self._cursor.reader
         has_caught_up = not records and self.position >= self._end
-        if has_caught_up or self._feed.window.holds(self.position):
+        if has_caught_up or self._feed.window.approach(self, self.position):
             self._join()
         return records
 
@@ -122,8 +122,7 @@ class Follower:
         # Interrupted in between (Ctrl-C), it stays a user for ever: the others' feed must not end.
         is_handed_over = feed.enter(cursor)
         self._is_user = True
-        feed.window.count_follower(1)
-        if not is_handed_over and not feed.window.holds(self.position):
+        if not feed.window.join(self, self.position) and not is_handed_over:
             self._leave()
             return
         if not is_handed_over:
@@ -132,11 +131,12 @@ class Follower:
 
     def _leave(self) -> None:
         self._is_user = False
-        self._feed.window.count_follower(-1)
+        self._feed.window.leave(self)
         self._feed.leave()
 
     def close(self) -> None:
         """Disconnect."""
+        self._feed.window.leave(self)
         if self._is_user:
             self._leave()
         if self._cursor is not None:

@@ -59,7 +59,7 @@ from ordering.forward_table import (
 from ordering.membership import Life
 from ordering.names import Address
 from ordering.participant import begins_returning, begins_stranded, next_entries
-from ordering.records import MESSAGE, REFUSED, Data, MessageId
+from ordering.records import MESSAGE, REFUSED, Data
 from ordering.sequencer import Accepted, SequencerState
 
 History = Callable[[int], Iterator[Data]]
@@ -273,11 +273,12 @@ class Lives:
         table = self._empty_table()
         for payload, headers in next_entries([pending for pending, _ in carried], joins=joins):
             table.append(payload, headers)
-        join = Receipt(self._id(incarnation, 1), self.changed) if joins else None
+        life = Life(str(self.address), incarnation)
+        join = Receipt(life, 1, self.changed) if joins else None
         receipts = deque([join] if joins else [])
         for local_seqno, (_, receipt) in enumerate(carried, 1 + joins):
             if receipt is not None:
-                receipt.message_id = self._id(incarnation, local_seqno)
+                receipt.renumber(life, local_seqno)
             receipts.append(receipt)
         if self.outbox is not None:
             self.outbox.begin(incarnation, list(table.pending()), seqno)
@@ -354,9 +355,6 @@ class Lives:
 
     def _empty_table(self, last: int = 0) -> ForwardTable:
         return ForwardTable(self.limits.max_pending_records, self.limits.max_pending_bytes, last)
-
-    def _id(self, incarnation: int, local_seqno: int) -> MessageId:
-        return MessageId(str(self.address), incarnation, local_seqno)
 
 
 def is_same(ours: Pending, kind: str, payload: bytes, headers: Sequence[tuple[str, bytes]]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from connectors.client.promise import Promise
 from ordering.errors import AbcastError, NotOrderedInTime
+from ordering.membership import Life
 from ordering.records import MessageId
 
 ASKS_AFTER_S = 1.0
@@ -22,16 +23,28 @@ class Receipt(Promise):
     as with any future; callbacks run one after another in one thread of the process, so let them be short.
     """
 
-    __slots__ = ("_why", "message_id")
+    __slots__ = ("_life", "_local_seqno", "_why")
 
-    def __init__(self, message_id: MessageId, changed: threading.Condition, why: Callable[[], str] = str) -> None:
+    def __init__(
+        self, life: Life, local_seqno: int, changed: threading.Condition, why: Callable[[], str] = str
+    ) -> None:
         """`why`: looks whether the group's sequencer is alive, and says so in a sentence if it is not, else ""."""
         super().__init__(changed)
-        self.message_id = message_id
+        self._life = life
+        self._local_seqno = local_seqno
         self._why = why
 
     def __repr__(self) -> str:
         return f"<Receipt of {self.message_id}: {self._number or self._error or 'not ordered yet'}>"
+
+    @property
+    def message_id(self) -> MessageId:
+        """What makes it the same message, however often it is sent."""
+        return MessageId(*self._life, self._local_seqno)
+
+    def renumber(self, life: Life, local_seqno: int) -> None:
+        """That life sends it again, as that. The member calls this."""
+        self._life, self._local_seqno = life, local_seqno
 
     def result(self, timeout: float | None = None) -> int:
         """The message's seqno. Waits for it, up to `timeout` seconds (None: as long as it takes).

@@ -6,6 +6,8 @@ any more. The window's lock is a leaf: nothing else is locked under it.
 
 from __future__ import annotations
 
+import bisect
+import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,10 +15,17 @@ from typing import NamedTuple
 
 from connectors.kafka.effective import Effective
 
-WINDOW_RECORDS = 20_000
-"""So many records the window holds while somebody follows, and a twentieth of them else."""
+KEPT_RECORDS = 1_000
+"""So many records the window holds for those who are about to follow."""
 
-WINDOW_BYTES = 16 * 1024 * 1024
+NEAR_RECORDS = 50_000
+"""Who reads by itself and is not further back, is about to follow: what comes stays for it."""
+
+MAX_RECORDS = 100_000
+"""So many it holds at most, for those who have not read them."""
+
+MAX_BYTES = 32 * 1024 * 1024
+"""The same in bytes of payloads and headers."""
 
 
 class Batch(NamedTuple):
@@ -38,7 +47,8 @@ class Window:
         self._is_open = False
         self._position = 0  # its end
         self._count = self._bytes = 0
-        self._followers = 0
+        self._read_up_to: dict[object, int] = {}
+        """Where each who follows, or is about to, is."""
 
     def open(self, position: int) -> None:
         """It begins there, with nothing in it."""
@@ -56,6 +66,7 @@ class Window:
         """Those who wait for something go on; nothing is in it any more."""
         with self._changed:
             self._empty(0)
+            self._read_up_to.clear()
             self._end()
 
     def end(self) -> None:
@@ -85,40 +96,61 @@ class Window:
             self._position = batch.end
             self._count += len(batch.records)
             self._bytes += batch.size
-            most = WINDOW_RECORDS if self._followers else WINDOW_RECORDS // 20
-            while self._batches and (self._count > most or self._bytes > WINDOW_BYTES):
+            read_by_all = min(self._read_up_to.values(), default=batch.end)
+            while self._batches and self._may_drop(self._batches[0], read_by_all):
                 oldest = self._batches.popleft()
                 self._count -= len(oldest.records)
                 self._bytes -= oldest.size
-            if self._followers:
+            if self._read_up_to:
                 self._changed.notify_all()
+
+    def _may_drop(self, oldest: Batch, read_by_all: int) -> bool:
+        is_too_much = self._count > MAX_RECORDS or self._bytes > MAX_BYTES
+        return is_too_much or (oldest.end <= read_by_all and self._count > KEPT_RECORDS)
 
     # --- who follows ---
 
-    def count_follower(self, more: int) -> None:
-        """So many more follow."""
+    def approach(self, who: object, offset: int) -> bool:
+        """For who reads by itself and has come there: whether it can follow. If it is near, it soon can."""
         with self._changed:
-            self._followers += more
+            if self._is_open and self._position - offset <= NEAR_RECORDS:
+                self._read_up_to[who] = max(self._first, self._read_up_to.get(who, 0))
+            else:
+                self._read_up_to.pop(who, None)
+            return self._holds(offset)
+
+    def join(self, who: object, offset: int) -> bool:
+        """Follow from there; whether the window has what stands there. If not, `leave`."""
+        with self._changed:
+            self._read_up_to[who] = offset
+            return self._holds(offset)
+
+    def leave(self, who: object) -> None:
+        """It follows no more."""
+        with self._changed:
+            self._read_up_to.pop(who, None)
 
     def pause(self, timeout: float, until: Callable[[], bool]) -> None:
         """Wait for that, which `wake` tells of."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_open or until(), timeout)
 
-    def batch_at(self, offset: int, timeout: float, or_when: Callable[[], bool] = bool) -> Batch | None:
+    def batch_at(self, who: object, offset: int, timeout: float, or_when: Callable[[], bool] = bool) -> Batch | None:
         """What stands there, if the window has it. An empty one if nothing comes; None if it is further back."""
         with self._changed:
+            self._read_up_to[who] = offset
             if self._is_open and offset >= self._position:
                 self._changed.wait_for(lambda: not self._is_open or offset < self._position or or_when(), timeout)
             if not self._is_open:
                 return None
             if offset >= self._position:
                 return Batch(offset, offset, 0, (), 0)
-            # Who follows is near the window's end.
-            return next((batch for batch in reversed(self._batches) if batch.start <= offset), None)
+            at = bisect.bisect_right(self._batches, offset, key=operator.attrgetter("start"))
+            return self._batches[at - 1] if at else None
 
-    def holds(self, offset: int) -> bool:
-        """Whether who is there can follow from the window."""
-        with self._changed:
-            first = self._batches[0].start if self._batches else self._position
-            return self._is_open and offset >= first
+    def _holds(self, offset: int) -> bool:
+        return self._is_open and offset >= self._first
+
+    @property
+    def _first(self) -> int:
+        return self._batches[0].start if self._batches else self._position

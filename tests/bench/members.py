@@ -8,19 +8,24 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from kafka import KafkaProducer
+
 from connectors import Member
+from connectors.client.sharing import BATCH_BYTES, LINGER_MS
+from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.transport import TRANSPORTS
+from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS, client_settings
 from ordering.errors import NotOrderedInTime
 from tests.bench.lab import Lab, Place
 from tests.bench.latency import sequencing
-from tests.bench.load import PAYLOAD_BYTES, BareReader, BareSender
+from tests.bench.load import PAYLOAD_BYTES, BareReader
 
 _PAYLOAD = b"x" * PAYLOAD_BYTES
 _NEVER_S = 3600.0
@@ -139,14 +144,40 @@ def _fence(bench: Bench) -> None:
 
 def _send_bare(bench: Bench, name: str, count: int) -> Took:
     """Seconds until the broker has everything."""
-    with contextlib.closing(BareSender(bench.connection, bench.place, name)) as sender:
-        sender.send(_PAYLOAD)  # connected, topic known: as a member is after its first broadcast
-        sender.producer.flush()
+    key, incarnation = f"{bench.place.site}/{name}".encode(), time.time_ns() // 1_000_000
+    with _bare_producer(bench.connection) as (send, flush):
+        # Connected, topic known: as a member is after its first broadcast.
+        send(bench.place.forward, _PAYLOAD, key, forward_headers(incarnation, 1))
+        flush()
         started = Took.now()
-        for _ in range(count):
-            sender.send(_PAYLOAD)
-        sender.producer.flush()
+        for local_seqno in range(2, count + 2):
+            send(bench.place.forward, _PAYLOAD, key, forward_headers(incarnation, local_seqno))
+        flush()
         return Took.since(started)
+
+
+@contextlib.contextmanager
+def _bare_producer(connection: Connection) -> Iterator[tuple[Callable[..., object], Callable[[], object]]]:
+    """`send(topic, value, key, headers)` and `flush` of the library's own producer, with the settings of a member's."""
+    if connection.transport == "kafka-python":
+        limits = {"linger_ms": LINGER_MS, "batch_size": BATCH_BYTES}
+        bare = KafkaProducer(**{**client_settings(connection), **PRODUCER_SETTINGS, **limits})
+        with contextlib.closing(bare):
+            yield bare.send, bare.flush
+        return
+    with contextlib.closing(connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)) as producer:
+        client: Any = producer._client  # type: ignore[attr-defined]
+
+        def send(topic: str, value: bytes, key: bytes, headers: list[tuple[str, bytes]]) -> None:
+            while True:
+                try:
+                    client.produce(topic, value, key, headers=headers)
+                except BufferError:
+                    time.sleep(0.01)
+                else:
+                    return
+
+        yield send, client.flush
 
 
 def _send(bench: Bench, name: str, count: int, outbox: Path | None = None) -> Took:

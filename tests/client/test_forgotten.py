@@ -26,9 +26,9 @@ from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import HistoryUnavailable, Superseded, UsageError
 from ordering.forgetting import SenderRow
 from ordering.forward_table import ForwardTable, Pending, carried_over, control_headers, kind_of
-from ordering.membership import Accepted, Membership
+from ordering.membership import Accepted, Life, Membership
 from ordering.names import Address
-from ordering.records import EPOCH, JOIN, MESSAGE, Data, Forward, MessageId, Source
+from ordering.records import EPOCH, JOIN, MESSAGE, Data, Forward, Source
 from ordering.sequencer import SequencerState
 from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.waiting import eventually
@@ -267,7 +267,7 @@ def returning(connection: Connection) -> Books:
     for local_seqno in (1, 2):
         entry = carried_over(Pending(local_seqno, b"%d" % local_seqno, ()), 100)
         table.append(entry.payload, entry.headers)
-        receipts.append(Receipt(MessageId(ALICE, 300, local_seqno + 1), lives.changed))
+        receipts.append(Receipt(Life(ALICE, 300), local_seqno + 1, lives.changed))
     return Books(connection, "g", lives, Beginning(300, table, receipts), 1)
 
 
@@ -301,9 +301,8 @@ class Claims(MemberMemory):
 
 def left_by_100(lives: Lives) -> Left:
     """Two messages; the first one was ordered when it had left them, as the group was opened."""
-    ids = [MessageId(ALICE, 100, local_seqno) for local_seqno in (1, 2)]
-    entries = [carried_over(Pending(each.local_seqno, b"%d" % each.local_seqno, ()), 100) for each in ids]
-    receipts = [Receipt(each, lives.changed) for each in ids]
+    entries = [carried_over(Pending(number, b"%d" % number, ()), 100) for number in (1, 2)]
+    receipts = [Receipt(Life(ALICE, 100), number, lives.changed) for number in (1, 2)]
     lives.claimed.add(100)
     return Left([Carried(entry, receipt) for entry, receipt in zip(entries, receipts, strict=True)], 1)
 

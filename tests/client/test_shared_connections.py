@@ -80,7 +80,7 @@ def test_who_delivers_and_loses_the_right_to_read_hears_which(
 def test_who_falls_behind_while_no_broker_answers_waits_for_one(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("connectors.client.window.WINDOW_RECORDS", 2)
+    monkeypatch.setattr("connectors.client.window.MAX_RECORDS", 2)
     open_consumer, refusals = MemoryConnection.consumer, [2]
 
     def refusing(connection: MemoryConnection, **settings: Any) -> MemoryConsumer:

@@ -27,7 +27,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.dialects import for_librdkafka
 from connectors.kafka.plain_record import PlainRecord
-from connectors.kafka.transport.seam import Cluster, Consumer, Producer
+from connectors.kafka.transport.seam import POLL_RECORDS, Cluster, Consumer, Producer
 from ordering.records import MAX_RECORD_BYTES
 
 POLL_S = 0.1
@@ -303,7 +303,7 @@ _plain_record: Callable[[tuple[Any, ...]], PlainRecord] = functools.partial(tupl
 
 
 class _Consumer:
-    def __init__(self, cluster: Cluster, max_poll_records: int = 5000, **settings: Any) -> None:
+    def __init__(self, cluster: Cluster, max_poll_records: int = POLL_RECORDS, **settings: Any) -> None:
         self._timeout_s = cluster.timeout
         self._max_poll_records = max_poll_records
         self._positions: dict[TopicPartition, int | None] = {}

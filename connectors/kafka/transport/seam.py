@@ -31,6 +31,11 @@ from kafka.structs import TopicPartition
 from connectors.kafka.plain_record import Record
 from connectors.kafka.security import Security
 
+POLL_RECORDS = 500
+"""What a poll returns at most, by default. Of ten times as many at once, Python's garbage collector looks at each once
+more, and they are out of the processor's cache when they are read: that costs a third of what a reader does.
+"""
+
 
 class Cluster(Protocol):
     """Where a Kafka is, and how to get in: a `Connection`."""
