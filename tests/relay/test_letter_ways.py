@@ -205,7 +205,8 @@ def test_nothing_is_lost_by_purges_restarts_and_new_links(seed: int) -> None:
     for _ in range(80):
         step = dice.choice(["send", "send", "carry", "carry", "purge", "link"])
         if step == "send":
-            world.send(*dice.sample(world.names, 2), dice.randrange(PARTITIONS))
+            source, target = dice.sample(world.names, 2)
+            world.send(source, target, dice.randrange(PARTITIONS))
         elif step == "purge":
             purge_copies(world.sites, dice.choice(world.names), GROUP, settled_s=-1)
         elif step == "link" and dice.random() < 0.3:
