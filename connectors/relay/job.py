@@ -152,8 +152,15 @@ class Relay(StreamingJob):
             position = 1 + last_relayed(self.target, str(filled), number, self.direction.source, *partition)
             with self.source.reachable():
                 beginning = int(here.beginning_offsets([partition])[partition])
+                end = int(here.end_offsets([partition])[partition])
+            if position > end:
+                position = self.position_in_new(partition, position)
             positions[partition] = self.first_to_carry(partition, position, beginning)
         return positions
+
+    def position_in_new(self, partition: TopicPartition, position: int) -> int:  # noqa: ARG002 - as others have it
+        """The same of a source that ends before `position`: it was made anew, and the marks tell of the old one."""
+        return position
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
         """The offset to go on from, if the neighbour lacks what stands at `position`, and `beginning` is what is left.

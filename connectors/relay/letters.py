@@ -73,6 +73,14 @@ class Letters(Relay):
         """As they stand, with the mark of this relay instead of the last one's."""
         return relay_letters(rows, self.direction)
 
+    def position_in_new(self, partition: TopicPartition, position: int) -> int:
+        """All of it: receivers drop what they have had. That is told."""
+        _logger.warning(
+            "%s at %s was made anew, as it ends before offset %d, up to which %s has it: all of it is carried",
+            *(Partition(*partition), self.direction.source, position, self.direction.target),
+        )
+        return 0
+
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
         """Where the copy begins, if what comes before was deleted and not carried on this way; that is told.
 

@@ -175,6 +175,23 @@ def test_one_who_may_not_ask_at_the_inbox(monkeypatch: pytest.MonkeyPatch) -> No
     world.check()
 
 
+def test_a_copy_that_was_made_anew() -> None:
+    """What is carried into it goes on from there, though marks at the inbox tell of more than there is."""
+    world = World("123", ["ab", "bc"])
+    world.carry_all()
+    for _ in range(5):
+        assert world.send("a", "c", 0)
+    world.carry_all()
+    for inbox in ("a", "b"):
+        purge_copies(world.sites, inbox, GROUP, settled_s=-1)
+    place = TopicPartition(str(Topic(GROUP, "inbox", "c")), 0)
+    world.kafka("b").topics.partitions[place] = []
+    del world.kafka("b").topics.beginnings[place]
+    assert world.send("a", "c", 0)
+    world.carry_all()
+    world.check()
+
+
 @st.composite
 def deployments(draw: st.DrawFn) -> World:
     kafkas = draw(st.text("1234", min_size=2, max_size=5))
