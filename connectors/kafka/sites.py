@@ -171,7 +171,7 @@ def _sites(document: dict[str, Any], file: Path, common: Connection) -> Sites:
         raise UsageError(f"mode is one of {get_args(Mode)}, trigger one of {get_args(Trigger)}.")
     if (mode == "hub") != (home is not None):
         raise UsageError('mode "hub" needs home = "SITE", and modes "mesh" and "isis" have none.')
-    if home is not None and home not in connections:
+    if home is not None and not _is_site(home, connections):
         raise UsageError(f"home is {home!r}, which is not one of the sites {', '.join(connections)}.")
     if home is not None and "links" in document:
         raise UsageError("with a home, every other site is linked to it: leave links out.")
@@ -198,9 +198,12 @@ def _suspect_after_ms(document: Mapping[str, Any], mode: str) -> int:
 
 
 def _is_pair(pair: object, connections: Mapping[str, Connection]) -> bool:
-    return (
-        isinstance(pair, list) and len(pair) == 2 and pair[0] != pair[1] and all(name in connections for name in pair)
-    )
+    is_of_two = isinstance(pair, list) and len(pair) == 2 and pair[0] != pair[1]
+    return is_of_two and all(_is_site(name, connections) for name in pair)
+
+
+def _is_site(name: object, connections: Mapping[str, Connection]) -> bool:
+    return isinstance(name, str) and name in connections
 
 
 def _connection(name: str, table: dict[str, Any], file: Path, common: Connection) -> Connection:

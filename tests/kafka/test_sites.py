@@ -61,3 +61,17 @@ def test_sites_that_agree(tmp_path: Path) -> None:
         read_sites(written(tmp_path, "suspect_after_ms = 3000", "a", "b"))
     with pytest.raises(UsageError, match="have none"):
         read_sites(written(tmp_path, 'mode = "isis"\nhome = "a"', "a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ('home = ["a"]', "home is \\['a'\\], which is not one of the sites"),
+        ("home = {a = 1}", "which is not one of the sites"),
+        ('links = [["a", ["b"]]]', "links is a list of two different sites"),
+        ('links = [[{a = 1}, "b"]]', "links is a list of two different sites"),
+    ],
+)
+def test_a_list_in_the_place_of_a_name(tmp_path: Path, settings: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        read_sites(written(tmp_path, settings, "a", "b"))
