@@ -198,8 +198,9 @@ def _suspect_after_ms(document: Mapping[str, Any], mode: str) -> int:
 
 
 def _is_pair(pair: object, connections: Mapping[str, Connection]) -> bool:
-    is_of_two = isinstance(pair, list) and len(pair) == 2 and pair[0] != pair[1]
-    return is_of_two and all(_is_site(name, connections) for name in pair)
+    if not isinstance(pair, list) or len(pair) != 2 or pair[0] == pair[1]:
+        return False
+    return all(_is_site(name, connections) for name in pair)
 
 
 def _is_site(name: object, connections: Mapping[str, Connection]) -> bool:
