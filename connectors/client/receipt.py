@@ -44,6 +44,7 @@ class Receipt(Promise):
 
     def renumber(self, life: Life, local_seqno: int) -> None:
         """That life sends it again, as that. The member calls this."""
+        # One step for who reads both: Python changes threads at calls and at jumps back only.
         self._life, self._local_seqno = life, local_seqno
 
     def result(self, timeout: float | None = None) -> int:

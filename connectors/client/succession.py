@@ -325,10 +325,10 @@ class Succession:
 
     def _give_up(self, old: Forwarder, left: Left, error: BaseException) -> None:
         """What was carried over is lost in this process; nothing more is taken."""
+        if self.is_closed and not (left.carried or left.casts):
+            return  # nothing is lost
         failure = error if isinstance(error, AbcastError) else AbcastError(f"{self.address} failed: {error!r}")
         if self.is_closed:
-            if not (left.carried or left.casts):
-                return
             failure = NotOrderedInTime(f"{self.address} was closed before its message was ordered.")
         old.fail(failure)
         with self._changed:

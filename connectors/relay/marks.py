@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 
 from kafka.structs import TopicPartition
 
 from connectors.kafka.cast_codec import CAST_FIELDS
 from connectors.kafka.codec import DATA_FIELDS, LETTER_FIELDS, RELAYED_FIELDS, first_fields
 from connectors.kafka.connection import Connection
+from connectors.kafka.plain_record import Record
 from connectors.kafka.ranges import read_range, windows_back
+from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable
 from ordering.names import Topic
 from ordering.records import Source
@@ -40,44 +42,40 @@ def last_relayed(
     `below`: only what stands there counts. Where a purge deletes meanwhile, this looks again: a purge leaves the newest
     record of each source. Raises BrokerUnreachable; HistoryUnavailable if purges don't end.
     """
-    for _ in range(_PURGES_MEANWHILE):
-        with contextlib.suppress(HistoryUnavailable):
-            return _look(connection, topic, partition, site, source_topic, source_partition, below)
-    return _look(connection, topic, partition, site, source_topic, source_partition, below)
-
-
-def _look(
-    connection: Connection,
-    topic: str,
-    partition: int,
-    site: str,
-    source_topic: str,
-    source_partition: int,
-    below: int | None,
-) -> int:
-    consumer = connection.consumer()
-    filled = TopicPartition(topic, partition)
     parsed = Topic.parse(topic)
     role = parsed.role if parsed is not None else "relayed"
     fields, name = _MARKS.get(role, (RELAYED_FIELDS, "RELAYED_FROM"))
     at = fields.index(name)
-    try:
-        with connection.reachable():
-            if partition not in (consumer.partitions_for_topic(topic) or ()):
-                return -1
-            beginning, end = consumer.beginning_offsets([filled])[filled], consumer.end_offsets([filled])[filled]
-        end = end if below is None else min(end, below)
-        for start, below in windows_back(beginning, end, _FIRST_WINDOW):
-            newest = -1
-            for record in read_range(connection, consumer, filled, start, below):
-                mark = _parse_mark(first_fields(record.headers, at + 1)[at:], site)
-                if mark is not None and mark[:2] == (source_topic, source_partition):
-                    newest = mark.offset
-            if newest >= 0:
-                return newest
-        return -1
-    finally:
-        consumer.close()
+
+    def made_from(record: Record) -> int:
+        mark = _parse_mark(first_fields(record.headers, at + 1)[at:], site)
+        return mark.offset if mark is not None and mark[:2] == (source_topic, source_partition) else -1
+
+    filled = TopicPartition(topic, partition)
+    with closing(connection.consumer()) as consumer, connection.reachable():
+        if partition not in (consumer.partitions_for_topic(topic) or ()):
+            return -1
+        for _ in range(_PURGES_MEANWHILE):
+            with suppress(HistoryUnavailable):
+                return _newest(connection, consumer, filled, made_from, below)
+        return _newest(connection, consumer, filled, made_from, below)
+
+
+def _newest(
+    connection: Connection,
+    consumer: Consumer,
+    filled: TopicPartition,
+    made_from: Callable[[Record], int],
+    below: int | None,
+) -> int:
+    """What `made_from` says of the last record of which it says anything but -1."""
+    beginning, end = consumer.beginning_offsets([filled])[filled], consumer.end_offsets([filled])[filled]
+    end = end if below is None else min(end, below)
+    for start, stop in windows_back(beginning, end, _FIRST_WINDOW):
+        offsets = [made_from(record) for record in read_range(connection, consumer, filled, start, stop)]
+        if found := [offset for offset in offsets if offset >= 0]:
+            return found[-1]
+    return -1
 
 
 def _parse_mark(mark: Sequence[bytes], site: str) -> Source | None:

@@ -24,8 +24,8 @@ _STAMP = struct.Struct(">q")
 class BareSender:
     """Sends well-formed FORWARD records with a plain producer: the member's settings and headers, nothing kept."""
 
-    def __init__(self, connection: Connection, place: Place, name: str) -> None:
-        self.producer: Producer = connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
+    def __init__(self, connection: Connection, place: Place, name: str, producer: Producer | None = None) -> None:
+        self.producer = producer or connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)
         self._topic = place.forward
         self._key = f"{place.site}/{name}".encode()
         self._incarnation = time.time_ns() // 1_000_000

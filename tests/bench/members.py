@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -18,14 +18,13 @@ from kafka import KafkaProducer
 
 from connectors import Member
 from connectors.client.sharing import BATCH_BYTES, LINGER_MS
-from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.transport import TRANSPORTS
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS, client_settings
 from ordering.errors import NotOrderedInTime
 from tests.bench.lab import Lab, Place
 from tests.bench.latency import sequencing
-from tests.bench.load import PAYLOAD_BYTES, BareReader
+from tests.bench.load import PAYLOAD_BYTES, BareReader, BareSender
 
 _PAYLOAD = b"x" * PAYLOAD_BYTES
 _NEVER_S = 3600.0
@@ -144,40 +143,41 @@ def _fence(bench: Bench) -> None:
 
 def _send_bare(bench: Bench, name: str, count: int) -> Took:
     """Seconds until the broker has everything."""
-    key, incarnation = f"{bench.place.site}/{name}".encode(), time.time_ns() // 1_000_000
-    with _bare_producer(bench.connection) as (send, flush):
-        # Connected, topic known: as a member is after its first broadcast.
-        send(bench.place.forward, _PAYLOAD, key, forward_headers(incarnation, 1))
-        flush()
+    producer = _bare_producer(bench.connection)
+    with contextlib.closing(BareSender(bench.connection, bench.place, name, producer)) as sender:
+        sender.send(_PAYLOAD)  # connected, topic known: as a member is after its first broadcast
+        producer.flush()
         started = Took.now()
-        for local_seqno in range(2, count + 2):
-            send(bench.place.forward, _PAYLOAD, key, forward_headers(incarnation, local_seqno))
-        flush()
+        for _ in range(count):
+            sender.send(_PAYLOAD)
+        producer.flush()
         return Took.since(started)
 
 
-@contextlib.contextmanager
-def _bare_producer(connection: Connection) -> Iterator[tuple[Callable[..., object], Callable[[], object]]]:
-    """`send(topic, value, key, headers)` and `flush` of the library's own producer, with the settings of a member's."""
+def _bare_producer(connection: Connection) -> Any:
+    """The library's own, with the settings of a member's."""
+    limits = {"linger_ms": LINGER_MS, "batch_size": BATCH_BYTES}
     if connection.transport == "kafka-python":
-        limits = {"linger_ms": LINGER_MS, "batch_size": BATCH_BYTES}
-        bare = KafkaProducer(**{**client_settings(connection), **PRODUCER_SETTINGS, **limits})
-        with contextlib.closing(bare):
-            yield bare.send, bare.flush
-        return
-    with contextlib.closing(connection.producer(linger_ms=LINGER_MS, batch_size=BATCH_BYTES)) as producer:
-        client: Any = producer._client  # type: ignore[attr-defined]
+        return KafkaProducer(**{**client_settings(connection), **PRODUCER_SETTINGS, **limits})
+    return _BareLibrdkafka(connection.producer(**limits))
 
-        def send(topic: str, value: bytes, key: bytes, headers: list[tuple[str, bytes]]) -> None:
-            while True:
-                try:
-                    client.produce(topic, value, key, headers=headers)
-                except BufferError:
-                    time.sleep(0.01)
-                else:
-                    return
 
-        yield send, client.flush
+class _BareLibrdkafka:
+    """confluent-kafka's producer in the words of the other library: no future for a record."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+        self.flush, self.close = producer.flush, producer.close
+
+    def send(self, topic: str, value: bytes, key: bytes, headers: list[tuple[str, bytes]]) -> None:
+        """When its queue has room."""
+        while True:
+            try:
+                self._producer._client.produce(topic, value, key, headers=headers)
+            except BufferError:
+                time.sleep(0.01)
+            else:
+                return
 
 
 def _send(bench: Bench, name: str, count: int, outbox: Path | None = None) -> Took:
