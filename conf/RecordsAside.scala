@@ -9,7 +9,7 @@ import scala.collection.mutable
 
 import org.apache.spark.TaskContext
 import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.catalyst.expressions.{Expression, GenericInternalRow, Literal, UnsafeProjection, UnsafeRow}
+import org.apache.spark.sql.catalyst.expressions.{BoundReference, Expression, GenericInternalRow, Literal, UnsafeProjection, UnsafeRow}
 import org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
 import org.apache.spark.sql.types.{BooleanType, DataType, ObjectType, StructType}
 import org.apache.spark.unsafe.Platform
@@ -18,7 +18,7 @@ import org.apache.spark.unsafe.types.UTF8String
 /**
  * Records that need not go to Python: set aside in the task that has read them, and brought back by their offset.
  *
- * Invariant. What `back` returns for an offset of a partition of a topic is what `aside` was given for that offset, in
+ * Invariant. What `take` returns for an offset of a partition of a topic is what `aside` was given for that offset, in
  * the same attempt of the same task; each record is brought back once at most. All else is an exception, which fails the
  * task. It rests on this: a record is found by its own name, never by its place among others. So whatever is lost,
  * repeated, or put in another order between the two, no offset gets another's record. Each attempt of a task has records
@@ -57,11 +57,6 @@ object RecordsAside {
   def block(group: Expression, topic: Expression, partition: Expression, offset: Expression): Expression =
     call("takeBlock", StructType.fromDDL("senders string, numbers binary"), group, topic, partition, offset)
 
-  /** The column of records, structs with this schema. */
-  def back(
-      group: Expression, topic: Expression, partition: Expression, offset: Expression, schema: String): Expression =
-    call("take", StructType.fromDDL(schema), group, topic, partition, offset)
-
   private def literal(schema: String): Expression =
     Literal.fromObject(StructType.fromDDL(schema), ObjectType(classOf[StructType]))
 
@@ -94,9 +89,8 @@ object RecordsAside {
   def takeBlock(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): InternalRow =
     ofThisAttempt(null).takeBlock(group, topic, partition, offset)
 
-  /** Take a record that was put aside. */
-  def take(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): InternalRow =
-    ofThisAttempt(null).take(group, topic, partition, offset)
+  /** What was put aside in this task; `take` a record of it. */
+  private[abcast] def ofThisAttempt(): RecordsOfAttempt = ofThisAttempt(null)
 
   /** How many attempts of tasks have records aside in this JVM. */
   def attempts: Int = ofAttempts.size
@@ -122,13 +116,21 @@ object RecordsAside {
 /**
  * Of one attempt of a task. Spark may read a task's rows in another thread than it writes them.
  *
- * Records lie one behind the other in pages, each behind its size: many objects would be much work to the collector. A
- * row that was taken lies there, too, and is read before the task ends, as all rows of Spark's are.
+ * Records lie one behind the other in pages, each behind a word that says its size: many objects would be much work to
+ * the collector. A row that was taken lies there, too, and is read before the task ends, as all rows of Spark's are. A
+ * large value is copied nowhere: it stays the object that it is, and the word has its number, from 1 on, above the size.
  */
-private class RecordsOfAttempt(schema: StructType) {
+private[abcast] class RecordsOfAttempt(schema: StructType) {
   private val FirstPageBytes = 1 << 12 // of a small batch; the ninth and those behind it are of Pages
   private val FirstPages = 8
+  private val LargeBytes = 1 << 14
+  private val valueAt = schema.fieldIndex("value")
   private val toBytes = UnsafeProjection.create(schema)
+  private val withoutValue = UnsafeProjection.create(schema.fields.toSeq.zipWithIndex.map {
+    case (field, `valueAt`) => Literal(null, field.dataType)
+    case (field, at) => BoundReference(at, field.dataType, nullable = true)
+  })
+  private val large = mutable.ArrayBuffer.empty[Array[Byte]]
   private val pages = mutable.ArrayBuffer.empty[Array[Byte]]
   private var page = new Array[Byte](0) // the last of them, once there is one
   private var end = 0
@@ -143,6 +145,7 @@ private class RecordsOfAttempt(schema: StructType) {
     isOpen = false
     for (page <- pages if page.length == Pages.PageBytes) Pages.giveBack(page)
     pages.clear()
+    large.clear()
     partitions.clear()
   }
 
@@ -150,7 +153,10 @@ private class RecordsOfAttempt(schema: StructType) {
     synchronized {
       checkOpen()
       turnTo(group, topic, partition)
+      val isLarge = isLargeIn(record)
+      if (isLarge) large += record.getBinary(valueAt)
       val row = record match {
+        case _ if isLarge => withoutValue(record)
         case already: UnsafeRow => already
         case other => toBytes(other)
       }
@@ -163,21 +169,35 @@ private class RecordsOfAttempt(schema: StructType) {
         pages += page
         end = 0
       }
-      Platform.putLong(page, Platform.BYTE_ARRAY_OFFSET + end, bytes)
+      val number = if (isLarge) large.length.toLong else 0L
+      Platform.putLong(page, Platform.BYTE_ARRAY_OFFSET + end, number << 32 | bytes)
       row.writeToMemory(page, Platform.BYTE_ARRAY_OFFSET + end + 8)
       offsets.add(offset, (pages.length - 1L) << 32 | end)
       end += 8 + bytes
     }
 
-  def take(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): InternalRow = synchronized {
+  private def isLargeIn(record: InternalRow): Boolean = record match {
+    case row: UnsafeRow if row.getSizeInBytes < LargeBytes => false
+    case _ => !record.isNullAt(valueAt) && record.getBinary(valueAt).length >= LargeBytes
+  }
+
+  /** The record, and its value, which the row may lack. */
+  def take(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): (InternalRow, Array[Byte]) = synchronized {
     checkOpen()
     turnTo(group, topic, partition)
     val at = offsets.take(offset, place)
     val page = pages((at >> 32).toInt)
     val begin = Platform.BYTE_ARRAY_OFFSET + at.toInt
+    val word = Platform.getLong(page, begin)
     val row = new UnsafeRow(schema.length)
-    row.pointTo(page, begin + 8, Platform.getLong(page, begin).toInt)
-    row
+    row.pointTo(page, begin + 8, word.toInt)
+    val number = (word >> 32).toInt
+    if (number == 0) (row, row.getBinary(valueAt))
+    else {
+      val value = large(number - 1)
+      large(number - 1) = null // it is taken once
+      (row, value)
+    }
   }
 
   /** Of the record that was put last: whether its block begins with it, as no other goes on with it. */

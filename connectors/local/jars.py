@@ -68,7 +68,11 @@ class _Compiled(NamedTuple):
 
 
 _COMPILED = {
-    "own": _Compiled(("RecordsAside.scala", "Words.scala"), "abcast-columns.jar", ("spark-*.jar", "kryo-shaded-*.jar")),
+    "own": _Compiled(
+        ("RecordsAside.scala", "RowsOfRuns.scala", "Words.scala"),
+        "abcast-columns.jar",
+        ("spark-*.jar", "kryo-shaded-*.jar"),
+    ),
     "s3": _Compiled(("ConditionalPutLogStore.scala",), "abcast-log-store.jar", ("hadoop-client-*.jar",), ("spark",)),
 }
 

@@ -4,9 +4,9 @@ Claims, seals, ticks for members, signs of life, the watchdog and retries are th
 what is read: FORWARD of all sites, the logs of the others, and EPOCH, where an operator's exclusions stand. Where to
 read on is what the site's own log says (`connectors.sequencer.agreement`).
 
-FORWARD is a source of its own. A batch takes so much of it as the sites can put into a run each, so that what is read
-is soon sequenced; and it must not miss a record that retention drops while it is read: what is not there would be
-taken for offsets without a record. Then the query ends, and the next one finds out what that means.
+A batch takes no more than the sites can put into a run each, so that what is read is soon sequenced. It must not miss
+a record that retention drops while it is read: what is not there would be taken for offsets without a record. Then the
+query ends, and the next one finds out what that means.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from connectors.sequencer.agreeing_query import (
     Report,
     agree,
     begun,
-    forward_rows,
-    log_rows,
+    input_rows,
     seconds,
     tick_rows,
 )
@@ -123,17 +122,10 @@ class AgreeingLane(SequencerLane):
         site, neighbours = self.options.site, self._agreement.neighbours
         groups = self._groups(states)
         names = [name for group in topics.values() for name in group]
-        forward = [name for name in names if _topic(name).role in ("forward", "relayed")]
-        starts = self._starts(names, groups)
+        source = self._source(names, self._starts(names, groups))
         session, at_once = self.session(len(groups))
-        of_logs = self.kafka_source([name for name in names if name not in forward], starts)
-        read = [
-            session.readStream.format("kafka").options(**source).load()
-            for source in (self._forward_source(forward, starts), of_logs)
-        ]
-        rows = (
-            forward_rows(read[0], site).unionByName(log_rows(read[1])).unionByName(tick_rows(seconds(session), groups))
-        )
+        read = session.readStream.format("kafka").options(**source).load()
+        rows = input_rows(read, site).unionByName(tick_rows(seconds(session), groups))
         self._positions, self._has_room = {}, False
         initial = {name: begun(group) for name, group in groups.items()}
         runs = agree(rows, neighbours, initial, at_once)
@@ -152,7 +144,7 @@ class AgreeingLane(SequencerLane):
         raise_unfit(unfit, states)
         return groups
 
-    def _forward_source(self, names: list[str], starts: Mapping[TopicPartition, int]) -> dict[str, str]:
+    def _source(self, names: list[str], starts: Mapping[TopicPartition, int]) -> dict[str, str]:
         source = self.kafka_source(names, starts)
         found = {
             TopicPartition(name, int(number)): start

@@ -1,8 +1,8 @@
 """Sites that agree, as a Spark query: what a site's job reads in, entries and DATA out, `ordering.isis_group` between.
 
-    FORWARD, own and others' ┐
-    logs of the other sites  ├→ columns (JVM) → applyInPandasWithState, key = group → headers (JVM) → Kafka sink
-    EPOCH (exclusions), time ┘
+    FORWARD, own and others', logs of the ┐
+    other sites, EPOCH (exclusions)       ├→ columns (JVM) → applyInPandasWithState, key = group → headers (JVM) → Kafka
+    time                                  ┘
 
 It has the form of `connectors.sequencer.query`, and shares its columns, its decision on a batch and its output. One
 micro-batch is one step of the site: all that has come, then the entry, then the DATA of the runs that are due. The
@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
@@ -123,24 +123,36 @@ class Report(NamedTuple):
 # Rows in
 
 
-def forward_rows(kafka_rows: DataFrame, site: str) -> DataFrame:
-    """Rows of FORWARD topics, and of topics that relays fill, of a Kafka source (with headers) → rows for the operator.
+def input_rows(kafka_rows: DataFrame, site: str) -> DataFrame:
+    """Rows of FORWARD, of others' logs, of copies of both, and of EPOCH (with headers) → rows for the operator.
 
-    A copy is read as the record that it was made from (`connectors.kafka.inputs.original`). What is no copy, in a topic
-    that only relays write to, is left out.
+    They come of one Kafka source and go one way: Spark plans each source, and each way, anew for each batch. A copy of
+    FORWARD is read as the record that it was made from (`connectors.kafka.inputs.original`). What is no copy, in a
+    topic that only relays write to, is left out; and so is what the operator does not need of logs and of EPOCH.
     """
-    rows = spark_codec.with_fields(kafka_rows).withColumn("role", F.substring_index(F.col("topic"), ".", -2))
-    is_copy = F.col("role").startswith("relayed-")
-    neighbour = F.substring(F.substring_index("role", ".", 1), len("relayed-") + 1, MAX_SITE_LENGTH)
+    role = F.substring_index("topic", ".", -2)
+    is_copy, is_epoch = role.startswith("relayed-"), role.startswith("epoch.")
+    rows = spark_codec.with_fields(kafka_rows).withColumns(
+        {
+            "is_copy": is_copy,
+            "input": F.when(is_copy | role.startswith("forward."), FROM_FORWARD)
+            .when(is_epoch, FROM_EPOCH)
+            .otherwise(FROM_LOG),
+            "neighbour": F.substring(F.substring_index(role, ".", 1), len("relayed-") + 1, MAX_SITE_LENGTH),
+        }
+    )
+    is_copy, neighbour = F.col("is_copy"), F.col("neighbour")
     home = F.concat(F.lit("abcast."), spark_codec.group_of(F.col("topic")), F.lit(".forward."), neighbour)
     begin = F.concat(neighbour, F.lit("/"), home, F.lit("-"), F.col("partition").cast("string"), F.lit(":"))
     came_from = spark_codec.forward_field("RELAYED_FROM")
     offset = F.when(came_from.startswith(begin), F.substring(came_from, F.length(begin) + 1, F.length(came_from)))
     at_ms = F.get(F.col("fields"), F.lit(codec.AGREED_FIELDS.index("AT_MS"))).try_cast("bigint")
-    own_fields = F.concat_ws(" ", F.slice("fields", 1, len(codec.FORWARD_FIELDS))).cast("binary")
-    own = F.array(F.struct(F.lit(codec.HEADER).alias("key"), own_fields.alias("value")))
-    read = rows.select(
-        is_copy.alias("is_copy"),
+    own_fields = F.slice("fields", 1, len(codec.FORWARD_FIELDS))
+    own_header = F.struct(F.lit(codec.HEADER).alias("key"), F.concat_ws(" ", own_fields).cast("binary").alias("value"))
+    read = rows.filter(_is_needed()).select(
+        "input",
+        "is_copy",
+        F.when(is_copy, own_fields).otherwise(F.col("fields")).alias("fields"),
         "key",
         "value",
         F.when(is_copy, home).otherwise(F.col("topic")).alias("topic"),
@@ -148,41 +160,31 @@ def forward_rows(kafka_rows: DataFrame, site: str) -> DataFrame:
         F.when(is_copy, offset.try_cast("bigint")).otherwise(F.col("offset")).alias("offset"),
         F.when(is_copy, F.when(at_ms.between(-1, _LATEST_MS), at_ms)).alias("at_ms"),
         "timestamp",
-        F.when(is_copy, F.concat(own, spark_codec.application_headers())).otherwise(F.col("headers")).alias("headers"),
+        F.when(is_copy, F.concat(F.array(own_header), spark_codec.application_headers()))
+        .otherwise(F.col("headers"))
+        .alias("headers"),
         (F.col("offset") + 1).alias("at"),
     )
     right = read.filter(~F.col("is_copy") | (F.col("offset").isNotNull() & F.col("at_ms").isNotNull()))
     timed = right.withColumn("timestamp", F.coalesce(F.timestamp_millis("at_ms"), "timestamp"))
-    return decode_forward(timed, site, agreed=True).withColumn("input", F.lit(FROM_FORWARD))
+    return decode_forward(timed, site, agreed=True)
 
 
-def log_rows(kafka_rows: DataFrame) -> DataFrame:
-    """Rows of other sites' logs, of copies of them, and of EPOCH → rows for the operator, of those that it needs."""
-    role = F.substring_index(F.substring_index("topic", ".", -2), ".", 1)
-    first = F.get(F.col("headers"), F.lit(0))
-    text = F.when(first["key"] == codec.HEADER, first["value"]).cast("string")
-    is_of_log = (role != "epoch") & text.rlike(rf"\A{codec.VERSION} (?:{'|'.join(WITHOUT_SEQNO)}) ")
-    is_exclusion = (role == "epoch") & text.startswith(epochs.EXCLUSION.decode("ascii"))
-    rows = kafka_rows.filter(F.coalesce(is_of_log | is_exclusion, F.lit(False)))
-    return _bare(
-        rows,
-        group=spark_codec.group_of(F.col("topic")),
-        topic=F.col("topic"),
-        partition=F.col("partition"),
-        offset=F.col("offset"),
-        forwarded_at_ms=F.unix_millis("timestamp"),
-        key=F.col("key"),
-        value=F.col("value"),
-        packed_headers=spark_codec.pack_headers(F.col("headers")),
-        at=F.col("offset") + 1,
-        input=F.when(role == "epoch", FROM_EPOCH).otherwise(FROM_LOG),
-    )
+def _is_needed() -> Column:
+    """Of others' logs, what has no seqno; of EPOCH, exclusions; all of FORWARD."""
+    first, kind = (F.get(F.col("fields"), F.lit(at)) for at in (0, 1))
+    input_, version, exclusion = F.col("input"), *epochs.EXCLUSION.decode("ascii").split(" ")
+    of_log = F.when(input_ == FROM_LOG, kind.isin(*WITHOUT_SEQNO)).otherwise(kind == exclusion)
+    return (input_ == FROM_FORWARD) | F.coalesce((first == version) & of_log, F.lit(False))
 
 
 def tick_rows(times: DataFrame, groups: Iterable[str]) -> DataFrame:
     """Rows with a `timestamp` → a row for each group, so that its clock goes on."""
     each = times.select("timestamp", F.explode(F.array(*map(F.lit, sorted(groups)))).alias("of"))
-    return _bare(each, group=F.col("of"), forwarded_at_ms=F.unix_millis("timestamp"), input=F.lit(FROM_TIME))
+    known = {"group": F.col("of"), "forwarded_at_ms": F.unix_millis("timestamp"), "input": F.lit(FROM_TIME)}
+    return each.select(
+        *(known.get(name, F.lit(_NOT_NULL.get(name))).cast(kind).alias(name) for name, kind in _EMPTY.items())
+    )
 
 
 def seconds(spark: SparkSession) -> DataFrame:
@@ -209,12 +211,6 @@ _EMPTY = {
 }
 """The columns of the operator's rows, as `decode_forward` has them."""
 _NOT_NULL = {"partition": 0, "offset": 0, "plain": False, "incarnation": 0, "local_seqno": 0, "kind": 0, "at": 0}
-
-
-def _bare(rows: DataFrame, **known: Any) -> DataFrame:
-    return rows.select(
-        *(known.get(name, F.lit(_NOT_NULL.get(name))).cast(kind).alias(name) for name, kind in _EMPTY.items())
-    )
 
 
 # The operator

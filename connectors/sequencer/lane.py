@@ -149,7 +149,7 @@ class SequencerLane(StreamingJob):
         forward = session.readStream.format("kafka").options(**source).load()
         relayed = any(topic.role == "relayed" for topic in map(Topic.parse, names) if topic)
         runs = sequence(read_by_few(forward, at_once), site, states, at_once, relayed=relayed)
-        return encode_decided(self.observed(runs), site, relayed=relayed)
+        return encode_decided(self.observed(runs), site)
 
     def session(self, groups: int) -> tuple[SparkSession, int]:
         """One for this query of so many groups, and how many of them it decides at once.

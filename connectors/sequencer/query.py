@@ -47,7 +47,7 @@ from connectors.sequencer import stored_state
 from connectors.sequencer.blocks import out_of_blocks
 from connectors.sequencer.stored_state import Stored, load, store
 from connectors.spark import codec as spark_codec
-from connectors.spark.own_columns import Place, block_of, bring_back, set_aside
+from connectors.spark.own_columns import Place, block_of, rows_of_runs, set_aside
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
 from ordering.links import LinkColumns
@@ -104,14 +104,16 @@ def decode_forward(
     """Rows of Spark's Kafka source (with headers) → the columns that the site's sequencer works on.
 
     `relayed`: whether there may be rows of topics that a relay fills; then there are columns for what links say, -1 and
-    0 where no link has brought the row. `agreed`: whether there are rows of other sites' topics, and the column `at`,
-    which is kept. `packed_headers` are those of the application, null if there are none. A row
+    0 where no link has brought the row. `agreed`: whether there are rows of other sites' topics, of logs and of EPOCH,
+    none of which is plain; they come with the columns `fields`, `input` and `at`, of which the last two are kept.
+    `packed_headers` are those of the application, null if there are none. A row
     that is not `plain` has the key and all its headers there, for `connectors.kafka.codec` to read; the columns from
     them are null or 0. `topic` is null in the site's own, which nearly all are in: a text a row is dear on its way to
     Python. Null comes first in order, as the site's own topic does. `lean`: whether a plain message's value and headers
     are in the column `record` (RECORD_SCHEMA) only, which is null for all else.
     """
-    numbered = spark_codec.with_fields(kafka_rows).withColumns(
+    with_fields = kafka_rows if agreed else spark_codec.with_fields(kafka_rows)
+    numbered = with_fields.withColumns(
         {
             "sender": F.col("key").cast("string"),
             "incarnation": spark_codec.number("INCARNATION"),
@@ -138,7 +140,7 @@ def decode_forward(
         .when((F.size(headers) > 1) & ~is_lean, spark_codec.pack_headers(spark_codec.application_headers()))
         .alias("packed_headers"),
         *(_links() if relayed else ()),
-        *(["at"] if agreed else ()),
+        *(["at", "input"] if agreed else ()),
         *([F.when(is_lean, _record(relayed=relayed)).alias("record")] if lean else ()),
     )
 
@@ -205,76 +207,25 @@ def sequence(
     )
 
 
-def encode_decided(runs: DataFrame, site: str, *, relayed: bool = False, read_at: str | None = None) -> DataFrame:
-    """Runs → the rows of Spark's Kafka sink, in the JVM. `relayed`: as in `decode_forward`. `read_at`: the site of
-    `sequence`, if it is another.
-    """
-    # What is the same for all rows of a run is put into words before the rows are made.
+def encode_decided(runs: DataFrame, site: str, *, read_at: str | None = None) -> DataFrame:
+    """Runs → the rows of Spark's Kafka sink, in the JVM. `read_at`: the site of `sequence`, if it is another."""
     own_topic = F.concat(F.lit("abcast."), "group", F.lit(f".forward.{read_at or site}"))
-    worded = runs.withColumns(
-        {
-            "written_to": F.concat(F.lit("abcast."), "group", F.lit("."), "role", F.lit(f".{site}")),
-            "behind_seqno": F.concat(
-                F.concat_ws(" ", "epoch", "view", F.concat_ws("-", "topic", "partition")), F.lit(":")
-            ),
-            "topic": F.when(F.col("topic") != own_topic, F.col("topic")),  # as `decode_forward` has it
-        }
+    behind_seqno = F.concat(F.concat_ws(" ", "epoch", "view", F.concat_ws("-", "topic", "partition")), F.lit(":"))
+    run = F.struct(
+        F.concat(F.lit("abcast."), "group", F.lit("."), "role", F.lit(f".{site}")).alias("written_to"),
+        (F.col("role") == DATA_ROLE).alias("is_data"),
+        "kind",
+        behind_seqno.alias("behind_seqno"),
+        "group",
+        F.when(F.col("topic") != own_topic, F.col("topic")).alias("topic"),  # as `decode_forward` has it
+        *_RUN_COLUMNS[_RUN_COLUMNS.index("partition") : _RUN_COLUMNS.index("epoch")],
+        *_RUN_COLUMNS[_RUN_COLUMNS.index("size") :],
     )
-    row, record = F.col("row"), F.col("record")
-    offset = F.col("first_offset") + row
-    sender = F.get("sender", row)
-    back = bring_back(_place(), offset, RECORD_SCHEMA)
-    # Steps of their own, so that each is done once and the plan stays small: Spark plans every batch anew.
-    records = worded.select("*", F.explode(F.sequence(F.lit(0), F.col("size") - 1)).alias("row")).select(
-        *("written_to", "role", "kind", "behind_seqno", "aside"),
-        offset.alias("offset"),
-        (F.col("first_seqno") + row).alias("seqno"),
-        F.get("senders", sender).isNotNull().alias("has_sender"),
-        *(F.get(name, row).alias(name) for name in ("names", "values")),
-        F.when(F.col("aside"), back).otherwise(_record_of_run(row, sender, linked=relayed)).alias("record"),
-    )
-    own = spark_codec.data_header(
-        F.col("kind"),
-        record["incarnation"],
-        record["local_seqno"],
-        F.col("seqno"),
-        (F.col("behind_seqno"), F.col("offset")),
-        record["at_ms"],
-        *([record["link"]] if relayed else ()),
-    )
-    given = F.arrays_zip("names", "values").cast(spark_codec.HEADERS_TYPE)
-    of_application = F.slice(record["headers"], 2, F.size(record["headers"]) - 1)
-    is_alone = F.size(record["headers"]) == 1
-    return records.select("*", own.alias("own")).select(
-        F.col("written_to").alias("topic"),
-        F.lit(0).alias("partition"),  # readers of DATA and of dead letters read this one only
-        record["key"].alias("key"),
-        record["value"].alias("value"),
-        F.when(F.col("aside") & (F.col("role") != DATA_ROLE), F.concat(record["headers"], given))
-        .when(F.when(F.col("aside"), is_alone).otherwise(F.col("names").isNull()), F.col("own"))
-        .when(F.col("aside"), F.concat("own", of_application))
-        .when(F.col("has_sender"), F.concat("own", given))
-        .otherwise(given)
-        .alias("headers"),
-    )
+    return runs.select(rows_of_runs(run, codec.VERSION, codec.HEADER))
 
 
 def _place() -> Place:
     return F.col("group"), F.col("topic"), F.col("partition")
-
-
-def _record_of_run(row: Column, sender: Column, *, linked: bool) -> Column:
-    """What is in a run of one that is not aside, as a struct of RECORD_SCHEMA, but for the headers."""
-    link = spark_codec.link_text(*(F.get(name, row) for name in _LINK)) if linked else F.lit(None)
-    return F.struct(
-        F.coalesce(F.get("key", row), F.get("senders", sender).cast("binary")).alias("key"),
-        F.get("value", row).alias("value"),
-        F.get("incarnations", sender).alias("incarnation"),
-        F.get("local_seqno", row).alias("local_seqno"),
-        F.get("forwarded_at_ms", row).alias("at_ms"),
-        link.cast("string").alias("link"),
-        F.lit(None).cast(spark_codec.HEADERS_TYPE).alias("headers"),
-    )
 
 
 Decide = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]

@@ -20,7 +20,7 @@ def set_aside(
     """Whether the row goes on; on its way the record, a struct, is set aside if it is not null.
 
     What Python need not see of a record stays so in the JVM, in the task that has read it. All from here to
-    `bring_back` must be in one task: with an exchange between them nothing is found, and the task fails. A second
+    `rows_of_runs` must be in one task: with an exchange between them nothing is found, and the task fails. A second
     record of that name in a task is an exception, too.
 
     Neighbours that have a sender, and offsets without a gap, are in one block: only the first one's row goes on. The
@@ -39,9 +39,13 @@ def block_of(place: Place, offset: Column) -> Column:
     return _column("RecordsAside", "block", *place, offset)
 
 
-def bring_back(place: Place, offset: Column, schema: str) -> Column:
-    """The record of that name, a struct of this schema, once; an exception where there is none."""
-    return _column("RecordsAside", "back", *place, offset, schema)
+def rows_of_runs(run: Column, version: str, header: str) -> Column:
+    """Rows of Spark's Kafka sink, one for each record of a run: topic, partition, key, value and headers.
+
+    `run`: a struct as `conf/RowsOfRuns.scala` has it. The records of one that is aside are brought back, each by its
+    name and once; an exception where there is none.
+    """
+    return _column("RowsOfRuns", "of", run, version, header)
 
 
 def words_of(line: Column) -> Column:

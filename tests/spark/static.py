@@ -26,7 +26,7 @@ def decide(kafka_rows: DataFrame, *states: SequencerState, site: str = "local", 
     with instead_of_state(["topic", "partition", "offset"], chunk_rows):
         by_group = {state.group: state for state in states}
         decided = sequence(kafka_rows, site, by_group, relayed=True)
-    return encode_decided(decided, site, relayed=True)
+    return encode_decided(decided, site)
 
 
 @contextmanager

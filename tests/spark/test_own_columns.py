@@ -16,16 +16,16 @@ from pyspark.sql import functions as F
 
 from connectors.kafka import codec
 from connectors.sequencer.blocks import out_of_blocks
-from connectors.sequencer.query import RECORD_SCHEMA, decode_forward, encode_decided, sequence
+from connectors.sequencer.query import RECORD_SCHEMA, RUN_SCHEMA, decode_forward, encode_decided, sequence
 from connectors.spark.jvm import jvm
 from connectors.spark.own_columns import (
     Place,
     block_of,
-    bring_back,
     inner,
     is_ascii,
     line_of,
     number_in,
+    rows_of_runs,
     set_aside,
     words_of,
 )
@@ -37,7 +37,6 @@ from tests.spark.static import instead_of_state
 pytestmark = pytest.mark.spark
 
 STATE = SequencerState("g", epoch=3)
-SCHEMA = "value binary, link string"
 NAME = ("group", "topic", "partition", "offset")
 NAMES = [
     ("g", None, 0, 7),
@@ -49,6 +48,8 @@ NAMES = [
     ("h", None, 0, -(2**63)),
 ]
 """What one word alone tells apart."""
+REPEATED = 3_000
+"""How often, but one, the words of a name of partition 1 are repeated, so that they are a large value."""
 GONE = "is(?: not)?, or no longer, set aside in this task"
 TWICE = "is set aside a second time"
 
@@ -61,17 +62,50 @@ def set_by(spark: SparkSession, names: Sequence[tuple[object, ...]], record: Col
     """One task that sets a record aside for each name: its name in words, and a null."""
     frame = spark.createDataFrame(names, "group string, topic string, partition int, offset long").coalesce(1)
     words = F.concat_ws(" ", *(F.coalesce(F.col(name).cast("string"), F.lit("-")) for name in NAME))
-    whole = F.struct(words.cast("binary").alias("value"), F.lit(None).cast("string").alias("link"))
+    whole = record_of(F.repeat(words, F.col("partition") * REPEATED + 1).cast("binary"))
     alone = F.lit(None).cast("string"), (F.lit(1), F.lit(2), F.lit(3))
-    return frame.where(set_aside(place(), F.col("offset"), whole if record is None else record, SCHEMA, *alone))
+    return frame.where(set_aside(place(), F.col("offset"), whole if record is None else record, RECORD_SCHEMA, *alone))
+
+
+def record_of(value: Column) -> Column:
+    """A record to set aside, with this value."""
+    own = F.struct(F.lit(codec.HEADER).alias("key"), F.lit(b"2 message 1 2").alias("value"))
+    known = {"key": F.lit(b"s/a"), "value": value, "incarnation": F.lit(1), "local_seqno": F.lit(2), "at_ms": F.lit(3)}
+    known["headers"] = F.array(own)
+    return F.struct(
+        *(
+            known.get(name, F.lit(None)).cast(kind).alias(name)
+            for name, kind in (field.split(" ", 1) for field in RECORD_SCHEMA.split(", ", 6))
+        )
+    )
 
 
 def back_by(frame: DataFrame, offset: Column | None = None) -> list[str]:
-    """The records by these rows' names, behind a step that sees all rows before the first goes on."""
+    """The values by these rows' names, behind a step that sees all rows before the first goes on."""
+    known = {
+        "partition": F.col("partition"),
+        "first_offset": F.col("offset") if offset is None else offset,
+        "first_seqno": F.lit(1),
+        "size": F.lit(1),
+        "aside": F.lit(True),
+    }
+    kinds = dict(field.split(" ", 1) for field in RUN_SCHEMA.split(", "))
+    run = F.struct(
+        F.lit("to").alias("written_to"),
+        F.lit(True).alias("is_data"),
+        F.lit("message").alias("kind"),
+        F.lit("1 0 x-0:").alias("behind_seqno"),
+        "group",
+        "topic",
+        *(
+            known.get(name, F.lit(None)).cast(kind).alias(name)
+            for name, kind in kinds.items()
+            if name not in ("group", "role", "kind", "topic", "epoch", "view")
+        ),
+    )
     sorted_ = frame.sortWithinPartitions(F.desc("offset"), F.desc("group"))
-    back = sorted_.select(bring_back(place(), F.col("offset") if offset is None else offset, SCHEMA).alias("record"))
-    rows = back.select("record.value", "record.link").collect()
-    assert {row["link"] for row in rows} == {None}
+    rows = sorted_.select(rows_of_runs(run, codec.VERSION, codec.HEADER)).collect()
+    assert {bytes(row["key"]) for row in rows} <= {b"s/a"}
     return [bytes(row["value"]).decode() for row in rows]
 
 
@@ -80,7 +114,10 @@ def nothing_is_left() -> bool:
 
 
 def test_a_record_comes_back_under_its_name(spark: SparkSession) -> None:
-    expected = {" ".join("-" if word is None else str(word) for word in name) for name in NAMES}
+    expected = {
+        " ".join("-" if word is None else str(word) for word in name) * (1 + REPEATED * int(name[2] == 1))
+        for name in NAMES
+    }
     back = back_by(set_by(spark, list(NAMES)))
     assert len(back) == len(NAMES)
     assert set(back) == expected
@@ -91,7 +128,7 @@ def test_a_record_comes_back_under_its_name(spark: SparkSession) -> None:
 def test_all_else_fails(spark: SparkSession, case: str) -> None:
     """What was not set aside, or was brought back before, and two records of one name; and nothing is left of it."""
     names = [*NAMES[:1], *NAMES[:1]] if case == "twice" else list(NAMES[:2])
-    record = F.lit(None).cast("struct<value:binary,link:string>") if case == "null" else None
+    record = F.when(F.lit(False), record_of(F.lit(b""))) if case == "null" else None
     frame = set_by(spark, names, record)
     if case == "exchange":
         frame = frame.repartition(2, "offset")
@@ -104,7 +141,7 @@ def test_all_else_fails(spark: SparkSession, case: str) -> None:
 def test_where_there_is_no_task() -> None:
     """There is nothing to hold records by then."""
     with pytest.raises(Exception, match="in a task of Spark's only"):
-        jvm().abcast.RecordsAside.take(None, None, 0, 1)
+        jvm().abcast.RecordsAside.takeBlock(None, None, 0, 1)
 
 
 def test_what_is_set_aside_has_the_schema_with_which_it_comes_back(spark: SparkSession) -> None:
@@ -137,9 +174,8 @@ def in_blocks(spark: SparkSession, messages: Sequence[tuple[object, ...]]) -> Da
     """One task that sets records aside for these messages: what goes on, in the order of names."""
     frame = spark.createDataFrame(messages, MESSAGE_SCHEMA).coalesce(1)
     numbers = F.col("incarnation"), F.col("local_seqno"), F.col("forwarded_at_ms")
-    record = F.struct(F.lit(b"").alias("value"), F.lit(None).cast("string").alias("link"))
     return frame.where(
-        set_aside(place(), F.col("offset"), record, SCHEMA, F.col("sender"), numbers)
+        set_aside(place(), F.col("offset"), record_of(F.lit(b"")), RECORD_SCHEMA, F.col("sender"), numbers)
     ).sortWithinPartitions(*NAME)
 
 
@@ -206,7 +242,9 @@ def test_a_wrong_decision_fails(spark: SparkSession, wrong: str) -> None:
 
 def steps_of(plan: str) -> list[str]:
     """What concerns us of a plan that Spark has put into words, from the last step to the first."""
-    words = r"RecordsAside\.(put|take|takeBlock)\(|(Exchange|Coalesce|Sort|FlatMapGroupsInPandasWithState) "
+    words = (
+        r"(?:RecordsAside\.)?\b(put|rows_of_runs|takeBlock)\(|(Exchange|Coalesce|Sort|FlatMapGroupsInPandasWithState) "
+    )
     return [next(filter(None, found)) for found in re.findall(words, plan)]
 
 
@@ -235,7 +273,7 @@ def test_all_is_in_one_task(spark: SparkSession, tmp_path: Path, at_once: int) -
     written = session.table(f"aside{at_once}").collect()
     assert [bytes(row["value"]) for row in written] == [row.value for row in rows_of_two()]
     placed = "Coalesce" if at_once == 1 else "Exchange"
-    assert steps_of(plan) == ["take", "FlatMapGroupsInPandasWithState", "takeBlock", "Sort", "put", placed]
+    assert steps_of(plan) == ["rows_of_runs", "FlatMapGroupsInPandasWithState", "takeBlock", "Sort", "put", placed]
     assert nothing_is_left()
 
 

@@ -1,0 +1,136 @@
+package abcast
+
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.{Expression, Generator, GenericInternalRow, UnaryExpression}
+import org.apache.spark.sql.catalyst.expressions.codegen.CodegenFallback
+import org.apache.spark.sql.catalyst.util.{ArrayData, GenericArrayData}
+import org.apache.spark.sql.types.StructType
+import org.apache.spark.unsafe.types.UTF8String
+
+/**
+ * The rows of Spark's Kafka sink from runs, one for each record of a run, in their order.
+ *
+ * A run's records are in its arrays, or aside (`RecordsAside`): then each is brought back by its own offset, once. What
+ * Spark's own functions would do for each record step by step is one step here, without a row between them: their code
+ * copies each row that comes of an `explode`, with its payload.
+ */
+case class RowsOfRuns(child: Expression, version: String, header: String)
+    extends UnaryExpression with Generator with CodegenFallback {
+  private lazy val words = (UTF8String.fromString(version), UTF8String.fromString(header))
+
+  override def prettyName: String = "rows_of_runs"
+
+  override def elementSchema: StructType =
+    StructType.fromDDL(
+      "topic string, partition int, key binary, value binary, headers array<struct<key: string, value: binary>>")
+
+  override def eval(input: InternalRow): IterableOnce[InternalRow] =
+    new Run(child.eval(input).asInstanceOf[InternalRow], words._1, words._2).rows
+
+  override protected def withNewChildInternal(newChild: Expression): RowsOfRuns = copy(child = newChild)
+}
+
+object RowsOfRuns {
+
+  /** The columns, of one with structs as `Run` has them. `version` and `header`: of abcast's own header. */
+  def of(run: Expression, version: String, header: String): Expression = RowsOfRuns(run, version, header)
+}
+
+/** A run's columns. Arrays have an element for each record, but `senders` and `incarnations`, one for each sender. */
+private class Run(run: InternalRow, version: UTF8String, header: UTF8String) {
+  private val topic = run.getUTF8String(0)
+  private val isData = run.getBoolean(1)
+  private val kind = run.getUTF8String(2)
+  private val behindSeqno = run.getUTF8String(3)
+  private val group = run.getUTF8String(4)
+  private val fromTopic = run.getUTF8String(5)
+  private val fromPartition = run.getInt(6)
+  private val firstOffset = run.getLong(7)
+  private val firstSeqno = run.getLong(8)
+  private val size = run.getInt(9)
+  private val isAside = run.getBoolean(10)
+  private val senders = run.getArray(11)
+  private val incarnations = run.getArray(12)
+  private val sender = run.getArray(13)
+  private val localSeqnos = run.getArray(14)
+  private val forwardedAtMs = run.getArray(15)
+  private val keys = run.getArray(16)
+  private val values = run.getArray(17)
+  private val headerNames = run.getArray(18)
+  private val headerValues = run.getArray(19)
+  private val link = Array.range(20, 24).map(run.getArray)
+
+  /** Each is read before the next one is made. */
+  def rows: Iterator[InternalRow] = {
+    val row = new GenericInternalRow(5)
+    row.update(0, topic)
+    row.update(1, 0) // readers of DATA and of dead letters read this partition only
+    val write: Int => Unit = if (isAside) fromAside(row) else fromArrays(row)
+    Iterator.range(0, size).map { index => write(index); row }
+  }
+
+  private def fromAside(row: InternalRow): Int => Unit = {
+    val aside = RecordsAside.ofThisAttempt()
+    index => {
+      val (record, value) = aside.take(group, fromTopic, fromPartition, firstOffset + index)
+      row.update(2, record.getBinary(0))
+      row.update(3, value)
+      val headers = record.getArray(6)
+      row.update(
+        4,
+        if (isData) {
+          val line = begin(record.getLong(2), record.getLong(3), index, record.getLong(4))
+          behind(own(Words.add(line, record.getUTF8String(5))), of(headers, from = 1))
+        } else new GenericArrayData(of(headers, from = 0) ++ given(index)))
+    }
+  }
+
+  private def fromArrays(row: InternalRow)(index: Int): Unit = {
+    val by = if (senders == null) -1 else sender.getInt(index)
+    val key = binary(keys, index)
+    row.update(2, if (key == null && by >= 0) senders.getUTF8String(by).getBytes else key)
+    row.update(3, binary(values, index))
+    row.update(
+      4,
+      if (by < 0) new GenericArrayData(given(index))
+      else {
+        val line = begin(incarnations.getLong(by), localSeqnos.getLong(index), index, forwardedAtMs.getLong(index))
+        behind(own(linked(line, index)), given(index))
+      })
+  }
+
+  private def begin(incarnation: Long, localSeqno: Long, index: Int, atMs: Long): Line =
+    new Line().join(version).blank().join(kind).blank().join(incarnation).blank().join(localSeqno)
+      .blank().join(firstSeqno + index).blank().join(behindSeqno).join(firstOffset + index).blank().join(atMs)
+
+  private def linked(line: Line, index: Int): Line = {
+    if (link(0) != null) {
+      line.blank().join(link(0).getLong(index))
+      for (numbers <- link.tail) line.join(Run.Dot).join(numbers.getLong(index))
+    }
+    line
+  }
+
+  private def own(line: Line): InternalRow = new GenericInternalRow(Array[Any](header, line.bytes))
+
+  private def behind(first: InternalRow, others: Array[Any]): ArrayData = new GenericArrayData(first +: others)
+
+  private def of(headers: ArrayData, from: Int): Array[Any] =
+    Array.tabulate[Any](headers.numElements() - from)(at => headers.getStruct(from + at, 2))
+
+  private def given(index: Int): Array[Any] =
+    if (headerNames == null || headerNames.isNullAt(index)) Array.empty
+    else {
+      val names = headerNames.getArray(index)
+      val values = headerValues.getArray(index)
+      Array.tabulate[Any](names.numElements())(at =>
+        new GenericInternalRow(Array[Any](names.getUTF8String(at), binary(values, at))))
+    }
+
+  private def binary(values: ArrayData, index: Int): Array[Byte] =
+    if (values == null || values.isNullAt(index)) null else values.getBinary(index)
+}
+
+private object Run {
+  val Dot: UTF8String = UTF8String.fromString(".")
+}
