@@ -153,10 +153,10 @@ private[abcast] class RecordsOfAttempt(schema: StructType) {
     synchronized {
       checkOpen()
       turnTo(group, topic, partition)
-      val isLarge = isLargeIn(record)
-      if (isLarge) large += record.getBinary(valueAt)
+      val value = largeOf(record)
+      if (value != null) large += value
       val row = record match {
-        case _ if isLarge => withoutValue(record)
+        case _ if value != null => withoutValue(record)
         case already: UnsafeRow => already
         case other => toBytes(other)
       }
@@ -169,16 +169,19 @@ private[abcast] class RecordsOfAttempt(schema: StructType) {
         pages += page
         end = 0
       }
-      val number = if (isLarge) large.length.toLong else 0L
+      val number = if (value != null) large.length.toLong else 0L
       Platform.putLong(page, Platform.BYTE_ARRAY_OFFSET + end, number << 32 | bytes)
       row.writeToMemory(page, Platform.BYTE_ARRAY_OFFSET + end + 8)
       offsets.add(offset, (pages.length - 1L) << 32 | end)
       end += 8 + bytes
     }
 
-  private def isLargeIn(record: InternalRow): Boolean = record match {
-    case row: UnsafeRow if row.getSizeInBytes < LargeBytes => false
-    case _ => !record.isNullAt(valueAt) && record.getBinary(valueAt).length >= LargeBytes
+  /** The record's value, if it is a large one; or null. */
+  private def largeOf(record: InternalRow): Array[Byte] = record match {
+    case row: UnsafeRow if row.getSizeInBytes < LargeBytes => null
+    case _ =>
+      val value = record.getBinary(valueAt)
+      if (value != null && value.length >= LargeBytes) value else null
   }
 
   /** The record, and its value, which the row may lack. */
