@@ -24,7 +24,8 @@ Rules beyond it:
    three processes a receiver waits for nobody: when it is told a number, it makes a majority with the sender. The
    sender does not wait either, with up to three: its own proposal went with the run, to all; and each other one is
    known to two, who made it, and the sender. Without the rule, sender and receiver may deliver a run and be cut off
-   together, and no other process knows its number.
+   together, and no other process knows its number. Where nobody waits for it, `Known` goes with what else is said, and
+   alone after a while only: by itself it would be a message for each final number, and a batch of each relay.
 5. *A key is as high as it can be.* Where a process overhears proposals for a run of another one, it counts them: the
    final number can't be below. So a run that is final waits for fewer others.
 
@@ -333,7 +334,10 @@ class _Waiting:
     proposals: list[tuple[RunId, int]] = field(default_factory=list)
     finals: list[Key] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
-    has_news: bool = False
+    has_final: bool = False
+    """Whether the process knows a final number that it did not know before."""
+    is_late: bool = False
+    """Whether it is time to say what the process knows, come what may."""
 
 
 class Agreement:
@@ -439,8 +443,7 @@ class Agreement:
             if process != self.me and self.now_ms - self._asked_at_ms[process] >= self._patience_ms[process]:
                 self._ask_again(process)
         is_quiet = not self._recent and not len(self._queue) and self._told == self.delivered
-        if not is_quiet and self.now_ms - self._known_at_ms >= self._resend_after_ms // 2:
-            self._waiting.has_news = True
+        self._waiting.is_late = not is_quiet and self.now_ms - self._known_at_ms >= self._resend_after_ms // 2
         self._advance()
 
     def end_batch(self) -> tuple[Output, ...]:
@@ -455,10 +458,17 @@ class Agreement:
         if waiting.finals:
             first = self._finals[self.me][self.me] - len(waiting.finals) + 1
             outputs.append(Cast(Finals(self.view, first, tuple(waiting.finals))))
-        if waiting.has_news and self.size > 1:
+        if self.size > 1 and self._is_known_due(waiting):
             self._known_at_ms, self._told = self.now_ms, self.delivered
             outputs.append(Cast(self.known()))
         return tuple(outputs)
+
+    def _is_known_due(self, waiting: _Waiting) -> bool:
+        """Whether to say what the process knows: with what else it says, alone if others wait for it, or it is late."""
+        says = waiting.sent or waiting.proposals or waiting.finals
+        has_news = waiting.has_final or self._told != self.delivered
+        is_waited_for = waiting.has_final and not self._is_told_by_two()
+        return waiting.is_late or is_waited_for or bool(says and has_news)
 
     def known(self) -> Known:
         """What the process knows; it may be cast at any time."""
@@ -630,7 +640,7 @@ class Agreement:
         self.counter = max(self.counter, key.number)
         self._queue.set_deliverable(run_id, key)
         self._finals[self.me][run_id.sender] = run_id.number
-        self._waiting.has_news = True
+        self._waiting.has_final = True
 
     def _take_known(self, process: int, message: Known) -> None:
         if len(message.finals) != self.size:
