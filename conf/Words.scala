@@ -3,10 +3,11 @@ package abcast
 import java.nio.charset.StandardCharsets.US_ASCII
 import java.util.Arrays
 
-import org.apache.spark.sql.catalyst.expressions.{Expression, Literal}
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.{Expression, GenericInternalRow, Literal}
 import org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
 import org.apache.spark.sql.catalyst.util.{ArrayData, GenericArrayData}
-import org.apache.spark.sql.types.{ArrayType, BinaryType, BooleanType, DataType, LongType, ObjectType, StringType}
+import org.apache.spark.sql.types.{ArrayType, BinaryType, BooleanType, DataType, LongType, ObjectType, StringType, StructType}
 import org.apache.spark.unsafe.types.UTF8String
 
 /** Words with blanks between them, as the header `abcast` has them: Spark's own functions make a text of each. */
@@ -37,6 +38,18 @@ object Words {
 
   /** What stands there then. */
   def bytes(line: Expression): Expression = call("end", BinaryType, line)
+
+  /**
+   * The column of headers with the header `name` as the first one, in which the text `said` stands in the place of the
+   * words from `begin` to below `end`. The other words and the other headers stay as they are; a header that lacks words
+   * before `begin`, or is not there, gets `nothing` for each of them.
+   */
+  def marked(headers: Expression, name: String, said: Expression, begin: Int, end: Int, nothing: String): Expression = {
+    val arguments = Seq(headers, Literal(name), said, Literal(begin), Literal(end), Literal(nothing))
+    StaticInvoke(getClass, Headers, "mark", arguments, propagateNull = false, returnNullable = false)
+  }
+
+  private val Headers = ArrayType(StructType.fromDDL("key string, value binary"))
 
   private def ofLine: DataType = ObjectType(classOf[Line])
 
@@ -82,6 +95,26 @@ object Words {
     UTF8String.fromAddress(
       text.getBaseObject, text.getBaseOffset + atBegin, math.max(0, text.numBytes - atBegin - atEnd))
 
+  def mark(
+      headers: ArrayData, name: UTF8String, said: UTF8String, begin: Int, end: Int, nothing: UTF8String): ArrayData = {
+    val given = if (headers == null) Array.empty[InternalRow]
+      else Array.tabulate(headers.numElements())(headers.getStruct(_, 2))
+    val own = given.indexWhere(_.getUTF8String(0) == name)
+    val bytes = if (own < 0 || given(own).isNullAt(1)) Array.emptyByteArray else given(own).getBinary(1)
+    val line = new Line().join(bytes, 0, endOfWords(bytes, begin))
+    for (_ <- 1 + bytes.count(_ == ' ') until begin) line.blank().join(nothing)
+    line.blank().join(said).join(bytes, endOfWords(bytes, end), bytes.length)
+    val header: InternalRow = new GenericInternalRow(Array[Any](name, line.bytes))
+    new GenericArrayData(header +: (if (own < 0) given else given.patch(own, Nil, 1)))
+  }
+
+  /** Where the first so many words end: at the blank behind them, or with the line. */
+  private def endOfWords(bytes: Array[Byte], count: Int): Int = {
+    var words, at = 0
+    while (at < bytes.length && { if (bytes(at) == ' ') words += 1; words < count }) at += 1
+    at
+  }
+
   def begin(word: UTF8String): Line = new Line().join(word)
   def add(line: Line, word: UTF8String): Line =
     if (line == null || word == null) line else line.blank().join(word)
@@ -111,6 +144,8 @@ final class Line {
     length += word.numBytes
     this
   }
+
+  def join(bytes: Array[Byte], from: Int, until: Int): Line = join(UTF8String.fromBytes(bytes, from, until - from))
 
   def join(number: Long): Line =
     if (number < 0) join(UTF8String.fromBytes(number.toString.getBytes(US_ASCII)))

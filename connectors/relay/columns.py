@@ -29,6 +29,7 @@ from connectors.kafka import codec
 from connectors.kafka.cast_codec import CAST_FIELDS
 from connectors.kafka.sites import Direction
 from connectors.spark import codec as spark_codec
+from connectors.spark.own_columns import marked_headers
 from ordering.names import relay_of
 from ordering.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW, SKIP, VIEW
 
@@ -164,17 +165,7 @@ def _marked(said: Column, begin: int, end: int) -> Column:
     All else stays as it is, so that what is wrong with a record has the same name at the other site; what lacks fields
     gets `-` for them. The header is the first one then, where the sequencer at the home finds it without a search.
     """
-    headers = spark_codec.all_headers()
-    at, value = spark_codec.own_place(headers), spark_codec.own_header(headers)
-    text = value.cast("string")
-    head, replaced = F.substring_index(text, " ", begin), F.substring_index(text, " ", end)
-    lacking = F.greatest(begin - F.size(F.split(text, " ")), F.lit(0))
-    # In bytes: Spark's characters reach over the blank behind a byte that is not UTF-8.
-    tail = F.substring(value, F.octet_length(replaced) + 1, F.octet_length(value))
-    whole = F.concat(head, F.repeat(F.lit(f" {codec.NOTHING}"), lacking), F.lit(" "), said)
-    before, after = F.slice(headers, 1, F.greatest(at - 1, F.lit(0))), F.slice(headers, at + 1, F.size(headers))
-    header = F.struct(F.lit(codec.HEADER).alias("key"), F.concat(whole.cast("binary"), tail).alias("value"))
-    return F.concat(F.array(header), before, after)
+    return marked_headers(F.col("headers"), codec.HEADER, said, begin, end, codec.NOTHING)
 
 
 def _relayed(direction: Direction) -> str:

@@ -70,6 +70,14 @@ def inner(text: Column, at_begin: int, at_end: int) -> Column:
     return _column("Words", "inner", text, at_begin, at_end)
 
 
+def marked_headers(headers: Column, name: str, said: Column, begin: int, end: int, nothing: str) -> Column:
+    """The headers with the one of that name first, and in it `said` in the place of the words from `begin` to `end`.
+
+    All else stays as it is; what lacks words before them gets `nothing` for each. `headers` may be null: none.
+    """
+    return _column("Words", "marked", headers, name, said, begin, end, nothing)
+
+
 def line_of(*words: Column | tuple[Column, Column]) -> Column:
     """Words as a line (bytes), blanks between them, but not between those of a pair. The first is a text, the others
     are texts or numbers. A text that is null is left out; with a number that is null, the line is null.
