@@ -24,8 +24,8 @@ Rules beyond it:
    three processes a receiver waits for nobody: when it is told a number, it makes a majority with the sender. The
    sender does not wait either, with up to three: its own proposal went with the run, to all; and each other one is
    known to two, who made it, and the sender. Without the rule, sender and receiver may deliver a run and be cut off
-   together, and no other process knows its number. Where nobody waits for it, `Known` goes with what else is said, and
-   alone after a while only: by itself it would be a message for each final number, and a batch of each relay.
+   together, and no other process knows its number. Where nobody waits for it, `Known` goes with what else is said. It
+   is said alone when nothing is held back any more, or after a while: else it would be a message for each final number.
 5. *A key is as high as it can be.* Where a process overhears proposals for a run of another one, it counts them: the
    final number can't be below. So a run that is final waits for fewer others.
 
@@ -464,11 +464,15 @@ class Agreement:
         return tuple(outputs)
 
     def _is_known_due(self, waiting: _Waiting) -> bool:
-        """Whether to say what the process knows: with what else it says, alone if others wait for it, or it is late."""
+        """Whether to say what the process knows: with what else it says, alone if others wait for it, or it is late.
+
+        Others wait for a final number that no majority knows yet; and for the last delivery, as their windows may be full.
+        """
         says = waiting.sent or waiting.proposals or waiting.finals
-        has_news = waiting.has_final or self._told != self.delivered
-        is_waited_for = waiting.has_final and not self._is_told_by_two()
-        return waiting.is_late or is_waited_for or bool(says and has_news)
+        has_delivered = self._told != self.delivered
+        is_last = has_delivered and not len(self._queue)
+        is_waited_for = is_last or (waiting.has_final and not self._is_told_by_two())
+        return waiting.is_late or is_waited_for or bool(says and (has_delivered or waiting.has_final))
 
     def known(self) -> Known:
         """What the process knows; it may be cast at any time."""
