@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
 from connectors.client.sharing import BATCH_BYTES, LINGER_MS
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.transport import Producer
+from connectors.kafka.transport.kafka_python import CONSUMER_SETTINGS, client_settings
 from tests.bench.lab import Lab, Place
 
 PAYLOAD_BYTES = 100
@@ -43,11 +45,13 @@ class BareSender:
 
 
 class BareReader:
-    """Reads a place's DATA with a plain consumer, and looks at each record."""
+    """Reads a place's DATA with the library's own consumer, with a member's settings, and looks at each record."""
 
     def __init__(self, connection: Connection, place: Place) -> None:
         self._partition = TopicPartition(place.data, 0)
-        self._consumer = connection.consumer()
+        is_in_python = connection.transport == "kafka-python"
+        settings = {**client_settings(connection), **CONSUMER_SETTINGS} if is_in_python else {}
+        self._consumer: Any = KafkaConsumer(**settings) if is_in_python else connection.consumer()
         self._consumer.assign([self._partition])
         self._consumer.seek(self._partition, 0)
 

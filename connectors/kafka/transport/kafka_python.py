@@ -17,7 +17,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka.configuration import check_servers
 from connectors.kafka.dialects import for_kafka_python
 from connectors.kafka.plain_record import Record
-from connectors.kafka.transport.header_names import read_all_names
+from connectors.kafka.transport.fetcher import QuickFetcher
 from connectors.kafka.transport.seam import POLL_RECORDS, Cluster, Consumer, Producer, Sent
 from ordering.records import MAX_RECORD_BYTES
 
@@ -52,7 +52,7 @@ PRODUCER_SETTINGS: dict[str, Any] = {
     "max_request_size": MAX_RECORD_BYTES,
 }
 
-_CONSUMER_SETTINGS: dict[str, Any] = {
+CONSUMER_SETTINGS: dict[str, Any] = {
     "allow_auto_create_topics": False,
     "metrics_enabled": False,
     "enable_auto_commit": False,
@@ -83,8 +83,7 @@ def producer(cluster: Cluster, **settings: Any) -> Producer:
 
 def consumer(cluster: Cluster, **settings: Any) -> Consumer:
     """See `Transport`."""
-    read_all_names()
-    reading: Consumer = _Consumer(**{**client_settings(cluster), **_CONSUMER_SETTINGS, **settings})
+    reading: Consumer = _Consumer(**{**client_settings(cluster), **CONSUMER_SETTINGS, **settings})
     return reading
 
 
@@ -109,6 +108,12 @@ class AdminClient(_LeavesNothing, KafkaAdminClient):  # type: ignore[misc]  # ka
 
 
 class _Consumer(_LeavesNothing, KafkaConsumer):  # type: ignore[misc]  # kafka-python publishes no types
+    _fetcher: Any
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._fetcher.__class__ = QuickFetcher  # the library makes its own, and asks nobody which
+
     def poll(self, timeout_ms: int = 0) -> Mapping[TopicPartition, Sequence[Record]]:
         """Of a topic that was made anew it says "truncated" where it does not say that the offset is not there."""
         try:
