@@ -30,7 +30,6 @@ from connectors.client.member_memory import MemberMemory
 from connectors.client.silence import Silence
 from connectors.kafka.codec import without_depends
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog
 from connectors.kafka.effective import Effective, Messages, address_of
 from connectors.storage.location import Location
 from ordering.casts import TOTAL
@@ -201,12 +200,11 @@ class Deliveries:
 
     def _from_kafka(self, memory: MemberMemory) -> Generator[Iterable[Place], None, None]:
         first = self._next_seqno
-        with DataLog(self.connection, self.group, self.address.site) as log:
-            self._silence.expect(log.end())
-            # Asked for a seqno that is still to come, we wait for it. A position that was once reached and is not
-            # there any more is another matter, about which `after` complains.
-            start = log.after(first - 1, or_end=self.from_seqno is not None)
         feed = memory.shared.feed(self.group, self.address.site)
+        # Asked for a seqno that is still to come, we wait for it. A position that was once reached and is not there any
+        # more is another matter, about which `after` complains.
+        start, end = feed.after(first - 1, or_end=self.from_seqno is not None)
+        self._silence.expect(end)
         with closing(feed.follow(start)) as follower:
             while True:
                 effective = follower.poll(POLL_S)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kafka.errors import AuthorizationError
 from kafka.structs import TopicPartition
@@ -126,17 +126,34 @@ class Feed:
 
     def end(self) -> tuple[Start, SequencerState]:
         """Where DATA ends now, and the state there. Raises BrokerUnreachable, TopicMissing."""
+        with self._asked() as (_, end, state):
+            return Start(end, Reader(state.epoch, state.seqno)), state
+
+    def after(self, seqno: int, *, or_end: bool) -> tuple[Start, int]:
+        """Where who has everything up to `seqno` reads on, and where DATA ends now. Raises as `DataLog.after` does.
+
+        What has been read for others who asked is not read again.
+        """
+        with self._asked() as (log, end, state):
+            try:
+                return log.after(seqno, or_end=or_end, known=(end, state)), end
+            finally:
+                if not self._users:  # nobody would close it
+                    self._close_log()
+
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[tuple[DataLog, int, SequencerState]]:
+        """The log, where it ends now, and the state there; for one at a time."""
         with self._asking:
             try:
                 if self._log is None:
                     self._log = DataLog(self.connection, self.group, self.site)
                 end = self._log.end()
                 self._known = (end, self._state_at(self._log, end))
+                yield self._log, *self._known
             except BaseException:
                 self._close_log()
                 raise
-            state = self._known[1]
-            return Start(end, Reader(state.epoch, state.seqno)), state
 
     def _state_at(self, log: DataLog, end: int) -> SequencerState:
         if self._known is not None and 0 <= end - self._known[0] <= RELATED_RECORDS:

@@ -8,6 +8,7 @@ the window takes with it the epoch that was in force there.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import logging
 import operator
 import time
@@ -77,15 +78,19 @@ class Follower:
             if batch is not None:
                 return self._taken(batch)
             self._leave()
+        elif self._cursor is None and self._feed.window.approach(self, self.position):
+            with contextlib.suppress(BrokerUnreachable):  # the feed has ended just now: it reads by itself, then
+                self._join()
+            return ()
         cursor = self._cursor or self._connected(timeout)
         if cursor is None:
             return ()
         self._cursor = cursor
         try:
-            records = self._cursor.poll(timeout)
+            records = cursor.poll(timeout)
         except AuthorizationError as error:
             raise self._feed.connection.refused(error, "READ", self._feed.partition.topic) from None
-        self.position, self._reader = self._cursor.position, self._cursor.reader
+        self.position, self._reader = cursor.position, cursor.reader
         has_caught_up = not records and self.position >= self._end
         if has_caught_up or self._feed.window.approach(self, self.position):
             self._join()
@@ -107,17 +112,17 @@ class Follower:
     def _taken(self, batch: Batch) -> Sequence[Effective]:
         if batch.end <= self.position:
             return ()
-        records = batch.records
-        if batch.start < self.position:
-            records = records[bisect.bisect_left(records, self.position, key=operator.attrgetter("offset")) :]
-        last_seqno = records[-1].seqno if records else self._reader.last_seqno
+        records, last_seqno = batch.records, self._reader.last_seqno
+        if records and records[0].seqno <= last_seqno:  # it begins in the midst of the batch
+            records = records[bisect.bisect_right(records, last_seqno, key=operator.attrgetter("seqno")) :]
+        last_seqno = records[-1].seqno if records else last_seqno
         self.position, self._reader = batch.end, Reader(batch.epoch, last_seqno)
         return records
 
     def _join(self) -> None:
         """Follow from the window, if it begins here or further back. If there is none, it begins here."""
         feed, cursor = self._feed, self._cursor
-        if feed.has_failed or cursor is None:
+        if feed.has_failed:
             return
         # Interrupted in between (Ctrl-C), it stays a user for ever: the others' feed must not end.
         is_handed_over = feed.enter(cursor)
@@ -125,7 +130,7 @@ class Follower:
         if not feed.window.join(self, self.position) and not is_handed_over:
             self._leave()
             return
-        if not is_handed_over:
+        if cursor is not None and not is_handed_over:
             cursor.close()
         self._cursor = None
 

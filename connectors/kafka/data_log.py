@@ -301,8 +301,8 @@ class DataLog:
         start = max(self.where(base.seqno + 1, base.seals), self.beginning())
         return absorb(base, (stored.data for stored in self.records(start, end)))
 
-    def after(self, seqno: int, *, or_end: bool = False) -> Start:
-        """Where a reader that has everything up to `seqno` reads on.
+    def after(self, seqno: int, *, or_end: bool = False, known: tuple[int, SequencerState] | None = None) -> Start:
+        """Where a reader that has everything up to `seqno` reads on. `known`: the log's end, and the state there.
 
         The table of seals tells the epoch that decided the next one, so leftovers of a fenced sequencer are recognised
         from anywhere.
@@ -310,8 +310,7 @@ class DataLog:
         Raises HistoryUnavailable if retention has dropped what follows `seqno`, and ProtocolViolation if DATA does not
         reach that far (with `or_end`, reads on at the end then).
         """
-        end = self.end()
-        state = self.state(end)
+        end, state = known or self._known_now()
         if seqno > state.seqno and not or_end:
             raise ProtocolViolation(f"asked to read on after seqno {seqno}, but {self.topic} ends at {state.seqno}.")
         if seqno >= state.seqno:
@@ -323,6 +322,10 @@ class DataLog:
                 f"{self.topic} no longer holds seqno {seqno + 1}: retention has dropped it. Read on from the ledger."
             )
         return Start(max(offset, beginning), Reader(epoch, seqno))
+
+    def _known_now(self) -> tuple[int, SequencerState]:
+        end = self.end()
+        return end, self.state(end)
 
     def where(self, seqno: int, seals: Sequence[Seal]) -> int:
         """The offset of the effective record of `seqno`, or a lower one; `seals` reach at least that far.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors.client.follower import Follower
-from connectors.client.window import Window
+from connectors.client.window import Batch, Window
 from connectors.kafka.data_log import Start
 from ordering.reader import Reader
 
@@ -59,3 +60,23 @@ def test_it_joins_at_the_end_of_the_log(end: int, joins: list[bool]) -> None:
     for joins_now in joins:
         follower.poll(0.0)
         assert bool(joined) is joins_now
+
+
+def test_what_the_window_has_is_not_read_a_second_time() -> None:
+    """It begins in the midst of a batch, and at an offset below that of the first seqno that it lacks."""
+    window = Window()
+    window.open(10)
+    records: Any = [SimpleNamespace(seqno=offset - 5, offset=offset) for offset in range(10, 20)]
+    window.add(Batch(10, 20, 1, records, 0), unless=threading.Event())
+    feed: Any = SimpleNamespace(
+        window=window,
+        partition=TopicPartition("abcast.g.data.a", 0),
+        has_failed=False,
+        cursor=lambda _: pytest.fail("it reads by itself"),
+        enter=lambda _: False,
+        leave=lambda: None,
+    )
+    follower = Follower(feed, Start(11, Reader(1, 9)))
+    taken = [record.seqno for _ in range(2) for record in follower.poll(0.0)]
+    assert taken == [10, 11, 12, 13, 14]
+    assert follower.position == 20

@@ -20,6 +20,7 @@ from kafka.structs import TopicPartition
 from connectors import Member
 from connectors.client import sharing
 from connectors.client.feed import _size
+from connectors.kafka.data_log import DataLog
 from connectors.kafka.effective import Effective
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer, MemoryFuture, MemoryProducer
 from connectors.testing.tiny_sequencer import TinySequencer
@@ -50,6 +51,24 @@ def test_a_member_that_has_failed_keeps_nothing_of_what_comes(kafka: MemoryConne
         assert not forwarder._hearing._kept
         with pytest.raises(Superseded):
             first.close()
+
+
+def test_who_delivers_begins_with_what_is_known_to_who_sends(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Back to the last snapshot, it may be many thousand records."""
+    with Member("g", "nyc/a", connection=kafka) as member:
+        seqno = member.broadcast(b"x").result(WAIT)
+        monkeypatch.setattr(DataLog, "state", lambda *_: pytest.fail("the state was read again"))
+        assert next(member.deliveries(from_seqno=seqno, timeout=WAIT)).payload == b"x"
+
+
+def test_who_delivers_alone_leaves_nothing_open_of_where_it_began(kafka: MemoryConnection) -> None:
+    """The feed of a process in which nobody sends does not run, and closes nothing."""
+    with Member("g", "nyc/a", connection=kafka) as member:
+        feed = member._shared.feed("g", "nyc")
+        assert feed.after(0, or_end=True)[0].reader.last_seqno == 0
+        assert feed._log is None
 
 
 @pytest.mark.parametrize("is_in_the_window", [False, True], ids=["by itself", "from the window"])
