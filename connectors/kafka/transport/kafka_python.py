@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.admin import KafkaAdminClient
-from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError
+from kafka.errors import BrokerResponseError, IllegalStateError, KafkaError, LogTruncationError, OffsetOutOfRangeError
 from kafka.partitioner.default import DefaultPartitioner, murmur2
-from kafka.serializer import Serializer
+from kafka.producer.future import FutureProduceResult, FutureRecordMetadata
 from kafka.structs import TopicPartition
 
 from connectors.kafka.configuration import check_servers
@@ -76,7 +76,7 @@ def client_settings(cluster: Cluster) -> dict[str, Any]:
 
 def producer(cluster: Cluster, **settings: Any) -> Producer:
     """See `Transport`."""
-    limits = {"max_block_ms": int(cluster.timeout * 1000), "key_serializer": _NO_KEY, "partitioner": _ByKey()}
+    limits = {"max_block_ms": int(cluster.timeout * 1000), "partitioner": _ByKey()}
     sending: Producer = _Producer(**{**client_settings(cluster), **PRODUCER_SETTINGS, **limits, **settings})
     return sending
 
@@ -125,16 +125,6 @@ class _Consumer(_LeavesNothing, KafkaConsumer):  # type: ignore[misc]  # kafka-p
         """It is at rest whenever it is not polled."""
 
 
-class _NoKey(Serializer):  # type: ignore[misc]  # kafka-python publishes no types
-    """Lets a key be null, whatever the value is."""
-
-    def serialize(self, topic: str, headers: Any, data: Any) -> bytes | None:  # noqa: ARG002 - so it is called
-        return None if data is self else data
-
-
-_NO_KEY = _NoKey()
-
-
 class _Producer(KafkaProducer):  # type: ignore[misc]  # kafka-python publishes no types
     def send(
         self,
@@ -144,15 +134,26 @@ class _Producer(KafkaProducer):  # type: ignore[misc]  # kafka-python publishes 
         headers: Sequence[tuple[str, bytes]] | None = None,
         partition: int | None = None,
     ) -> Sent:
-        """Kafka allows null where kafka-python does not: for the key and the value at once, and in a header, where what
-        is written is empty.
+        """As the library does it, without its looks at what we give it: these are a good part of what a record costs.
+
+        Kafka allows null where these do not: for the key and the value at once, and in a header, where what is written
+        is empty.
         """
-        try:
-            return super().send(topic, value, key, headers, partition)  # type: ignore[no-any-return]
-        except (TypeError, ValueError):
-            filled = [(name, text or b"") for name, text in headers or ()]
-            given = _NO_KEY if value is None and key is None else key
-            return super().send(topic, value, given, filled, partition)  # type: ignore[no-any-return]
+        if self._closed:
+            raise IllegalStateError("the producer is closed")
+        if self._metadata.partitions_for_topic(topic) is None:
+            try:
+                self.partitions_for(topic)
+            except BrokerResponseError as error:  # the topic is hidden, say
+                never = FutureProduceResult(TopicPartition(topic, partition))
+                return cast("Sent", FutureRecordMetadata(never, -1, None, None, -1, -1, -1).failure(error))
+        filled = [(name, text or b"") for name, text in headers or ()]
+        self._ensure_valid_record_size(self._estimate_size_in_bytes(key, value, filled))
+        place = TopicPartition(topic, self._partition(topic, partition, key, value, key, value))
+        sent, is_full, is_new, _ = self._accumulator.append(place, None, key, value, filled)
+        if is_full or is_new:
+            self._sender.wakeup()
+        return cast("Sent", sent)
 
     def abandon(self) -> None:
         # `close` does not stop the thread when records are left, and does not wait for it with timeout 0.
