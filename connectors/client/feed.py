@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kafka.errors import AuthorizationError
 from kafka.structs import TopicPartition
@@ -195,16 +195,13 @@ class Feed:
         if not self._hearings:
             return
         heard: dict[bytes | None, list[Effective]] = {key: [] for key in self._hearings}
-        # Others' messages, the most of what there is, cost no more than a look-up.
-        if isinstance(records, Messages):
-            for index, key in enumerate(records.columns.key):
+        told: Iterable[Effective] = records
+        if isinstance(records, Messages):  # others', the most of what there is, cost no more than a look-up
+            told = records.at([index for index, key in enumerate(records.columns.key) if key in heard])
+        for record in told:
+            for key in [record.key] if record.kind == MESSAGE else heard:
                 if key in heard:
-                    heard[key].append(records[index])
-        else:
-            for record in records:
-                for key in [record.key] if record.kind == MESSAGE else heard:
-                    if key in heard:
-                        heard[key].append(record)
+                    heard[key].append(record)
         for each in self._all():
             each.hear(heard.get(each.key, []))
             each.tell(_look_after)
