@@ -466,7 +466,7 @@ class Agreement:
     def _is_known_due(self, waiting: _Waiting) -> bool:
         """Whether to say what the process knows: with what else it says, alone if others wait for it, or it is late.
 
-        Others wait for a final number that no majority knows yet; and for the last delivery, as their windows may be full.
+        Others wait for a final number that no majority knows yet; and for the last delivery: their windows may be full.
         """
         says = waiting.sent or waiting.proposals or waiting.finals
         has_delivered = self._told != self.delivered

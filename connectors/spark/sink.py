@@ -10,7 +10,9 @@ SINK_OPTIONS = {
     "kafka.enable.idempotence": "true",
     "kafka.max.request.size": str(MAX_RECORD_BYTES),
     "kafka.linger.ms": "0",
-    "kafka.batch.size": "131072",
+    # With one request in flight, each batch waits for the answer to the one before it. So a batch takes some records of
+    # 100 KB; in 128 KiB there is room for one.
+    "kafka.batch.size": "524288",
     "kafka.compression.type": "none",
     # A new producer's first batch may be refused and its second taken (KAFKA-15591): nothing may rest on their order.
     "kafka.max.in.flight.requests.per.connection": "1",
