@@ -466,13 +466,14 @@ class Agreement:
     def _is_known_due(self, waiting: _Waiting) -> bool:
         """Whether to say what the process knows: with what else it says, alone if others wait for it, or it is late.
 
-        Others wait for a final number that no majority knows yet; and for the last delivery: their windows may be full.
+        Others wait for each final number that no majority may know yet. If there is none such, they wait for the last
+        delivery: their windows may be full.
         """
-        says = waiting.sent or waiting.proposals or waiting.finals
+        if waiting.is_late or not self._is_told_by_two():
+            return waiting.is_late or waiting.has_final
         has_delivered = self._told != self.delivered
-        is_last = has_delivered and not len(self._queue)
-        is_waited_for = is_last or (waiting.has_final and not self._is_told_by_two())
-        return waiting.is_late or is_waited_for or bool(says and (has_delivered or waiting.has_final))
+        says = bool(waiting.sent or waiting.proposals or waiting.finals)
+        return (has_delivered and not len(self._queue)) or (says and (has_delivered or waiting.has_final))
 
     def known(self) -> Known:
         """What the process knows; it may be cast at any time."""
