@@ -87,6 +87,26 @@ def test_what_was_read_before_a_broken_batch_is_kept() -> None:
     assert [record.key for record in read.take()] == [b"a"]
     with pytest.raises(CorruptRecordError, match="at offset 1"):
         read.take()
+    assert not read  # so it is fetched again, from where it was broken
+    assert read.next_fetch_offset == 1
+
+
+def test_a_consumer_goes_on_behind_an_error() -> None:
+    """What failed once may be right when it is fetched again: no poll waits for the rest of what was broken."""
+    broken = bytearray(_batch([(1, b"a", b"x", [])]))
+    broken[-1] ^= 1
+    read = _read(PartitionRecords, bytes(broken))
+    with pytest.raises(CorruptRecordError):
+        read.take()
+    assert (bool(read), read.next_fetch_offset) == (False, 0)
+
+
+def test_who_has_brought_something_is_asked_last() -> None:
+    """The library looks at how much was read of a partition."""
+    read = _read(PartitionRecords, _batch([(1, b"a", b"x", [])]))
+    assert read.bytes_read == 0
+    read.take()
+    assert read.bytes_read > 0
 
 
 @pytest.mark.parametrize("isolation", IsolationLevel)

@@ -32,19 +32,27 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
     """What a fetch has brought of a partition: `PlainRecord`, each read when it is asked for."""
 
     def _unpack_records(self, tp: TopicPartition, records: Any, *_deserializers: object) -> Iterator[PlainRecord]:
-        while (batch := records.next_batch()) is not None:
-            if self.check_crcs and not batch.validate_crc():
-                raise CorruptRecordError(f"{tp}: the batch at offset {batch.base_offset} fails its checksum.")
-            is_modern = batch.magic == _MAGIC
-            if is_modern:
-                self.leader_epoch = batch.leader_epoch
-            if not (is_modern and self._is_passed_over(batch)):
-                for record in _records(tp, batch) if is_modern else _old_records(tp, batch):
-                    self.next_fetch_offset = record.offset + 1
-                    yield record
-            if is_modern:  # retention by key may have taken its last records
-                self.next_fetch_offset = batch.next_offset
+        try:
+            while (batch := records.next_batch()) is not None:
+                self.bytes_read += len(batch._buffer)  # noqa: SLF001 - who has brought something is asked last the next time
+                yield from self._read(tp, batch)
+        except Exception:
+            self.drain()  # else the next poll would wait for the rest of it, for ever; this way it is fetched again
+            raise
         self.drain()
+
+    def _read(self, tp: TopicPartition, batch: Any) -> Iterator[PlainRecord]:
+        if self.check_crcs and not batch.validate_crc():
+            raise CorruptRecordError(f"{tp}: the batch at offset {batch.base_offset} fails its checksum.")
+        is_modern = batch.magic >= _MAGIC
+        if is_modern:
+            self.leader_epoch = batch.leader_epoch
+        if not (is_modern and self._is_passed_over(batch)):
+            for record in _records(tp, batch) if is_modern else _old_records(tp, batch):
+                self.next_fetch_offset = record.offset + 1
+                yield record
+        if is_modern:  # retention by key may have taken its last records
+            self.next_fetch_offset = batch.next_offset
 
     def _is_passed_over(self, batch: Any) -> bool:
         """Whether it is the mark at a transaction's end; with `read_committed`, also what was aborted."""

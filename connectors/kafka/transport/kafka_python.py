@@ -9,7 +9,14 @@ from typing import Any, cast
 
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.admin import KafkaAdminClient
-from kafka.errors import BrokerResponseError, IllegalStateError, KafkaError, LogTruncationError, OffsetOutOfRangeError
+from kafka.errors import (
+    BrokerResponseError,
+    IllegalStateError,
+    KafkaError,
+    LogTruncationError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+)
 from kafka.partitioner.default import DefaultPartitioner, murmur2
 from kafka.producer.future import FutureProduceResult, FutureRecordMetadata
 from kafka.structs import TopicPartition
@@ -149,7 +156,10 @@ class _Producer(KafkaProducer):  # type: ignore[misc]  # kafka-python publishes 
                 return cast("Sent", FutureRecordMetadata(never, -1, None, None, -1, -1, -1).failure(error))
         filled = [(name, text or b"") for name, text in headers or ()]
         self._ensure_valid_record_size(self._estimate_size_in_bytes(key, value, filled))
-        place = TopicPartition(topic, self._partition(topic, partition, key, value, key, value))
+        number = self._partition(topic, partition, key, value, key, value)
+        if number is None:  # the topic is gone since it was looked at
+            raise UnknownTopicOrPartitionError(topic)
+        place = TopicPartition(topic, number)
         sent, is_full, is_new, _ = self._accumulator.append(place, None, key, value, filled)
         if is_full or is_new:
             self._sender.wakeup()
