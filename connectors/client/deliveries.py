@@ -188,6 +188,7 @@ class Deliveries:
                         f"{gone} The group's ledger has it: give Member(ledger=DIR) the ledger's directory."
                     ) from gone
                 before = self._next_seqno
+                self._silence.broken(time.monotonic())  # the ledger has something, whatever Kafka took to say no
                 for places in read_ledger(self.ledger, self.group, before, self._events):
                     yield places
                     if places:

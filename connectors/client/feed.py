@@ -150,10 +150,10 @@ class Feed:
                     self._log = DataLog(self.connection, self.group, self.site)
                 end = self._log.end()
                 self._known = (end, self._state_at(self._log, end))
-                yield self._log, *self._known
             except BaseException:
                 self._close_log()
                 raise
+            yield self._log, *self._known
 
     def _state_at(self, log: DataLog, end: int) -> SequencerState:
         if self._known is not None and 0 <= end - self._known[0] <= RELATED_RECORDS:

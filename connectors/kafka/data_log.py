@@ -340,9 +340,12 @@ class DataLog:
         return max(offset + seqno - known for offset, known in marks if known <= seqno)
 
     def _holds(self, seqno: int, epoch: int, beginning: int, end: int) -> bool:
-        """Whether the effective record of `seqno`, decided by `epoch`, is still there: the first of its epoch tells."""
-        first = next((s.data for s in self.records(beginning, end) if s.data.epoch == epoch and s.data.seqno), None)
-        return first is not None and first.seqno <= seqno
+        """Whether the effective record of `seqno`, decided by `epoch`, is still there: the first of its epoch tells.
+
+        Where a later epoch comes first, its own is gone.
+        """
+        first = next((s.data for s in self.records(beginning, end) if s.data.epoch >= epoch and s.data.seqno), None)
+        return first is not None and first.epoch == epoch and first.seqno <= seqno
 
 
 def topic_missing(topic: str, group: str, site: str) -> TopicMissing:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from connectors.client import deliveries
 from connectors.client.silence import Silence
+from ordering.errors import HistoryUnavailable
+from ordering.names import Address
 
 
 class Clock:
@@ -64,3 +71,20 @@ def test_a_limit_of_0_gives_all_that_is_there(clock: Clock) -> None:
 
 def test_no_limit(clock: Clock) -> None:
     assert not is_over(Silence(None, patience=10.0), clock, 1e9)
+
+
+def test_what_kafka_took_to_say_no_is_no_silence_of_the_ledger(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the ledger is read, although its first rows have nothing for the application."""
+    rows = {1: [[(1, 1, None)], [(2, 2, None)]]}
+    monkeypatch.setattr(deliveries, "read_ledger", lambda _ledger, _group, first, _events: iter(rows.get(first, [])))
+
+    def after(_seqno: int, **_: bool) -> None:
+        clock.now += 60.0
+        raise HistoryUnavailable("retention has dropped it.")
+
+    connection: Any = SimpleNamespace(timeout=10.0)
+    shared = SimpleNamespace(feed=lambda *_: SimpleNamespace(after=after))
+    memory: Any = SimpleNamespace(shared=shared, taken=lambda: 0, remember_taken=lambda *_: None)
+    run = deliveries.Deliveries(connection, "g", Address("nyc", "bob"), 1, 1.0, Path("ledger"))
+    with pytest.raises(HistoryUnavailable, match="seqno 3 is neither in Kafka"):
+        list(run._deliver(memory))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka import data_log
 from connectors.kafka.codec import encode_data
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog, StateAt
+from connectors.kafka.data_log import DataLog, StateAt, Stored
 from connectors.sequencer.takeover import find_state, take_over
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
 from ordering.errors import HistoryUnavailable, KafkaRefused, ProtocolViolation
@@ -118,6 +118,24 @@ def test_what_retention_has_dropped_is_not_there(seqno: int, beginning: int, is_
     else:
         with pytest.raises(HistoryUnavailable, match=f"no longer holds seqno {seqno + 1}"):
             log.after(seqno)
+
+
+def test_where_a_whole_epoch_is_gone_the_next_one_tells_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DATA may be long: it is not read to its end for that."""
+    log = log_of(*FIRST, *SECOND, *(data(2, seqno) for seqno in range(3, 100)), floors=(0, 4), beginning=6)
+    read: list[int] = []
+    records = log.records
+
+    def counted(start: int, end: int) -> Iterator[Stored]:
+        for stored in records(start, end):
+            read.append(stored.offset)
+            yield stored
+
+    monkeypatch.setattr(log, "records", counted)
+    known = log.end(), state(2, 99, Seal(1, 1), Seal(2, 3))
+    with pytest.raises(HistoryUnavailable, match="no longer holds seqno 1"):
+        log.after(0, known=known)
+    assert read == [6]
 
 
 def test_the_ledger_tells_what_data_no_longer_does() -> None:
