@@ -11,8 +11,8 @@ SINK_OPTIONS = {
     "kafka.max.request.size": str(MAX_RECORD_BYTES),
     "kafka.linger.ms": "0",
     # With one request in flight, each batch waits for the answer to the one before it. So a batch takes some records of
-    # 100 KB; in 128 KiB there is room for one.
-    "kafka.batch.size": "524288",
+    # 100 KB; in 128 KiB there is room for one. Of half a MiB and more, Java's G1 would take a MiB for each.
+    "kafka.batch.size": "520000",
     "kafka.compression.type": "none",
     # A new producer's first batch may be refused and its second taken (KAFKA-15591): nothing may rest on their order.
     "kafka.max.in.flight.requests.per.connection": "1",
