@@ -192,6 +192,8 @@ def _below(scratch: OwnedDirectory) -> dict[str, str]:
 
 def _end(gateway: JavaGateway, scratch: OwnedDirectory) -> None:
     """Wait for the JVM, which tidies up when its standard input ends. One that does not end keeps its directory."""
+    # A thread of py4j's tells Java what Python let go of, and complains where nobody answers any more.
+    gateway._gateway_client.is_connected = False  # noqa: SLF001 - `shutdown` would end the JVM before it has tidied up
     with contextlib.suppress(OSError):
         gateway.proc.stdin.close()
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -44,12 +44,20 @@ def test_the_command_is_that_of_the_launcher(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_start_says_nothing() -> None:
-    """No warning on standard error; the second compiler gives way; and the end of Python is the end of the JVM."""
+    """No warning on standard error; the second compiler gives way; the end of Python is that of the JVM.
+
+    From then on nobody asks the JVM for anything: what is asked while it goes is an error with its stack.
+    """
     code = """
-import os
+import atexit, os
 from pathlib import Path
 from connectors.spark.session import build_session
+def let_go():  # as a thread of py4j's does at any time
+    client.send_command = print
+    client.garbage_collect_object("o1", enqueue=False)
+atexit.register(let_go)  # the first is the last to run
 session = build_session('quiet', cores=1)
+client = session.sparkContext._gateway._gateway_client
 niceness = {}
 for thread in Path(f"/proc/{session.sparkContext._gateway.proc.pid}/task").glob("*"):  # none where there is no /proc
     try:
