@@ -80,7 +80,8 @@ private class Run(run: InternalRow, version: UTF8String, header: UTF8String) {
         4,
         if (isData) {
           val line = begin(record.getLong(2), record.getLong(3), index, record.getLong(4))
-          behind(own(Words.add(line, record.getUTF8String(5))), of(headers, from = 1))
+          if (!record.isNullAt(5)) line.blank().join(record.getUTF8String(5))
+          behind(own(line), of(headers, from = 1))
         } else new GenericArrayData(of(headers, from = 0) ++ given(index)))
     }
   }

@@ -7,7 +7,7 @@ import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.{Expression, GenericInternalRow, Literal}
 import org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
 import org.apache.spark.sql.catalyst.util.{ArrayData, GenericArrayData}
-import org.apache.spark.sql.types.{ArrayType, BinaryType, BooleanType, DataType, LongType, ObjectType, StringType, StructType}
+import org.apache.spark.sql.types.{ArrayType, StringType, StructType}
 import org.apache.spark.unsafe.types.UTF8String
 
 /** Words with blanks between them, as the header `abcast` has them: Spark's own functions make a text of each. */
@@ -15,29 +15,6 @@ object Words {
   /** The column of words in a column of bytes, null where it is null: as Spark's `split` by a blank. */
   def apart(bytes: Expression): Expression =
     StaticInvoke(getClass, ArrayType(StringType, containsNull = false), "split", Seq(bytes))
-
-  /** The column of numbers in a column of texts: null but for the decimals from 1 on, of so many digits, 18 at most. */
-  def number(word: Expression, mostDigits: Int): Expression =
-    StaticInvoke(getClass, LongType, "parse", Seq(word, Literal(mostDigits)))
-
-  /** Whether a text, not null, is of ASCII only. */
-  def ascii(text: Expression): Expression = StaticInvoke(getClass, BooleanType, "isAscii", Seq(text), returnNullable = false)
-
-  /** The column of texts of ASCII without so many characters at the begin and at the end, as there are at least. */
-  def inner(text: Expression, atBegin: Int, atEnd: Int): Expression =
-    StaticInvoke(getClass, StringType, "cut", Seq(text, Literal(atBegin), Literal(atEnd)))
-
-  /** The column of bytes with a text to begin with; `next` puts a word behind it, and `bytes` ends it. */
-  def first(word: Expression): Expression = call("begin", ofLine, word)
-
-  /** A word behind a blank. A text that is null is left out; behind a number that is null (Spark sees to it), all is. */
-  def next(line: Expression, word: Expression): Expression = call("add", ofLine, line, word)
-
-  /** The same without a blank. */
-  def joined(line: Expression, word: Expression): Expression = call("join", ofLine, line, word)
-
-  /** What stands there then. */
-  def bytes(line: Expression): Expression = call("end", BinaryType, line)
 
   /**
    * The column of headers with the header `name` as the first one, in which the text `said` stands in the place of the
@@ -50,11 +27,6 @@ object Words {
   }
 
   private val Headers = ArrayType(StructType.fromDDL("key string, value binary"))
-
-  private def ofLine: DataType = ObjectType(classOf[Line])
-
-  private def call(function: String, result: DataType, arguments: Expression*): Expression =
-    StaticInvoke(getClass, result, function, arguments, propagateNull = false)
 
   def split(bytes: Array[Byte]): ArrayData = {
     var blanks, at = 0
@@ -91,10 +63,6 @@ object Words {
     at < 0
   }
 
-  def cut(text: UTF8String, atBegin: Int, atEnd: Int): UTF8String =
-    UTF8String.fromAddress(
-      text.getBaseObject, text.getBaseOffset + atBegin, math.max(0, text.numBytes - atBegin - atEnd))
-
   def mark(
       headers: ArrayData, name: UTF8String, said: UTF8String, begin: Int, end: Int, nothing: UTF8String): ArrayData = {
     val given = if (headers == null) Array.empty[InternalRow]
@@ -114,14 +82,6 @@ object Words {
     while (at < bytes.length && { if (bytes(at) == ' ') words += 1; words < count }) at += 1
     at
   }
-
-  def begin(word: UTF8String): Line = new Line().join(word)
-  def add(line: Line, word: UTF8String): Line =
-    if (line == null || word == null) line else line.blank().join(word)
-  def add(line: Line, number: Long): Line = if (line == null) null else line.blank().join(number)
-  def join(line: Line, word: UTF8String): Line = if (line == null || word == null) line else line.join(word)
-  def join(line: Line, number: Long): Line = if (line == null) null else line.join(number)
-  def end(line: Line): Array[Byte] = if (line == null) null else line.bytes
 }
 
 /** A line that grows. */

@@ -69,9 +69,9 @@ class _Compiled(NamedTuple):
 
 _COMPILED = {
     "own": _Compiled(
-        ("RecordsAside.scala", "RowsOfRuns.scala", "Words.scala"),
+        ("Forward.scala", "RecordsAside.scala", "RowsOfRuns.scala", "Words.scala"),
         "abcast-columns.jar",
-        ("spark-*.jar", "kryo-shaded-*.jar"),
+        ("spark-*.jar", "kryo-shaded-*.jar", "jackson-*.jar"),
     ),
     "s3": _Compiled(("ConditionalPutLogStore.scala",), "abcast-log-store.jar", ("hadoop-client-*.jar",), ("spark",)),
 }

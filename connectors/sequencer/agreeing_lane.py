@@ -28,7 +28,6 @@ from connectors.sequencer.agreeing_query import (
     Report,
     agree,
     begun,
-    input_rows,
     seconds,
     tick_rows,
 )
@@ -37,6 +36,7 @@ from connectors.sequencer.groups import groups_at
 from connectors.sequencer.lane import SequencerLane
 from connectors.sequencer.query import encode_decided
 from connectors.sequencer.takeover import History
+from connectors.spark.forward_rows import forward_rows
 from connectors.spark.job import JobOptions
 from connectors.spark.session import PythonWorker
 from connectors.spark.sink import COPY_SINK_OPTIONS
@@ -125,7 +125,7 @@ class AgreeingLane(SequencerLane):
         source = self._source(names, self._starts(names, groups))
         session, at_once = self.session(len(groups))
         read = session.readStream.format("kafka").options(**source).load()
-        rows = input_rows(read, site).unionByName(tick_rows(seconds(session), groups))
+        rows = forward_rows(read, site, agreed=True).unionByName(tick_rows(seconds(session), groups))
         self._positions, self._has_room = {}, False
         initial = {name: begun(group) for name, group in groups.items()}
         runs = agree(rows, neighbours, initial, at_once)

@@ -39,11 +39,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from connectors.kafka import codec, epochs
+from connectors.kafka import epochs
 from connectors.kafka.entry_codec import read_entry, write_entry
 from connectors.kafka.inputs import Neighbours, of_log
 from connectors.kafka.plain_record import PlainRecord
@@ -55,21 +55,20 @@ from connectors.sequencer.query import (
     Decide,
     assert_first_attempt,
     decide_chunk,
-    decode_forward,
     frame_of,
     run_of,
     unpack_headers,
     without_first,
 )
-from connectors.spark import codec as spark_codec
+from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG
 from ordering import isis_group
 from ordering.errors import ProtocolViolation
 from ordering.isis_codec import decode, encode
 from ordering.isis_group import Group, going_on
 from ordering.isis_log import Ordered, Range, ranges_of
 from ordering.isis_site import MAX_UNSEQUENCED_RUNS
-from ordering.names import MAX_SITE_LENGTH, Topic
-from ordering.records import STRAY, WITHOUT_SEQNO, Exclusion, Partition
+from ordering.names import Topic
+from ordering.records import STRAY, Exclusion, Partition
 
 KEPT_BYTES = 64 * 1024 * 1024
 """Of a partition's records that are read and not sequenced, as arrow has them."""
@@ -79,11 +78,9 @@ _MERGED_BYTES = 64 * 1024
 REPORT = "report"
 """The role of a row that is for the driver: JSON of a `Report`."""
 
-FROM_FORWARD, FROM_LOG, FROM_EPOCH, FROM_TIME = range(4)
-"""Where a row comes from, in the order in which a step takes them."""
+FROM_TIME = 1 + max(FROM_FORWARD, FROM_LOG, FROM_EPOCH)
+"""A row that tells the time: a step takes them behind all others."""
 _STATE = "known binary, snapshot binary, of_step binary, base binary, changes binary, kept binary"
-_LATEST_MS = 9_000_000_000_000_000
-"""A later time is none that Spark could have read from Kafka either."""
 
 _KEPT = pa.schema(
     [
@@ -123,61 +120,6 @@ class Report(NamedTuple):
 # Rows in
 
 
-def input_rows(kafka_rows: DataFrame, site: str) -> DataFrame:
-    """Rows of FORWARD, of others' logs, of copies of both, and of EPOCH (with headers) → rows for the operator.
-
-    They come of one Kafka source and go one way: Spark plans each source, and each way, anew for each batch. A copy of
-    FORWARD is read as the record that it was made from (`connectors.kafka.inputs.original`). What is no copy, in a
-    topic that only relays write to, is left out; and so is what the operator does not need of logs and of EPOCH.
-    """
-    role = F.substring_index("topic", ".", -2)
-    is_copy, is_epoch = role.startswith("relayed-"), role.startswith("epoch.")
-    rows = spark_codec.with_fields(kafka_rows).withColumns(
-        {
-            "is_copy": is_copy,
-            "input": F.when(is_copy | role.startswith("forward."), FROM_FORWARD)
-            .when(is_epoch, FROM_EPOCH)
-            .otherwise(FROM_LOG),
-            "neighbour": F.substring(F.substring_index(role, ".", 1), len("relayed-") + 1, MAX_SITE_LENGTH),
-        }
-    )
-    is_copy, neighbour = F.col("is_copy"), F.col("neighbour")
-    home = F.concat(F.lit("abcast."), spark_codec.group_of(F.col("topic")), F.lit(".forward."), neighbour)
-    begin = F.concat(neighbour, F.lit("/"), home, F.lit("-"), F.col("partition").cast("string"), F.lit(":"))
-    came_from = spark_codec.forward_field("RELAYED_FROM")
-    offset = F.when(came_from.startswith(begin), F.substring(came_from, F.length(begin) + 1, F.length(came_from)))
-    at_ms = F.get(F.col("fields"), F.lit(codec.AGREED_FIELDS.index("AT_MS"))).try_cast("bigint")
-    own_fields = F.slice("fields", 1, len(codec.FORWARD_FIELDS))
-    own_header = F.struct(F.lit(codec.HEADER).alias("key"), F.concat_ws(" ", own_fields).cast("binary").alias("value"))
-    read = rows.filter(_is_needed()).select(
-        "input",
-        "is_copy",
-        F.when(is_copy, own_fields).otherwise(F.col("fields")).alias("fields"),
-        "key",
-        "value",
-        F.when(is_copy, home).otherwise(F.col("topic")).alias("topic"),
-        "partition",
-        F.when(is_copy, offset.try_cast("bigint")).otherwise(F.col("offset")).alias("offset"),
-        F.when(is_copy, F.when(at_ms.between(-1, _LATEST_MS), at_ms)).alias("at_ms"),
-        "timestamp",
-        F.when(is_copy, F.concat(F.array(own_header), spark_codec.application_headers()))
-        .otherwise(F.col("headers"))
-        .alias("headers"),
-        (F.col("offset") + 1).alias("at"),
-    )
-    right = read.filter(~F.col("is_copy") | (F.col("offset").isNotNull() & F.col("at_ms").isNotNull()))
-    timed = right.withColumn("timestamp", F.coalesce(F.timestamp_millis("at_ms"), "timestamp"))
-    return decode_forward(timed, site, agreed=True)
-
-
-def _is_needed() -> Column:
-    """Of others' logs, what has no seqno; of EPOCH, exclusions; all of FORWARD."""
-    first, kind = (F.get(F.col("fields"), F.lit(at)) for at in (0, 1))
-    input_, version, exclusion = F.col("input"), *epochs.EXCLUSION.decode("ascii").split(" ")
-    of_log = F.when(input_ == FROM_LOG, kind.isin(*WITHOUT_SEQNO)).otherwise(kind == exclusion)
-    return (input_ == FROM_FORWARD) | F.coalesce((first == version) & of_log, F.lit(False))
-
-
 def tick_rows(times: DataFrame, groups: Iterable[str]) -> DataFrame:
     """Rows with a `timestamp` → a row for each group, so that its clock goes on."""
     each = times.select("timestamp", F.explode(F.array(*map(F.lit, sorted(groups)))).alias("of"))
@@ -209,7 +151,7 @@ _EMPTY = {
     "at": "bigint",
     "input": "int",
 }
-"""The columns of the operator's rows, as `decode_forward` has them."""
+"""The columns of the operator's rows, as `forward_rows` has them."""
 _NOT_NULL = {"partition": 0, "offset": 0, "plain": False, "incarnation": 0, "local_seqno": 0, "kind": 0, "at": 0}
 
 

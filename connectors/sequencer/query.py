@@ -38,7 +38,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from pyspark import TaskContext
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
@@ -46,7 +46,7 @@ from connectors.kafka import codec
 from connectors.sequencer import stored_state
 from connectors.sequencer.blocks import out_of_blocks
 from connectors.sequencer.stored_state import Stored, load, store
-from connectors.spark import codec as spark_codec
+from connectors.spark.forward_rows import RECORD_SCHEMA, forward_rows
 from connectors.spark.own_columns import Place, block_of, rows_of_runs, set_aside
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
@@ -69,11 +69,6 @@ stands in the last four, which are null where no link has brought the records.
 Of records that are `aside` there is nothing in the arrays; but dead letters have in `names` and `values` the headers
 that stand behind their own.
 """
-RECORD_SCHEMA = (
-    f"key binary, value binary, incarnation long, local_seqno long, at_ms long, link string, "
-    f"headers {spark_codec.HEADERS_TYPE}"
-)
-"""A plain message as it is set aside, with all its headers. `link`: what a link says of it, or null."""
 DATA_ROLE = "data"
 READERS_A_GROUP_AT_ONCE = 4
 """Tasks that read, for each group that is decided at the same time: if some have much to read, others do the rest."""
@@ -84,7 +79,6 @@ _OF_ROWS = ["sender", "local_seqno", "forwarded_at_ms", "value", "names", "value
 _SOURCE = ["topic", "partition", "offset"]
 _FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
 _LINK = ["link_session", "link_epoch", "link_seqno", "link_origin_seqno"]
-_NO_LINK = (-1, 0, 0, 0)
 _IS_MESSAGE = codec.FORWARD_KINDS.index(MESSAGE)
 _FIRST_CONTROL = codec.FORWARD_KINDS.index(JOIN)
 
@@ -98,74 +92,6 @@ def read_by_few(kafka_rows: DataFrame, parallelism: int) -> DataFrame:
     return kafka_rows.coalesce(READERS_A_GROUP_AT_ONCE * parallelism)
 
 
-def decode_forward(
-    kafka_rows: DataFrame, site: str, *, relayed: bool = False, agreed: bool = False, lean: bool = False
-) -> DataFrame:
-    """Rows of Spark's Kafka source (with headers) → the columns that the site's sequencer works on.
-
-    `relayed`: whether there may be rows of topics that a relay fills; then there are columns for what links say, -1 and
-    0 where no link has brought the row. `agreed`: whether there are rows of other sites' topics, of logs and of EPOCH,
-    none of which is plain; they come with the columns `fields`, `input` and `at`, of which the last two are kept.
-    `packed_headers` are those of the application, null if there are none. A row
-    that is not `plain` has the key and all its headers there, for `connectors.kafka.codec` to read; the columns from
-    them are null or 0. `topic` is null in the site's own, which nearly all are in: a text a row is dear on its way to
-    Python. Null comes first in order, as the site's own topic does. `lean`: whether a plain message's value and headers
-    are in the column `record` (RECORD_SCHEMA) only, which is null for all else.
-    """
-    with_fields = kafka_rows if agreed else spark_codec.with_fields(kafka_rows)
-    numbered = with_fields.withColumns(
-        {
-            "sender": F.col("key").cast("string"),
-            "incarnation": spark_codec.number("INCARNATION"),
-            "local_seqno": spark_codec.number("LOCAL_SEQNO"),
-        }
-    )
-    judged = numbered.withColumn("plain", spark_codec.is_plain_forward(site, relayed=relayed, agreed=agreed))
-    plain, headers = F.col("plain"), F.col("headers")
-    is_lean = (plain & (spark_codec.forward_field("KIND") == MESSAGE)) if lean else F.lit(False)
-    return judged.select(
-        spark_codec.group_of_forward(site).alias("group"),
-        F.when(~spark_codec.is_local(site), F.col("topic")).alias("topic"),
-        "partition",
-        "offset",
-        "plain",
-        F.when(plain, F.col("sender")).alias("sender"),
-        F.when(plain, F.col("incarnation")).otherwise(0).alias("incarnation"),
-        F.when(plain, F.col("local_seqno")).otherwise(0).alias("local_seqno"),
-        F.when(plain, spark_codec.kind_code()).otherwise(0).alias("kind"),
-        F.unix_millis("timestamp").alias("forwarded_at_ms"),
-        F.when(~plain, F.col("key")).alias("key"),
-        F.when(~is_lean, F.col("value")).alias("value"),
-        F.when(~plain, spark_codec.pack_headers(headers))
-        .when((F.size(headers) > 1) & ~is_lean, spark_codec.pack_headers(spark_codec.application_headers()))
-        .alias("packed_headers"),
-        *(_links() if relayed else ()),
-        *(["at", "input"] if agreed else ()),
-        *([F.when(is_lean, _record(relayed=relayed)).alias("record")] if lean else ()),
-    )
-
-
-def _record(*, relayed: bool) -> Column:
-    """Of a plain row, what is of RECORD_SCHEMA."""
-    link = spark_codec.link_text(*map(spark_codec.link_of_plain, range(len(_LINK)))) if relayed else F.lit(None)
-    return F.struct(
-        "key",
-        "value",
-        "incarnation",
-        "local_seqno",
-        F.unix_millis("timestamp").alias("at_ms"),
-        link.cast("string").alias("link"),
-        "headers",
-    )
-
-
-def _links() -> list[Column]:
-    return [
-        F.coalesce(F.when(F.col("plain"), spark_codec.link_of_plain(position)), F.lit(default)).alias(name)
-        for position, (name, default) in enumerate(zip(_LINK, _NO_LINK, strict=True))
-    ]
-
-
 def sequence(
     kafka_rows: DataFrame,
     site: str,
@@ -174,15 +100,15 @@ def sequence(
     *,
     relayed: bool = False,
 ) -> DataFrame:
-    """The sequencing transformation: FORWARD rows of Spark's Kafka source → runs. `relayed`: as in `decode_forward`.
+    """The sequencing transformation: FORWARD rows of Spark's Kafka source → runs. `relayed`: as in `forward_rows`.
 
     `initial` has the state of every group that may occur. `parallelism` is how many groups are decided at once
     (the number of shuffle partitions, which must be the session's setting if it is not 1).
     """
     if parallelism == 1:
-        placed = decode_forward(kafka_rows.coalesce(1), site, relayed=relayed, lean=True)
+        placed = forward_rows(kafka_rows.coalesce(1), site, relayed=relayed, lean=True)
     else:
-        placed = decode_forward(kafka_rows, site, relayed=relayed, lean=True).repartition(parallelism, "group")
+        placed = forward_rows(kafka_rows, site, relayed=relayed, lean=True).repartition(parallelism, "group")
     # Behind the last exchange, and before the sort, so that this has little to sort.
     numbers = F.col("incarnation"), F.col("local_seqno"), F.col("forwarded_at_ms")
     sender = F.when(F.col("has_block"), F.col("sender"))
@@ -217,7 +143,7 @@ def encode_decided(runs: DataFrame, site: str, *, read_at: str | None = None) ->
         "kind",
         behind_seqno.alias("behind_seqno"),
         "group",
-        F.when(F.col("topic") != own_topic, F.col("topic")).alias("topic"),  # as `decode_forward` has it
+        F.when(F.col("topic") != own_topic, F.col("topic")).alias("topic"),  # as `forward_rows` has it
         *_RUN_COLUMNS[_RUN_COLUMNS.index("partition") : _RUN_COLUMNS.index("epoch")],
         *_RUN_COLUMNS[_RUN_COLUMNS.index("size") :],
     )
@@ -417,7 +343,7 @@ def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[
 
 @functools.lru_cache(maxsize=100)  # an application often repeats its headers
 def unpack_headers(packed: str | None) -> Headers:
-    """The headers that `spark_codec.pack_headers` packed. Kafka allows a null value, which stays one."""
+    """The headers that `connectors.spark.forward_rows` packed. Kafka allows a null value, which stays one."""
     found: list[tuple[str, Any]] = [(header["key"], header.get("value")) for header in json.loads(packed or "[]")]
     return tuple((name, None if value is None else b64decode(value)) for name, value in found)  # type: ignore[misc]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.classic.column import Column as ClassicColumn
@@ -48,26 +46,18 @@ def rows_of_runs(run: Column, version: str, header: str) -> Column:
     return _column("RowsOfRuns", "of", run, version, header)
 
 
+def rows_of_forward(schema: str, rules: str) -> Column:
+    """Rows of Spark's Kafka source (with headers) as structs of that schema, null for what is left out.
+
+    `rules`: JSON, as `connectors.spark.forward_rows` writes it and `conf/Forward.scala` reads it.
+    """
+    read = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+    return _column("Forward", "read", *map(F.col, read), schema, rules)
+
+
 def words_of(line: Column) -> Column:
     """The words of a line (bytes) as an array of text, as by `F.split` at a blank."""
     return _column("Words", "apart", line)
-
-
-def number_in(text: Column, most_digits: int) -> Column:
-    """The number from 1 on that a text is in the one way that we write it, with at most so many digits, 18 or fewer;
-    null for any other text.
-    """
-    return _column("Words", "number", text, most_digits)
-
-
-def is_ascii(text: Column) -> Column:
-    """Whether all of a text is ASCII; null where it is null."""
-    return _column("Words", "ascii", text)
-
-
-def inner(text: Column, at_begin: int, at_end: int) -> Column:
-    """A text of ASCII without so many characters at its begin and its end."""
-    return _column("Words", "inner", text, at_begin, at_end)
 
 
 def marked_headers(headers: Column, name: str, said: Column, begin: int, end: int, nothing: str) -> Column:
@@ -76,22 +66,6 @@ def marked_headers(headers: Column, name: str, said: Column, begin: int, end: in
     All else stays as it is; what lacks words before them gets `nothing` for each. `headers` may be null: none.
     """
     return _column("Words", "marked", headers, name, said, begin, end, nothing)
-
-
-def line_of(*words: Column | tuple[Column, Column]) -> Column:
-    """Words as a line (bytes), blanks between them, but not between those of a pair. The first is a text, the others
-    are texts or numbers. A text that is null is left out; with a number that is null, the line is null.
-    """
-    first, *others = words
-    assert isinstance(first, Column)
-    begun = _column("Words", "first", first)
-    return _column("Words", "bytes", functools.reduce(_longer, others, begun))
-
-
-def _longer(line: Column, word: Column | tuple[Column, Column]) -> Column:
-    if isinstance(word, Column):
-        return _column("Words", "next", line, word)
-    return _column("Words", "joined", _column("Words", "next", line, word[0]), word[1])
 
 
 def _column(owner: str, function: str, *arguments: Column | str | int) -> Column:

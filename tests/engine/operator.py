@@ -24,9 +24,6 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.inputs import Input, original
 from connectors.kafka.transport import Record
 from connectors.sequencer.agreeing_query import (
-    FROM_EPOCH,
-    FROM_FORWARD,
-    FROM_LOG,
     FROM_TIME,
     REPORT,
     Report,
@@ -36,6 +33,7 @@ from connectors.sequencer.agreeing_query import (
 )
 from connectors.sequencer.agreement import Agreement, known_state
 from connectors.sequencer.takeover import check_not_fenced
+from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.errors import ProtocolViolation
 from ordering.isis_group import after_takeover

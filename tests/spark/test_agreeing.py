@@ -17,17 +17,14 @@ from connectors.kafka.epochs import encode_claim, encode_exclusion
 from connectors.kafka.inputs import Input, Neighbours, original
 from connectors.kafka.transport import PlainRecord
 from connectors.sequencer.agreeing_query import (
-    FROM_EPOCH,
-    FROM_FORWARD,
-    FROM_LOG,
     FROM_TIME,
     REPORT,
     agree,
     begun,
-    input_rows,
     tick_rows,
 )
 from connectors.sequencer.query import encode_decided
+from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG, forward_rows
 from ordering.isis_group import after_takeover
 from ordering.isis_site import first_state
 from ordering.names import Topic
@@ -64,7 +61,7 @@ def decide(spark: SparkSession, rows: list[Row], chunk_rows: int) -> DataFrame:
     """The first batch of a site alone, as the sink takes it."""
     group = after_takeover(first_state(GROUP, SITE, [SITE]), SequencerState(GROUP, epoch=1))
     group.start_of(f"{Topic(GROUP, 'forward', SITE)}-0", 0)
-    read = input_rows(source_frame(spark, rows), SITE).unionByName(ticks(spark))
+    read = forward_rows(source_frame(spark, rows), SITE, agreed=True).unionByName(ticks(spark))
     with instead_of_state(["input", "topic", "partition", "at"], chunk_rows):
         runs = agree(read, ALONE, {GROUP: begun(group)})
     return encode_decided(runs.filter(runs["role"] != REPORT), SITE)
@@ -131,7 +128,7 @@ def test_copies_are_read_as_what_they_were_made_from(spark: SparkSession) -> Non
             foreign = read.topic if read.topic != "abcast.orders.forward.nyc" else None
             is_good = hasattr(forward, "sender")
             expected.append((foreign, read.partition, read.offset, read.timestamp, is_good, row.offset + 1))
-    found = input_rows(source_frame(spark, rows), SITE).collect()
+    found = forward_rows(source_frame(spark, rows), SITE, agreed=True).collect()
     assert {row["input"] for row in found} == {FROM_FORWARD}
     columns = ("topic", "partition", "offset", "forwarded_at_ms", "plain", "at")
     assert [tuple(row[name] for name in columns) for row in found] == expected
@@ -157,7 +154,7 @@ def test_what_is_read_of_logs(spark: SparkSession) -> None:
         stored("epoch", 0, None, *encode_claim(0, "isis")),
         stored("epoch", 1, None, *encode_exclusion(Exclusion(3, ("lax",)))),
     ]
-    found = input_rows(source_frame(spark, rows), SITE).unionByName(ticks(spark)).collect()
+    found = forward_rows(source_frame(spark, rows), SITE, agreed=True).unionByName(ticks(spark)).collect()
     assert [(row["group"], row["topic"], row["offset"], row["at"], row["input"]) for row in found] == [
         (GROUP, "abcast.orders.data.lax", 0, 1, FROM_LOG),
         (GROUP, "abcast.orders.data.lax", 1, 2, FROM_LOG),

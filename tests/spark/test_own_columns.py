@@ -16,20 +16,16 @@ from pyspark.sql import functions as F
 
 from connectors.kafka import codec
 from connectors.sequencer.blocks import out_of_blocks
-from connectors.sequencer.query import RECORD_SCHEMA, RUN_SCHEMA, decode_forward, encode_decided, sequence
+from connectors.sequencer.query import RUN_SCHEMA, encode_decided, sequence
+from connectors.spark.forward_rows import RECORD_SCHEMA, forward_rows
 from connectors.spark.jvm import jvm
 from connectors.spark.own_columns import (
     Place,
     block_of,
-    inner,
-    is_ascii,
-    line_of,
-    number_in,
     rows_of_runs,
     set_aside,
     words_of,
 )
-from ordering.records import MAX_NUMBER
 from ordering.sequencer import SequencerState
 from tests.spark.kafka_rows import SITE, SOURCE_SCHEMA, Row, decide_rows, forward, sink_frame, source_frame
 from tests.spark.static import instead_of_state
@@ -146,7 +142,7 @@ def test_where_there_is_no_task() -> None:
 
 def test_what_is_set_aside_has_the_schema_with_which_it_comes_back(spark: SparkSession) -> None:
     for relayed in (False, True):
-        decoded = decode_forward(source_frame(spark, []), SITE, relayed=relayed, lean=True)
+        decoded = forward_rows(source_frame(spark, []), SITE, relayed=relayed, lean=True)
         assert (
             decoded.select("record.*").schema.simpleString()
             == spark.createDataFrame([], RECORD_SCHEMA).schema.simpleString()
@@ -278,7 +274,6 @@ def test_all_is_in_one_task(spark: SparkSession, tmp_path: Path, at_once: int) -
 
 
 LINES = [b"2 message 1 7", b"", b" ", b"a  b ", b" a", "z\u00fcge \u732b".encode(), b"one", None, b"x" * 500 + b" y"]
-NUMBERS = [0, 7, 10, 99, 100, 2**63 - 1, -1, -(2**63), 1_763_712_000_000]
 
 
 def test_words(spark: SparkSession) -> None:
@@ -286,67 +281,4 @@ def test_words(spark: SparkSession) -> None:
     lines = spark.createDataFrame([(line,) for line in LINES], "line binary").coalesce(1)
     ours, sparks = words_of(F.col("line")), F.split(F.col("line").cast("string"), " ")
     for row in lines.select(ours.alias("ours"), sparks.alias("sparks")).collect():
-        assert row["ours"] == row["sparks"]
-
-
-ODD_NUMBERS = [
-    *(
-        "",
-        "0",
-        "1",
-        "9",
-        "10",
-        "00",
-        "07",
-        "-1",
-        "-0",
-        "+1",
-        " 7",
-        "7 ",
-        "7 7",
-        "1_000",
-        "1e3",
-        "1.0",
-        "0x1",
-        "7\n",
-        "\x007",
-    ),
-    *("\u0661", "\uff11", "1\u0662", "\u00b2", "seven", "7\u00e9", "/", ":", "1/", "1:"),
-    *(str(10**power + more) for power in (16, 17, 18, 19, 40) for more in (-1, 0, 1)),
-    *(str(2**63 + more) for more in (-1, 0, 1)),
-    None,
-]
-
-
-def test_numbers(spark: SparkSession) -> None:
-    """What the codec takes for one is one, and all else is null."""
-    frame = spark.createDataFrame([(text,) for text in ODD_NUMBERS], "text string").coalesce(1)
-    for row in frame.select("text", number_in(F.col("text"), len(str(MAX_NUMBER))).alias("number")).collect():
-        wanted = None if row["text"] is None else codec.parse_number(row["text"].encode())
-        assert (row["text"], wanted) == (row["text"], row["number"])
-
-
-@pytest.mark.parametrize(
-    "key", [b"s/a", b"", "s/\u00e9".encode(), b"\xff", b"s/\x80", b"\xc0\xaf", b"a\x7f\x00\n", b"x" * 99]
-)
-def test_ascii(spark: SparkSession, key: bytes) -> None:
-    row = spark.range(1).coalesce(1).select(is_ascii(F.lit(key).cast("string")).alias("is_ascii")).first()
-    assert row is not None
-    assert row["is_ascii"] == key.isascii()
-
-
-def test_what_is_inside_of_a_text(spark: SparkSession) -> None:
-    rows = spark.createDataFrame([("abcast.g.x",), ("abcast..x",), ("ab",), ("",), (None,)], "text string").coalesce(1)
-    inside = [row["inside"] for row in rows.select(inner(F.col("text"), 7, 2).alias("inside")).collect()]
-    assert inside == ["g", "", "", "", None]
-
-
-def test_lines(spark: SparkSession) -> None:
-    """As `concat_ws` would write them: numbers in full, nothing for a text that is null."""
-    rows = [(number, text) for number in NUMBERS for text in ("word", None, "x" * 300)]
-    frame = spark.createDataFrame(rows, "number long, text string").coalesce(1)
-    number, text = F.col("number"), F.col("text")
-    ours = line_of(F.lit("2"), text, number, (F.lit("a:"), number), text)
-    sparks = F.concat_ws(" ", F.lit("2"), text, number, F.concat(F.lit("a:"), number), text).cast("binary")
-    for row in frame.select(ours.alias("ours"), sparks.alias("sparks")).collect():
         assert row["ours"] == row["sparks"]

@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from connectors.kafka import codec
 from connectors.kafka.codec import decode_data
-from connectors.sequencer.query import READERS_A_GROUP_AT_ONCE, decode_forward, encode_decided, read_by_few, sequence
+from connectors.sequencer.query import READERS_A_GROUP_AT_ONCE, encode_decided, read_by_few, sequence
+from connectors.spark.forward_rows import forward_rows
 from ordering.links import LinkRow
 from ordering.membership import Life, Membership, Settings
 from ordering.records import EPOCH, Forward, Link, Malformed, Partition
@@ -277,6 +278,6 @@ def test_nothing_to_write(spark: SparkSession) -> None:
 def test_many_partitions_of_kafka_are_read_by_few_tasks(spark: SparkSession) -> None:
     """Spark plans a task for each, and with a message in each of a thousand groups that is nearly all it does."""
     rows = source_frame(spark, []).repartition(50, "offset").filter("offset > 0")
-    decoded = decode_forward(read_by_few(rows, 2), SITE).repartition(2, "group")
+    decoded = forward_rows(read_by_few(rows, 2), SITE).repartition(2, "group")
     plan = decoded._jdf.queryExecution().executedPlan().toString()
     assert f"Coalesce {2 * READERS_A_GROUP_AT_ONCE}" in plan

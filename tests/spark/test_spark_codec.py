@@ -14,9 +14,23 @@ from pyspark.sql import functions as F
 from connectors.kafka import codec
 from connectors.kafka.sites import Direction
 from connectors.relay.columns import relay_forward, relay_mesh_data
-from connectors.sequencer.query import decode_forward, unpack_headers
+from connectors.sequencer.query import unpack_headers
+from connectors.spark.forward_rows import forward_rows
 from ordering.links import LinkRow
-from ordering.records import FLUSH_OK, LINK_START, REMOTE_VIEW, SKIP, Data, Forward, Link, Malformed, Partition, Source
+from ordering.records import (
+    FLUSH_OK,
+    INCARNATIONS_A_MS,
+    LINK_START,
+    MAX_NUMBER,
+    REMOTE_VIEW,
+    SKIP,
+    Data,
+    Forward,
+    Link,
+    Malformed,
+    Partition,
+    Source,
+)
 from ordering.sequencer import SequencerState
 from tests.forward_corpus import CORPUS, TOPIC, Case
 from tests.spark.kafka_rows import (
@@ -37,12 +51,14 @@ pytestmark = pytest.mark.spark
 SITE = "nyc"
 LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
 NO_LINK = (-1, 0, 0, 0)
+FAR_MS = MAX_NUMBER // INCARNATIONS_A_MS
+"""At this time every number can be an incarnation."""
 
 
 def test_what_is_plain_is_good(spark: SparkSession) -> None:
     """No bad record is taken for plain, and of a plain one each field is what the row form reads."""
     rows = [row_of(case, offset) for offset, case in enumerate(CORPUS)]
-    decoded = decode_forward(source_frame(spark, rows), SITE, relayed=True).orderBy("offset").collect()
+    decoded = forward_rows(source_frame(spark, rows), SITE, relayed=True).orderBy("offset").collect()
     for case, row, found in zip(CORPUS, rows, decoded, strict=True):
         wanted = codec.decode_forward(row.source, row.key, row.value, row.headers, row.timestamp_ms)
         assert found["value"] == row.value
@@ -67,8 +83,57 @@ def test_a_site_without_relays_reads_its_own_topic_in_the_same_way(spark: SparkS
     """There are no columns for links then."""
     rows = [row_of(case, offset) for offset, case in enumerate(CORPUS) if case.topic == TOPIC]
     frame = source_frame(spark, rows)
-    alone, beside = (decode_forward(frame, SITE, relayed=relayed).orderBy("offset") for relayed in (False, True))
+    alone, beside = (forward_rows(frame, SITE, relayed=relayed).orderBy("offset") for relayed in (False, True))
     assert_df_equality(alone, beside.drop(*LINK_COLUMNS), ignore_nullable=True)
+
+
+ODD_NUMBERS = [
+    *(
+        "",
+        "0",
+        "1",
+        "9",
+        "10",
+        "00",
+        "07",
+        "-1",
+        "-0",
+        "+1",
+        " 7",
+        "7 ",
+        "7 7",
+        "1_000",
+        "1e3",
+        "1.0",
+        "0x1",
+        "7\n",
+        "\x007",
+    ),
+    *("\u0661", "\uff11", "1\u0662", "\u00b2", "seven", "7\u00e9", "/", ":", "1/", "1:"),
+    *(str(10**power + more) for power in (16, 17, 18, 19, 40) for more in (-1, 0, 1)),
+    *(str(2**63 + more) for more in (-1, 0, 1)),
+]
+
+
+@pytest.mark.parametrize("field", ["incarnation", "local_seqno"])
+def test_numbers(spark: SparkSession, field: str) -> None:
+    """What the codec takes for one is one, and a record with another text is not plain."""
+    rows = []
+    for offset, text in enumerate(ODD_NUMBERS):
+        fields = f"2 message {text} 1" if field == "incarnation" else f"2 message 1 {text}"
+        headers = [(codec.HEADER, fields.encode())]
+        rows.append(Row(TOPIC, 0, offset, b"nyc/alice", b"x", headers, FAR_MS))
+    found = forward_rows(source_frame(spark, rows), SITE).collect()
+    wanted = [codec.parse_number(text.encode()) for text in ODD_NUMBERS]
+    assert [row[field] if row["plain"] else None for row in found] == wanted
+
+
+@pytest.mark.parametrize(
+    "name", [b"a", b"", "\u00e9".encode(), b"\xff", b"\x80", b"\xc0\xaf", b"a\x7f\x00\n", b"x" * 99]
+)
+def test_senders_of_ascii(spark: SparkSession, name: bytes) -> None:
+    rows = [Row(TOPIC, 0, 0, b"nyc/" + name, b"x", codec.forward_headers(1, 1))]
+    assert [row["plain"] for row in forward_rows(source_frame(spark, rows), SITE).collect()] == [name.isascii()]
 
 
 def test_what_our_own_client_writes_is_plain(spark: SparkSession) -> None:
@@ -79,7 +144,7 @@ def test_what_our_own_client_writes_is_plain(spark: SparkSession) -> None:
         for number, (application, kind) in enumerate(itertools.product(headers, codec.FORWARD_KINDS), 1)
         if kind not in (REMOTE_VIEW, SKIP, LINK_START)
     ]
-    decoded = decode_forward(source_frame(spark, rows), "local").collect()
+    decoded = forward_rows(source_frame(spark, rows), "local").collect()
     assert [row["plain"] for row in decoded] == [True] * len(rows)
 
 
@@ -100,7 +165,7 @@ def test_what_our_own_relays_bring_is_plain(spark: SparkSession) -> None:
         relay_mesh_data(source_frame(spark, of_data), way, {"abcast.g.data.local": 17}, ["nyc"])
     )
     rows = relayed.withColumns({"offset": F.monotonically_increasing_id(), "timestamp": F.now()})
-    decoded = decode_forward(rows, "nyc", relayed=True).collect()
+    decoded = forward_rows(rows, "nyc", relayed=True).collect()
     assert [(row["plain"], row["sender"], headers_of(row), link_of(row)) for row in decoded] == [
         (True, "local/alice", [*trace], NO_LINK),
         (True, "local/alice", [], NO_LINK),

@@ -1,0 +1,360 @@
+package abcast
+
+import java.nio.charset.StandardCharsets.US_ASCII
+import java.util.regex.Pattern
+
+import scala.jdk.CollectionConverters._
+
+import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.{Expression, GenericInternalRow, Literal}
+import org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
+import org.apache.spark.sql.catalyst.util.{ArrayData, GenericArrayData}
+import org.apache.spark.sql.types.{ObjectType, StructType}
+import org.apache.spark.unsafe.types.UTF8String
+
+/**
+ * Records of FORWARD, judged and taken apart, each by one call: Spark plans some expressions anew for each batch, where
+ * it would plan some two hundred.
+ */
+object Forward {
+
+  /**
+   * The column of rows, structs as `schema` has them, of records of Kafka. `rules`, in JSON: what they are judged by.
+   *
+   * Spark must not take it for a function whose value it may ask for twice.
+   */
+  def read(
+      topic: Expression,
+      partition: Expression,
+      offset: Expression,
+      timestamp: Expression,
+      key: Expression,
+      value: Expression,
+      headers: Expression,
+      schema: String,
+      rules: String): Expression = {
+    val reader = Literal.fromObject(ForwardReader(rules), ObjectType(classOf[ForwardReader]))
+    StaticInvoke(
+      getClass,
+      StructType.fromDDL(schema),
+      "row",
+      Seq(reader, topic, partition, offset, timestamp, key, value, headers),
+      propagateNull = false,
+      isDeterministic = false)
+  }
+
+  def row(
+      reader: ForwardReader,
+      topic: UTF8String,
+      partition: Int,
+      offset: Long,
+      timestampUs: Long,
+      key: Array[Byte],
+      value: Array[Byte],
+      headers: ArrayData): InternalRow =
+    reader.row(topic, new Raw(partition, offset, Math.floorDiv(timestampUs, 1000L), key, value, headers))
+}
+
+/** A record, but for its topic. A value of another place may stand in it where it is a copy of what is there. */
+private[abcast] class Raw(
+    val partition: Int,
+    val offset: Long,
+    val atMs: Long,
+    val key: Array[Byte],
+    val value: Array[Byte],
+    val headers: ArrayData) {
+  def headerCount: Int = if (headers == null) 0 else headers.numElements()
+  def header(at: Int): InternalRow = headers.getStruct(at, 2)
+}
+
+/**
+ * What makes a row of a record: `connectors.spark.forward_rows` says which.
+ *
+ * No record is taken for plain that breaks a rule. Some are not that break none: Python reads them.
+ */
+case class ForwardReader(json: String) {
+  @transient private lazy val rules = new ForwardRules(new ObjectMapper().readTree(json))
+  // Nearly every record is of the same topic as the one before it.
+  @transient private var known: ForwardTopic = _
+
+  private[abcast] def row(name: UTF8String, raw: Raw): InternalRow = {
+    if (known == null || known.name != name) known = new ForwardTopic(rules, name.clone())
+    val topic = known
+    val fields = rules.fieldsOf(raw)
+    topic.input match {
+      case ForwardTopic.Copy => ofCopy(topic, raw, fields)
+      case ForwardTopic.Forward => judged(topic, raw, fields, raw.offset + 1)
+      case input if fields != null && fields.is(0, rules.version) && rules.kindsOf(input).contains(fields.text(1)) =>
+        odd(topic, raw, raw.offset + 1)
+      case _ => null
+    }
+  }
+
+  /** As the record that it was made from. What no relay has made of one is left out. */
+  private def ofCopy(topic: ForwardTopic, raw: Raw, fields: Fields): InternalRow = {
+    if (fields == null) return null
+    val begin = UTF8String.fromString(s"${topic.neighbour}/${topic.home}-${raw.partition}:")
+    val offset = fields.number(rules.relayedFrom, behind = begin)
+    val atMs = fields.number(rules.agreedAtMs)
+    if (offset == null || offset < 0 || atMs == null || atMs > rules.latestMs) return null
+    val own = fields.first(rules.ownFields)
+    val header: InternalRow = new GenericInternalRow(Array[Any](rules.header, own.line))
+    val headers = new GenericArrayData(header +: rules.applications(raw))
+    judged(topic, new Raw(raw.partition, offset, atMs, raw.key, raw.value, headers), own, raw.offset + 1)
+  }
+
+  private def judged(topic: ForwardTopic, raw: Raw, fields: Fields, next: Long): InternalRow = {
+    if (fields == null || !fields.is(0, rules.version) || raw.key == null) return odd(topic, raw, next)
+    val sender = UTF8String.fromBytes(raw.key)
+    val kind = rules.plainKinds.get(fields.text(1))
+    val incarnation = fields.from1(rules.incarnation, rules.mostDigits)
+    val localSeqno = fields.from1(rules.localSeqno, rules.mostDigits)
+    val link = rules.linkOf(topic, fields)
+    val isPlain = kind.nonEmpty && incarnation != null && localSeqno != null && Words.isAscii(sender) &&
+      topic.canHave(sender, fields, link) && (link != null || rules.isOfItsTime(incarnation, raw.atMs)) &&
+      raw.value != null && raw.value.length <= rules.mostPayloadBytes && rules.areTheApplications(raw)
+    if (isPlain) plain(topic, raw, next, sender, kind.get, incarnation, localSeqno, link) else odd(topic, raw, next)
+  }
+
+  private def plain(
+      topic: ForwardTopic,
+      raw: Raw,
+      next: Long,
+      sender: UTF8String,
+      kind: Int,
+      incarnation: Long,
+      localSeqno: Long,
+      link: UTF8String): InternalRow = {
+    val isLean = rules.isLean && kind == rules.message
+    val record = if (!isLean) null else
+      new GenericInternalRow(Array[Any](raw.key, raw.value, incarnation, localSeqno, raw.atMs, link, raw.headers))
+    val headers = if (isLean || raw.headerCount == 1) null else new GenericArrayData(rules.applications(raw))
+    val value = if (isLean) null else raw.value
+    row(topic, raw, next, Array(true, sender, incarnation, localSeqno, kind), null, value, headers, link, record)
+  }
+
+  private def odd(topic: ForwardTopic, raw: Raw, next: Long): InternalRow =
+    row(topic, raw, next, ForwardReader.Nothing, raw.key, raw.value, raw.headers, null, null)
+
+  private def row(
+      topic: ForwardTopic,
+      raw: Raw,
+      next: Long,
+      decided: Array[Any],
+      key: Array[Byte],
+      value: Array[Byte],
+      headers: ArrayData,
+      link: UTF8String,
+      record: InternalRow): InternalRow = {
+    val links = if (link == null) ForwardReader.NoLink else link.toString.split('.').map(_.toLong)
+    val place = Array[Any](topic.group, topic.foreign, raw.partition, raw.offset)
+    new GenericInternalRow(
+      place ++ decided ++ Array[Any](raw.atMs, key, value, headers) ++ links ++ Array[Any](next, topic.number, record))
+  }
+
+}
+
+private object ForwardReader {
+  val Nothing: Array[Any] = Array(false, null, 0L, 0L, 0)
+  val NoLink: Array[Long] = Array(-1L, 0L, 0L, 0L)
+}
+
+/** The rules, as Python has them. */
+private class ForwardRules(said: JsonNode) {
+  private def text(name: String): UTF8String = UTF8String.fromString(said.get(name).asText)
+  private def texts(name: String): Seq[UTF8String] =
+    said.get(name).elements.asScala.map(each => UTF8String.fromString(each.asText)).toSeq
+  private def position(name: String): Int = texts("relayed_fields").indexOf(UTF8String.fromString(name))
+
+  val site: String = said.get("site").asText
+  val isRelayed: Boolean = said.get("relayed").asBoolean
+  val isAgreed: Boolean = said.get("agreed").asBoolean
+  val isLean: Boolean = said.get("lean").asBoolean
+
+  val header: UTF8String = text("header")
+  val version: UTF8String = text("version")
+  val nothing: UTF8String = text("nothing")
+  val ownFields: Int = said.get("forward_fields").asInt
+  val relayedFields: Int = texts("relayed_fields").length
+  val incarnation: Int = position("INCARNATION")
+  val localSeqno: Int = position("LOCAL_SEQNO")
+  val relayedFrom: Int = position("RELAYED_FROM")
+  val agreedAtMs: Int = said.get("agreed_at_ms").asInt
+  val mostDigits: Int = said.get("most_digits").asInt
+  private val linkAt = position("LINK")
+  private val link = Pattern.compile(said.get("link").asText)
+  private val hasSite = Pattern.compile(said.get("site_of_sender").asText)
+
+  private val kinds = texts("kinds")
+  private val skip = text("skip")
+  private val heartbeat = text("heartbeat")
+  val message: Int = kinds.indexOf(text("message"))
+  val plainKinds: Map[UTF8String, Int] = kinds.zipWithIndex.toMap -- texts("never_plain")
+  private val messageKind = kinds(message)
+  private val ofLog = texts("of_log").toSet
+  private val ofEpoch = texts("of_epoch").toSet
+
+  private val reserved = UTF8String.fromString("/" + said.get("reserved").asText)
+  private val tick = UTF8String.fromString("/" + said.get("tick").asText)
+  val relay: String = said.get("relay").asText
+
+  val mostPayloadBytes: Int = said.get("most_payload_bytes").asInt
+  private val mostHeadersBytes = said.get("most_headers_bytes").asInt
+  private val depends = text("depends")
+  private val clockAheadMs = said.get("clock_ahead_ms").asLong
+  private val incarnationsAMs = said.get("incarnations_a_ms").asLong
+  val latestMs: Long = said.get("latest_ms").asLong
+
+  def kindsOf(input: Int): Set[UTF8String] = if (input == ForwardTopic.Epoch) ofEpoch else ofLog
+
+  /** Those of the header `abcast`, if it is the first one, as our clients, relays and sequencers have it; or null. */
+  def fieldsOf(raw: Raw): Fields =
+    if (raw.headerCount == 0) null
+    else {
+      val first = raw.header(0)
+      if (first.getUTF8String(0) != header || first.isNullAt(1)) null else new Fields(first.getBinary(1))
+    }
+
+  /** The headers behind the first one. */
+  def applications(raw: Raw): Array[Any] = Array.tabulate[Any](raw.headerCount - 1)(at => raw.header(at + 1))
+
+  /** Whether they are so, and not too large. */
+  def areTheApplications(raw: Raw): Boolean = {
+    var size = raw.headerCount - 1
+    (1 until raw.headerCount).forall { at =>
+      val (name, value) = (raw.header(at).getUTF8String(0), raw.header(at).getBinary(1))
+      size += (if (name == null) 0 else name.numBytes) + (if (value == null) 0 else value.length)
+      size <= mostHeadersBytes && (name == null || name == depends || !name.contains(header))
+    }
+  }
+
+  def isOfItsTime(incarnation: Long, atMs: Long): Boolean =
+    try incarnation <= Math.multiplyExact(Math.addExact(atMs, clockAheadMs), incarnationsAMs)
+    catch { case _: ArithmeticException => false }
+
+  /** What a link says of a record that it has brought; null where none has. */
+  def linkOf(topic: ForwardTopic, fields: Fields): UTF8String =
+    if (!isRelayed || topic.isLocal || fields.size != relayedFields || fields.is(linkAt, nothing)) null
+    else fields.text(linkAt)
+
+  /** Whether the sender has a member's name, or that of ticks and writes one. */
+  def mayHaveItsName(sender: UTF8String, kind: UTF8String): Boolean =
+    !sender.contains(reserved) || (sender.endsWith(tick) && kind == heartbeat)
+
+  def isSkip(kind: UTF8String): Boolean = kind == skip
+
+  def isMessage(kind: UTF8String): Boolean = kind == messageKind
+
+  def isLink(text: UTF8String): Boolean = link.matcher(text.toString).matches
+
+  def hasSite(sender: UTF8String): Boolean = hasSite.matcher(sender.toString).lookingAt
+}
+
+/** A topic, and what its name says: `abcast.GROUP.ROLE.SITE`. */
+private class ForwardTopic(rules: ForwardRules, val name: UTF8String) {
+  private val words = name.toString.split('.')
+  private val role = words(words.length - 2)
+  private val ofSite = words.last
+  private val ofGroup = words.slice(1, words.length - 2).mkString(".")
+  private val ofRelay = "relayed-"
+
+  val isLocal: Boolean = role == "forward" && ofSite == rules.site
+  private val isFilled = role.startsWith(ofRelay)
+  val neighbour: String = if (isFilled) role.drop(ofRelay.length) else ""
+  val home: String = s"abcast.$ofGroup.forward.$neighbour"
+
+  val input: Int =
+    if (!rules.isAgreed) ForwardTopic.Forward
+    else if (isFilled) ForwardTopic.Copy
+    else if (role == "forward") ForwardTopic.Forward
+    else if (role == "epoch") ForwardTopic.Epoch
+    else ForwardTopic.Log
+
+  /** As Python numbers it, to which a copy of FORWARD is FORWARD. */
+  val number: Int = if (input == ForwardTopic.Copy) ForwardTopic.Forward else input
+
+  val group: UTF8String = UTF8String.fromString(ofGroup)
+
+  /** The topic that its records are of; null for the site's own. */
+  val foreign: UTF8String =
+    if (isLocal) null else if (input == ForwardTopic.Copy) UTF8String.fromString(home) else name
+
+  private val ofTheSite = UTF8String.fromString(s"${rules.site}/")
+  private val ofItsSite = UTF8String.fromString((if (input == ForwardTopic.Copy) neighbour else ofSite) + "/")
+  private val ofNeighbour = UTF8String.fromString(neighbour + "/")
+  private val relayOfNeighbour = UTF8String.fromString(neighbour + rules.relay)
+
+  /** Whether a plain record can stand there: what a member has sent, or what the neighbour's relay brings. */
+  def canHave(sender: UTF8String, fields: Fields, link: UTF8String): Boolean = {
+    val kind = fields.text(1)
+    if (isLocal || rules.isAgreed) fields.size == rules.ownFields && isMembers(sender, kind, ofItsSite)
+    else if (!rules.isRelayed || !isFilled || fields.size != rules.relayedFields) false
+    else if (link == null) isMembers(sender, kind, ofNeighbour)
+    else rules.isLink(link) && (isSkip(sender, kind, fields) || isMessage(sender, kind))
+  }
+
+  private def isMembers(sender: UTF8String, kind: UTF8String, of: UTF8String): Boolean =
+    sender.startsWith(of) && !rules.isSkip(kind) && rules.mayHaveItsName(sender, kind)
+
+  private def isSkip(sender: UTF8String, kind: UTF8String, fields: Fields): Boolean =
+    rules.isSkip(kind) && sender == relayOfNeighbour && fields.is(rules.relayedFrom, rules.nothing)
+
+  private def isMessage(sender: UTF8String, kind: UTF8String): Boolean =
+    rules.isMessage(kind) && !sender.startsWith(ofTheSite) && rules.hasSite(sender) &&
+      rules.mayHaveItsName(sender, kind)
+}
+
+private object ForwardTopic {
+  val Forward = 0
+  val Log = 1
+  val Epoch = 2
+  val Copy = -1
+}
+
+/** The words of a line of bytes, between each two of which is a blank. */
+private class Fields(val line: Array[Byte]) {
+  private var ends = new Array[Int](8)
+  private var count = 0
+  locally {
+    var at = 0
+    while (at <= line.length) {
+      if (at == line.length || line(at) == ' ') {
+        if (count == ends.length) ends = java.util.Arrays.copyOf(ends, 2 * count)
+        ends(count) = at
+        count += 1
+      }
+      at += 1
+    }
+  }
+
+  def size: Int = count
+
+  /** The empty one where there are not so many. */
+  def text(at: Int): UTF8String = {
+    if (at >= count) return UTF8String.EMPTY_UTF8
+    val begin = if (at == 0) 0 else ends(at - 1) + 1
+    UTF8String.fromBytes(line, begin, ends(at) - begin)
+  }
+
+  def is(at: Int, word: UTF8String): Boolean = at < count && text(at) == word
+
+  def first(most: Int): Fields = if (count <= most) this else new Fields(line.take(ends(most - 1)))
+
+  /** A decimal from 1 on, of so many digits at most; or null. */
+  def from1(at: Int, mostDigits: Int): java.lang.Long = Words.parse(text(at), mostDigits)
+
+  /** A decimal from 0 on, or -1, behind so much text; or null. */
+  def number(at: Int, behind: UTF8String = UTF8String.EMPTY_UTF8): java.lang.Long = {
+    val word = text(at)
+    if (!word.startsWith(behind)) return null
+    new String(word.getBytes.drop(behind.numBytes), US_ASCII) match {
+      case Fields.Number(digits) => digits.toLong
+      case _ => null
+    }
+  }
+}
+
+private object Fields {
+  private val Number = "(0|-?1|[1-9][0-9]{0,17})".r
+}

@@ -1,0 +1,115 @@
+"""FORWARD as a sequencer's query takes it: one function in the JVM (`conf/Forward.scala`) judges each record.
+
+Nearly all records break no rule; they are *plain*, and come apart into columns. What is not plain has the key and all
+its headers still, and `connectors.kafka.codec` reads it, row by row: so one place has the reasons. No record is plain
+that breaks a rule. Some are not that break none: what has another header first, or fields behind those that are known.
+"""
+
+from __future__ import annotations
+
+import json
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from connectors.kafka import codec, epochs
+from connectors.spark.codec import HEADERS_TYPE
+from connectors.spark.own_columns import rows_of_forward
+from ordering.names import RESERVED_PREFIX, SITE_PATTERN, TICK_NAME, relay_of
+from ordering.records import (
+    CLOCK_AHEAD_MS,
+    HEARTBEAT,
+    INCARNATIONS_A_MS,
+    LINK_START,
+    MAX_HEADERS_BYTES,
+    MAX_NUMBER,
+    MAX_PAYLOAD_BYTES,
+    MESSAGE,
+    REMOTE_VIEW,
+    SKIP,
+    WITHOUT_SEQNO,
+)
+
+RECORD_SCHEMA = (
+    f"key binary, value binary, incarnation long, local_seqno long, at_ms long, link string, headers {HEADERS_TYPE}"
+)
+"""A plain message as it is set aside, with all its headers. `link`: what a link says of it, or null."""
+FROM_FORWARD, FROM_LOG, FROM_EPOCH = range(3)
+"""Where a row comes from, where there is more than FORWARD."""
+_SCHEMA = (
+    "group string, topic string, partition int, offset long, plain boolean, sender string, incarnation long, "
+    f"local_seqno long, kind int, forwarded_at_ms long, key binary, value binary, headers {HEADERS_TYPE}, "
+    "link_session long, link_epoch long, link_seqno long, link_origin_seqno long, at long, input int, "
+    f"record struct<{RECORD_SCHEMA}>"
+)
+_COLUMNS = [field.split()[0] for field in _SCHEMA[: _SCHEMA.index(", record")].split(", ")]
+_LATEST_MS = 9_000_000_000_000_000
+"""A later time is none that Spark could have read from Kafka either."""
+
+
+def forward_rows(
+    kafka_rows: DataFrame, site: str, *, relayed: bool = False, agreed: bool = False, lean: bool = False
+) -> DataFrame:
+    """Rows of Spark's Kafka source (with headers) → the columns that the site's sequencer works on.
+
+    `packed_headers` are those of the application, null if there are none. A row that is not `plain` has the key and all
+    its headers there; its `sender` is null, its numbers are 0. `kind` is an index in `codec.FORWARD_KINDS`. `topic` is
+    null in the site's own, which nearly all are in: a text a row is dear on its way to Python. Null comes first in
+    order, as the site's own topic does.
+
+    `relayed`: whether there may be rows of topics that a relay fills; then there are columns for what links say, -1 and
+    0 where no link has brought the row. `lean`: whether a plain message's value and headers are in the column `record`
+    (RECORD_SCHEMA) only, which is null for all else. `agreed`: whether there are rows of other sites' topics. Each is
+    judged as at its own site then; a copy of FORWARD is the record that it was made from
+    (`connectors.kafka.inputs.original`), and what is none is left out; so is what is not needed of logs and of EPOCH.
+    Then there are the columns `input`, and `at`, which is the offset behind the row in the topic that it was read from.
+    """
+    rules = _rules(site, relayed=relayed, agreed=agreed, lean=lean)
+    read = kafka_rows.select(rows_of_forward(_SCHEMA, rules).alias("read"))
+    wanted = read.where(F.col("read").isNotNull()) if agreed else read
+    left_out = ({"at", "input"} if not agreed else set()) | (set() if relayed else set(_OF_LINKS))
+    # Spark's writer for a stateful Python function takes time with lists that grows with the square of their number.
+    known = {"headers": F.to_json("read.headers").alias("packed_headers")}
+    columns = [known.get(name, F.col(f"read.{name}")) for name in _COLUMNS if name not in left_out]
+    return wanted.select(*columns, *(["read.record"] if lean else []))
+
+
+_OF_LINKS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
+
+
+def _rules(site: str, *, relayed: bool, agreed: bool, lean: bool) -> str:
+    """What `conf/Forward.scala` judges by."""
+    version, exclusion = epochs.EXCLUSION.decode("ascii").split(" ")
+    assert version == codec.VERSION
+    rules = {
+        "site": site,
+        "relayed": relayed,
+        "agreed": agreed,
+        "lean": lean,
+        "header": codec.HEADER,
+        "version": codec.VERSION,
+        "nothing": codec.NOTHING,
+        "depends": codec.DEPENDS_HEADER,
+        "forward_fields": len(codec.FORWARD_FIELDS),
+        "relayed_fields": codec.RELAYED_FIELDS,
+        "agreed_at_ms": codec.AGREED_FIELDS.index("AT_MS"),
+        "kinds": codec.FORWARD_KINDS,
+        "never_plain": [REMOTE_VIEW, LINK_START],
+        "message": MESSAGE,
+        "heartbeat": HEARTBEAT,
+        "skip": SKIP,
+        "of_log": WITHOUT_SEQNO,
+        "of_epoch": [exclusion],
+        "reserved": RESERVED_PREFIX,
+        "tick": TICK_NAME,
+        "relay": relay_of(""),
+        "link": codec.LINK_PATTERN,
+        "site_of_sender": f"(?:{SITE_PATTERN})/",
+        "most_digits": len(str(MAX_NUMBER)),
+        "most_payload_bytes": MAX_PAYLOAD_BYTES,
+        "most_headers_bytes": MAX_HEADERS_BYTES,
+        "clock_ahead_ms": CLOCK_AHEAD_MS,
+        "incarnations_a_ms": INCARNATIONS_A_MS,
+        "latest_ms": _LATEST_MS,
+    }
+    return json.dumps(rules)
