@@ -57,6 +57,12 @@ object RecordsAside {
   def block(group: Expression, topic: Expression, partition: Expression, offset: Expression): Expression =
     call("takeBlock", StructType.fromDDL("senders string, numbers binary"), group, topic, partition, offset)
 
+  /** The same, with the records in it (`PackedRecords`): so they can leave the task, with the row. */
+  def blockWithRecords(group: Expression, topic: Expression, partition: Expression, offset: Expression): Expression = {
+    val schema = StructType.fromDDL("senders string, numbers binary, records binary")
+    call("takeBlockWithRecords", schema, group, topic, partition, offset)
+  }
+
   private def literal(schema: String): Expression =
     Literal.fromObject(StructType.fromDDL(schema), ObjectType(classOf[StructType]))
 
@@ -87,7 +93,14 @@ object RecordsAside {
 
   /** Take the block whose first record has that name. */
   def takeBlock(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): InternalRow =
-    ofThisAttempt(null).takeBlock(group, topic, partition, offset)
+    ofThisAttempt(null).takeBlock(group, topic, partition, offset).row()
+
+  /** The same, and all its records. */
+  def takeBlockWithRecords(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): InternalRow = {
+    val records = ofThisAttempt(null)
+    val block = records.takeBlock(group, topic, partition, offset)
+    block.row(records.packed(group, topic, partition, offset, block.size))
+  }
 
   /** What was put aside in this task; `take` a record of it. */
   private[abcast] def ofThisAttempt(): RecordsOfAttempt = ofThisAttempt(null)
@@ -139,6 +152,7 @@ private[abcast] class RecordsOfAttempt(schema: StructType) {
   private var place: (UTF8String, UTF8String, Int) = _
   private var offsets: Offsets = _
   private var block: Block = _ // the last that was begun
+  private var lastBytes = 0 // of the record that was put last
   private var isOpen = true
 
   def close(): Unit = synchronized {
@@ -170,6 +184,7 @@ private[abcast] class RecordsOfAttempt(schema: StructType) {
         end = 0
       }
       val number = if (value != null) large.length.toLong else 0L
+      lastBytes = bytes + (if (value != null) value.length else 0)
       Platform.putLong(page, Platform.BYTE_ARRAY_OFFSET + end, number << 32 | bytes)
       row.writeToMemory(page, Platform.BYTE_ARRAY_OFFSET + end + 8)
       offsets.add(offset, (pages.length - 1L) << 32 | end)
@@ -206,16 +221,33 @@ private[abcast] class RecordsOfAttempt(schema: StructType) {
   /** Of the record that was put last: whether its block begins with it, as no other goes on with it. */
   def beginsBlock(
       offset: Long, sender: UTF8String, incarnation: Long, localSeqno: Long, forwardedAtMs: Long): Boolean = {
-    val begins = block == null || !block.goesOn(offsets, offset)
+    val begins = block == null || !block.goesOn(offsets, offset, lastBytes)
     if (begins) block = offsets.begin(offset, place)
-    block.add(sender, incarnation, localSeqno, forwardedAtMs)
+    block.add(sender, incarnation, localSeqno, forwardedAtMs, lastBytes)
     begins
   }
 
-  def takeBlock(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): InternalRow = synchronized {
+  def takeBlock(group: UTF8String, topic: UTF8String, partition: Int, offset: Long): Block = synchronized {
     checkOpen()
     turnTo(group, topic, partition)
-    offsets.takeBlock(offset, place).row
+    offsets.takeBlock(offset, place)
+  }
+
+  /** So many records, which are not here any more after that. */
+  def packed(group: UTF8String, topic: UTF8String, partition: Int, first: Long, count: Int): Array[Byte] = {
+    val rows = Array.tabulate(count) { index =>
+      take(group, topic, partition, first + index) match {
+        case (row: UnsafeRow, value) if row.isNullAt(valueAt) && value != null => whole(row, value)
+        case (row: UnsafeRow, _) => row
+      }
+    }
+    PackedRecords.pack(first, rows)
+  }
+
+  private def whole(row: UnsafeRow, value: Array[Byte]): UnsafeRow = {
+    val fields = row.toSeq(schema).toArray[Any]
+    fields(valueAt) = value
+    toBytes(new GenericInternalRow(fields)).copy()
   }
 
   private def checkOpen(): Unit =
@@ -233,19 +265,24 @@ private[abcast] class RecordsOfAttempt(schema: StructType) {
  * Records with consecutive offsets of one partition: of each, the index of its sender, and the numbers. `senders` has
  * the senders by index, with a character between them that none of them has, as those of plain records are ASCII.
  */
-private class Block(partition: Offsets, first: Long) {
+private[abcast] class Block(partition: Offsets, first: Long) {
   private val MostRecords = 20000
+  private val MostBytes = 16 << 20
   private val Numbers = 4
   private val Between = '\u0080'
   private val indices = new JavaMap[UTF8String, Integer]
   private val senders = new StringBuilder
   private var numbers = new Array[Long](8 * Numbers)
   private var end = 0
+  private var bytes = 0
 
-  def goesOn(of: Offsets, offset: Long): Boolean =
-    (of eq partition) && offset == first + end / Numbers && end < MostRecords * Numbers
+  def size: Int = end / Numbers
 
-  def add(sender: UTF8String, incarnation: Long, localSeqno: Long, forwardedAtMs: Long): Unit = {
+  def goesOn(of: Offsets, offset: Long, more: Int): Boolean =
+    (of eq partition) && offset == first + size && size < MostRecords && bytes + more <= MostBytes
+
+  def add(sender: UTF8String, incarnation: Long, localSeqno: Long, forwardedAtMs: Long, more: Int): Unit = {
+    bytes += more
     if (end == numbers.length) numbers = Arrays.copyOf(numbers, 2 * end)
     numbers(end) = indexOf(sender)
     numbers(end + 1) = incarnation
@@ -254,10 +291,10 @@ private class Block(partition: Offsets, first: Long) {
     end += Numbers
   }
 
-  def row: InternalRow = {
-    val bytes = ByteBuffer.allocate(8 * end).order(ByteOrder.LITTLE_ENDIAN)
-    bytes.asLongBuffer.put(numbers, 0, end)
-    new GenericInternalRow(Array[Any](UTF8String.fromString(senders.toString), bytes.array))
+  def row(more: Any*): InternalRow = {
+    val written = ByteBuffer.allocate(8 * end).order(ByteOrder.LITTLE_ENDIAN)
+    written.asLongBuffer.put(numbers, 0, end)
+    new GenericInternalRow(Array[Any](UTF8String.fromString(senders.toString), written.array) ++ more)
   }
 
   private def indexOf(sender: UTF8String): Int = {
@@ -292,7 +329,7 @@ private object Pages {
 }
 
 /** The offsets of a partition of which records are aside, and where these are. */
-private class Offsets {
+private[abcast] class Offsets {
   private val Taken = -1L
   private var known = new Array[Long](16)
   private var places = new Array[Long](16)
@@ -347,4 +384,44 @@ private class Offsets {
 
   private def fail(partition: Any, offset: Long, what: String): Nothing =
     throw new IllegalStateException(s"The record at the offset $offset of (group, topic, partition) $partition $what.")
+}
+
+/**
+ * Records in bytes, to be kept and brought back elsewhere: of each its offset and its size, in 8 bytes each, then the
+ * rows one behind the other. So a part of them is a part of both.
+ */
+private[abcast] object PackedRecords {
+  private val IndexBytes = 16
+
+  def pack(first: Long, rows: Array[UnsafeRow]): Array[Byte] = {
+    val packed = new Array[Byte](rows.length * IndexBytes + rows.map(_.getSizeInBytes).sum)
+    var (at, end) = (Platform.BYTE_ARRAY_OFFSET.toLong, Platform.BYTE_ARRAY_OFFSET + rows.length.toLong * IndexBytes)
+    for ((row, index) <- rows.zipWithIndex) {
+      Platform.putLong(packed, at, first + index)
+      Platform.putLong(packed, at + 8, row.getSizeInBytes)
+      row.writeToMemory(packed, end)
+      at += IndexBytes
+      end += row.getSizeInBytes
+    }
+    packed
+  }
+}
+
+/** So many of them, to be read one after the other. */
+private[abcast] class PackedRecords(packed: Array[Byte], count: Int, fields: Int) {
+  private val IndexBytes = 16
+  private var index = 0
+  private var begin = Platform.BYTE_ARRAY_OFFSET + count.toLong * IndexBytes
+
+  /** The next one, which is of this offset. */
+  def take(offset: Long): InternalRow = {
+    val at = Platform.BYTE_ARRAY_OFFSET + index.toLong * IndexBytes
+    if (index >= count || Platform.getLong(packed, at) != offset)
+      throw new IllegalStateException(s"The record number $index is not that of the offset $offset.")
+    val row = new UnsafeRow(fields)
+    row.pointTo(packed, begin, Platform.getLong(packed, at + 8).toInt)
+    begin += row.getSizeInBytes
+    index += 1
+    row
+  }
 }

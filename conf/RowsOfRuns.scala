@@ -10,9 +10,9 @@ import org.apache.spark.unsafe.types.UTF8String
 /**
  * The rows of Spark's Kafka sink from runs, one for each record of a run, in their order.
  *
- * A run's records are in its arrays, or aside (`RecordsAside`): then each is brought back by its own offset, once. What
- * Spark's own functions would do for each record step by step is one step here, without a row between them: their code
- * copies each row that comes of an `explode`, with its payload.
+ * A run's records are in its arrays, or aside: in this task (`RecordsAside`) or in the run, as bytes (`PackedRecords`).
+ * Then each is brought back by its own offset, once. What Spark's own functions would do for each record step by step is
+ * one step here, without a row between them: their code copies each row that comes of an `explode`, with its payload.
  */
 case class RowsOfRuns(child: Expression, version: String, header: String)
     extends UnaryExpression with Generator with CodegenFallback {
@@ -59,6 +59,7 @@ private class Run(run: InternalRow, version: UTF8String, header: UTF8String) {
   private val headerNames = run.getArray(18)
   private val headerValues = run.getArray(19)
   private val link = Array.range(20, 24).map(run.getArray)
+  private val records = if (run.isNullAt(24)) null else run.getBinary(24)
 
   /** Each is read before the next one is made. */
   def rows: Iterator[InternalRow] = {
@@ -70,9 +71,9 @@ private class Run(run: InternalRow, version: UTF8String, header: UTF8String) {
   }
 
   private def fromAside(row: InternalRow): Int => Unit = {
-    val aside = RecordsAside.ofThisAttempt()
+    val take = if (records == null) fromThisTask() else fromTheRun()
     index => {
-      val (record, value) = aside.take(group, fromTopic, fromPartition, firstOffset + index)
+      val (record, value) = take(firstOffset + index)
       row.update(2, record.getBinary(0))
       row.update(3, value)
       val headers = record.getArray(6)
@@ -83,6 +84,19 @@ private class Run(run: InternalRow, version: UTF8String, header: UTF8String) {
           if (!record.isNullAt(5)) line.blank().join(record.getUTF8String(5))
           behind(own(line), of(headers, from = 1))
         } else new GenericArrayData(of(headers, from = 0) ++ given(index)))
+    }
+  }
+
+  private def fromThisTask(): Long => (InternalRow, Array[Byte]) = {
+    val aside = RecordsAside.ofThisAttempt()
+    offset => aside.take(group, fromTopic, fromPartition, offset)
+  }
+
+  private def fromTheRun(): Long => (InternalRow, Array[Byte]) = {
+    val packed = new PackedRecords(records, size, Run.RecordFields)
+    offset => {
+      val record = packed.take(offset)
+      (record, record.getBinary(1))
     }
   }
 
@@ -134,4 +148,5 @@ private class Run(run: InternalRow, version: UTF8String, header: UTF8String) {
 
 private object Run {
   val Dot: UTF8String = UTF8String.fromString(".")
+  val RecordFields = 7
 }

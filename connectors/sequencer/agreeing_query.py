@@ -6,8 +6,9 @@
 
 It has the form of `connectors.sequencer.query`, and shares its columns, its decision on a batch and its output. One
 micro-batch is one step of the site: all that has come, then the entry, then the DATA of the runs that are due. The
-state of the operator is what `ordering.isis_group` knows between two steps, the sequencer's state, and the records that
-are read and not sequenced. Spark's state store holds it within one run of the query; nothing rests on it after a crash.
+state of the operator is what `ordering.isis_group` knows between two steps, and the sequencer's state. Spark's state
+store holds it within one run of the query; the executor has the records that are read and not sequenced
+(`connectors.sequencer.shelf`). Nothing rests on either after a crash.
 
 Why the order of writing holds that `ordering.isis_group` asks for. A group's rows go to one partition of DATA through
 one producer, in their order: DATA of a step behind its entry, an entry behind all DATA of the steps before. The
@@ -15,10 +16,11 @@ producer has one request in flight and never gives up on one (`COPY_SINK_OPTIONS
 also after kill -9, is all up to some record. A batch is one attempt of one epoch (`assert_first_attempt`), and the next
 batch begins when Kafka has all of this one.
 
-What crosses to Python: each FORWARD record once, as arrow columns, its payload among them, which nobody looks at; what
-the JVM does not find plain is read there row by row, as in any sequencer; and entries, a few a step. Records wait in
-the state as the arrow batches that they came in, encoded once. The agreement sees offsets only: its cost is a run's,
-not a message's.
+What crosses to Python of plain messages: numbers, and their bytes, which nobody looks at there; those whose offsets
+follow each other as one row (`connectors.sequencer.blocks`). What the JVM does not find plain is read row by row, as in
+any sequencer; and entries, a few a step. What waits for its run is kept in arrow's form: a block as it came. Where a
+run or a repeat ends within a block, it is cut, by offsets. The JVM makes DATA of a block's bytes, each record by its
+own offset, or the task fails. The agreement sees offsets only: its cost is a run's, not a message's.
 
 Time is that of the driver (Spark's rate source), a row a second, which also begins a batch where all else is silent.
 How far it moves in a step is bounded by the core, as in the other engine.
@@ -32,9 +34,11 @@ since a batch has no more of FORWARD than runs take (`connectors.sequencer.agree
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 import pandas as pd
@@ -48,6 +52,7 @@ from connectors.kafka.entry_codec import read_entry, write_entry
 from connectors.kafka.inputs import Neighbours, of_log
 from connectors.kafka.plain_record import PlainRecord
 from connectors.sequencer import stored_state
+from connectors.sequencer.blocks import Records, out_of_blocks, part_of, records_of, sizes_of
 from connectors.sequencer.notices import told
 from connectors.sequencer.query import (
     DATA_ROLE,
@@ -56,11 +61,13 @@ from connectors.sequencer.query import (
     assert_first_attempt,
     decide_chunk,
     frame_of,
+    in_blocks,
     run_of,
     unpack_headers,
     without_first,
 )
-from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG
+from connectors.sequencer.shelf import Shelf
+from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG, RECORD_SCHEMA
 from ordering import isis_group
 from ordering.errors import ProtocolViolation
 from ordering.isis_codec import decode, encode
@@ -80,7 +87,7 @@ REPORT = "report"
 
 FROM_TIME = 1 + max(FROM_FORWARD, FROM_LOG, FROM_EPOCH)
 """A row that tells the time: a step takes them behind all others."""
-_STATE = "known binary, snapshot binary, of_step binary, base binary, changes binary, kept binary"
+_STATE = "known binary, snapshot binary, of_step binary, base binary, changes binary"
 
 _KEPT = pa.schema(
     [
@@ -96,6 +103,8 @@ _KEPT = pa.schema(
         ("key", pa.binary()),
         ("value", pa.binary()),
         ("packed_headers", pa.string()),
+        ("block", pa.binary()),
+        ("records", pa.binary()),
     ]
 )
 
@@ -150,6 +159,7 @@ _EMPTY = {
     "packed_headers": "string",
     "at": "bigint",
     "input": "int",
+    "record": f"struct<{RECORD_SCHEMA}>",
 }
 """The columns of the operator's rows, as `forward_rows` has them."""
 _NOT_NULL = {"partition": 0, "offset": 0, "plain": False, "incarnation": 0, "local_seqno": 0, "kind": 0, "at": 0}
@@ -162,10 +172,10 @@ def agree(rows: DataFrame, neighbours: Neighbours, initial: Mapping[str, Stored]
     """The agreeing transformation: rows for the operator → runs, and reports. `initial`: the state of every group."""
     placed = rows.coalesce(1) if parallelism == 1 else rows.repartition(parallelism, "group")
     return (
-        placed.sortWithinPartitions("group", "input", "topic", "partition", "at")
+        in_blocks(placed, ["group", "input", "topic", "partition", "at"], with_records=True)
         .groupBy("group")
         .applyInPandasWithState(
-            agreer(initial, neighbours),
+            agreer(initial, neighbours, partial(Shelf.of_executor, neighbours.site, uuid4().hex)),
             outputStructType=RUN_SCHEMA,
             stateStructType=_STATE,
             outputMode="append",
@@ -175,49 +185,55 @@ def agree(rows: DataFrame, neighbours: Neighbours, initial: Mapping[str, Stored]
 
 
 class Stored(NamedTuple):
-    """A group between two steps, as Spark's state store keeps it. `kept`: records that wait, chunk behind chunk."""
+    """A group between two steps, as Spark's state store keeps it."""
 
     known: bytes
     snapshot: bytes
     of_step: bytes
     base: bytes
     changes: bytes
-    kept: bytes = b""
 
 
 class _Waiting(NamedTuple):
-    """A chunk: of which partition, and its size in bytes."""
+    """A chunk: of which partition, under which number it is on the shelf, and its size in bytes."""
 
     place: str
+    number: int
     size: int
 
 
 class _OfStep(NamedTuple):
-    """What a step knows besides: the time of the last tick; partitions, and topics of logs, left out; the chunks."""
+    """What a step knows besides: the time of the last tick; partitions, and topics of logs, left out; the chunks, and
+    the last number of one.
+    """
 
     at_ms: int = 0
     places: tuple[str, ...] = ()
     logs: tuple[str, ...] = ()
     chunks: tuple[_Waiting, ...] = ()
+    last: int = 0
 
 
 def begun(group: Group) -> Stored:
     """A group before its first step."""
-    return _stored(group, stored_state.Stored(group.site.sequenced.state.to_bytes(), b""), _OfStep(), b"")
+    return _stored(group, stored_state.Stored(group.site.sequenced.state.to_bytes(), b""), _OfStep())
 
 
-def _stored(group: Group, sequencer: stored_state.Stored, of_step: _OfStep, kept: bytes) -> Stored:
+def _stored(group: Group, sequencer: stored_state.Stored, of_step: _OfStep) -> Stored:
     known = group.state()
     bare = replace(known, site=replace(known.site, snapshot=b"")).to_bytes()
-    return Stored(bare, known.site.snapshot, encode(of_step), sequencer.base, sequencer.changes, kept)
+    return Stored(bare, known.site.snapshot, encode(of_step), sequencer.base, sequencer.changes)
 
 
-def agreer(initial: Mapping[str, Stored], neighbours: Neighbours) -> Decide:
-    """The function of the stateful operator."""
+def agreer(initial: Mapping[str, Stored], neighbours: Neighbours, shelf_of: Callable[[str], Shelf]) -> Decide:
+    """The function of the stateful operator. `shelf_of` a group: where its records wait."""
 
     def agree(key: tuple[Any, ...], chunks: Iterator[pd.DataFrame], stored: GroupState) -> Iterator[pd.DataFrame]:
         assert_first_attempt()
-        step = Step(Stored(*map(bytes, stored.get)) if stored.exists else initial[key[0]], neighbours)
+        shelf = shelf_of(key[0])
+        if not stored.exists:
+            shelf.clear()
+        step = Step(Stored(*map(bytes, stored.get)) if stored.exists else initial[key[0]], neighbours, shelf)
         for chunk in chunks:
             step.take(chunk)
         yield from step.decided()
@@ -228,29 +244,17 @@ def agreer(initial: Mapping[str, Stored], neighbours: Neighbours) -> Decide:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Records of one partition, in the order of their offsets: `encoded`, and decoded when that is needed."""
+    """Records of one partition, in the order of their offsets: on the shelf, and here when that is needed."""
 
-    encoded: bytes
-    frame: pd.DataFrame | None = None
-
-    @classmethod
-    def of(cls, frame: pd.DataFrame) -> _Chunk:
-        table = pa.Table.from_pandas(frame[_KEPT.names], _KEPT, preserve_index=False)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, _KEPT) as writer:
-            writer.write_table(table)
-        return cls(sink.getvalue().to_pybytes(), frame)
-
-    def rows(self) -> pd.DataFrame:
-        if self.frame is None:
-            self.frame = pa.ipc.open_stream(self.encoded).read_all().to_pandas()
-        return self.frame
+    number: int
+    size: int
+    rows: pd.DataFrame | None = None
 
 
 class Step:
     """One step of a group: `take` what has come, then `decided`, then `stored`."""
 
-    def __init__(self, before: Stored, neighbours: Neighbours) -> None:
+    def __init__(self, before: Stored, neighbours: Neighbours, shelf: Shelf) -> None:
         """Raises ProtocolViolation."""
         state = isis_group.GroupState.from_bytes(before.known)
         self._before = stored_state.Stored(before.base, before.changes)
@@ -258,15 +262,14 @@ class Step:
         self.group = going_on(replace(state, site=replace(state.site, snapshot=before.snapshot)), sequencer)
         # The batch before is written as a whole.
         self.group.written = self.group.sent
-        self._at_ms, places, logs, chunks = decode(_OfStep, before.of_step)
+        self._at_ms, places, logs, chunks, self._last = decode(_OfStep, before.of_step)
+        self._shelf = shelf
         self._left_places, self._left_logs = set(places), set(logs)
         self._neighbours = neighbours
         self._own_topic = str(Topic(self.group.site.group, "forward", neighbours.site))
         self._kept: dict[str, list[_Chunk]] = {}
-        begin = 0
-        for place, size in chunks:
-            self._kept.setdefault(place, []).append(_Chunk(before.kept[begin : begin + size]))
-            begin += size
+        for place, number, size in chunks:
+            self._kept.setdefault(place, []).append(_Chunk(number, size))
 
     # What has come
 
@@ -292,23 +295,37 @@ class Step:
             self._left_places.add(name)
         if name in self._left_places:
             return
-        # A relay that began again brings offsets once more.
-        offset = rows["offset"].to_numpy()
-        is_new = np.append(True, offset[1:] > np.maximum.accumulate(offset)[:-1])
-        rows = rows[is_new]
-        kept_from = group.arrived(name, int(offset[0]), int(offset.max()), int(rows["at"].iloc[-1]))
-        rows = rows[rows["offset"] >= kept_from]
+        offset, size = rows["offset"].to_numpy(), sizes_of(rows)
+        end = np.maximum.accumulate(offset + size)
+        kept_from = group.arrived(name, int(offset[0]), int(end[-1]) - 1, int(rows["at"].iloc[-1] + size[-1]) - 1)
+        if bool((offset[1:] < end[:-1]).any()):  # a relay that began again brings offsets once more
+            pieces = [rows[:1], *(part_of(rows[at : at + 1], int(end[at - 1])) for at in range(1, len(rows)))]
+            rows = pd.concat(pieces, ignore_index=True)
+        rows = part_of(rows, kept_from)
         if len(rows):
             self._keep(name, rows)
 
     def _keep(self, name: str, rows: pd.DataFrame) -> None:
         chunks = self._kept.setdefault(name, [])
-        if chunks and len(chunks[-1].encoded) < _MERGED_BYTES:
-            rows = pd.concat([chunks.pop().rows(), rows], ignore_index=True)
-        chunks.append(_Chunk.of(rows))
+        if chunks and chunks[-1].size < _MERGED_BYTES:
+            last = chunks.pop()
+            rows = pd.concat([self._rows(last), rows], ignore_index=True)
+            self._shelf.drop(last.number)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, _KEPT) as writer:
+            writer.write_table(pa.Table.from_pandas(rows[_KEPT.names], _KEPT, preserve_index=False))
+        encoded = sink.getvalue()
+        self._last += 1
+        self._shelf.put(self._last, encoded)
+        chunks.append(_Chunk(self._last, encoded.size, rows))
+
+    def _rows(self, chunk: _Chunk) -> pd.DataFrame:
+        if chunk.rows is None:
+            chunk.rows = pa.ipc.open_stream(self._shelf.get(chunk.number)).read_all().to_pandas()
+        return chunk.rows
 
     def _size(self, name: str) -> int:
-        return sum(len(chunk.encoded) for chunk in self._kept.get(name, ()))
+        return sum(chunk.size for chunk in self._kept.get(name, ()))
 
     def _take_log(self, topic: str, rows: pd.DataFrame) -> None:
         group, source = self.group, self._neighbours.input(_topic(topic), 0)
@@ -351,27 +368,28 @@ class Step:
         rows = [piece for part in parts for piece in self._take_kept(part)]
         state, decided = group.site.sequenced.state, list[pd.DataFrame]()
         before = state.seqno
-        if rows:
-            state, decided = decide_chunk(state, pd.concat(rows, ignore_index=True))
+        for piece in out_of_blocks(pd.concat(rows, ignore_index=True)) if rows else ():
+            state, of_piece = decide_chunk(state, piece, lean=True)
+            decided += of_piece
         is_refused = any((runs["role"] != DATA_ROLE).any() for runs in decided)
         closing, standing, has_dead_letters = group.decided(state, is_refused=is_refused)
         if not has_dead_letters:
             decided = [runs[runs["role"] == DATA_ROLE] for runs in decided]
-        yield from (without_first(runs, before + standing) for runs in decided)
+        held = _held(rows)
+        yield from (_with_records(without_first(runs, before + standing), held) for runs in decided)
         yield from (run_of(group.site.group, each) for each in closing if each.seqno > before + standing)
 
     def _take_kept(self, part: Range) -> Iterator[pd.DataFrame]:
         """The records of a run, which are not needed any more after that."""
         chunks = self._kept.get(part.place, [])
         while chunks:
-            rows = chunks[0].rows()
-            offset = rows["offset"].to_numpy()
-            piece = rows[(offset >= part.first) & (offset < part.end)]
+            rows = self._rows(chunks[0])
+            piece = part_of(rows, part.first, part.end)
             if len(piece):
                 yield piece
-            if offset[-1] >= part.end:
+            if rows["offset"].iloc[-1] + sizes_of(rows)[-1] > part.end:
                 return
-            chunks.pop(0)
+            self._shelf.drop(chunks.pop(0).number)
 
     def _report(self) -> str:
         site = self.group.site
@@ -387,14 +405,35 @@ class Step:
     def stored(self) -> Stored:
         """The group behind the step."""
         sequencer = stored_state.store(self.group.site.sequenced.state, self._before)
-        kept = [(name, chunk.encoded) for name in sorted(self._kept) for chunk in self._kept[name]]
         of_step = _OfStep(
             self._at_ms,
             tuple(sorted(self._left_places)),
             tuple(sorted(self._left_logs)),
-            tuple(_Waiting(name, len(encoded)) for name, encoded in kept),
+            tuple(_Waiting(name, each.number, each.size) for name in sorted(self._kept) for each in self._kept[name]),
+            self._last,
         )
-        return _stored(self.group, sequencer, of_step, b"".join(encoded for _, encoded in kept))
+        return _stored(self.group, sequencer, of_step)
+
+
+def _held(rows: Iterable[pd.DataFrame]) -> dict[Partition, list[Records]]:
+    """The messages that came in blocks, by partition."""
+    held: dict[Partition, list[Records]] = {}
+    for piece in rows:
+        columns = *(piece[name] for name in ("topic", "partition", "offset", "records")), sizes_of(piece)
+        for topic, number, offset, records, size in zip(*columns, strict=True):
+            if records is not None:
+                held.setdefault(Partition(topic, number), []).append(Records(offset, offset + size, records))
+    return held
+
+
+def _with_records(runs: pd.DataFrame, held: Mapping[Partition, Sequence[Records]]) -> pd.DataFrame:
+    """Runs as decided, those that are aside with their messages."""
+    columns = (runs[name] for name in ("aside", "topic", "partition", "first_offset", "size"))
+    records = [
+        records_of(held[Partition(topic, number)], first, first + size) if aside else None
+        for aside, topic, number, first, size in zip(*columns, strict=True)
+    ]
+    return runs.assign(records=pd.Series(records, runs.index, object))
 
 
 def _topic(name: str) -> Topic:

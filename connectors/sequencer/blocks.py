@@ -3,12 +3,16 @@
 A row costs Spark and Arrow as much as it has columns, whatever is in them. Of a message that stays in the JVM, what
 decides is its sender and some numbers. So neighbours of a partition, whose offsets leave no gap, come as one row, the
 first one's (`connectors.spark.own_columns.block_of`): `sender` has the senders of all, and `block` the numbers.
+
+Where the messages don't stay there, `records` has them, as the JVM reads them: nobody looks at one here. So a block can
+be kept, cut, and put together again, by offsets.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,6 +34,68 @@ def out_of_blocks(chunk: pd.DataFrame) -> Iterator[pd.DataFrame]:
     edges = [0, *(np.flatnonzero(np.diff(turn)) + 1).tolist(), len(chunk)]
     for first, end in itertools.pairwise(edges):
         yield _rows(chunk.iloc[first:end], blocks[first:end], size[first:end])
+
+
+def sizes_of(rows: pd.DataFrame) -> NDArray[np.int64]:
+    """For how many messages each row stands."""
+    return np.array([1 if block is None else len(block) // _BYTES_OF_ONE for block in rows["block"]], np.int64)
+
+
+def part_of(rows: pd.DataFrame, first: int, end: int | None = None) -> pd.DataFrame:
+    """What rows of a partition have of the offsets from `first` to below `end`; blocks are cut. They have `records`."""
+    offset = rows["offset"].to_numpy()
+    behind = offset + sizes_of(rows)
+    end = int(behind.max(initial=0)) if end is None else end
+    inside = rows[(offset < end) & (behind > first)]
+    is_whole = (inside["offset"].to_numpy() >= first) & (inside["offset"].to_numpy() + sizes_of(inside) <= end)
+    if bool(is_whole.all()):
+        return inside
+    cut = [
+        row if whole else _cut(row, first, end) for row, whole in zip(inside.to_dict("records"), is_whole, strict=True)
+    ]
+    return pd.DataFrame(cut, columns=rows.columns)
+
+
+def _cut(row: dict[Hashable, Any], first: int, end: int) -> dict[Hashable, Any]:
+    """A row of a block, with the messages of these offsets only."""
+    held = Records(row["offset"], row["offset"] + len(row["block"]) // _BYTES_OF_ONE, row["records"])
+    begin, stop = max(first, held.first), min(end, held.end)
+    numbers = _numbers(row["block"])[begin - held.first : stop - held.first]
+    kept: dict[Hashable, Any] = {
+        "offset": begin,
+        "block": numbers.tobytes(),
+        "records": records_of([held], begin, stop),
+    }
+    if len(numbers) == 1:  # then the row itself says all of it
+        index, *values = numbers[0].tolist()
+        kept |= dict(zip(("sender", *_NUMBERS), (row["sender"].split(_BETWEEN_SENDERS)[index], *values), strict=True))
+    return {**row, **kept}
+
+
+class Records(NamedTuple):
+    """The messages of a block: of which offsets, and as the JVM has packed them, the bytes behind an index of them."""
+
+    first: int
+    end: int
+    packed: bytes
+
+
+def records_of(held: Iterable[Records], first: int, end: int) -> bytes:
+    """The messages from offset `first` to below `end`, packed. `held`: blocks of the partition, in order."""
+    index, rows = [], []
+    for begin, stop, packed in held:
+        if begin < end and stop > first:
+            of_index, of_rows = _part(packed, stop - begin, max(first - begin, 0), min(end, stop) - begin)
+            index.append(of_index)
+            rows.append(of_rows)
+    return b"".join(index + rows)
+
+
+def _part(packed: bytes, count: int, begin: int, stop: int) -> tuple[bytes, bytes]:
+    """Index and rows of the messages from number `begin` to below `stop`, of so many."""
+    index = np.frombuffer(packed, "<i8", 2 * count).reshape(-1, 2)
+    edges = index.nbytes + np.append(0, np.cumsum(index[:, 1]))
+    return index[begin:stop].tobytes(), packed[edges[begin] : edges[stop]]
 
 
 def _numbers(block: bytes) -> NDArray[np.int64]:

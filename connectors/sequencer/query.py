@@ -47,7 +47,7 @@ from connectors.sequencer import stored_state
 from connectors.sequencer.blocks import out_of_blocks
 from connectors.sequencer.stored_state import Stored, load, store
 from connectors.spark.forward_rows import RECORD_SCHEMA, forward_rows
-from connectors.spark.own_columns import Place, block_of, rows_of_runs, set_aside
+from connectors.spark.own_columns import block_of, rows_of_runs, set_aside
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
 from ordering.links import LinkColumns
@@ -60,14 +60,14 @@ RUN_SCHEMA = (
     "epoch long, view long, size int, aside boolean, senders array<string>, incarnations array<long>, "
     "sender array<int>, local_seqno array<long>, forwarded_at_ms array<long>, key array<binary>, value array<binary>, "
     "names array<array<string>>, values array<array<binary>>, link_session array<long>, link_epoch array<long>, "
-    "link_seqno array<long>, link_origin_seqno array<long>"
+    "link_seqno array<long>, link_origin_seqno array<long>, records binary"
 )
 """A run: records that go to the same topic, one after the other. `names` and `values` are those of the headers that
 stand behind abcast's own, or of all headers where there are no `senders`. Then `key` has the keys, too. What links say
-stands in the last four, which are null where no link has brought the records.
+stands in the last four of them, which are null where no link has brought the records.
 
 Of records that are `aside` there is nothing in the arrays; but dead letters have in `names` and `values` the headers
-that stand behind their own.
+that stand behind their own. They are in this task, or in `records`, as in a block (`connectors.sequencer.blocks`).
 """
 DATA_ROLE = "data"
 READERS_A_GROUP_AT_ONCE = 4
@@ -109,19 +109,8 @@ def sequence(
         placed = forward_rows(kafka_rows.coalesce(1), site, relayed=relayed, lean=True)
     else:
         placed = forward_rows(kafka_rows, site, relayed=relayed, lean=True).repartition(parallelism, "group")
-    # Behind the last exchange, and before the sort, so that this has little to sort.
-    numbers = F.col("incarnation"), F.col("local_seqno"), F.col("forwarded_at_ms")
-    sender = F.when(F.col("has_block"), F.col("sender"))
-    goes_on = set_aside(_place(), F.col("offset"), F.col("record"), RECORD_SCHEMA, sender, numbers)
-    block = F.when(F.col("has_block"), block_of(_place(), F.col("offset")))
     return (
-        placed.withColumn("has_block", F.col("record").isNotNull() & F.col("record.link").isNull())
-        .where(goes_on)
-        .drop("record")
-        .sortWithinPartitions("group", *_SOURCE)
-        .withColumn("block", block)
-        .withColumns({"sender": F.coalesce("block.senders", "sender"), "block": F.col("block.numbers")})
-        .drop("has_block")
+        in_blocks(placed, ["group", *_SOURCE])
         .groupBy("group")
         .applyInPandasWithState(
             decider({group: state.to_bytes() for group, state in initial.items()}, site),
@@ -130,6 +119,32 @@ def sequence(
             outputMode="append",
             timeoutConf=GroupStateTimeout.NoTimeout,
         )
+    )
+
+
+def in_blocks(rows: DataFrame, order: Sequence[str], *, with_records: bool = False) -> DataFrame:
+    """Rows of `forward_rows` (lean), as tasks have them behind the last exchange → the same in that order, plain
+    messages of consecutive offsets as one row.
+
+    `with_records`: they are in the column `records` then, and the rows have the column `at`; else they stay aside.
+    """
+    # A relay that begins again brings offsets once more: they count as those of another topic.
+    topic = F.concat_ws("@", "topic", F.col("at") - F.col("offset")) if with_records else F.col("topic")
+    place = F.col("group"), topic, F.col("partition")
+    numbers = F.col("incarnation"), F.col("local_seqno"), F.col("forwarded_at_ms")
+    sender = F.when(F.col("has_block"), F.col("sender"))
+    # Before the sort, so that this has little to sort.
+    goes_on = set_aside(place, F.col("offset"), F.col("record"), RECORD_SCHEMA, sender, numbers)
+    block = F.when(F.col("has_block"), block_of(place, F.col("offset"), with_records=with_records))
+    of_block = {"sender": F.coalesce("block.senders", "sender"), "block": F.col("block.numbers")}
+    return (
+        rows.withColumn("has_block", F.col("record").isNotNull() & F.col("record.link").isNull())
+        .where(goes_on)
+        .drop("record")
+        .sortWithinPartitions(*order)
+        .withColumn("block", block)
+        .withColumns(of_block | ({"records": F.col("block.records")} if with_records else {}))
+        .drop("has_block")
     )
 
 
@@ -148,10 +163,6 @@ def encode_decided(runs: DataFrame, site: str, *, read_at: str | None = None) ->
         *_RUN_COLUMNS[_RUN_COLUMNS.index("size") :],
     )
     return runs.select(rows_of_runs(run, codec.VERSION, codec.HEADER))
-
-
-def _place() -> Place:
-    return F.col("group"), F.col("topic"), F.col("partition")
 
 
 Decide = Callable[[tuple[Any, ...], Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]

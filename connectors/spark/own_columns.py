@@ -28,13 +28,14 @@ def set_aside(
     return F.coalesce(aside, F.lit(True))  # a number that is null: then there is nothing to bring back
 
 
-def block_of(place: Place, offset: Column) -> Column:
+def block_of(place: Place, offset: Column, *, with_records: bool = False) -> Column:
     """The block of a row that went on with a sender, once: `senders` and `numbers`; an exception where there is none.
 
     For each record `numbers` has the index of its sender and the numbers above, as integers of 8 bytes. Between senders
-    stands the character U+0080.
+    stands the character U+0080. `with_records`: it has all of the records, too, as `records`, and they are not aside
+    any more: of each its offset and its size, as integers of 8 bytes, and behind these the records.
     """
-    return _column("RecordsAside", "block", *place, offset)
+    return _column("RecordsAside", "blockWithRecords" if with_records else "block", *place, offset)
 
 
 def rows_of_runs(run: Column, version: str, header: str) -> Column:

@@ -6,9 +6,11 @@ about both, `tests/spark/test_agreeing.py` shows. All between is what ships.
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -32,6 +34,7 @@ from connectors.sequencer.agreeing_query import (
     begun,
 )
 from connectors.sequencer.agreement import Agreement, known_state
+from connectors.sequencer.shelf import Shelf
 from connectors.sequencer.takeover import check_not_fenced
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG
 from connectors.testing.memory_kafka import MemoryConnection
@@ -70,6 +73,7 @@ class OperatorLoop:
         self._initial: dict[str, Stored] = {}
         self._epochs: dict[str, int] = {}
         self.reports: list[Report] = []
+        self._directory = tempfile.TemporaryDirectory(prefix="abcast-test-")
 
     def take(self, taken: Taken, inputs: Mapping[str, Mapping[TopicPartition, Input]]) -> None:
         """Begin with groups that were taken over, and read these inputs and EPOCH."""
@@ -114,12 +118,15 @@ class OperatorLoop:
             frame = pd.DataFrame(rows).sort_values(["input", "topic", "partition", "at"], ignore_index=True)
             chunks = (frame.iloc[begin : begin + CHUNK_ROWS] for begin in range(0, len(frame), CHUNK_ROWS))
             state: Any = self._states[name]
-            decided = agreer(self._initial, self._agreement.neighbours)((name,), chunks, state)
+            decided = agreer(self._initial, self._agreement.neighbours, self._shelf_of)((name,), chunks, state)
             outputs = [output for runs in decided for output in self._outputs(name, runs)]
             written = self._writer.write(outputs)
             deadline = time.monotonic() + STOP_S
             if not self._writer.wait(written, lambda deadline=deadline: time.monotonic() > deadline):  # type: ignore[misc]
                 return
+
+    def _shelf_of(self, group: str) -> Shelf:
+        return Shelf(Path(self._directory.name) / group, str(self._epochs[group]))
 
     def _rows(self, place: TopicPartition, records: Sequence[Record]) -> Iterator[dict[str, Any]]:
         source = self._read[place][1]
@@ -170,6 +177,7 @@ class OperatorLoop:
 
     def close(self) -> None:
         """Close the connections."""
+        self._directory.cleanup()
         self._writer.abandon()
         self._intake.close()
 
@@ -200,4 +208,6 @@ def _row(
         "value": value,
         "packed_headers": packed(headers),
         "at": at,
+        "block": None,
+        "records": None,
     }
