@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from connectors.relay.job import ask_the_ledger
 from connectors.relay.link_start import SessionStart, find_session_start, is_ordered
 from connectors.relay.presence import Presence
 from connectors.spark.job import JobOptions
+from connectors.spark.progress import newest
 from ordering.errors import AbcastError, HistoryUnavailable
 from ordering.names import Topic
 
@@ -127,11 +127,8 @@ class MeshData(SiteForward):
 
     def _read_by_query(self) -> dict[str, int]:
         """The offset after the last record of each DATA topic that the query has copied, as far as it says."""
-        newest = self._query.lastProgress if self._query is not None else None
-        if newest is None:
-            return {}
-        ends = json.loads(newest.sources[0].endOffset or "{}") or {}
-        return {topic: int(partitions["0"]) for topic, partitions in ends.items()}
+        batch = newest(self._query) if self._query is not None else None
+        return {} if batch is None else {topic: int(partitions["0"]) for topic, partitions in batch.ends.items()}
 
     def close_query(self) -> None:
         """Take leave if the relay is stopped, rather than its query started anew."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kafka.structs import TopicPartition
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from connectors.kafka.backlog import find_backlog
@@ -184,7 +184,7 @@ class AgreeingLane(SequencerLane):
         if self._has_room:
             raise RoomAgain("what had to be left out, as too much waited for the other sites, can be read now.")
 
-    def see(self, observed: Row) -> None:
+    def see(self, observed: dict[str, Any]) -> None:
         """Log what steps had to say, and note how far they have come."""
         for raw in observed[_REPORTS]:
             report = Report.from_json(raw)

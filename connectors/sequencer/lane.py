@@ -7,15 +7,14 @@ wrong with a start is found before the first claim: whether Spark can run a task
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from kafka.structs import TopicPartition
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -29,6 +28,7 @@ from connectors.sequencer.query import encode_decided, read_by_few, sequence
 from connectors.sequencer.takeover import History, take_over_groups
 from connectors.sequencer.watchdog import Watchdog
 from connectors.spark.job import JobOptions, QueryFailed, StreamingJob
+from connectors.spark.progress import newer_than, newest
 from connectors.spark.session import PythonWorker, cores_of
 from connectors.spark.sink import SINK_OPTIONS
 from ordering.names import Topic
@@ -165,7 +165,7 @@ class SequencerLane(StreamingJob):
         """The same runs, of which Spark reports what the driver need not read DATA for; `more` is for `see`."""
         return runs.observe(_OBSERVED, *_observed(), *more)
 
-    def see(self, observed: Row) -> None:
+    def see(self, observed: dict[str, Any]) -> None:
         """Take what was observed of a batch that is finished."""
 
     def _await_spark(self) -> None:
@@ -205,34 +205,30 @@ class SequencerLane(StreamingJob):
 
     def considered(self) -> dict[TopicPartition, int]:
         """How far the batches that are finished have come in FORWARD."""
-        progress = self._query.lastProgress if self._query is not None else None
-        if progress is None or not progress.sources:
-            return {}
-        offsets: dict[str, dict[str, int]] = json.loads(progress.sources[0].endOffset or "{}")
+        batch = newest(self._query) if self._query is not None else None
+        offsets = batch.ends if batch is not None else {}
         return {TopicPartition(topic, int(n)): end for topic, ends in offsets.items() for n, end in ends.items()}
 
     def _finished_batches(self, groups: Collection[str]) -> _BatchReport:
         """What the batches tell that Spark has reported since the last call."""
         assert self._query is not None
-        reports = self._query.recentProgress
-        # While it is idle, Spark reports the batch that comes next, too.
-        fresh = [report for report in reports if report.numInputRows and report.batchId > self._seen_batch]
+        reports = newer_than(self._query, self._seen_batch)
+        fresh = [batch for batch in reports if batch.records]
         if not fresh:
             return _BatchReport()
-        known = {report.batchId for report in reports}
-        missed = not known.issuperset(range(self._seen_batch + 1, fresh[0].batchId))
-        self._seen_batch = fresh[-1].batchId
+        missed = reports[0].number > self._seen_batch + 1
+        self._seen_batch = fresh[-1].number
         changed: set[str] = set(groups) if missed else set()
         decided: set[str] = set()
         seqnos = 0
-        for report in fresh:
-            seen = report.observedMetrics.get(_OBSERVED)
+        for batch in fresh:
+            seen = batch.observed.get(_OBSERVED)
             if seen is not None:
                 changed.update(found["group"] for found in seen[_GROUPS] if found["is_change"])
                 decided.update(found["group"] for found in seen[_GROUPS])
                 seqnos += seen[_SEQNOS] or 0
                 self.see(seen)
-        is_late = fresh[-1].numInputRows >= SNAPSHOT_EVERY_RECORDS
+        is_late = fresh[-1].records >= SNAPSHOT_EVERY_RECORDS
         return _BatchReport(frozenset(changed), is_late, frozenset(decided), seqnos)
 
     def close_query(self) -> None:

@@ -38,6 +38,7 @@ from connectors.kafka.unfit import UnfitGroups
 from connectors.spark.data_directory import CHECKPOINTS, DEFAULT_WORK, HeldDirectory, held
 from connectors.spark.jvm import jvm
 from connectors.spark.patience import Patience
+from connectors.spark.progress import newest
 from connectors.spark.query_failure import BatchTooLarge, QueryFailed, explain
 from connectors.spark.session import what_tasks_need
 from connectors.storage.location import Location
@@ -300,22 +301,21 @@ class StreamingJob(ABC):
                 # that are gone nothing is answered either: the next look finds them gone.
                 if not self.finder.has_news():
                     _logger.warning("%s: the broker does not answer", self.name)
-            progress = query.lastProgress
-            is_news = progress is not None and progress.numInputRows > 0 and progress.batchId != told_batch
-            if progress is not None and is_news and now - reported > REPORT_S:
-                reported, told_batch = now, progress.batchId
+            batch = newest(query) if now - reported > REPORT_S else None
+            if batch is not None and batch.records > 0 and batch.number != told_batch:
+                reported, told_batch = now, batch.number
                 _logger.info(
                     "%s: batch=%d groups=%s records=%d ms=%d",
                     self.name,
-                    progress.batchId,
+                    batch.number,
                     ",".join(topics),
-                    progress.numInputRows,
-                    progress.batchDuration,
+                    batch.records,
+                    batch.ms,
                 )
 
     def _works(self, query: StreamingQuery, running_s: float) -> bool:
         """Whether the first batch is through; in real time, whether it runs."""
-        if query.lastProgress is not None:
+        if newest(query) is not None:
             return True
         if not self.in_real_time or running_s < _TASKS_RUN_S:
             return False
@@ -398,7 +398,7 @@ def _await_batch_in_hand(query: StreamingQuery) -> None:
 
 def _last_done(query: StreamingQuery) -> int:
     """The newest batch that Spark has reported, -1 if there is none. An idle report is of the batch that comes next."""
-    progress = query.lastProgress
-    if progress is None:
+    batch = newest(query)
+    if batch is None:
         return -1
-    return progress.batchId if progress.numInputRows else progress.batchId - 1
+    return batch.number if batch.records else batch.number - 1

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from connectors.spark.progress import newest
+
 SILENCE_S = 10.0
 """A batch that waits for so long is told of, this often."""
 
@@ -26,8 +28,8 @@ class Patience:
 
     def ends(self, now: float, query: StreamingQuery, runs_tasks: Callable[[], bool]) -> bool:
         """Whether it has waited for SILENCE_S, and nobody was told in that time. `runs_tasks` is asked only then."""
-        progress = query.lastProgress
-        seen = None if progress is None else (progress.batchId, progress.timestamp)
+        batch = newest(query)
+        seen = None if batch is None else (batch.number, batch.timestamp)
         if seen != self._progress or not query.status["isTriggerActive"]:
             self.since, self._progress = now, seen
         if now - max(self.since, self._told_at) <= SILENCE_S:

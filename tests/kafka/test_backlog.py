@@ -103,8 +103,7 @@ class _Greedy(StreamingJob):
         self.tried.append(int(self.kafka_source([name], {})["maxOffsetsPerTrigger"]))
         if self.tried[-1] <= self.fitting:
             self.stop()
-        done = SimpleNamespace(batchId=0, numInputRows=0)
-        return SimpleNamespace(awaitTermination=self._fail, isActive=False, lastProgress=done, stop=lambda: None)
+        return query_with([report(0, 0)], awaitTermination=self._fail, isActive=False, stop=lambda: None)
 
     def _fail(self, _timeout: float) -> bool:
         if self.tried[-1] > self.fitting:

@@ -10,7 +10,6 @@ from unittest.mock import MagicMock
 
 import pytest
 from kafka.structs import TopicPartition
-from pyspark.sql import Row
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
@@ -27,6 +26,8 @@ from ordering.isis_group import Group
 from ordering.isis_site import SiteState
 from ordering.names import Topic
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
+from tests.spark.reports import query_with
+from tests.spark.reports import report as report_of
 from tests.waiting import WAIT, eventually
 
 GROUPS = ("g", "h")
@@ -36,8 +37,8 @@ def report(batch: int, rows: int = 1, changed: str = "", **seqnos: int) -> Any:
     """Of a batch that gave so many seqnos in each group, or has changed the membership of one."""
     found = [*((group, False) for group in seqnos), *((group, True) for group in changed.split())]
     groups = [{"group": group, "is_change": is_change} for group, is_change in found]
-    seen = Row(groups=groups, seqnos=sum(seqnos.values()) if seqnos else None)
-    return SimpleNamespace(batchId=batch, numInputRows=rows, observedMetrics={"batch": seen} if rows else {})
+    seen = {"groups": groups, "seqnos": sum(seqnos.values()) if seqnos else None}
+    return report_of(batch, rows, observedMetrics={"batch": seen} if rows else {})
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def reports() -> list[Any]:
 @pytest.fixture
 def job(reports: list[Any], tmp_path: Path) -> SequencerLane:
     job = SequencerLane(None, JobOptions(Connection("nowhere:1"), "nyc", tmp_path))  # type: ignore[arg-type]
-    job._query = SimpleNamespace(recentProgress=reports, lastProgress=None)  # type: ignore[assignment]
+    job._query = query_with(reports)
     job.finder = SimpleNamespace(find=lambda: [Topic(group, "epoch", "nyc") for group in GROUPS])  # type: ignore[assignment]
     return job
 

@@ -33,6 +33,7 @@ from ordering.errors import (
     UsageError,
 )
 from ordering.names import Topic
+from tests.spark.reports import query_with
 from tests.waiting import eventually
 
 
@@ -292,7 +293,7 @@ class _Serving(StreamingJob):
         if "h" in topics and not self.is_mended:
             raise UnfitGroups({"h": HistoryUnavailable("retention has dropped what h lacks.")})
         self.served.append(list(topics))
-        return SimpleNamespace(awaitTermination=lambda _: False, lastProgress=None)
+        return query_with([], awaitTermination=lambda _: False)
 
     def _works(self, *_: object) -> bool:
         return True

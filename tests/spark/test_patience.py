@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from connectors.spark.patience import SILENCE_S, Patience
+from tests.spark.reports import query_with, report
 
 
 @pytest.fixture
-def query() -> Any:
+def reports() -> list[dict[str, Any]]:
+    return []
+
+
+@pytest.fixture
+def query(reports: list[dict[str, Any]]) -> Any:
     """One with a batch in hand, its first."""
-    return SimpleNamespace(lastProgress=None, status={"isTriggerActive": True})
+    return query_with(reports, status={"isTriggerActive": True})
 
 
 def told_at(patience: Patience, query: Any, until: int, first: int = 0, *, runs_tasks: bool = False) -> list[int]:
@@ -40,8 +45,8 @@ def test_who_has_no_batch_in_hand_waits_for_none(query: Any) -> None:
     assert told_at(Patience(0), query, 60) == []
 
 
-def test_a_batch_that_is_through_begins_anew(query: Any) -> None:
+def test_a_batch_that_is_through_begins_anew(query: Any, reports: list[dict[str, Any]]) -> None:
     patience = Patience(0)
     assert told_at(patience, query, 12) == [11]
-    query.lastProgress = SimpleNamespace(batchId=1, timestamp="t")
+    reports.append(report(1))
     assert told_at(patience, query, 30, 12) == [23]
