@@ -66,6 +66,14 @@ private[abcast] class Raw(
     val headers: ArrayData) {
   def headerCount: Int = if (headers == null) 0 else headers.numElements()
   def header(at: Int): InternalRow = headers.getStruct(at, 2)
+
+  /** Those of the header of this name, if it is the first one, as our clients, relays and sequencers have it; or null. */
+  def fields(name: UTF8String): Fields =
+    if (headerCount == 0) null
+    else {
+      val first = header(0)
+      if (first.getUTF8String(0) != name || first.isNullAt(1)) null else new Fields(first.getBinary(1))
+    }
 }
 
 /**
@@ -81,7 +89,7 @@ case class ForwardReader(json: String) {
   private[abcast] def row(name: UTF8String, raw: Raw): InternalRow = {
     if (known == null || known.name != name) known = new ForwardTopic(rules, name.clone())
     val topic = known
-    val fields = rules.fieldsOf(raw)
+    val fields = raw.fields(rules.header)
     topic.input match {
       case ForwardTopic.Copy => ofCopy(topic, raw, fields)
       case ForwardTopic.Forward => judged(topic, raw, fields, raw.offset + 1)
@@ -208,14 +216,6 @@ private class ForwardRules(said: JsonNode) {
 
   def kindsOf(input: Int): Set[UTF8String] = if (input == ForwardTopic.Epoch) ofEpoch else ofLog
 
-  /** Those of the header `abcast`, if it is the first one, as our clients, relays and sequencers have it; or null. */
-  def fieldsOf(raw: Raw): Fields =
-    if (raw.headerCount == 0) null
-    else {
-      val first = raw.header(0)
-      if (first.getUTF8String(0) != header || first.isNullAt(1)) null else new Fields(first.getBinary(1))
-    }
-
   /** The headers behind the first one. */
   def applications(raw: Raw): Array[Any] = Array.tabulate[Any](raw.headerCount - 1)(at => raw.header(at + 1))
 
@@ -313,7 +313,7 @@ private object ForwardTopic {
 }
 
 /** The words of a line of bytes, between each two of which is a blank. */
-private class Fields(val line: Array[Byte]) {
+private[abcast] class Fields(val line: Array[Byte]) {
   private var ends = new Array[Int](8)
   private var count = 0
   locally {

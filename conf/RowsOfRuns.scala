@@ -20,9 +20,7 @@ case class RowsOfRuns(child: Expression, version: String, header: String)
 
   override def prettyName: String = "rows_of_runs"
 
-  override def elementSchema: StructType =
-    StructType.fromDDL(
-      "topic string, partition int, key binary, value binary, headers array<struct<key: string, value: binary>>")
+  override def elementSchema: StructType = RowsOfRuns.Schema
 
   override def eval(input: InternalRow): IterableOnce[InternalRow] =
     new Run(child.eval(input).asInstanceOf[InternalRow], words._1, words._2).rows
@@ -31,6 +29,10 @@ case class RowsOfRuns(child: Expression, version: String, header: String)
 }
 
 object RowsOfRuns {
+
+  /** Of Spark's Kafka sink. */
+  private[abcast] val Schema: StructType = StructType.fromDDL(
+    "topic string, partition int, key binary, value binary, headers array<struct<key: string, value: binary>>")
 
   /** The columns, of one with structs as `Run` has them. `version` and `header`: of abcast's own header. */
   def of(run: Expression, version: String, header: String): Expression = RowsOfRuns(run, version, header)

@@ -4,10 +4,10 @@ import java.nio.charset.StandardCharsets.US_ASCII
 import java.util.Arrays
 
 import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.catalyst.expressions.{Expression, GenericInternalRow, Literal}
+import org.apache.spark.sql.catalyst.expressions.{Expression, GenericInternalRow}
 import org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
 import org.apache.spark.sql.catalyst.util.{ArrayData, GenericArrayData}
-import org.apache.spark.sql.types.{ArrayType, StringType, StructType}
+import org.apache.spark.sql.types.{ArrayType, StringType}
 import org.apache.spark.unsafe.types.UTF8String
 
 /** Words with blanks between them, as the header `abcast` has them: Spark's own functions make a text of each. */
@@ -15,18 +15,6 @@ object Words {
   /** The column of words in a column of bytes, null where it is null: as Spark's `split` by a blank. */
   def apart(bytes: Expression): Expression =
     StaticInvoke(getClass, ArrayType(StringType, containsNull = false), "split", Seq(bytes))
-
-  /**
-   * The column of headers with the header `name` as the first one, in which the text `said` stands in the place of the
-   * words from `begin` to below `end`. The other words and the other headers stay as they are; a header that lacks words
-   * before `begin`, or is not there, gets `nothing` for each of them.
-   */
-  def marked(headers: Expression, name: String, said: Expression, begin: Int, end: Int, nothing: String): Expression = {
-    val arguments = Seq(headers, Literal(name), said, Literal(begin), Literal(end), Literal(nothing))
-    StaticInvoke(getClass, Headers, "mark", arguments, propagateNull = false, returnNullable = false)
-  }
-
-  private val Headers = ArrayType(StructType.fromDDL("key string, value binary"))
 
   def split(bytes: Array[Byte]): ArrayData = {
     var blanks, at = 0
@@ -63,6 +51,11 @@ object Words {
     at < 0
   }
 
+  /**
+   * The headers with the header `name` as the first one, in which the text `said` stands in the place of the words from
+   * `begin` to below `end`. The other words and the other headers stay as they are; a header that lacks words before
+   * `begin`, or is not there, gets `nothing` for each of them. `headers` may be null: none.
+   */
   def mark(
       headers: ArrayData, name: UTF8String, said: UTF8String, begin: Int, end: Int, nothing: UTF8String): ArrayData = {
     val given = if (headers == null) Array.empty[InternalRow]

@@ -69,7 +69,7 @@ class _Compiled(NamedTuple):
 
 _COMPILED = {
     "own": _Compiled(
-        ("Forward.scala", "RecordsAside.scala", "RowsOfRuns.scala", "Words.scala"),
+        ("Carried.scala", "Forward.scala", "RecordsAside.scala", "RowsOfRuns.scala", "Words.scala"),
         "abcast-columns.jar",
         ("spark-*.jar", "kryo-shaded-*.jar", "jackson-*.jar"),
     ),

@@ -16,11 +16,16 @@ Stateless, record by record. Nothing here needs to be exactly-once: the neighbou
 
 The field RELAYED_FROM says which record a FORWARD, a letter or a cast was made from. A relay that starts goes on after
 the last one.
+
+Spark plans all expressions anew for each batch. So one of our own (`conf/Carried.scala`) makes the whole row, but of a
+mesh's DATA.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
+from typing import Literal, NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -29,56 +34,56 @@ from connectors.kafka import codec
 from connectors.kafka.cast_codec import CAST_FIELDS
 from connectors.kafka.sites import Direction
 from connectors.spark import codec as spark_codec
-from connectors.spark.own_columns import marked_headers
-from ordering.names import relay_of
+from connectors.spark.own_columns import rows_carried
+from ordering.names import ADDRESS_PATTERN, relay_of
 from ordering.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW, SKIP, VIEW
+
+
+class _Way(NamedTuple):
+    """How records are carried of the topics whose names end with `source`: to those that end with `target` instead.
+
+    `takes`: `data` is DATA as it stands, but for strays; `log` is of DATA the entries and seals; `all` is whatever a
+    client may write. The last two say which record they were made from, in the place of the fields from `begin` to
+    `end` of the header `abcast`, with the text `behind` and the time of the broker (`says_when`) behind it.
+
+    All else of the headers stays as it is, so that what is wrong with a record has the same name at the other site;
+    what lacks fields gets `-` for them. The header is the first one then, where the sequencer need not search for it.
+    """
+
+    takes: Literal["data", "log", "all"]
+    source: str = ""
+    target: str = ""
+    begin: int = 0
+    end: int = 0
+    behind: str = ""
+    says_when: bool = False
 
 
 def relay_home_data(rows: DataFrame, direction: Direction) -> DataFrame:
     """DATA of the home → the same DATA at another site."""
-    home = spark_codec.with_fields(rows).filter(spark_codec.is_data())
-    return home.select(
-        _renamed(f".data.{direction.source}", f".data.{direction.target}"), "partition", "key", "value", "headers"
-    )
+    return _carried(rows, direction, _Way("data", f".data.{direction.source}", f".data.{direction.target}"))
 
 
 def relay_forward(rows: DataFrame, direction: Direction) -> DataFrame:
     """FORWARD of another site → FORWARD at the home."""
-    behind = len(codec.FORWARD_FIELDS)
-    header = F.concat(_mark(direction), F.lit(f" {codec.NOTHING}"))
-    topic = _renamed(f".forward.{direction.source}", _relayed(direction))
-    return rows.select(topic, "partition", "key", _payload(), _marked(header, behind, behind).alias("headers"))
+    return _carried(rows, direction, _forward(direction, f" {codec.NOTHING}"))
 
 
 def relay_agreed(rows: DataFrame, direction: Direction) -> DataFrame:
     """FORWARD and DATA of a site → FORWARD at one that agrees with it, and of DATA what stands there of the site's log
     (`ordering.isis_log`): entries and seals. FORWARD says when the broker had it, by which time goes on.
+
+    In the copy of the log nobody sees any more what made a record a stray: its key, or its SOURCE.
     """
-    forward, data = f".forward.{direction.source}", f".data.{direction.source}"
-    is_forward, is_of_log = F.col("topic").endswith(forward), F.col("topic").endswith(data) & _is_of_log()
-    behind, at = len(codec.FORWARD_FIELDS), codec.DATA_FIELDS.index("SOURCE")
-    said = F.concat(_mark(direction), F.lit(f" {codec.NOTHING} "), F.unix_millis("timestamp").cast("string"))
-
-    def either(of_forward: Column, of_log: Column) -> Column:
-        return F.when(is_forward, of_forward).otherwise(of_log)
-
-    carried = spark_codec.with_fields(rows).filter(F.coalesce(is_forward | is_of_log, F.lit(False)))
-    return carried.select(
-        either(_renamed(forward, _relayed(direction)), _renamed(data, _entries(direction))).alias("topic"),
-        "partition",
-        F.when(is_forward, F.col("key")).alias("key"),
-        either(_payload(), F.col("value")).alias("value"),
-        either(_marked(said, behind, behind), _marked(_mark(direction), at, at + 1)).alias("headers"),
-    )
+    forward = _forward(direction, f" {codec.NOTHING} ")._replace(says_when=True)
+    at = codec.DATA_FIELDS.index("SOURCE")
+    entries = f".entries-{direction.source}.{direction.target}"
+    return _carried(rows, direction, forward, _Way("log", f".data.{direction.source}", entries, at, at + 1))
 
 
-def _is_of_log() -> Column:
-    """Whether a record of DATA is an entry or a seal. In the copy nobody sees any more what made it a stray: its key,
-    or its SOURCE.
-    """
-    kind = spark_codec.data_field("KIND")
-    is_seal = (kind == EPOCH) & (F.coalesce(F.octet_length("value"), F.lit(0)) == 0)
-    return ((kind == ENTRY) | is_seal) & spark_codec.is_data()
+def _forward(direction: Direction, behind: str) -> _Way:
+    fields = len(codec.FORWARD_FIELDS)
+    return _Way("all", f".forward.{direction.source}", _relayed(direction), fields, fields, behind)
 
 
 def relay_mesh_data(
@@ -132,10 +137,8 @@ def _session(sessions: Mapping[str, int]) -> Column:
 
 def relay_letters(rows: DataFrame, direction: Direction) -> DataFrame:
     """Letters → the same letters, in the topic and the partition of the same name."""
-    count = len(codec.LETTER_FIELDS)
-    return rows.select(
-        "topic", "partition", "key", _payload(), _marked(_mark(direction), count - 1, count).alias("headers")
-    )
+    at = codec.LETTER_FIELDS.index("RELAYED_FROM")
+    return _carried(rows, direction, _Way("all", begin=at, end=at + 1))
 
 
 def relay_casts(rows: DataFrame, direction: Direction, *, of_views: bool) -> DataFrame:
@@ -145,27 +148,30 @@ def relay_casts(rows: DataFrame, direction: Direction, *, of_views: bool) -> Dat
         view = F.get(F.split(text, " "), F.lit(CAST_FIELDS.index("VIEW")))
         rows = rows.filter(F.coalesce(view.isin(codec.NOTHING, ""), F.lit(True)))
     at = CAST_FIELDS.index("RELAYED_FROM")
-    return rows.select("topic", "partition", "key", _payload(), _marked(_mark(direction), at, at + 1).alias("headers"))
+    return _carried(rows, direction, _Way("all", begin=at, end=at + 1))
 
 
-def _payload() -> Column:
-    """The value; of one that is larger than a payload may be, only so much that this is seen.
+def _carried(rows: DataFrame, direction: Direction, *ways: _Way) -> DataFrame:
+    """What is written of records of topics of the source.
 
-    Kafka refuses a record by its compressed size. So one may come that no topic takes as it is read, and it would stop
-    the relay for good.
+    Of a value that is larger than a payload may be, only so much is carried that this is seen. Kafka refuses a record
+    by its compressed size. So one may come that no topic takes as it is read, and it would stop the relay for good.
     """
-    is_too_large = F.octet_length("value") > MAX_PAYLOAD_BYTES
-    cut = F.substring("value", 1, MAX_PAYLOAD_BYTES + 1)
-    return F.when(is_too_large, cut).otherwise(F.col("value")).alias("value")
-
-
-def _marked(said: Column, begin: int, end: int) -> Column:
-    """The headers with `said` in the place of the fields from `begin` to `end` of the header `abcast`.
-
-    All else stays as it is, so that what is wrong with a record has the same name at the other site; what lacks fields
-    gets `-` for them. The header is the first one then, where the sequencer at the home finds it without a search.
-    """
-    return marked_headers(F.col("headers"), codec.HEADER, said, begin, end, codec.NOTHING)
+    rules = {
+        "site": direction.source,
+        "header": codec.HEADER,
+        "nothing": codec.NOTHING,
+        "data": codec.DATA_PATTERN,
+        "address": ADDRESS_PATTERN,
+        "kind_at": codec.DATA_FIELDS.index("KIND"),
+        "source_at": codec.DATA_FIELDS.index("SOURCE"),
+        "entry": ENTRY,
+        "epoch": EPOCH,
+        "most_payload_bytes": MAX_PAYLOAD_BYTES,
+        "ways": [way._asdict() for way in ways],
+    }
+    made = rows.select(rows_carried(json.dumps(rules)).alias("made"))
+    return made.where(F.col("made").isNotNull()).select("made.*")
 
 
 def _relayed(direction: Direction) -> str:
@@ -173,17 +179,7 @@ def _relayed(direction: Direction) -> str:
     return f".relayed-{direction.source}.{direction.target}"
 
 
-def _entries(direction: Direction) -> str:
-    """The same of its log."""
-    return f".entries-{direction.source}.{direction.target}"
-
-
 def _renamed(suffix: str, other: str) -> Column:
     """The topic, whose name ends with `suffix`, with `other` in its place."""
     topic = F.col("topic")
     return F.concat(F.left(topic, F.length(topic) - len(suffix)), F.lit(other)).alias("topic")
-
-
-def _mark(direction: Direction) -> Column:
-    """Which record of the source a copy was made from."""
-    return F.concat(F.lit(f"{direction.source}/"), "topic", F.lit("-"), "partition", F.lit(":"), "offset")

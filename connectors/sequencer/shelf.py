@@ -17,10 +17,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ordering.errors import AbcastError
 
-
-class WaitsElsewhere(AbcastError):
+class WaitsElsewhere(LookupError):
     """The executor does not have what waits."""
 
 

@@ -11,7 +11,6 @@ from ordering.names import ADDRESS_PATTERN
 
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _DATA_AT = {name: position for position, name in enumerate(codec.DATA_FIELDS)}
-_RELAYED_AT = {name: position for position, name in enumerate(codec.RELAYED_FIELDS)}
 
 
 def group_of(topic: Column) -> Column:

@@ -52,8 +52,15 @@ def rows_of_forward(schema: str, rules: str) -> Column:
 
     `rules`: JSON, as `connectors.spark.forward_rows` writes it and `conf/Forward.scala` reads it.
     """
-    read = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
-    return _column("Forward", "read", *map(F.col, read), schema, rules)
+    return _column("Forward", "read", *_read(), schema, rules)
+
+
+def rows_carried(rules: str) -> Column:
+    """What a relay writes of rows of Spark's Kafka source (with headers), as structs; null for what is not carried.
+
+    `rules`: JSON, as `connectors.relay.columns` writes it and `conf/Carried.scala` reads it.
+    """
+    return _column("Carried", "read", *_read(), rules)
 
 
 def words_of(line: Column) -> Column:
@@ -61,19 +68,16 @@ def words_of(line: Column) -> Column:
     return _column("Words", "apart", line)
 
 
-def marked_headers(headers: Column, name: str, said: Column, begin: int, end: int, nothing: str) -> Column:
-    """The headers with the one of that name first, and in it `said` in the place of the words from `begin` to `end`.
-
-    All else stays as it is; what lacks words before them gets `nothing` for each. `headers` may be null: none.
-    """
-    return _column("Words", "marked", headers, name, said, begin, end, nothing)
+def _read() -> list[Column]:
+    """What is of interest of Spark's Kafka source."""
+    return [F.col(name) for name in ("topic", "partition", "offset", "timestamp", "key", "value", "headers")]
 
 
-def _column(owner: str, function: str, *arguments: Column | str | int) -> Column:
+def _column(owner: str, function: str, *arguments: Column | str) -> Column:
     java = jvm()
     expressions = java.org.apache.spark.sql.classic.ExpressionUtils
     given = [
-        each if isinstance(each, str | int) else expressions.expression(each._jc)  # noqa: SLF001 - there is no public way
+        each if isinstance(each, str) else expressions.expression(each._jc)  # noqa: SLF001 - there is no public way
         for each in arguments
     ]
     called = getattr(getattr(java.abcast, owner), function)(*given)

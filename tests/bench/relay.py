@@ -38,11 +38,12 @@ def _throughput(lab: Lab) -> list[dict[str, Any]]:
     with lab.place("relay") as place, lab.output(place) as data:
         fill(lab, place, lab.plan.records, _CASE)
         drain_sequencer(lab, place, data)
-        for kind, source in (("requests", place.forward), ("orders", data.data), ("news", data.data)):
+        kinds = (("requests", place.forward, place), ("orders", data.data, data), ("news", data.data, place))
+        for kind, source, origin in kinds:
             with lab.output(place) as target:
                 copy = drain_copy(lab, place, target, source)
             with lab.output(place) as target:
-                relayed = _drain(lab, kind, source, Direction(place.site, target.site), place)
+                relayed = _drain(lab, kind, source, Direction(origin.site, target.site), place)
             rows.append({"kind": kind, "copy": copy.rate, "relay": relayed.rate, "ratio": relayed.rate / copy.rate})
             lab.say(f"relay: {kind} {relayed.rate:,.0f} records/s, copy {copy.rate:,.0f}")
     return rows

@@ -21,6 +21,7 @@ from connectors.spark.job import JobOptions, StreamingJob
 from ordering.errors import EnvironmentProblem
 from ordering.names import Topic
 from ordering.records import MAX_PAYLOAD_BYTES
+from tests.spark.reports import query_with, report
 
 SITE = "nyc"
 PAYLOAD_BYTES = 10_000

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from chispa import assert_df_equality
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from connectors.kafka import codec
 from connectors.kafka.cast_codec import decode_cast
@@ -20,6 +22,7 @@ from connectors.relay.columns import (
     relay_agreed,
     relay_casts,
     relay_forward,
+    relay_home_data,
     relay_letters,
     relay_mesh_data,
 )
@@ -48,6 +51,7 @@ from ordering.records import (
     Source,
 )
 from ordering.sequencer import SequencerState, seal, snapshot
+from tests.data_corpus import CASES
 from tests.forward_corpus import CORPUS, TOPIC
 from tests.spark.kafka_rows import Row, SinkRow, data, sink_frame, source_frame
 
@@ -167,6 +171,15 @@ ASKED: list[tuple[list[Any], list[Any]]] = [
     ([("abcast", b"2 m\xff 7 1 \xff\0")], [("abcast", b"2 m\xff 7 1 MARK - \xff\0")]),
 ]
 """Headers as a client wrote them, and as the relay of a hub passes them on; a text is that of the header `abcast`."""
+FORWARDED, BROUGHT = "abcast.a.b-c.forward.sfo", "abcast.a.b-c.relayed-sfo.nyc"
+INBOX, CAST = "abcast.a.b-c.inbox.lax", "abcast.a.b-c.cast.sfo"
+OF_CLIENTS: list[tuple[Callable[[DataFrame, Direction], DataFrame], str, str, tuple[int, int], str]] = [
+    (relay_forward, FORWARDED, BROUGHT, (4, 4), "MARK -"),
+    (relay_agreed, FORWARDED, BROUGHT, (4, 4), "MARK - AT_MS"),
+    (relay_letters, INBOX, INBOX, (5, 6), "MARK"),
+    (functools.partial(relay_casts, of_views=True), CAST, CAST, (7, 8), "MARK"),
+]
+"""Relays of what clients write: from where, to where, and what stands then in the place of which fields."""
 LETTERS: list[tuple[str | bytes, str | bytes]] = [
     ("2 letter 7 1 sfo/bob -", "2 letter 7 1 sfo/bob MARK"),
     ("2 letter 7 1 sfo/bob lax/abcast.g.inbox.nyc-0:4", "2 letter 7 1 sfo/bob MARK"),
@@ -220,6 +233,88 @@ def test_who_agrees_reads_what_stands_at_home(spark: SparkSession) -> None:
             for said in (row.headers, read.headers)
         ]
         assert both[0] == both[1]
+
+
+@pytest.mark.parametrize(("relay", "source", "target", "fields", "said"), OF_CLIENTS)
+def test_whatever_a_client_writes_is_carried(
+    spark: SparkSession,
+    relay: Callable[[DataFrame, Direction], DataFrame],
+    source: str,
+    target: str,
+    fields: tuple[int, int],
+    said: str,
+) -> None:
+    """With its key and its headers, but for the mark, and no more of its value than shows that it is too large."""
+    rows = [
+        Row(source, offset % 3, 10**12 + offset, case.key, case.value, case.headers, case.timestamp_ms)
+        for offset, case in enumerate(CORPUS)
+    ]
+    rows += [Row(source, 0, offset, None, None, _whole(headers), -1) for offset, (headers, _) in enumerate(ASKED)]
+    found = relay(source_frame(spark, rows), WAY).collect()
+    for row, written in zip(rows, found, strict=True):
+        value = row.value if row.value is None else row.value[: MAX_PAYLOAD_BYTES + 1]
+        assert written[:4] == (target, row.partition, row.key, value)
+        text = said.replace("MARK", f"sfo/{row.source}").replace("AT_MS", str(row.timestamp_ms))
+        assert [tuple(header) for header in written["headers"]] == _marked(row.headers, text.encode(), *fields)
+
+
+def _marked(headers: Sequence[tuple[str, Any]], said: bytes, begin: int, end: int) -> list[tuple[str, Any]]:
+    """The headers with that in the place of these fields of the first one of abcast's, which comes first then."""
+    others = list(headers)
+    own = next((header for header in headers if header[0] == "abcast"), None)
+    if own is not None:
+        others.remove(own)
+    text = (own and own[1]) or b""
+    before = [*text.split(b" "), *[b"-"] * begin][:begin]
+    return [("abcast", b" ".join([*before, said, *text.split(b" ")[end:]])), *others]
+
+
+def test_of_data_strays_stay_where_they_are(spark: SparkSession) -> None:
+    """Of the home's DATA all else is carried as it stands; of that of a site that agrees, entries and seals, marked."""
+    values = (None, b"", b"x", bytes(MAX_PAYLOAD_BYTES + 2))
+    cases = [(case, value) for case in CASES for value in values]
+    topic = "abcast.a.b-c.data.sfo"
+    rows = [Row(topic, 0, offset, case.key, value, case.headers) for offset, (case, value) in enumerate(cases)]
+    frame = source_frame(spark, rows)
+    copied = [row for row, (case, _) in zip(rows, cases, strict=True) if case.is_data]
+    for row, written in zip(copied, relay_home_data(frame, WAY).collect(), strict=True):
+        assert written[:4] == ("abcast.a.b-c.data.nyc", 0, row.key, row.value)
+        assert [tuple(header) for header in written["headers"]] == list(row.headers)
+    of_log = [row for row in copied if _is_of_log(codec.decode_data(row.key, row.value, row.headers))]
+    assert {row.headers[0][1].split()[1] for row in of_log} == {b"entry", b"epoch"}
+    for row, written in zip(of_log, relay_agreed(frame, WAY).collect(), strict=True):
+        assert written[:4] == ("abcast.a.b-c.entries-sfo.nyc", 0, None, row.value)
+        said = f"sfo/{row.source}".encode()
+        assert [tuple(header) for header in written["headers"]] == _marked(row.headers, said, 7, 8)
+
+
+def _is_of_log(record: Data) -> bool:
+    return record.kind == ENTRY or record == seal(record.epoch)
+
+
+def test_of_another_site_nothing_is_carried(spark: SparkSession) -> None:
+    """To those that agree: only what is the site's own."""
+    topics = (
+        "forward.fra",
+        "data.fra",
+        "relayed-sfo.nyc",
+        "entries-sfo.nyc",
+        "epoch.sfo",
+        "forward-sfo",
+        "forward.sfo",
+    )
+    entry = [("abcast", b"2 entry - 4 - 1 - - -")]
+    rows = [Row(f"abcast.g.{topic}", 0, 0, None, b"", entry) for topic in topics]
+    [written] = relay_agreed(source_frame(spark, rows), WAY).collect()
+    assert written["topic"] == "abcast.g.relayed-sfo.nyc"
+
+
+def test_spark_asks_once_for_a_row(spark: SparkSession) -> None:
+    """Though its columns are used apart, and none of it where it is null."""
+    for relay in (relay_home_data, relay_agreed):
+        relayed = relay(source_frame(spark, []), WAY).where("octet_length(value) > 0").select("topic", "headers")
+        plan = relayed._jdf.queryExecution().optimizedPlan().toString()
+        assert plan.count("CarriedReader") == 1
 
 
 def test_what_no_topic_takes_is_cut_and_still_too_large(spark: SparkSession) -> None:

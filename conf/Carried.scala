@@ -1,0 +1,153 @@
+package abcast
+
+import java.nio.charset.StandardCharsets.ISO_8859_1
+import java.util.Arrays
+import java.util.regex.Pattern
+
+import scala.jdk.CollectionConverters._
+
+import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
+import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.catalyst.expressions.{Expression, GenericInternalRow, Literal}
+import org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
+import org.apache.spark.sql.catalyst.util.ArrayData
+import org.apache.spark.sql.types.ObjectType
+import org.apache.spark.unsafe.types.UTF8String
+
+/**
+ * What a relay writes of records, each made by one call: Spark plans one expression anew for each batch, where it would
+ * plan some dozens.
+ */
+object Carried {
+
+  /**
+   * The column of rows for Spark's Kafka sink, null for what is not carried, of records of Kafka. `rules`, in JSON: how
+   * they are carried.
+   *
+   * Spark must not take it for a function whose value it may ask for twice.
+   */
+  def read(
+      topic: Expression,
+      partition: Expression,
+      offset: Expression,
+      timestamp: Expression,
+      key: Expression,
+      value: Expression,
+      headers: Expression,
+      rules: String): Expression = {
+    val reader = Literal.fromObject(CarriedReader(rules), ObjectType(classOf[CarriedReader]))
+    StaticInvoke(
+      getClass,
+      RowsOfRuns.Schema,
+      "row",
+      Seq(reader, topic, partition, offset, timestamp, key, value, headers),
+      propagateNull = false,
+      isDeterministic = false)
+  }
+
+  def row(
+      reader: CarriedReader,
+      topic: UTF8String,
+      partition: Int,
+      offset: Long,
+      timestampUs: Long,
+      key: Array[Byte],
+      value: Array[Byte],
+      headers: ArrayData): InternalRow =
+    reader.row(topic, new Raw(partition, offset, Math.floorDiv(timestampUs, 1000L), key, value, headers))
+}
+
+/** What makes a row of a record: `connectors.relay.columns` says how. */
+case class CarriedReader(json: String) {
+  @transient private lazy val rules = new CarriedRules(new ObjectMapper().readTree(json))
+  // Nearly every record is of the same topic as the one before it.
+  @transient private var known: CarriedTopic = _
+
+  private[abcast] def row(name: UTF8String, raw: Raw): InternalRow = {
+    if (known == null || known.name != name) known = new CarriedTopic(rules, name.clone())
+    val topic = known
+    topic.row(raw)
+  }
+}
+
+/** The rules, as Python has them. */
+private class CarriedRules(said: JsonNode) {
+  private def text(name: String): UTF8String = UTF8String.fromString(said.get(name).asText)
+
+  val site: String = said.get("site").asText
+  val header: UTF8String = text("header")
+  val nothing: UTF8String = text("nothing")
+  val ways: Seq[Way] = said.get("ways").elements.asScala.map(new Way(_)).toSeq
+  private val mostPayloadBytes = said.get("most_payload_bytes").asInt
+
+  private val data = Pattern.compile(said.get("data").asText)
+  private val address = Pattern.compile(said.get("address").asText)
+  private val kind = said.get("kind_at").asInt
+  private val source = said.get("source_at").asInt
+  private val entry = text("entry")
+  private val epoch = text("epoch")
+
+  /** Whether a record of DATA is no stray. */
+  def isData(raw: Raw): Boolean = isData(raw, raw.fields(header))
+
+  /** Whether a record of DATA is an entry or a seal. */
+  def isOfLog(raw: Raw): Boolean = {
+    val fields = raw.fields(header)
+    fields != null && (fields.is(kind, entry) || (fields.is(kind, epoch) && isEmpty(raw.value))) && isData(raw, fields)
+  }
+
+  private def isData(raw: Raw, fields: Fields): Boolean =
+    fields != null && fits(data, fields.line) &&
+      (if (fields.is(source, nothing)) raw.key == null else raw.key != null && fits(address, raw.key))
+
+  private def isEmpty(value: Array[Byte]): Boolean = value == null || value.length == 0
+
+  /** Bytes fit where their text does: what is not ASCII fits nothing but what takes all there is. */
+  private def fits(pattern: Pattern, bytes: Array[Byte]): Boolean =
+    pattern.matcher(new String(bytes, ISO_8859_1)).matches
+
+  /** Of a value that is larger than a payload may be, only so much that this is seen. */
+  def cut(value: Array[Byte]): Array[Byte] =
+    if (value == null || value.length <= mostPayloadBytes) value else Arrays.copyOf(value, mostPayloadBytes + 1)
+}
+
+/** How records are carried of the topics whose names end with `source`: to those that end with `target` instead. */
+private class Way(said: JsonNode) {
+  val source: UTF8String = UTF8String.fromString(said.get("source").asText)
+  val target: String = said.get("target").asText
+  val takes: String = said.get("takes").asText
+  val begin: Int = said.get("begin").asInt
+  val end: Int = said.get("end").asInt
+  val behind: UTF8String = UTF8String.fromString(said.get("behind").asText)
+  val saysWhen: Boolean = said.get("says_when").asBoolean
+}
+
+/** A topic, and how its records are carried, if they are. */
+private class CarriedTopic(rules: CarriedRules, val name: UTF8String) {
+  private val way = rules.ways.find(way => name.endsWith(way.source)).orNull
+  private val target =
+    if (way == null) null else UTF8String.fromString(name.toString.dropRight(way.source.numChars) + way.target)
+  private val place = UTF8String.fromString(s"${rules.site}/$name-")
+
+  def row(raw: Raw): InternalRow =
+    if (way == null) null
+    else way.takes match {
+      case "all" => row(raw, raw.key, rules.cut(raw.value), marked(raw))
+      case "data" => if (rules.isData(raw)) row(raw, raw.key, raw.value, raw.headers) else null
+      case "log" => if (rules.isOfLog(raw)) row(raw, raw.key, raw.value, marked(raw)) else null
+    }
+
+  private def row(raw: Raw, key: Array[Byte], value: Array[Byte], headers: ArrayData): InternalRow =
+    new GenericInternalRow(Array[Any](target, raw.partition, key, value, headers))
+
+  /** The headers, with which record it is in the place of some fields of the header `abcast`. */
+  private def marked(raw: Raw): ArrayData = {
+    val mark = new Line().join(place).join(raw.partition).join(CarriedTopic.Colon).join(raw.offset).join(way.behind)
+    if (way.saysWhen) mark.join(raw.atMs)
+    Words.mark(raw.headers, rules.header, UTF8String.fromBytes(mark.bytes), way.begin, way.end, rules.nothing)
+  }
+}
+
+private object CarriedTopic {
+  val Colon: UTF8String = UTF8String.fromString(":")
+}
