@@ -138,8 +138,8 @@ private[abcast] class RecordsOfAttempt(schema: StructType) {
   private val FirstPages = 8
   private val LargeBytes = 1 << 14
   private val valueAt = schema.fieldIndex("value")
-  private val toBytes = UnsafeProjection.create(schema)
-  private val withoutValue = UnsafeProjection.create(schema.fields.toSeq.zipWithIndex.map {
+  private lazy val toBytes = UnsafeProjection.create(schema)
+  private lazy val withoutValue = UnsafeProjection.create(schema.fields.toSeq.zipWithIndex.map {
     case (field, `valueAt`) => Literal(null, field.dataType)
     case (field, at) => BoundReference(at, field.dataType, nullable = true)
   })

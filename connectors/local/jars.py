@@ -69,9 +69,9 @@ class _Compiled(NamedTuple):
 
 _COMPILED = {
     "own": _Compiled(
-        ("Carried.scala", "Forward.scala", "RecordsAside.scala", "RowsOfRuns.scala", "Words.scala"),
+        ("Carried.scala", "Forward.scala", "LocalFiles.scala", "RecordsAside.scala", "RowsOfRuns.scala", "Words.scala"),
         "abcast-columns.jar",
-        ("spark-*.jar", "kryo-shaded-*.jar", "jackson-*.jar"),
+        ("spark-*.jar", "hadoop-client-*.jar", "kryo-shaded-*.jar", "jackson-*.jar"),
     ),
     "s3": _Compiled(("ConditionalPutLogStore.scala",), "abcast-log-store.jar", ("hadoop-client-*.jar",), ("spark",)),
 }

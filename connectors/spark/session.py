@@ -77,7 +77,7 @@ SETTINGS = {
     # Spark refuses to sort a stream. The sequencer sorts each group's rows of a micro-batch, as the stateful operator
     # itself does by the group alone.
     "spark.sql.streaming.unsupportedOperationCheck": "false",
-    # Without checksum files, and each file made in one step: every step costs, as Hadoop starts a `chmod` for it.
+    # Without checksum files, and each file made in one step.
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
@@ -113,10 +113,14 @@ SETTINGS = {
     # `connectors.kafka.backlog`).
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     "spark.ui.enabled": "false",
+    # For each batch Spark describes its plan, for the page that is off: the shortest way.
+    "spark.sql.ui.explainMode": "simple",
     "spark.ui.showConsoleProgress": "false",
 }
 
 LOCAL_SETTINGS = {
+    # Hadoop's own starts a process for each file that is made (`conf/LocalFiles.scala`).
+    "spark.hadoop.fs.file.impl": "abcast.LocalFiles",
     # Where no other process is to reach the driver, none should.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
