@@ -54,8 +54,10 @@ class Plan:
     cast_rate: int = 300
     """Casts a second of all those members together."""
     member_rounds: int = 3
-    agreeing_records: int = 10_000
+    agreeing_records: int = 30_000
     """At each of three sites."""
+    agreeing_warm_up_s: float = 90.0
+    """With Spark."""
     agreeing_rate: int = 300
     """At all of them together."""
     agreeing_s: float = 15.0
@@ -93,6 +95,7 @@ class Plan:
             cast_members=(3, 30),
             member_rounds=1,
             agreeing_records=2_000,
+            agreeing_warm_up_s=5.0,
             agreeing_s=10.0,
             plain_messages=5_000,
             kills=1,

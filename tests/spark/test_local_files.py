@@ -16,7 +16,7 @@ pytestmark = pytest.mark.spark
 def test_permissions(spark: SparkSession, tmp_path: Path) -> None:
     """They are those of Hadoop's own, of a file that is made, of a directory, and where they are set."""
     java = jvm()
-    conf = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr]
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
     hadoop = java.org.apache.hadoop.fs
     ours, theirs = java.abcast.LocalFiles(), hadoop.RawLocalFileSystem()
     in_use = hadoop.FileSystem.get(java.java.net.URI(tmp_path.as_uri()), conf)
