@@ -204,6 +204,7 @@ private class ForwardRules(said: JsonNode) {
   private val ofEpoch = texts("of_epoch").toSet
 
   private val reserved = UTF8String.fromString("/" + said.get("reserved").asText)
+  private val slash = UTF8String.fromString("/")
   private val tick = UTF8String.fromString("/" + said.get("tick").asText)
   val relay: String = said.get("relay").asText
 
@@ -240,7 +241,11 @@ private class ForwardRules(said: JsonNode) {
 
   /** Whether the sender has a member's name, or that of ticks and writes one. */
   def mayHaveItsName(sender: UTF8String, kind: UTF8String): Boolean =
-    !sender.contains(reserved) || (sender.endsWith(tick) && kind == heartbeat)
+    !sender.contains(reserved) || (kind == heartbeat && isTick(sender))
+
+  /** A sender is ASCII. */
+  private def isTick(sender: UTF8String): Boolean =
+    sender.endsWith(tick) && sender.indexOf(slash, 0) == sender.numBytes - tick.numBytes
 
   def isSkip(kind: UTF8String): Boolean = kind == skip
 

@@ -12,8 +12,10 @@ import org.apache.hadoop.fs.permission.FsPermission
  */
 class LocalFiles extends RawLocalFileSystem {
   override def setPermission(path: Path, permission: FsPermission): Unit = {
-    val view = Files.getFileAttributeView(pathToFile(path).toPath, classOf[PosixFileAttributeView])
-    if (view == null || permission.getStickyBit) super.setPermission(path, permission)
+    val file = pathToFile(path)
+    val view = Files.getFileAttributeView(file.toPath, classOf[PosixFileAttributeView])
+    // Of a directory there is a bit more, which Java does not know and `chmod` keeps; and these are few.
+    if (view == null || file.isDirectory || permission.getStickyBit) super.setPermission(path, permission)
     else view.setPermissions(LocalFiles.permissions(permission.toShort))
   }
 }

@@ -21,6 +21,8 @@ class AbcastError(Exception):
     """Base of all errors raised on purpose. `retriable`: the same call may succeed later, unchanged."""
 
     retriable = False
+    is_failure = True
+    """Whether something went wrong; else a job just begins anew."""
     was_told = False
     """Whether the application has heard of it: one error may end many receipts, and is news once."""
 

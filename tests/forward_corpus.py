@@ -347,6 +347,7 @@ CORPUS: tuple[Case, ...] = (
             ("abcast.admin", "leave", codec.RESERVED_NAME),
             ("abcast.", "join", codec.RESERVED_NAME),
             ("abcast.relays", "heartbeat", codec.RESERVED_NAME),
+            ("abcast.x/abcast.tick", "heartbeat", codec.RESERVED_NAME),
         )
     ),
     _asked("a message of ticks", codec.RESERVED_NAME, b"sfo/abcast.tick"),

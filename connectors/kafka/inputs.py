@@ -7,13 +7,25 @@ sites make the same of it.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
-from connectors.kafka.codec import AGREED_FIELDS, DATA_FIELDS, FORWARD_FIELDS, HEADER, NOTHING, decode_data
+from connectors.kafka.codec import (
+    AGREED_FIELDS,
+    DATA_FIELDS,
+    FORWARD_FIELDS,
+    HEADER,
+    NOTHING,
+    NUMBER_PATTERN,
+    decode_data,
+)
 from connectors.kafka.plain_record import PlainRecord, Record
 from ordering.names import Topic
-from ordering.records import Data, Partition, Source
+from ordering.records import Data, Partition
 
+LATEST_MS = 9_000_000_000_000_000
+"""A later time is none that Spark can read from Kafka."""
+_NUMBER = re.compile(NUMBER_PATTERN.encode("ascii"))
 _SOURCE = DATA_FIELDS.index("SOURCE")
 _RELAYED_FROM, _AT_MS = AGREED_FIELDS.index("RELAYED_FROM"), AGREED_FIELDS.index("AT_MS")
 
@@ -54,15 +66,14 @@ def original(copy: Record, site: str, place: str) -> PlainRecord | None:
     if not headers or headers[0][0] != HEADER:
         return None
     fields = (headers[0][1] or b"").split(b" ")
-    try:
-        name, _, text = fields[_RELAYED_FROM].decode("ascii").partition("/")
-        source, at_ms = Source.parse(text), int(fields[_AT_MS])
-    except (IndexError, ValueError):
+    begin = f"{site}/{place}:".encode("ascii")
+    if len(fields) <= _AT_MS or not fields[_RELAYED_FROM].startswith(begin):
         return None
-    if name != site or str(source.topic_partition) != place:
+    offset, at_ms = fields[_RELAYED_FROM][len(begin) :], fields[_AT_MS]
+    if not _NUMBER.fullmatch(offset) or not (at_ms == b"-1" or _NUMBER.fullmatch(at_ms)) or int(at_ms) > LATEST_MS:
         return None
     headers[0] = (HEADER, b" ".join(fields[: len(FORWARD_FIELDS)]))
-    return PlainRecord(*source, at_ms, copy.key, copy.value, headers)
+    return PlainRecord(*Partition.parse(place), int(offset), int(at_ms), copy.key, copy.value, headers)
 
 
 def of_log(raw: Record, *, is_copy: bool) -> Data:

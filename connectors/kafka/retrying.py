@@ -58,6 +58,10 @@ class Retries:
 
     def failed(self, error: AbcastError, ran_s: float) -> float:
         """The attempt has failed after so long: the seconds to wait before the next. Raises what will not pass."""
+        if not error.is_failure:
+            self.succeeded()
+            _logger.info("%s: %s Starting again.", self._name, error)
+            return 0.0
         self._failures = self._failures + 1 if ran_s < HEALTHY_S else 1
         if not self._may_pass(error):
             raise error

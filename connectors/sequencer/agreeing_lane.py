@@ -4,9 +4,9 @@ Claims, seals, ticks for members, signs of life, the watchdog and retries are th
 what is read: FORWARD of all sites, the logs of the others, and EPOCH, where an operator's exclusions stand. Where to
 read on is what the site's own log says (`connectors.sequencer.agreement`).
 
-A batch takes no more than the sites can put into a run each, so that what is read is soon sequenced. It must not miss
-a record that retention drops while it is read: what is not there would be taken for offsets without a record. Then the
-query ends, and the next one finds out what that means.
+A batch takes no more than the sites can put into a run each: what is read waits in files until it is sequenced. It must
+not miss a record that retention drops while it is read: what is not there would be taken for offsets without a record.
+Then the query ends, and the next one finds out what that means.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class RoomAgain(AbcastError):
     """What a site that waited had to leave out can be read now: the next query does."""
 
     retriable = True
+    is_failure = False
 
 
 class AgreeingLane(SequencerLane):

@@ -27,14 +27,14 @@ How far it moves in a step is bounded by the core, as in the other engine.
 
 Bounds. A partition whose records wait in more than `KEPT_BYTES` is *left out*: its rows go by, and so do those of
 others' logs while the site is behind. When there is room again, the step reports it, and the job begins a new query,
-which reads on from where the site's log says. A site that waits for a majority gets there; one that works does not,
-since a batch has no more of FORWARD than runs take (`connectors.sequencer.agreeing_lane`).
+which reads on from where the site's log says. A site that waits for a majority gets there; so may one that works off a
+backlog, which brings more in a batch than a run of each site takes (`connectors.sequencer.agreeing_lane`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -52,7 +52,7 @@ from connectors.kafka.entry_codec import read_entry, write_entry
 from connectors.kafka.inputs import Neighbours, of_log
 from connectors.kafka.plain_record import PlainRecord
 from connectors.sequencer import stored_state
-from connectors.sequencer.blocks import Records, out_of_blocks, part_of, records_of, sizes_of
+from connectors.sequencer.blocks import Held, Records, out_of_blocks, part_of, sizes_of, without_repeats
 from connectors.sequencer.notices import told
 from connectors.sequencer.query import (
     DATA_ROLE,
@@ -77,7 +77,7 @@ from ordering.isis_site import MAX_UNSEQUENCED_RUNS
 from ordering.names import Topic
 from ordering.records import STRAY, Exclusion, Partition
 
-KEPT_BYTES = 64 * 1024 * 1024
+KEPT_BYTES = 256 * 1024 * 1024
 """Of a partition's records that are read and not sequenced, as arrow has them."""
 _MERGED_BYTES = 64 * 1024
 """A batch that is smaller is kept together with the next one: a site that waits would have very many."""
@@ -298,10 +298,7 @@ class Step:
         offset, size = rows["offset"].to_numpy(), sizes_of(rows)
         end = np.maximum.accumulate(offset + size)
         kept_from = group.arrived(name, int(offset[0]), int(end[-1]) - 1, int(rows["at"].iloc[-1] + size[-1]) - 1)
-        if bool((offset[1:] < end[:-1]).any()):  # a relay that began again brings offsets once more
-            pieces = [rows[:1], *(part_of(rows[at : at + 1], int(end[at - 1])) for at in range(1, len(rows)))]
-            rows = pd.concat(pieces, ignore_index=True)
-        rows = part_of(rows, kept_from)
+        rows = part_of(without_repeats(rows, end), kept_from)
         if len(rows):
             self._keep(name, rows)
 
@@ -415,22 +412,22 @@ class Step:
         return _stored(self.group, sequencer, of_step)
 
 
-def _held(rows: Iterable[pd.DataFrame]) -> dict[Partition, list[Records]]:
+def _held(rows: Iterable[pd.DataFrame]) -> dict[Partition, Held]:
     """The messages that came in blocks, by partition."""
-    held: dict[Partition, list[Records]] = {}
+    held: dict[Partition, Held] = {}
     for piece in rows:
         columns = *(piece[name] for name in ("topic", "partition", "offset", "records")), sizes_of(piece)
         for topic, number, offset, records, size in zip(*columns, strict=True):
             if records is not None:
-                held.setdefault(Partition(topic, number), []).append(Records(offset, offset + size, records))
+                held.setdefault(Partition(topic, number), Held()).add(Records(offset, offset + size, records))
     return held
 
 
-def _with_records(runs: pd.DataFrame, held: Mapping[Partition, Sequence[Records]]) -> pd.DataFrame:
+def _with_records(runs: pd.DataFrame, held: Mapping[Partition, Held]) -> pd.DataFrame:
     """Runs as decided, those that are aside with their messages."""
     columns = (runs[name] for name in ("aside", "topic", "partition", "first_offset", "size"))
     records = [
-        records_of(held[Partition(topic, number)], first, first + size) if aside else None
+        held[Partition(topic, number)].packed(first, first + size) if aside else None
         for aside, topic, number, first, size in zip(*columns, strict=True)
     ]
     return runs.assign(records=pd.Series(records, runs.index, object))

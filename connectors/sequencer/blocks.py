@@ -11,7 +11,8 @@ be kept, cut, and put together again, by offsets.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,18 +59,28 @@ def part_of(rows: pd.DataFrame, first: int, end: int | None = None) -> pd.DataFr
 
 def _cut(row: dict[Hashable, Any], first: int, end: int) -> dict[Hashable, Any]:
     """A row of a block, with the messages of these offsets only."""
-    held = Records(row["offset"], row["offset"] + len(row["block"]) // _BYTES_OF_ONE, row["records"])
-    begin, stop = max(first, held.first), min(end, held.end)
-    numbers = _numbers(row["block"])[begin - held.first : stop - held.first]
-    kept: dict[Hashable, Any] = {
-        "offset": begin,
-        "block": numbers.tobytes(),
-        "records": records_of([held], begin, stop),
-    }
+    whole = Records(row["offset"], row["offset"] + len(row["block"]) // _BYTES_OF_ONE, row["records"])
+    begin, stop = max(first, whole.first), min(end, whole.end)
+    numbers = _numbers(row["block"])[begin - whole.first : stop - whole.first]
+    held = Held()
+    held.add(whole)
+    kept: dict[Hashable, Any] = {"offset": begin, "block": numbers.tobytes(), "records": held.packed(begin, stop)}
     if len(numbers) == 1:  # then the row itself says all of it
         index, *values = numbers[0].tolist()
         kept |= dict(zip(("sender", *_NUMBERS), (row["sender"].split(_BETWEEN_SENDERS)[index], *values), strict=True))
     return {**row, **kept}
+
+
+def without_repeats(rows: pd.DataFrame, end: NDArray[np.int64]) -> pd.DataFrame:
+    """The same, each offset once, where it comes first. `end`: how far the rows of a partition have come with each."""
+    repeats = np.flatnonzero(rows["offset"].to_numpy()[1:] < end[:-1]) + 1
+    if not len(repeats):
+        return rows
+    pieces, begin = [], 0
+    for at in repeats.tolist():
+        pieces += [rows[begin:at], part_of(rows[at : at + 1], int(end[at - 1]))]
+        begin = at + 1
+    return pd.concat([*pieces, rows[begin:]], ignore_index=True)
 
 
 class Records(NamedTuple):
@@ -79,23 +90,45 @@ class Records(NamedTuple):
     end: int
     packed: bytes
 
+    def offsets_and_sizes(self) -> NDArray[np.int64]:
+        """The index: a row for each."""
+        return np.frombuffer(self.packed, "<i8", 2 * (self.end - self.first)).reshape(-1, 2)
 
-def records_of(held: Iterable[Records], first: int, end: int) -> bytes:
-    """The messages from offset `first` to below `end`, packed. `held`: blocks of the partition, in order."""
-    index, rows = [], []
-    for begin, stop, packed in held:
-        if begin < end and stop > first:
-            of_index, of_rows = _part(packed, stop - begin, max(first - begin, 0), min(end, stop) - begin)
+
+class Held:
+    """The messages of blocks of a partition, in their order."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._blocks: list[Records] = []
+        self._ends: list[int] = []
+        self._last: tuple[Records, NDArray[np.int64], NDArray[np.int64]] | None = None
+
+    def add(self, block: Records) -> None:
+        """One more, of later offsets."""
+        self._blocks.append(block)
+        self._ends.append(block.end)
+
+    def packed(self, first: int, end: int) -> bytes:
+        """The messages from offset `first` to below `end`, all of which are here."""
+        index, rows = [], []
+        for at in range(bisect_right(self._ends, first), len(self._blocks)):
+            block = self._blocks[at]
+            if block.first >= end:
+                break
+            of_index, of_rows = self._part(block, max(first, block.first), min(end, block.end))
             index.append(of_index)
             rows.append(of_rows)
-    return b"".join(index + rows)
+        return b"".join(index + rows)
 
-
-def _part(packed: bytes, count: int, begin: int, stop: int) -> tuple[bytes, bytes]:
-    """Index and rows of the messages from number `begin` to below `stop`, of so many."""
-    index = np.frombuffer(packed, "<i8", 2 * count).reshape(-1, 2)
-    edges = index.nbytes + np.append(0, np.cumsum(index[:, 1]))
-    return index[begin:stop].tobytes(), packed[edges[begin] : edges[stop]]
+    def _part(self, block: Records, first: int, end: int) -> tuple[bytes, bytes]:
+        """The index and the rows of some of a block."""
+        if self._last is None or self._last[0] is not block:
+            index = block.offsets_and_sizes()
+            self._last = block, index, index.nbytes + np.append(0, np.cumsum(index[:, 1]))
+        _, index, edges = self._last
+        begin, stop = first - block.first, end - block.first
+        return index[begin:stop].tobytes(), block.packed[edges[begin] : edges[stop]]
 
 
 def _numbers(block: bytes) -> NDArray[np.int64]:

@@ -38,25 +38,20 @@ class Shelf:
     def clear(self) -> None:
         """Begin empty, and remove what queries before this one have left."""
         shutil.rmtree(self._parent, ignore_errors=True)
-        self._path.mkdir(parents=True)
 
     def put(self, number: int, content: bytes | pa.Buffer) -> None:
-        """Put something there. Raises WaitsElsewhere."""
-        try:
-            (self._path / str(number)).write_bytes(content)
-        except FileNotFoundError:
-            raise self._elsewhere() from None
+        """Put something there."""
+        self._path.mkdir(parents=True, exist_ok=True)  # on another executor than before, where nothing waited
+        (self._path / str(number)).write_bytes(content)
 
     def get(self, number: int) -> bytes:
         """What was put there. Raises WaitsElsewhere."""
         try:
             return (self._path / str(number)).read_bytes()
         except FileNotFoundError:
-            raise self._elsewhere() from None
+            what = f"{self._path} is not here: Spark has moved the group, or a newer job has begun."
+            raise WaitsElsewhere(what) from None
 
     def drop(self, number: int) -> None:
         """It is not needed any more."""
         (self._path / str(number)).unlink(missing_ok=True)
-
-    def _elsewhere(self) -> WaitsElsewhere:
-        return WaitsElsewhere(f"{self._path} is not here: Spark has moved the group, or a newer job has begun.")

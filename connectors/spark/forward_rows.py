@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from connectors.kafka import codec, epochs
+from connectors.kafka.inputs import LATEST_MS
 from connectors.spark.codec import HEADERS_TYPE
 from connectors.spark.own_columns import rows_of_forward
 from ordering.names import RESERVED_PREFIX, SITE_PATTERN, TICK_NAME, relay_of
@@ -43,8 +44,6 @@ _SCHEMA = (
     f"record struct<{RECORD_SCHEMA}>"
 )
 _COLUMNS = [field.split()[0] for field in _SCHEMA[: _SCHEMA.index(", record")].split(", ")]
-_LATEST_MS = 9_000_000_000_000_000
-"""A later time is none that Spark could have read from Kafka either."""
 
 
 def forward_rows(
@@ -110,6 +109,6 @@ def _rules(site: str, *, relayed: bool, agreed: bool, lean: bool) -> str:
         "most_headers_bytes": MAX_HEADERS_BYTES,
         "clock_ahead_ms": CLOCK_AHEAD_MS,
         "incarnations_a_ms": INCARNATIONS_A_MS,
-        "latest_ms": _LATEST_MS,
+        "latest_ms": LATEST_MS,
     }
     return json.dumps(rules)

@@ -173,8 +173,11 @@ def build_session(
         of_java = _joined(" ", *_java_options(archive_to), given.get("spark.driver.extraJavaOptions"))
         settings["spark.driver.extraJavaOptions"] = of_java
         # Not `spark.jars`, which has them copied at every start, and loaded in a way that no archive can hold. But
-        # executors get them in no other way.
-        settings["spark.driver.extraClassPath"] = _joined(os.pathsep, *jars, given.get("spark.driver.extraClassPath"))
+        # executors get them in no other way. Our own must be there before Spark looks at the user's.
+        of_driver = dict.fromkeys((*jars_of("own"), *jars))
+        settings["spark.driver.extraClassPath"] = _joined(
+            os.pathsep, *of_driver, given.get("spark.driver.extraClassPath")
+        )
         if not is_local(settings["spark.master"]):
             settings["spark.jars"] = _joined(",", given.get("spark.jars"), *jars)
         start_jvm(settings)

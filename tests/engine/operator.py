@@ -1,15 +1,17 @@
 """The operator of the Spark job on a Kafka in memory: in the place of `SiteLoop`, with one step a batch.
 
-The columns are made here row by row, none of them plain, and the runs that come out are written here: what the JVM does
-about both, `tests/spark/test_agreeing.py` shows. All between is what ships.
+The columns are made here, and the runs that come out are written here: what the JVM does about both,
+`tests/spark/test_agreeing.py` shows. Most messages are plain, and in blocks; some are not. All between is what ships.
 """
 
 from __future__ import annotations
 
+import pickle
+import struct
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from connectors.engine.batch import Output
 from connectors.engine.intake import Intake
 from connectors.engine.job import STOP_S
 from connectors.engine.writing import Writer
-from connectors.kafka.codec import HEADER, VERSION
+from connectors.kafka.codec import FORWARD_KINDS, HEADER, VERSION, decode_forward
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.inputs import Input, original
 from connectors.kafka.transport import Record
@@ -34,6 +36,7 @@ from connectors.sequencer.agreeing_query import (
     begun,
 )
 from connectors.sequencer.agreement import Agreement, known_state
+from connectors.sequencer.query import DATA_ROLE
 from connectors.sequencer.shelf import Shelf
 from connectors.sequencer.takeover import check_not_fenced
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG
@@ -41,10 +44,15 @@ from connectors.testing.memory_kafka import MemoryConnection
 from ordering.errors import ProtocolViolation
 from ordering.isis_group import after_takeover
 from ordering.names import Topic
+from ordering.records import MESSAGE, Forward, Source
 from tests.spark.packing import packed
 
 CHUNK_ROWS = 7
 """Of a batch, as many rows at a time."""
+BLOCK_ROWS = 5
+"""Of a block, at most."""
+PLAIN_BUT = 6
+"""One message of so many is none that the JVM would find plain."""
 
 
 class Memory:
@@ -114,7 +122,7 @@ class OperatorLoop:
             rows = [_row(FROM_TIME, "", 0, 0, now_ms, None, None, (), 0)]
             for place, records in polled.items():
                 if self._read[place][0] == name:
-                    rows += self._rows(place, records)
+                    rows += _in_blocks(self._rows(place, records))
             frame = pd.DataFrame(rows).sort_values(["input", "topic", "partition", "at"], ignore_index=True)
             chunks = (frame.iloc[begin : begin + CHUNK_ROWS] for begin in range(0, len(frame), CHUNK_ROWS))
             state: Any = self._states[name]
@@ -142,7 +150,8 @@ class OperatorLoop:
                 FROM_EPOCH: first.startswith(b"2 exclude"),
             }
             if at_home is not None and is_read[kind]:
-                yield _row(
+                make = _plain_row if kind == FROM_FORWARD and _is_plain(at_home) else _row
+                yield make(
                     kind,
                     at_home.topic,
                     at_home.partition,
@@ -160,20 +169,31 @@ class OperatorLoop:
                 self.reports.append(Report.from_json(run["value"][0].decode()))
                 continue
             topic = str(Topic(group, run["role"], self._agreement.neighbours.site))
+            packed_records = _unpacked(run) if run["aside"] else None
             for row in range(run["size"]):
                 given = list(zip(run["names"][row], run["values"][row], strict=True)) if run["names"] else []
-                if run["senders"] is None:
+                if packed_records is not None:
+                    key, value, headers, incarnation, local_seqno, at_ms = packed_records[row]
+                    if run["role"] != DATA_ROLE:
+                        yield topic, (key, value, [*headers, *given])
+                        continue
+                    given = headers[1:]
+                elif run["senders"] is None:
                     yield topic, (run["key"][row], run["value"][row], given)
                     continue
-                sender = run["sender"][row]
+                else:
+                    sender = run["sender"][row]
+                    key, value = run["senders"][sender].encode(), run["value"][row]
+                    incarnation, local_seqno = run["incarnations"][sender], run["local_seqno"][row]
+                    at_ms = run["forwarded_at_ms"][row]
                 fields = (
-                    *(VERSION, run["kind"], run["incarnations"][sender], run["local_seqno"][row]),
+                    *(VERSION, run["kind"], incarnation, local_seqno),
                     *(run["first_seqno"] + row, run["epoch"], run["view"]),
                     f"{run['topic']}-{run['partition']}:{run['first_offset'] + row}",
-                    run["forwarded_at_ms"][row],
+                    at_ms,
                 )
                 own = (HEADER, " ".join(map(str, fields)).encode())
-                yield topic, (run["senders"][sender].encode(), run["value"][row], [own, *given])
+                yield topic, (key, value, [own, *given])
 
     def close(self) -> None:
         """Close the connections."""
@@ -211,3 +231,91 @@ def _row(
         "block": None,
         "records": None,
     }
+
+
+def _is_plain(record: Record) -> bool:
+    """Whether it is a message that breaks no rule; some of these are not, so that there is both."""
+    read = decode_forward(
+        Source(record.topic, record.partition, record.offset),
+        record.key,
+        record.value,
+        record.headers,
+        record.timestamp,
+    )
+    return isinstance(read, Forward) and read.kind == MESSAGE and read.local_seqno % PLAIN_BUT != 0
+
+
+def _plain_row(
+    kind: int,
+    topic: str,
+    partition: int,
+    offset: int,
+    at_ms: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes]],
+    at: int,
+) -> dict[str, Any]:
+    """A block of one."""
+    incarnation, local_seqno = map(int, headers[0][1].split()[2:4])
+    record = pickle.dumps((key, value, list(headers), incarnation, local_seqno, at_ms))
+    return {
+        **_row(kind, topic, partition, offset, at_ms, None, None, (), at),
+        "plain": True,
+        "sender": (key or b"").decode(),
+        "incarnation": incarnation,
+        "local_seqno": local_seqno,
+        "kind": FORWARD_KINDS.index(MESSAGE),
+        "packed_headers": None,
+        "block": struct.pack("<qqqq", 0, incarnation, local_seqno, at_ms),
+        "records": struct.pack("<qq", offset, len(record)) + record,
+    }
+
+
+def _in_blocks(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Plain rows of consecutive offsets as one, some of them."""
+    held: dict[str, Any] | None = None
+    for row in rows:
+        if held is not None and _goes_on(held, row):
+            held = _together(held, row)
+            continue
+        if held is not None:
+            yield held
+        held = row
+    if held is not None:
+        yield held
+
+
+def _goes_on(held: dict[str, Any], row: dict[str, Any]) -> bool:
+    if held["block"] is None or row["block"] is None:
+        return False
+    size = len(held["block"]) // 32
+    return bool(size < BLOCK_ROWS and all(held[name] + size == row[name] for name in ("offset", "at")))
+
+
+def _together(held: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    size = len(held["block"]) // 32
+    senders = held["sender"].split("\x80")
+    if row["sender"] not in senders:
+        senders.append(row["sender"])
+    numbers = struct.pack("<q", senders.index(row["sender"])) + row["block"][8:]
+    index, rows = (held["records"][: 16 * size], held["records"][16 * size :])
+    return {
+        **held,
+        "sender": "\x80".join(senders),
+        "block": held["block"] + numbers,
+        "records": index + row["records"][:16] + rows + row["records"][16:],
+    }
+
+
+def _unpacked(run: dict[str, Any]) -> list[Any]:
+    """What `_plain_row` has packed, each at its own offset."""
+    size, packed_records, unpacked = run["size"], run["records"], []
+    begin = 16 * size
+    for at in range(size):
+        offset, length = struct.unpack_from("<qq", packed_records, 16 * at)
+        assert offset == run["first_offset"] + at
+        unpacked.append(pickle.loads(packed_records[begin : begin + length]))
+        begin += length
+    assert begin == len(packed_records)
+    return unpacked

@@ -29,7 +29,7 @@ from connectors.sequencer.agreeing_query import (
     begun,
     tick_rows,
 )
-from connectors.sequencer.blocks import Records, out_of_blocks, records_of, sizes_of
+from connectors.sequencer.blocks import Held, Records, out_of_blocks, sizes_of
 from connectors.sequencer.query import encode_decided, in_blocks
 from connectors.sequencer.shelf import Shelf
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG, forward_rows
@@ -47,6 +47,7 @@ pytestmark = pytest.mark.spark
 GROUP, SITE = "orders", "nyc"
 """Those of the corpus."""
 ALONE = Neighbours(SITE, (SITE,))
+TOO_LATE = "9" * 17
 
 
 def own(offset: int, key: bytes | None, value: bytes | None, headers: RawHeaders, site: str = SITE) -> Row:
@@ -128,6 +129,14 @@ def test_copies_are_read_as_what_they_were_made_from(spark: SparkSession) -> Non
         copy(3, f"2 message 5 9 lax/{home}-1:41 - 1701"),
         copy(4, f"2 message 5 9 sfo/{home}-1:x - 1701"),
         copy(5, f"2 message 5 9 sfo/{home}-1:42 -"),
+        *(
+            copy(20 + at, f"2 message 5 9 sfo/{home}-1:{odd} - 1701")
+            for at, odd in enumerate(("+41", "041", " 41", ""))
+        ),
+        *(
+            copy(30 + at, f"2 message 5 9 sfo/{home}-1:41 - {odd}")
+            for at, odd in enumerate(("-2", "+5", "05", "9" * 17))
+        ),
         copy(6, f"2 message 5 10 sfo/{home}-1:42 - 1702", key=b"nyc/eve"),
         copy(7, f"- - - - sfo/{home}-1:43 - 1703"),
         own(3, b"nyc/eve", b"y", codec.forward_headers(1, 1)),
@@ -176,10 +185,10 @@ def test_a_relay_that_begins_again(spark: SparkSession, tmp_path: Path) -> None:
     Step(begun(group), Neighbours(SITE, (SITE, "sfo")), shelf).take(blocks)
     kept = pa.ipc.open_stream(shelf.get(1)).read_all().to_pandas()
     assert [offset for piece in out_of_blocks(kept) for offset in piece["offset"]] == list(range(40, 51))
-    held = [
-        Records(*each) for each in zip(kept["offset"], kept["offset"] + sizes_of(kept), kept["records"], strict=True)
-    ]
-    packed = records_of(held, 40, 51)
+    held = Held()
+    for block in zip(kept["offset"], kept["offset"] + sizes_of(kept), kept["records"], strict=True):
+        held.add(Records(*block))
+    packed = held.packed(40, 51)
     assert np.frombuffer(packed, "<i8", 2 * 11)[::2].tolist() == list(range(40, 51))
     assert [packed.count(b"%d" % offset + b"\0") for offset in range(40, 51)] == [2] * 11  # in value and header
 

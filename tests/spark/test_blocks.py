@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.sequencer.blocks import Records, out_of_blocks, part_of, records_of, sizes_of
+from connectors.sequencer.blocks import Held, Records, out_of_blocks, part_of, sizes_of, without_repeats
 
 COLUMNS = ["offset", "sender", "incarnation", "local_seqno", "forwarded_at_ms", "block", "records"]
 sizes = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6), st.booleans()), min_size=1, max_size=5)
@@ -70,15 +72,14 @@ def test_a_part_has_its_messages(given_sizes: list[tuple[int, int, bool]], first
     assert found["offset"].tolist() == wanted
     assert found["sender"].tolist() == list(map(sender_of, wanted))
     assert list(zip(*(found[name] for name in COLUMNS[2:5]), strict=True)) == list(map(numbers_of, wanted))
-    held = [
-        Records(offset, offset + size, records)
-        for offset, size, records in zip(part["offset"], sizes_of(part), part["records"], strict=True)
-        if records is not None
-    ]
+    held = Held()
+    for offset, size, records in zip(part["offset"], sizes_of(part), part["records"], strict=True):
+        if records is not None:
+            held.add(Records(offset, offset + size, records))
     for begin, stop in ((offset, until) for offset in wanted for until in (offset + 1, offset + 3)):
         together = range(begin, stop)
         if in_blocks.issuperset(together) and set(wanted).issuperset(together):
-            assert records_of(held, begin, stop) == packed(together)
+            assert held.packed(begin, stop) == packed(together)
 
 
 @given(sizes)
@@ -87,3 +88,27 @@ def test_without_an_end_all_the_rest_is_there(given_sizes: list[tuple[int, int, 
     assert part_of(rows, 0).equals(rows)
     assert int(sizes_of(part_of(rows, offsets[-1])).sum()) == 1
     assert part_of(rows, offsets[-1] + 1).empty
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 6), st.booleans()), min_size=1, max_size=6))
+def test_repeats_are_left_out(came: list[tuple[int, int, bool]]) -> None:
+    """Rows that begin anywhere: each offset is there once, as what came first."""
+    rows = pd.DataFrame([row(range(at, at + (1 if odd else size)), odd=odd) for at, size, odd in came], columns=COLUMNS)
+    end = np.maximum.accumulate(rows["offset"].to_numpy() + sizes_of(rows))
+    wanted, highest = list[int](), -1
+    for at, size, odd in came:
+        new = [offset for offset in range(at, at + (1 if odd else size)) if offset > highest]
+        wanted += new
+        highest = max([highest, *new])
+    left = without_repeats(rows, end)
+    assert [offset for piece in out_of_blocks(left) for offset in piece["offset"]] == wanted
+
+
+def test_many_blocks_of_one() -> None:
+    """Each is looked up by its offset, not by walking through all."""
+    held, count = Held(), 10_000
+    for offset in range(0, 2 * count, 2):
+        held.add(Records(offset, offset + 1, packed([offset])))
+    began = time.process_time()
+    assert all(held.packed(offset, offset + 1) == packed([offset]) for offset in range(0, 2 * count, 2))
+    assert time.process_time() - began < 2

@@ -19,6 +19,7 @@ from connectors.kafka.group_choice import GroupChoice
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.unfit import UnfitGroups
 from connectors.ledger.job import LedgerJob
+from connectors.sequencer.agreeing_lane import RoomAgain
 from connectors.sequencer.takeover import GROUPS_AT_ONCE, _ask_each
 from connectors.spark.job import JobOptions, StreamingJob
 from jobs.streaming import JobThread, raise_failures
@@ -100,6 +101,13 @@ def test_a_sequencer_ends_with_what_will_not_pass(tmp_path: Path) -> None:
     with pytest.raises(HistoryUnavailable):
         job.run()
     assert not job.ready.is_set()
+
+
+def test_to_begin_anew_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """However often, and nobody is warned."""
+    with caplog.at_level(logging.WARNING):
+        _Failing(tmp_path, *[RoomAgain("there is room again.")] * 20).run()
+    assert not caplog.records
 
 
 def test_what_kafka_refuses_is_one_sentence(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from connectors.local.jars import jars_directory
 from connectors.local.java import require_java
 from connectors.spark.jvm import java_command
 from tests.cli.process import ROOT
@@ -88,3 +89,14 @@ except EnvironmentProblem as problem:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.stdout.endswith("Spark's JVM ended while it started (exit code 1).\n")
     assert "Traceback" not in done.stderr
+
+
+def test_our_own_jar_among_the_users() -> None:
+    """Spark looks at the user's jars before it has loaded one of them, with what is ours."""
+    jars = ",".join(str(jar) for jar in (jars_directory() / "own").glob("*.jar"))
+    code = "from connectors.spark.session import build_session; print(build_session('x', cores=1).range(3).count())"
+    variables = {**os.environ, "PYSPARK_SUBMIT_ARGS": f"--conf spark.jars={jars} pyspark-shell"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120, env=variables
+    )
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr

@@ -24,6 +24,8 @@ def test_permissions(spark: SparkSession, tmp_path: Path) -> None:
     for name, files in (("ours", ours), ("theirs", theirs)):
         files.initialize(java.java.net.URI("file:///"), conf)
         of_it = tmp_path / name
+        of_it.mkdir()
+        of_it.chmod(0o2770)  # a directory that a group shares: those below it are of that group, too
         files.mkdirs(hadoop.Path(str(of_it / "a" / "b")))
         files.create(hadoop.Path(str(of_it / "made")), True).close()
         for mode in (0o000, 0o400, 0o640, 0o755, 0o777, 0o1755):
