@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from connectors.ledger.table_lock import StoppedWaiting
@@ -43,6 +45,11 @@ class BatchWriter(ABC):
             return
         except AbcastError as error:
             self._failure = error
+        except (Py4JJavaError, PySparkException):
+            # Cut off by the end of the job. Spark looks for that in what is raised here, with a pattern that takes
+            # stack by the character: a long text ends in an overflow, and its trace.
+            if not self._is_ending():
+                raise
 
     @abstractmethod
     def _write(self, batch: DataFrame) -> None:
