@@ -22,7 +22,7 @@ from rich.console import Console
 from ordering.errors import AbcastError
 from tests.bench import machine, report
 from tests.bench.lab import Lab
-from tests.bench.plan import DEFAULT_RECORDS, QUICK_RECORDS, SECTIONS, Plan
+from tests.bench.plan import DEFAULT_RECORDS, ENGINES, QUICK_RECORDS, SECTIONS, Plan
 
 DEFAULT_OUT = Path("abcast-data") / "bench.json"
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
@@ -37,7 +37,8 @@ def main() -> int:
     if not Path("/proc/self/stat").exists():
         console.print("The benchmark reads CPU time and memory from /proc: run it on Linux.")
         return _EXIT_FAILED
-    plan = Plan.of(options.records, quick=options.quick, rounds=options.rounds)
+    engines = (options.engine,) if options.engine else ()
+    plan = Plan.of(options.records, quick=options.quick, rounds=options.rounds, engines=engines)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     for noisy in ("kafka", "py4j"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"per throughput case (default {DEFAULT_RECORDS:,}, quick {QUICK_RECORDS:,}); all else scales with it",
     )
     parser.add_argument("--rounds", type=_positive, default=1, help="of throughput and latency, averaged (default 1)")
+    parser.add_argument("--engine", choices=ENGINES, help="of the section agreeing (default: both)")
     parser.add_argument("--minutes", type=_positive, help="begin no further section after so many (default: no limit)")
     parser.add_argument("--quick", action="store_true", help="fewer records, shorter, one round: is it all in order?")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help=f"the JSON file (default {DEFAULT_OUT})")

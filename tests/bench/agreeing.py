@@ -69,8 +69,8 @@ class Way(NamedTuple):
 def measure(lab: Lab) -> dict[str, Any]:
     """All ways, and plain processes that agree over UDP."""
     ways = [
-        Way(mode, engine.value, trigger)
-        for engine in Engine
+        Way(mode, engine, trigger)
+        for engine in lab.plan.agreeing_engines
         for trigger in get_args(Trigger)
         for mode in get_args(Mode)
     ]

@@ -12,6 +12,7 @@ DEFAULT_RECORDS = 1_000_000
 QUICK_RECORDS = 200_000
 KINDS = ("copy", "sequencer", "append", "ledger")
 """What the section about throughput measures."""
+ENGINES = ("spark", "process")
 _JOB_BATCH_RECORDS = 200_000  # the default of `--max-batch-records`
 _MIN_BATCHES = 5
 
@@ -56,8 +57,9 @@ class Plan:
     member_rounds: int = 3
     agreeing_records: int = 30_000
     """At each of three sites."""
-    agreeing_warm_up_s: float = 90.0
+    agreeing_warm_up_s: float = 60.0
     """With Spark."""
+    agreeing_engines: tuple[str, ...] = ENGINES
     agreeing_rate: int = 300
     """At all of them together."""
     agreeing_s: float = 15.0
@@ -76,9 +78,10 @@ class Plan:
     growing_groups: tuple[int, ...] = (1, 10, 100)
 
     @classmethod
-    def of(cls, records: int | None, *, quick: bool, rounds: int) -> Plan:
+    def of(cls, records: int | None, *, quick: bool, rounds: int, engines: tuple[str, ...] = ()) -> Plan:
         """The plan of a command line."""
         plan = cls(records or (QUICK_RECORDS if quick else DEFAULT_RECORDS), rounds)
+        plan = replace(plan, agreeing_engines=engines or plan.agreeing_engines)
         if not quick:
             return plan
         return replace(
