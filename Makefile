@@ -97,7 +97,7 @@ $(VENV)/.project: $(VENV)/.packages pyproject.toml
 	@$(BIN)/python -m compileall -q ordering connectors jobs conf
 	@touch $@
 
-$(VENV)/.jars: $(VENV)/.project conf/ivy.xml conf/Carried.scala conf/Forward.scala conf/LocalFiles.scala conf/RecordsAside.scala conf/RowsOfRuns.scala conf/Words.scala
+$(VENV)/.jars: $(VENV)/.project conf/ivy.xml $(wildcard conf/*.scala)
 	@$(BIN)/python -m connectors.local.jars
 	@touch $@
 

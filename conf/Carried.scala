@@ -6,72 +6,27 @@ import java.util.regex.Pattern
 
 import scala.jdk.CollectionConverters._
 
-import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
+import com.fasterxml.jackson.databind.JsonNode
 import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.catalyst.expressions.{Expression, GenericInternalRow, Literal}
-import org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
+import org.apache.spark.sql.catalyst.expressions.GenericInternalRow
 import org.apache.spark.sql.catalyst.util.ArrayData
-import org.apache.spark.sql.types.ObjectType
+import org.apache.spark.sql.types.StructType
 import org.apache.spark.unsafe.types.UTF8String
 
-/**
- * What a relay writes of records, each made by one call: Spark plans one expression anew for each batch, where it would
- * plan some dozens.
- */
-object Carried {
+/** What a relay writes of records: `connectors.relay.columns` says how. */
+case class CarriedReader(json: String) extends RecordReader {
+  private[abcast] type Topic = CarriedTopic
+  @transient private lazy val rules = new CarriedRules(said)
 
-  /**
-   * The column of rows for Spark's Kafka sink, null for what is not carried, of records of Kafka. `rules`, in JSON: how
-   * they are carried.
-   *
-   * Spark must not take it for a function whose value it may ask for twice.
-   */
-  def read(
-      topic: Expression,
-      partition: Expression,
-      offset: Expression,
-      timestamp: Expression,
-      key: Expression,
-      value: Expression,
-      headers: Expression,
-      rules: String): Expression = {
-    val reader = Literal.fromObject(CarriedReader(rules), ObjectType(classOf[CarriedReader]))
-    StaticInvoke(
-      getClass,
-      RowsOfRuns.Schema,
-      "row",
-      Seq(reader, topic, partition, offset, timestamp, key, value, headers),
-      propagateNull = false,
-      isDeterministic = false)
-  }
+  override def schema: StructType = RowsOfRuns.Schema
 
-  def row(
-      reader: CarriedReader,
-      topic: UTF8String,
-      partition: Int,
-      offset: Long,
-      timestampUs: Long,
-      key: Array[Byte],
-      value: Array[Byte],
-      headers: ArrayData): InternalRow =
-    reader.row(topic, new Raw(partition, offset, Math.floorDiv(timestampUs, 1000L), key, value, headers))
-}
+  private[abcast] override def topic(name: UTF8String): CarriedTopic = new CarriedTopic(rules, name)
 
-/** What makes a row of a record: `connectors.relay.columns` says how. */
-case class CarriedReader(json: String) {
-  @transient private lazy val rules = new CarriedRules(new ObjectMapper().readTree(json))
-  // Nearly every record is of the same topic as the one before it.
-  @transient private var known: CarriedTopic = _
-
-  private[abcast] def row(name: UTF8String, raw: Raw): InternalRow = {
-    if (known == null || known.name != name) known = new CarriedTopic(rules, name.clone())
-    val topic = known
-    topic.row(raw)
-  }
+  private[abcast] override def row(topic: CarriedTopic, raw: Raw): InternalRow = topic.row(raw)
 }
 
 /** The rules, as Python has them. */
-private class CarriedRules(said: JsonNode) {
+private[abcast] class CarriedRules(said: JsonNode) {
   private def text(name: String): UTF8String = UTF8String.fromString(said.get(name).asText)
 
   val site: String = said.get("site").asText
@@ -112,7 +67,7 @@ private class CarriedRules(said: JsonNode) {
 }
 
 /** How records are carried of the topics whose names end with `source`: to those that end with `target` instead. */
-private class Way(said: JsonNode) {
+private[abcast] class Way(said: JsonNode) {
   val source: UTF8String = UTF8String.fromString(said.get("source").asText)
   val target: String = said.get("target").asText
   val takes: String = said.get("takes").asText
@@ -123,7 +78,7 @@ private class Way(said: JsonNode) {
 }
 
 /** A topic, and how its records are carried, if they are. */
-private class CarriedTopic(rules: CarriedRules, val name: UTF8String) {
+private[abcast] class CarriedTopic(rules: CarriedRules, val name: UTF8String) extends RecordTopic {
   private val way = rules.ways.find(way => name.endsWith(way.source)).orNull
   private val target =
     if (way == null) null else UTF8String.fromString(name.toString.dropRight(way.source.numChars) + way.target)

@@ -1,94 +1,30 @@
 package abcast
 
-import java.nio.charset.StandardCharsets.US_ASCII
 import java.util.regex.Pattern
 
 import scala.jdk.CollectionConverters._
 
-import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
+import com.fasterxml.jackson.databind.JsonNode
 import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.catalyst.expressions.{Expression, GenericInternalRow, Literal}
-import org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
+import org.apache.spark.sql.catalyst.expressions.GenericInternalRow
 import org.apache.spark.sql.catalyst.util.{ArrayData, GenericArrayData}
-import org.apache.spark.sql.types.{ObjectType, StructType}
+import org.apache.spark.sql.types.StructType
 import org.apache.spark.unsafe.types.UTF8String
 
 /**
- * Records of FORWARD, judged and taken apart, each by one call: Spark plans some expressions anew for each batch, where
- * it would plan some two hundred.
- */
-object Forward {
-
-  /**
-   * The column of rows, structs as `schema` has them, of records of Kafka. `rules`, in JSON: what they are judged by.
-   *
-   * Spark must not take it for a function whose value it may ask for twice.
-   */
-  def read(
-      topic: Expression,
-      partition: Expression,
-      offset: Expression,
-      timestamp: Expression,
-      key: Expression,
-      value: Expression,
-      headers: Expression,
-      schema: String,
-      rules: String): Expression = {
-    val reader = Literal.fromObject(ForwardReader(rules), ObjectType(classOf[ForwardReader]))
-    StaticInvoke(
-      getClass,
-      StructType.fromDDL(schema),
-      "row",
-      Seq(reader, topic, partition, offset, timestamp, key, value, headers),
-      propagateNull = false,
-      isDeterministic = false)
-  }
-
-  def row(
-      reader: ForwardReader,
-      topic: UTF8String,
-      partition: Int,
-      offset: Long,
-      timestampUs: Long,
-      key: Array[Byte],
-      value: Array[Byte],
-      headers: ArrayData): InternalRow =
-    reader.row(topic, new Raw(partition, offset, Math.floorDiv(timestampUs, 1000L), key, value, headers))
-}
-
-/** A record, but for its topic. A value of another place may stand in it where it is a copy of what is there. */
-private[abcast] class Raw(
-    val partition: Int,
-    val offset: Long,
-    val atMs: Long,
-    val key: Array[Byte],
-    val value: Array[Byte],
-    val headers: ArrayData) {
-  def headerCount: Int = if (headers == null) 0 else headers.numElements()
-  def header(at: Int): InternalRow = headers.getStruct(at, 2)
-
-  /** Those of the header of this name, if it is the first one, as our clients, relays and sequencers have it; or null. */
-  def fields(name: UTF8String): Fields =
-    if (headerCount == 0) null
-    else {
-      val first = header(0)
-      if (first.getUTF8String(0) != name || first.isNullAt(1)) null else new Fields(first.getBinary(1))
-    }
-}
-
-/**
- * What makes a row of a record: `connectors.spark.forward_rows` says which.
+ * Records of FORWARD, judged and taken apart: `connectors.spark.forward_rows` says which columns `columns` has.
  *
  * No record is taken for plain that breaks a rule. Some are not that break none: Python reads them.
  */
-case class ForwardReader(json: String) {
-  @transient private lazy val rules = new ForwardRules(new ObjectMapper().readTree(json))
-  // Nearly every record is of the same topic as the one before it.
-  @transient private var known: ForwardTopic = _
+case class ForwardReader(columns: String, json: String) extends RecordReader {
+  private[abcast] type Topic = ForwardTopic
+  @transient private lazy val rules = new ForwardRules(said)
 
-  private[abcast] def row(name: UTF8String, raw: Raw): InternalRow = {
-    if (known == null || known.name != name) known = new ForwardTopic(rules, name.clone())
-    val topic = known
+  override def schema: StructType = StructType.fromDDL(columns)
+
+  private[abcast] override def topic(name: UTF8String): ForwardTopic = new ForwardTopic(rules, name)
+
+  private[abcast] override def row(topic: ForwardTopic, raw: Raw): InternalRow = {
     val fields = raw.fields(rules.header)
     topic.input match {
       case ForwardTopic.Copy => ofCopy(topic, raw, fields)
@@ -169,7 +105,7 @@ private object ForwardReader {
 }
 
 /** The rules, as Python has them. */
-private class ForwardRules(said: JsonNode) {
+private[abcast] class ForwardRules(said: JsonNode) {
   private def text(name: String): UTF8String = UTF8String.fromString(said.get(name).asText)
   private def texts(name: String): Seq[UTF8String] =
     said.get(name).elements.asScala.map(each => UTF8String.fromString(each.asText)).toSeq
@@ -257,7 +193,7 @@ private class ForwardRules(said: JsonNode) {
 }
 
 /** A topic, and what its name says: `abcast.GROUP.ROLE.SITE`. */
-private class ForwardTopic(rules: ForwardRules, val name: UTF8String) {
+private[abcast] class ForwardTopic(rules: ForwardRules, val name: UTF8String) extends RecordTopic {
   private val words = name.toString.split('.')
   private val role = words(words.length - 2)
   private val ofSite = words.last
@@ -315,51 +251,4 @@ private object ForwardTopic {
   val Log = 1
   val Epoch = 2
   val Copy = -1
-}
-
-/** The words of a line of bytes, between each two of which is a blank. */
-private[abcast] class Fields(val line: Array[Byte]) {
-  private var ends = new Array[Int](8)
-  private var count = 0
-  locally {
-    var at = 0
-    while (at <= line.length) {
-      if (at == line.length || line(at) == ' ') {
-        if (count == ends.length) ends = java.util.Arrays.copyOf(ends, 2 * count)
-        ends(count) = at
-        count += 1
-      }
-      at += 1
-    }
-  }
-
-  def size: Int = count
-
-  /** The empty one where there are not so many. */
-  def text(at: Int): UTF8String = {
-    if (at >= count) return UTF8String.EMPTY_UTF8
-    val begin = if (at == 0) 0 else ends(at - 1) + 1
-    UTF8String.fromBytes(line, begin, ends(at) - begin)
-  }
-
-  def is(at: Int, word: UTF8String): Boolean = at < count && text(at) == word
-
-  def first(most: Int): Fields = if (count <= most) this else new Fields(line.take(ends(most - 1)))
-
-  /** A decimal from 1 on, of so many digits at most; or null. */
-  def from1(at: Int, mostDigits: Int): java.lang.Long = Words.parse(text(at), mostDigits)
-
-  /** A decimal from 0 on, or -1, behind so much text; or null. */
-  def number(at: Int, behind: UTF8String = UTF8String.EMPTY_UTF8): java.lang.Long = {
-    val word = text(at)
-    if (!word.startsWith(behind)) return null
-    new String(word.getBytes.drop(behind.numBytes), US_ASCII) match {
-      case Fields.Number(digits) => digits.toLong
-      case _ => null
-    }
-  }
-}
-
-private object Fields {
-  private val Number = "(0|-?1|[1-9][0-9]{0,17})".r
 }

@@ -391,7 +391,7 @@ private[abcast] class Offsets {
  * rows one behind the other. So a part of them is a part of both.
  */
 private[abcast] object PackedRecords {
-  private val IndexBytes = 16
+  val IndexBytes = 16
 
   def pack(first: Long, rows: Array[UnsafeRow]): Array[Byte] = {
     val packed = new Array[Byte](rows.length * IndexBytes + rows.map(_.getSizeInBytes).sum)
@@ -409,13 +409,12 @@ private[abcast] object PackedRecords {
 
 /** So many of them, to be read one after the other. */
 private[abcast] class PackedRecords(packed: Array[Byte], count: Int, fields: Int) {
-  private val IndexBytes = 16
   private var index = 0
-  private var begin = Platform.BYTE_ARRAY_OFFSET + count.toLong * IndexBytes
+  private var begin = Platform.BYTE_ARRAY_OFFSET + count.toLong * PackedRecords.IndexBytes
 
   /** The next one, which is of this offset. */
   def take(offset: Long): InternalRow = {
-    val at = Platform.BYTE_ARRAY_OFFSET + index.toLong * IndexBytes
+    val at = Platform.BYTE_ARRAY_OFFSET + index.toLong * PackedRecords.IndexBytes
     if (index >= count || Platform.getLong(packed, at) != offset)
       throw new IllegalStateException(s"The record number $index is not that of the offset $offset.")
     val row = new UnsafeRow(fields)

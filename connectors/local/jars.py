@@ -69,7 +69,15 @@ class _Compiled(NamedTuple):
 
 _COMPILED = {
     "own": _Compiled(
-        ("Carried.scala", "Forward.scala", "LocalFiles.scala", "RecordsAside.scala", "RowsOfRuns.scala", "Words.scala"),
+        (
+            "Carried.scala",
+            "Forward.scala",
+            "LocalFiles.scala",
+            "RecordReader.scala",
+            "RecordsAside.scala",
+            "RowsOfRuns.scala",
+            "Words.scala",
+        ),
         "abcast-columns.jar",
         ("spark-*.jar", "hadoop-client-*.jar", "kryo-shaded-*.jar", "jackson-*.jar"),
     ),

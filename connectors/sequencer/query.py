@@ -46,7 +46,7 @@ from connectors.kafka import codec
 from connectors.sequencer import stored_state
 from connectors.sequencer.blocks import out_of_blocks
 from connectors.sequencer.stored_state import Stored, load, store
-from connectors.spark.forward_rows import RECORD_SCHEMA, forward_rows
+from connectors.spark.forward_rows import LINK_COLUMNS, RECORD_SCHEMA, forward_rows
 from connectors.spark.own_columns import block_of, rows_of_runs, set_aside
 from ordering.columns import ForwardColumns, Ints, step_columns
 from ordering.errors import ProtocolViolation
@@ -78,7 +78,6 @@ _OF_ROWS = ["sender", "local_seqno", "forwarded_at_ms", "value", "names", "value
 """Of a run of DATA, the columns with an element for each row; it has no keys, and those of links in no such job."""
 _SOURCE = ["topic", "partition", "offset"]
 _FROM_HEADERS = ["sender", "incarnation", "local_seqno", "kind"]
-_LINK = ["link_session", "link_epoch", "link_seqno", "link_origin_seqno"]
 _IS_MESSAGE = codec.FORWARD_KINDS.index(MESSAGE)
 _FIRST_CONTROL = codec.FORWARD_KINDS.index(JOIN)
 
@@ -207,7 +206,7 @@ def decide_chunk(
         row: (codec.FORWARD_KINDS[kind[row]], bytes(chunk["value"].iloc[row]))
         for row in np.flatnonzero((kind >= _FIRST_CONTROL) & well_formed).tolist()
     }
-    link = LinkColumns(*(rows[name] for name in _LINK)) if _LINK[0] in rows else None
+    link = LinkColumns(*(rows[name] for name in LINK_COLUMNS)) if LINK_COLUMNS[0] in rows else None
     decisions = step_columns(
         state,
         ForwardColumns(
@@ -284,14 +283,14 @@ def _link_of_run(link: LinkColumns | None, run: slice) -> dict[str, list[int]]:
     """What links say of a run's records, if a link has brought them; all of a run are of one topic."""
     if link is None or link.session[run.start] < 0:
         return {}
-    return {name: column[run].tolist() for name, column in zip(_LINK, link, strict=True)}
+    return {name: column[run].tolist() for name, column in zip(LINK_COLUMNS, link, strict=True)}
 
 
 def _read_odd(
     chunk: pd.DataFrame, partitions: Sequence[Partition], partition: Ints
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.object_]]:
     """The columns that come from headers, with the rows that are not plain read by the codec; and each row's error."""
-    columns = {name: chunk[name].to_numpy() for name in (*_FROM_HEADERS, *_LINK) if name in chunk}
+    columns = {name: chunk[name].to_numpy() for name in (*_FROM_HEADERS, *LINK_COLUMNS) if name in chunk}
     error = np.full(len(chunk), None, dtype=object)
     headers = np.full(len(chunk), None, dtype=object)
     packed = chunk["packed_headers"]
@@ -315,7 +314,7 @@ def _read_odd(
         columns["local_seqno"][row] = record.local_seqno
         columns["kind"][row] = codec.FORWARD_KINDS.index(record.kind)
         headers[row] = record.headers
-        for name, number in zip(_LINK, record.link or (), strict=False):
+        for name, number in zip(LINK_COLUMNS, record.link or (), strict=False):
             columns[name][row] = number
     return {**columns, "headers": headers}, error
 
@@ -333,7 +332,7 @@ def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[
     """The records as they came, with the reason; but for the mark of a hub's relay on a plain one, which is not at hand
     (the record in the relay's topic has it).
     """
-    from_headers = [*_FROM_HEADERS, *(name for name in _LINK if name in rows)]
+    from_headers = [*_FROM_HEADERS, *(name for name in LINK_COLUMNS if name in rows)]
     columns = ("topic", "partition", "offset", "key", "value", "packed_headers", "plain", *from_headers)
     letters = []
     for reason, topic, partition, offset, key, value, packed, plain, sender, *numbers in zip(

@@ -37,10 +37,12 @@ RECORD_SCHEMA = (
 """A plain message as it is set aside, with all its headers. `link`: what a link says of it, or null."""
 FROM_FORWARD, FROM_LOG, FROM_EPOCH = range(3)
 """Where a row comes from, where there is more than FORWARD."""
+LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
+"""What a link says of a row."""
 _SCHEMA = (
     "group string, topic string, partition int, offset long, plain boolean, sender string, incarnation long, "
     f"local_seqno long, kind int, forwarded_at_ms long, key binary, value binary, headers {HEADERS_TYPE}, "
-    "link_session long, link_epoch long, link_seqno long, link_origin_seqno long, at long, input int, "
+    f"{', '.join(f'{name} long' for name in LINK_COLUMNS)}, at long, input int, "
     f"record struct<{RECORD_SCHEMA}>"
 )
 _COLUMNS = [field.split()[0] for field in _SCHEMA[: _SCHEMA.index(", record")].split(", ")]
@@ -66,14 +68,11 @@ def forward_rows(
     rules = _rules(site, relayed=relayed, agreed=agreed, lean=lean)
     read = kafka_rows.select(rows_of_forward(_SCHEMA, rules).alias("read"))
     wanted = read.where(F.col("read").isNotNull()) if agreed else read
-    left_out = ({"at", "input"} if not agreed else set()) | (set() if relayed else set(_OF_LINKS))
+    left_out = ({"at", "input"} if not agreed else set()) | (set() if relayed else set(LINK_COLUMNS))
     # Spark's writer for a stateful Python function takes time with lists that grows with the square of their number.
     known = {"headers": F.to_json("read.headers").alias("packed_headers")}
     columns = [known.get(name, F.col(f"read.{name}")) for name in _COLUMNS if name not in left_out]
     return wanted.select(*columns, *(["read.record"] if lean else []))
-
-
-_OF_LINKS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
 
 
 def _rules(site: str, *, relayed: bool, agreed: bool, lean: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from py4j.java_gateway import JavaClass, JavaObject
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.classic.column import Column as ClassicColumn
@@ -24,7 +25,7 @@ def set_aside(
     Neighbours that have a sender, and offsets without a gap, are in one block: only the first one's row goes on. The
     numbers of a record are its incarnation, its local seqno, and when it was forwarded.
     """
-    aside = _column("RecordsAside", "aside", *place, offset, record, sender, *numbers, schema)
+    aside = _column(_own("RecordsAside"), "aside", *place, offset, record, sender, *numbers, schema)
     return F.coalesce(aside, F.lit(True))  # a number that is null: then there is nothing to bring back
 
 
@@ -35,7 +36,7 @@ def block_of(place: Place, offset: Column, *, with_records: bool = False) -> Col
     stands the character U+0080. `with_records`: it has all of the records, too, as `records`, and they are not aside
     any more: of each its offset and its size, as integers of 8 bytes, and behind these the records.
     """
-    return _column("RecordsAside", "blockWithRecords" if with_records else "block", *place, offset)
+    return _column(_own("RecordsAside"), "blockWithRecords" if with_records else "block", *place, offset)
 
 
 def rows_of_runs(run: Column, version: str, header: str) -> Column:
@@ -44,7 +45,7 @@ def rows_of_runs(run: Column, version: str, header: str) -> Column:
     `run`: a struct as `conf/RowsOfRuns.scala` has it. The records of one that is aside are brought back, each by its
     name and once; an exception where there is none.
     """
-    return _column("RowsOfRuns", "of", run, version, header)
+    return _column(_own("RowsOfRuns"), "of", run, version, header)
 
 
 def rows_of_forward(schema: str, rules: str) -> Column:
@@ -52,7 +53,7 @@ def rows_of_forward(schema: str, rules: str) -> Column:
 
     `rules`: JSON, as `connectors.spark.forward_rows` writes it and `conf/Forward.scala` reads it.
     """
-    return _column("Forward", "read", *_read(), schema, rules)
+    return _rows_by(_own("ForwardReader")(schema, rules))
 
 
 def rows_carried(rules: str) -> Column:
@@ -60,25 +61,28 @@ def rows_carried(rules: str) -> Column:
 
     `rules`: JSON, as `connectors.relay.columns` writes it and `conf/Carried.scala` reads it.
     """
-    return _column("Carried", "read", *_read(), rules)
+    return _rows_by(_own("CarriedReader")(rules))
 
 
 def words_of(line: Column) -> Column:
     """The words of a line (bytes) as an array of text, as by `F.split` at a blank."""
-    return _column("Words", "apart", line)
+    return _column(_own("Words"), "apart", line)
 
 
-def _read() -> list[Column]:
-    """What is of interest of Spark's Kafka source."""
-    return [F.col(name) for name in ("topic", "partition", "offset", "timestamp", "key", "value", "headers")]
+def _rows_by(reader: JavaObject) -> Column:
+    """What the reader (`conf/RecordReader.scala`) makes of rows of Spark's Kafka source."""
+    read = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+    return _column(reader, "read", *map(F.col, read))
 
 
-def _column(owner: str, function: str, *arguments: Column | str) -> Column:
-    java = jvm()
-    expressions = java.org.apache.spark.sql.classic.ExpressionUtils
+def _own(name: str) -> JavaClass:
+    return getattr(jvm().abcast, name)
+
+
+def _column(owner: JavaClass | JavaObject, function: str, *arguments: Column | str) -> Column:
+    expressions = jvm().org.apache.spark.sql.classic.ExpressionUtils
     given = [
         each if isinstance(each, str) else expressions.expression(each._jc)  # noqa: SLF001 - there is no public way
         for each in arguments
     ]
-    called = getattr(getattr(java.abcast, owner), function)(*given)
-    return ClassicColumn(expressions.column(called))
+    return ClassicColumn(expressions.column(getattr(owner, function)(*given)))

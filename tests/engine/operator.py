@@ -26,7 +26,7 @@ from connectors.engine.writing import Writer
 from connectors.kafka.codec import FORWARD_KINDS, HEADER, VERSION, decode_forward
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.inputs import Input, original
-from connectors.kafka.transport import Record
+from connectors.kafka.transport import PlainRecord, Record
 from connectors.sequencer.agreeing_query import (
     FROM_TIME,
     REPORT,
@@ -119,7 +119,7 @@ class OperatorLoop:
         """One batch."""
         polled, now_ms = self._intake.poll(), int(time.time() * 1000)
         for name in self._states:
-            rows = [_row(FROM_TIME, "", 0, 0, now_ms, None, None, (), 0)]
+            rows = [_row(FROM_TIME, PlainRecord("", 0, 0, now_ms, None, None, []), 0)]
             for place, records in polled.items():
                 if self._read[place][0] == name:
                     rows += _in_blocks(self._rows(place, records))
@@ -151,17 +151,7 @@ class OperatorLoop:
             }
             if at_home is not None and is_read[kind]:
                 make = _plain_row if kind == FROM_FORWARD and _is_plain(at_home) else _row
-                yield make(
-                    kind,
-                    at_home.topic,
-                    at_home.partition,
-                    at_home.offset,
-                    at_home.timestamp,
-                    at_home.key,
-                    at_home.value,
-                    at_home.headers,
-                    raw.offset + 1,
-                )
+                yield make(kind, at_home, raw.offset + 1)
 
     def _outputs(self, group: str, runs: pd.DataFrame) -> Iterator[Output]:
         for run in runs.to_dict("records"):
@@ -202,31 +192,21 @@ class OperatorLoop:
         self._intake.close()
 
 
-def _row(
-    kind: int,
-    topic: str,
-    partition: int,
-    offset: int,
-    at_ms: int,
-    key: bytes | None,
-    value: bytes | None,
-    headers: Sequence[tuple[str, bytes]],
-    at: int,
-) -> dict[str, Any]:
+def _row(kind: int, record: Record, at: int) -> dict[str, Any]:
     return {
         "input": kind,
-        "topic": topic,
-        "partition": partition,
-        "offset": offset,
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
         "plain": False,
         "sender": None,
         "incarnation": 0,
         "local_seqno": 0,
         "kind": 0,
-        "forwarded_at_ms": at_ms,
-        "key": key,
-        "value": value,
-        "packed_headers": packed(headers),
+        "forwarded_at_ms": record.timestamp,
+        "key": record.key,
+        "value": record.value,
+        "packed_headers": packed(record.headers),
         "at": at,
         "block": None,
         "records": None,
@@ -245,30 +225,23 @@ def _is_plain(record: Record) -> bool:
     return isinstance(read, Forward) and read.kind == MESSAGE and read.local_seqno % PLAIN_BUT != 0
 
 
-def _plain_row(
-    kind: int,
-    topic: str,
-    partition: int,
-    offset: int,
-    at_ms: int,
-    key: bytes | None,
-    value: bytes | None,
-    headers: Sequence[tuple[str, bytes]],
-    at: int,
-) -> dict[str, Any]:
+def _plain_row(kind: int, record: Record, at: int) -> dict[str, Any]:
     """A block of one."""
-    incarnation, local_seqno = map(int, headers[0][1].split()[2:4])
-    record = pickle.dumps((key, value, list(headers), incarnation, local_seqno, at_ms))
+    incarnation, local_seqno = map(int, record.headers[0][1].split()[2:4])
+    whole = (record.key, record.value, list(record.headers), incarnation, local_seqno, record.timestamp)
+    pickled = pickle.dumps(whole)
     return {
-        **_row(kind, topic, partition, offset, at_ms, None, None, (), at),
+        **_row(kind, record, at),
         "plain": True,
-        "sender": (key or b"").decode(),
+        "sender": (record.key or b"").decode(),
         "incarnation": incarnation,
         "local_seqno": local_seqno,
         "kind": FORWARD_KINDS.index(MESSAGE),
+        "key": None,
+        "value": None,
         "packed_headers": None,
-        "block": struct.pack("<qqqq", 0, incarnation, local_seqno, at_ms),
-        "records": struct.pack("<qq", offset, len(record)) + record,
+        "block": struct.pack("<qqqq", 0, incarnation, local_seqno, record.timestamp),
+        "records": struct.pack("<qq", record.offset, len(pickled)) + pickled,
     }
 
 

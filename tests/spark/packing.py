@@ -1,4 +1,4 @@
-"""Headers as `connectors.spark.codec.pack_headers` has them, without the JVM."""
+"""Headers as `connectors.spark.forward_rows` packs them, without the JVM."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from connectors.kafka import codec
 from connectors.kafka.sites import Direction
 from connectors.relay.columns import relay_forward, relay_mesh_data
 from connectors.sequencer.query import unpack_headers
-from connectors.spark.forward_rows import forward_rows
+from connectors.spark.forward_rows import LINK_COLUMNS, forward_rows
 from ordering.links import LinkRow
 from ordering.records import (
     FLUSH_OK,
@@ -49,7 +49,6 @@ from tests.spark.static import decide
 pytestmark = pytest.mark.spark
 
 SITE = "nyc"
-LINK_COLUMNS = ("link_session", "link_epoch", "link_seqno", "link_origin_seqno")
 NO_LINK = (-1, 0, 0, 0)
 FAR_MS = MAX_NUMBER // INCARNATIONS_A_MS
 """At this time every number can be an incarnation."""
