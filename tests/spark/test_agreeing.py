@@ -36,7 +36,7 @@ from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG, fo
 from ordering.isis_group import after_takeover
 from ordering.isis_site import first_state
 from ordering.names import Topic
-from ordering.records import ENTRY, EPOCH, MESSAGE, Data, Exclusion
+from ordering.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, Data, Exclusion
 from ordering.sequencer import SequencerState
 from tests.forward_corpus import CORPUS, TOPIC, RawHeaders
 from tests.spark.kafka_rows import TIMESTAMP_MS, Row, SinkRow, sink_frame, source_frame
@@ -48,6 +48,8 @@ GROUP, SITE = "orders", "nyc"
 """Those of the corpus."""
 ALONE = Neighbours(SITE, (SITE,))
 TOO_LATE = "9" * 17
+LARGE = b"large " * 20_000
+"""More than `conf/RecordsAside.scala` copies into its pages."""
 
 
 def own(offset: int, key: bytes | None, value: bytes | None, headers: RawHeaders, site: str = SITE) -> Row:
@@ -99,6 +101,8 @@ def test_a_batch(spark: SparkSession, chunk_rows: int) -> None:
         (b"nyc/alice", b"one", codec.forward_headers(1, 1)),
         (b"nyc/alice", b"", codec.forward_headers(1, 2, kind="join")),
         (b"nyc/bob", b"two", codec.forward_headers(1, 1, (("trace", b"\xff"),))),
+        (b"nyc/bob", LARGE, codec.forward_headers(1, 2)),
+        (b"nyc/bob", b"behind it", codec.forward_headers(1, 3)),
         (b"nyc/alice", b"again", codec.forward_headers(1, 1)),
         (b"sfo/mallory", b"of another site", codec.forward_headers(1, 1)),
     ]
@@ -191,6 +195,20 @@ def test_a_relay_that_begins_again(spark: SparkSession, tmp_path: Path) -> None:
     packed = held.packed(40, 51)
     assert np.frombuffer(packed, "<i8", 2 * 11)[::2].tolist() == list(range(40, 51))
     assert [packed.count(b"%d" % offset + b"\0") for offset in range(40, 51)] == [2] * 11  # in value and header
+
+
+def test_a_block_ends_before_it_is_too_large(spark: SparkSession) -> None:
+    """Python gets large messages in several pieces, each record in one of them and whole."""
+    values = [bytes([offset]) * MAX_PAYLOAD_BYTES for offset in range(18)]
+    rows = [own(at, b"nyc/bob", value, codec.forward_headers(1, at + 1)) for at, value in enumerate(values)]
+    placed = forward_rows(source_frame(spark, rows), SITE, agreed=True, lean=True).coalesce(1)
+    blocks: Any = in_blocks(placed, ["group", "input", "topic", "partition", "at"], with_records=True).toPandas()
+    assert blocks["offset"].tolist() == [0, 16]
+    held = Held()
+    for block in zip(blocks["offset"], [16, 18], blocks["records"], strict=True):
+        held.add(Records(*block))
+    packed = held.packed(0, 18)
+    assert [packed.count(value) for value in values] == [1] * 18
 
 
 def test_what_is_read_of_logs(spark: SparkSession) -> None:
