@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ordering.hold_back import RunId
-from ordering.isis import Placed, Proposed
 from ordering.isis_formation import Life, View
 from ordering.isis_messages import NextView, Report
+from ordering.isis_state import Placed, Proposed
 
 
 def is_quorum(who: Iterable[int], size: int, excluded: Iterable[int] = ()) -> bool:

@@ -27,11 +27,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ordering.errors import HistoryUnavailable, ProtocolViolation
-from ordering.isis import Tick
 from ordering.isis_codec import decode, encode
 from ordering.isis_log import Entry, Ordered, judge, ranges_of
 from ordering.isis_messages import Exclude
-from ordering.isis_site import Arrived, Heard, Mark, Sequenced, Site, SiteState
+from ordering.isis_site import Sequenced, Site
+from ordering.isis_site_state import Arrived, Heard, Mark, SiteState
+from ordering.isis_state import Tick
 from ordering.records import ENTRY, EPOCH, Data, Exclusion
 from ordering.sequencer import SequencerState, begin_batch
 

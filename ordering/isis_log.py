@@ -22,21 +22,10 @@ from typing import NamedTuple, cast
 
 from ordering.errors import ProtocolViolation
 from ordering.hold_back import Run
-from ordering.isis import Finals, Known, Propose, Send
 from ordering.isis_codec import decode, encode
 from ordering.isis_formation import Life, View
-from ordering.isis_messages import (
-    Accept,
-    Accepted,
-    Beat,
-    Decided,
-    Hears,
-    Join,
-    Message,
-    Prepare,
-    Promise,
-    Refuse,
-)
+from ordering.isis_messages import Accept, Accepted, Beat, Decided, Hears, Join, Message, Prepare, Promise, Refuse
+from ordering.isis_state import Finals, Known, Propose, Send
 from ordering.reader import Reader, Verdict
 from ordering.records import ENTRY, EPOCH, MESSAGE, Data
 

@@ -1,6 +1,6 @@
 """What ISIS processes say to each other about views, what reaches a process, and what comes out of it. Plain values.
 
-The messages of the agreement inside a view are `ordering.isis`'s. How they look on a wire is the connectors' business.
+Those of the agreement inside a view are in `ordering.isis_state`. How they look on a wire is the connectors' business.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ordering.hold_back import Run
-from ordering.isis import Finals, Known, Placed, Propose, Proposed, Refused, Send, Submit, Tick
 from ordering.isis_formation import Hello, Life, View
+from ordering.isis_state import Finals, Known, Placed, Propose, Proposed, Refused, Send, Submit, Tick
 
 
 class Ballot(NamedTuple):

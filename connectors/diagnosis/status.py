@@ -20,7 +20,7 @@ from connectors.kafka.ranges import read_range, windows_back
 from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import find_topics
 from connectors.kafka.transport.seam import Consumer
-from ordering.isis_site import SiteState
+from ordering.isis_site_state import SiteState
 from ordering.names import BY_RELAYS, Topic
 from ordering.records import Forward, Malformed, Partition, Source
 from ordering.sequencer import SequencerState, missing_before, step

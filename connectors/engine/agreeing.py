@@ -20,7 +20,8 @@ from connectors.kafka.transport import Record
 from ordering.errors import ProtocolViolation
 from ordering.isis_group import after_takeover
 from ordering.isis_log import Ordered, Range, ranges_of
-from ordering.isis_site import Notice, Site, SiteState
+from ordering.isis_site import Site
+from ordering.isis_site_state import Notice, SiteState
 from ordering.pipeline import Pipeline
 from ordering.records import STRAY, WITHOUT_SEQNO, Exclusion, Partition
 from ordering.sequencer import SequencerState

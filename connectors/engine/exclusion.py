@@ -17,7 +17,7 @@ from connectors.kafka.sending import append
 from ordering.errors import UsageError
 from ordering.isis_flush import may_exclude
 from ordering.isis_formation import View
-from ordering.isis_site import SiteState
+from ordering.isis_site_state import SiteState
 from ordering.records import Exclusion
 
 _LOOK_S = 0.5

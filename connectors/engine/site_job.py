@@ -38,7 +38,7 @@ from connectors.sequencer.agreement import ISIS, Agreement, known_state
 from connectors.sequencer.notices import told
 from connectors.sequencer.takeover import check_not_fenced
 from ordering.errors import AbcastError
-from ordering.isis_site import Notice
+from ordering.isis_site_state import Notice
 from ordering.names import Topic
 from ordering.records import Exclusion
 from ordering.sequencer import SequencerState

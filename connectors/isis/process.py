@@ -38,11 +38,12 @@ from connectors.isis.wire import (
 )
 from ordering.errors import EnvironmentProblem, UsageError
 from ordering.hold_back import Run
-from ordering.isis import Refused
 from ordering.isis_formation import Formation, Life
 from ordering.isis_history import Answer, Ask, Gone, History
 from ordering.isis_messages import Deliver, Installed, Missing, Outside, Stuck, To
-from ordering.isis_views import SUSPECT_AFTER_MS, Process, fresh
+from ordering.isis_process import SUSPECT_AFTER_MS, fresh
+from ordering.isis_state import Refused
+from ordering.isis_views import Process
 from ordering.records import MAX_NUMBER
 
 TICK_S = 0.01

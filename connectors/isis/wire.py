@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from ordering.errors import ProtocolViolation
 from ordering.hold_back import Key, Run
-from ordering.isis import Finals, Known, Propose, Send
 from ordering.isis_codec import decode, encode
 from ordering.isis_formation import Hello
 from ordering.isis_history import Answer, Ask
 from ordering.isis_messages import Accept, Accepted, Beat, Decided, Hears, Join, Message, Prepare, Promise, Refuse
+from ordering.isis_state import Finals, Known, Propose, Send
 from ordering.records import MAX_NUMBER
 
 MAX_DATAGRAM_BYTES = 60_000

@@ -10,7 +10,7 @@ from connectors.kafka.epochs import Claim
 from connectors.kafka.ranges import windows_back
 from ordering.errors import HistoryUnavailable
 from ordering.isis_log import Entry, LogRow, judge
-from ordering.isis_site import SiteState, state_of
+from ordering.isis_site_state import SiteState, state_of
 from ordering.records import ENTRY, EPOCH, MAX_NUMBER, Data
 
 _FIRST_WINDOW = 512

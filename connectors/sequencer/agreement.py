@@ -16,7 +16,7 @@ from connectors.kafka.inputs import Neighbours
 from connectors.kafka.sites import SUSPECT_AFTER_MS, Sites
 from ordering.errors import UsageError
 from ordering.isis_formation import Life, first_view
-from ordering.isis_site import SiteState, first_state
+from ordering.isis_site_state import SiteState, first_state
 from ordering.sequencer import SequencerState
 
 RESEND_AFTER_MS = 2_000

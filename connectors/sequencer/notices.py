@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ordering.isis_messages import Installed, NotExcluded, Outside
-from ordering.isis_site import Notice, OtherLog
+from ordering.isis_site_state import Notice, OtherLog
 
 
 def told(notice: Notice) -> tuple[int, str]:

@@ -36,8 +36,8 @@ from connectors.kafka.ranges import read_range
 from connectors.kafka.sites import Mode, Trigger
 from connectors.kafka.topics import create_topics
 from jobs.engine import Engine
-from ordering.isis import Finals, Send
 from ordering.isis_log import Entry, read_letter
+from ordering.isis_state import Finals, Send
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
 from ordering.records import ENTRY, MESSAGE, MessageId

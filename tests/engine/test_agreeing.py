@@ -40,8 +40,8 @@ from ordering import sequencer
 from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation, UsageError
 from ordering.forgetting import SenderRow
 from ordering.isis_log import Ordered, Range, run_of
-from ordering.isis_site import Mark, Place, SiteState, first_state
-from ordering.isis_site import last_state as told
+from ordering.isis_site_state import Mark, Place, SiteState, first_state
+from ordering.isis_site_state import last_state as told
 from ordering.names import Role, Topic
 from ordering.reader import Reader, Verdict
 from ordering.records import ENTRY, EPOCH, FORGET, JOIN, MESSAGE, Data

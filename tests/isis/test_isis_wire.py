@@ -16,7 +16,6 @@ from connectors.isis.process import BegunAgain, IsisProcess
 from connectors.isis.wire import MAX_DATAGRAM_BYTES, MAX_PAYLOAD_BYTES, Malformed, Packet, encode_message, pack, unpack
 from ordering.errors import EnvironmentProblem, UsageError
 from ordering.hold_back import Key, Run, RunId
-from ordering.isis import Finals, Known, Placed, Propose, Send
 from ordering.isis_formation import Hello, Life, View
 from ordering.isis_history import Answer, Ask
 from ordering.isis_messages import (
@@ -36,6 +35,7 @@ from ordering.isis_messages import (
     Report,
     Vote,
 )
+from ordering.isis_state import Finals, Known, Placed, Propose, Send
 from tests.isis.processes import free_ports
 
 GROUP = b"8 bytes."

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ordering.hold_back import Key, Run, RunId
-from ordering.isis import (
-    MAX_BACKLOG_RUNS,
-    Agreement,
+from ordering.isis import MAX_BACKLOG_RUNS, Agreement, step
+from ordering.isis_codec import decode, encode
+from ordering.isis_state import (
     AgreementState,
     Cast,
     Deliver,
@@ -31,9 +31,7 @@ from ordering.isis import (
     Tell,
     Tick,
     begin,
-    step,
 )
-from ordering.isis_codec import decode, encode
 
 
 class View:

@@ -9,7 +9,6 @@ import pytest
 
 from ordering.errors import ProtocolViolation
 from ordering.hold_back import Run
-from ordering.isis import Finals, Known, Propose, Send
 from ordering.isis_formation import Formation, Hello, Life, View, first_view
 from ordering.isis_history import Answer, Ask, History
 from ordering.isis_messages import (
@@ -26,7 +25,9 @@ from ordering.isis_messages import (
     Promise,
     Refuse,
 )
-from ordering.isis_views import Process, fresh, member
+from ordering.isis_process import fresh, member
+from ordering.isis_state import Finals, Known, Propose, Send
+from ordering.isis_views import Process
 
 NAMES = ("a", "b", "c")
 LIVES = [Life(name, 5) for name in NAMES]

@@ -8,7 +8,6 @@ from itertools import pairwise
 import pytest
 
 from ordering.errors import Disagreement, ProtocolViolation
-from ordering.isis import Propose, Tick
 from ordering.isis_formation import Life
 from ordering.isis_log import Entry, Letter, LogRow, Ordered, Range, ranges_of, read_letter, run_of, write_letter
 from ordering.isis_messages import Exclude, Stuck
@@ -18,16 +17,11 @@ from ordering.isis_site import (
     SNAPSHOT_EVERY_ENTRIES,
     SNAPSHOT_EVERY_RUNS,
     UNPACED_RUNS,
-    Arrived,
-    Heard,
-    Notice,
-    OtherLog,
     Sequenced,
     Site,
-    SiteState,
-    first_state,
-    last_state,
 )
+from ordering.isis_site_state import Arrived, Heard, Notice, OtherLog, SiteState, first_state, last_state
+from ordering.isis_state import Propose, Tick
 from ordering.records import (
     FLUSH_OK,
     HEARTBEAT,

@@ -9,7 +9,8 @@ import pytest
 
 from ordering.isis_formation import Life, first_view
 from ordering.isis_messages import Accept, Decided, Message, Prepare, Promise, To
-from ordering.isis_views import Process, member
+from ordering.isis_process import member
+from ordering.isis_views import Process
 
 SUSPECT_AFTER_MS = 1_500
 BATCH = 64

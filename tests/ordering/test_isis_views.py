@@ -8,7 +8,6 @@ import pytest
 
 from ordering.errors import ProtocolViolation
 from ordering.hold_back import Key, Run, RunId
-from ordering.isis import Finals, Placed, Propose, Proposed, Send, Submit, Tick
 from ordering.isis_flush import is_quorum, next_view, settle
 from ordering.isis_formation import Formation, Hello, Life, View, first_view
 from ordering.isis_messages import (
@@ -29,7 +28,9 @@ from ordering.isis_messages import (
     Stuck,
     To,
 )
-from ordering.isis_views import Process, ProcessState, member, step
+from ordering.isis_process import ProcessState, member
+from ordering.isis_state import Finals, Placed, Propose, Proposed, Send, Submit, Tick
+from ordering.isis_views import Process, step
 from tests.simulator.isis import World
 
 SUSPECT_AFTER_MS = 200

@@ -23,7 +23,7 @@ from connectors.testing.memory_kafka import MemoryConnection
 from jobs.streaming import working
 from ordering.errors import TopicMissing, UsageError
 from ordering.isis_group import Group
-from ordering.isis_site import SiteState
+from ordering.isis_site_state import SiteState
 from ordering.names import Topic
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState
 from tests.spark.reports import query_with

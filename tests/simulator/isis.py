@@ -15,11 +15,12 @@ from typing import NamedTuple
 from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
 from ordering.errors import ProtocolViolation
 from ordering.hold_back import Run
-from ordering.isis import Finals, Submit, Tick
 from ordering.isis_formation import Formation, Life, View, first_view
 from ordering.isis_history import Answer, Ask, Gone, History
 from ordering.isis_messages import Deliver, Exclude, From, Installed, Message, Missing, Output, Stuck, To
-from ordering.isis_views import Process, ProcessState, fresh, member
+from ordering.isis_process import ProcessState, fresh, member
+from ordering.isis_state import Finals, Submit, Tick
+from ordering.isis_views import Process
 from ordering.records import MessageId
 from tests.simulator.isis_mutations import NONE, Mutation
 

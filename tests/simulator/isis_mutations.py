@@ -12,11 +12,12 @@ from unittest.mock import patch
 
 from ordering.checker import DIVERGENT, DUPLICATE, GAP, VIEW_VIOLATION
 from ordering.hold_back import Held, HoldBackQueue, Insertion, Key, Run, RunId
-from ordering.isis import NO_KEY, Agreement, Placed
+from ordering.isis import NO_KEY, Agreement
 from ordering.isis_flush import next_view
 from ordering.isis_formation import Life, View
 from ordering.isis_history import History
 from ordering.isis_messages import NextView, Promise, Report
+from ordering.isis_state import Placed
 from ordering.isis_views import Process
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ordering.hold_back import Run
-from ordering.isis import Finals, Known, Placed, Propose, Send, Submit, Tick
 from ordering.isis_formation import Life, View, first_view
 from ordering.isis_messages import (
     Accept,
@@ -36,7 +35,9 @@ from ordering.isis_messages import (
     Stuck,
     To,
 )
-from ordering.isis_views import Process, member
+from ordering.isis_process import member
+from ordering.isis_state import Finals, Known, Placed, Propose, Send, Submit, Tick
+from ordering.isis_views import Process
 
 
 class OnItsWay(NamedTuple):

@@ -12,8 +12,9 @@ from ordering.checker import DIVERGENT, VIEW_VIOLATION
 from ordering.isis_group import Group, after_takeover
 from ordering.isis_log import Entry, LogRow, Ordered, absent_from
 from ordering.isis_log import read_on as true_read_on
-from ordering.isis_site import Site, SiteState
-from ordering.isis_site import last_state as true_last_state
+from ordering.isis_site import Site
+from ordering.isis_site_state import SiteState
+from ordering.isis_site_state import last_state as true_last_state
 from ordering.membership import Membership
 from ordering.records import EPOCH, Data, Forward, Malformed
 from ordering.sequencer import SequencerState, absorb

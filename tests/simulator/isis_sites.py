@@ -17,7 +17,8 @@ from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
 from ordering.errors import Disagreement, ProtocolViolation
 from ordering.isis_group import Group, GroupState, after_takeover, going_on
 from ordering.isis_log import Entry, Ordered, ranges_of
-from ordering.isis_site import Site, SiteState, first_state, last_state
+from ordering.isis_site import Site
+from ordering.isis_site_state import SiteState, first_state, last_state
 from ordering.membership import Settings
 from ordering.reader import Reader, Verdict
 from ordering.records import (

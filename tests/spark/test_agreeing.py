@@ -34,7 +34,7 @@ from connectors.sequencer.query import encode_decided, in_blocks
 from connectors.sequencer.shelf import Shelf
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG, forward_rows
 from ordering.isis_group import after_takeover
-from ordering.isis_site import first_state
+from ordering.isis_site_state import first_state
 from ordering.names import Topic
 from ordering.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, Data, Exclusion
 from ordering.sequencer import SequencerState

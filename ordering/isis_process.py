@@ -1,0 +1,111 @@
+"""What an ISIS process knows through all views (`ordering.isis_views`), and how it begins. Plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ordering.errors import ProtocolViolation
+from ordering.hold_back import Run
+from ordering.isis_codec import decode, encode
+from ordering.isis_formation import Life, View
+from ordering.isis_messages import NO_BALLOT, Ballot, NextView, Promise, Vote
+from ordering.isis_state import RESEND_AFTER_MS, AgreementState, Placed, begin
+
+SUSPECT_AFTER_MS = 2_000
+"""How long a member may be silent until it is suspected."""
+
+FORMAT = 1
+"""Of stored states."""
+
+
+class Attempt(NamedTuple):
+    """A ballot of the process's own."""
+
+    ballot: Ballot
+    since_ms: int
+    asked_at_ms: int
+    promises: tuple[tuple[int, Promise], ...]
+    value: NextView | None = None
+    accepted_by: tuple[int, ...] = ()
+    is_stuck: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """All that a process knows. `agreement` is None while it is in no view; `backlog` has its own runs then, those
+    above number `own_row`.
+
+    `settled` is how the view before it ended, `promised` and `vote` are about the next one, `attempt` the ballot of its
+    own. `heard` is when each member was heard last, `joiners` when each life last asked to join, `hears` when each
+    member last said which of these it hears, `told` when each was last told the view, `excluded` what the operator has
+    decided. `patience_ms` is when to open a ballot, 0 without a reason.
+    """
+
+    me: Life
+    view: View
+    suspect_after_ms: int = SUSPECT_AFTER_MS
+    settled: tuple[Placed, ...] = ()
+    agreement: AgreementState | None = None
+    promised: Ballot = NO_BALLOT
+    vote: Vote | None = None
+    attempt: Attempt | None = None
+    highest_round: int = 0
+    delivered: int = 0
+    own_row: int = 0
+    backlog: tuple[Run, ...] = ()
+    heard: tuple[tuple[Life, int], ...] = ()
+    joiners: tuple[tuple[Life, int], ...] = ()
+    told: tuple[tuple[Life, int], ...] = ()
+    excluded: tuple[Life, ...] = ()
+    now_ms: int = 0
+    beat_at_ms: int = 0
+    patience_ms: int = 0
+    ignored: int = 0
+    resend_after_ms: int = RESEND_AFTER_MS
+    hears: tuple[tuple[Life, int, tuple[Life, ...]], ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """The state as JSON, equal states as equal bytes."""
+        return encode((FORMAT,))[:-1] + b"," + encode(self) + b"]"
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> ProcessState:
+        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        start = encode((FORMAT,))[:-1] + b","
+        if not (raw.startswith(start) and raw.endswith(b"]")):
+            raise ProtocolViolation("not a state of an ISIS process that this version can read.")
+        return decode(cls, raw[len(start) : -1])
+
+
+def member(
+    me: Life,
+    view: View,
+    *,
+    now_ms: int = 0,
+    suspect_after_ms: int = SUSPECT_AFTER_MS,
+    resend_after_ms: int = RESEND_AFTER_MS,
+) -> ProcessState:
+    """A process that begins in a view it was given: a site, whose file says who is in the first one."""
+    rows, place = [0] * len(view.members), view.members.index(me)
+    return ProcessState(
+        me=me,
+        view=view,
+        suspect_after_ms=suspect_after_ms,
+        agreement=begin(view.id, place, rows, delivered=view.base, now_ms=now_ms, resend_after_ms=resend_after_ms),
+        delivered=view.base,
+        heard=tuple((life, now_ms) for life in view.members),
+        now_ms=now_ms,
+        resend_after_ms=resend_after_ms,
+    )
+
+
+def awake(state: ProcessState, now_ms: int) -> ProcessState:
+    """A process that goes on after some time. It suspects no process for what it was not there to hear."""
+    now_ms = max(state.now_ms, now_ms)
+    return replace(state, now_ms=now_ms, heard=tuple((life, now_ms) for life, _ in state.heard))
+
+
+def fresh(me: Life, *, now_ms: int = 0, suspect_after_ms: int = SUSPECT_AFTER_MS) -> ProcessState:
+    """A process that remembers nothing (`ordering.isis_formation`)."""
+    return ProcessState(me, View(0, 0, ()), suspect_after_ms, now_ms=now_ms)
