@@ -56,7 +56,7 @@ class Plan:
     """Casts a second of all those members together."""
     member_rounds: int = 3
     agreeing_records: int = 100_000
-    """At each of three sites. Of 30,000, the first and the last batches of a site on Spark were half of the time."""
+    """At each of three sites. Fewer are but a few batches of a site on Spark."""
     agreeing_warm_up_s: float = 120.0
     """With Spark."""
     agreeing_engines: tuple[str, ...] = ENGINES
