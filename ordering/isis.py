@@ -89,9 +89,8 @@ from ordering.isis_state import (
 MAX_BACKLOG_RUNS = 65_536
 """Runs of a process that may wait for its window; one more is refused."""
 
-
 MAX_PATIENCE = 16
-"""So many times as long at most."""
+"""A question that has no answer waits `resend_after_ms`, then twice as long each time: so many times that at most."""
 
 RESENT_RUNS = 128
 """Most runs, and most final numbers, that are sent again to one process at a time."""

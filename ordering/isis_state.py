@@ -152,10 +152,10 @@ class AgreementState:
     """All that a process knows in one view. `finals[q][s]`: the run of s up to which q knows the final numbers.
 
     `accepted` is the last run of each sender that the process has proposed for, `ordered` the last one that it has
-    delivered (or that was ordered before the view), `proposals` what it proposed for those
-    that some process has not delivered, `recent` the deliveries that some process has not made, `delivered_by` the last
-    seqno that each is known to have delivered. `own` are the process's runs that are not delivered everywhere,
-    `backlog` those that it has not sent yet. `told` is the seqno up to which the others were told of its deliveries.
+    delivered (or that was ordered before the view), `proposals` what it proposed for those that some process has not
+    delivered, `recent` the deliveries that some process has not made, `delivered_by` the last seqno that each is known
+    to have delivered. `own` are the process's runs that are not delivered everywhere, `backlog` those that it has not
+    sent yet. `told` is the seqno up to which the others were told of its deliveries.
     """
 
     view: int

@@ -121,7 +121,7 @@ def is_deciding(at: subprocess.Popen[bytes]) -> bool:
 
 
 def await_deciding(at: subprocess.Popen[bytes]) -> None:
-    """Return when that is so."""
+    """Wait until it has one."""
     eventually(lambda: is_deciding(at), 60, "an executor decides there", 0.2)
 
 
