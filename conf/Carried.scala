@@ -9,7 +9,7 @@ import scala.jdk.CollectionConverters._
 import com.fasterxml.jackson.databind.JsonNode
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow
-import org.apache.spark.sql.catalyst.util.ArrayData
+import org.apache.spark.sql.catalyst.util.{ArrayData, GenericArrayData}
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.unsafe.types.UTF8String
 
@@ -34,6 +34,11 @@ private[abcast] class CarriedRules(said: JsonNode) {
   val nothing: UTF8String = text("nothing")
   val ways: Seq[Way] = said.get("ways").elements.asScala.map(new Way(_)).toSeq
   private val mostPayloadBytes = said.get("most_payload_bytes").asInt
+  private val mostAddressBytes = said.get("most_address_bytes").asInt
+  private val mostLineBytes = said.get("most_line_bytes").asInt
+  private val depends = text("depends")
+  private lazy val tooLarge: InternalRow =
+    new GenericInternalRow(Array[Any](UTF8String.fromString("cut"), new Array[Byte](mostPayloadBytes + 1)))
 
   private val data = Pattern.compile(said.get("data").asText)
   private val address = Pattern.compile(said.get("address").asText)
@@ -61,9 +66,48 @@ private[abcast] class CarriedRules(said: JsonNode) {
   private def fits(pattern: Pattern, bytes: Array[Byte]): Boolean =
     pattern.matcher(new String(bytes, ISO_8859_1)).matches
 
-  /** Of a value that is larger than a payload may be, only so much that this is seen. */
-  def cut(value: Array[Byte]): Array[Byte] =
-    if (value == null || value.length <= mostPayloadBytes) value else Arrays.copyOf(value, mostPayloadBytes + 1)
+  /** Of a key, a value or headers that are larger than those of any good record, only so much that this is seen. */
+  def cut(raw: Raw): Raw =
+    new Raw(
+      raw.partition,
+      raw.offset,
+      raw.atMs,
+      cut(raw.key, mostAddressBytes),
+      cut(raw.value, mostPayloadBytes),
+      cut(raw.headers))
+
+  private def cut(bytes: Array[Byte], most: Int): Array[Byte] =
+    if (bytes == null || bytes.length <= most) bytes else Arrays.copyOf(bytes, most + 1)
+
+  private def cut(headers: ArrayData): ArrayData =
+    if (size(headers, _ => true) <= mostPayloadBytes) headers
+    else {
+      val given = Array.tabulate(headers.numElements())(headers.getStruct(_, 2))
+      val (own, others) = given.partition(isOwn)
+      val line = own.find(_.getUTF8String(0) == header).map(each =>
+        new GenericInternalRow(Array[Any](header, cut(each.getBinary(1), mostLineBytes))))
+      val isBad = own.length > 1 || size(headers, !isOwn(_)) > mostPayloadBytes
+      new GenericArrayData((line ++ (if (isBad) Seq(tooLarge) else others.toSeq)).toArray[Any])
+    }
+
+  /** As Python counts it. */
+  private def size(headers: ArrayData, counts: InternalRow => Boolean): Long = {
+    var (at, sum) = (if (headers == null) 0 else headers.numElements(), 0L)
+    while (at > 0) {
+      at -= 1
+      val each = headers.getStruct(at, 2)
+      if (counts(each)) {
+        val (name, value) = (each.getUTF8String(0), each.getBinary(1))
+        sum += math.max(1, (if (name == null) 0 else name.numBytes) + (if (value == null) 0 else value.length))
+      }
+    }
+    sum
+  }
+
+  private def isOwn(each: InternalRow): Boolean = {
+    val name = each.getUTF8String(0)
+    name != null && name.startsWith(header) && name != depends
+  }
 }
 
 /** How records are carried of the topics whose names end with `source`: to those that end with `target` instead. */
@@ -87,7 +131,9 @@ private[abcast] class CarriedTopic(rules: CarriedRules, val name: UTF8String) ex
   def row(raw: Raw): InternalRow =
     if (way == null) null
     else way.takes match {
-      case "all" => row(raw, raw.key, rules.cut(raw.value), marked(raw))
+      case "all" =>
+        val cut = rules.cut(raw)
+        row(cut, cut.key, cut.value, marked(cut))
       case "data" => if (rules.isData(raw)) row(raw, raw.key, raw.value, raw.headers) else null
       case "log" => if (rules.isOfLog(raw)) row(raw, raw.key, raw.value, marked(raw)) else null
     }

@@ -55,8 +55,8 @@ case class ForwardReader(columns: String, json: String) extends RecordReader {
     val incarnation = fields.from1(rules.incarnation, rules.mostDigits)
     val localSeqno = fields.from1(rules.localSeqno, rules.mostDigits)
     val link = rules.linkOf(topic, fields)
-    val isPlain = kind.nonEmpty && incarnation != null && localSeqno != null && Words.isAscii(sender) &&
-      topic.canHave(sender, fields, link) && (link != null || rules.isOfItsTime(incarnation, raw.atMs)) &&
+    val isPlain = kind.nonEmpty && incarnation != null && localSeqno != null && rules.mayBeASender(sender) &&
+      fields.line.length <= rules.mostHeadersBytes && topic.canHave(sender, fields, link) && (link != null || rules.isOfItsTime(incarnation, raw.atMs)) &&
       raw.value != null && raw.value.length <= rules.mostPayloadBytes && rules.areTheApplications(raw)
     if (isPlain) plain(topic, raw, next, sender, kind.get, incarnation, localSeqno, link) else odd(topic, raw, next)
   }
@@ -145,8 +145,10 @@ private[abcast] class ForwardRules(said: JsonNode) {
   val relay: String = said.get("relay").asText
 
   val mostPayloadBytes: Int = said.get("most_payload_bytes").asInt
-  private val mostHeadersBytes = said.get("most_headers_bytes").asInt
+  val mostHeadersBytes: Int = said.get("most_headers_bytes").asInt
+  private val mostSenderBytes = said.get("most_sender_bytes").asInt
   private val depends = text("depends")
+  private val replacement = text("replacement")
   private val clockAheadMs = said.get("clock_ahead_ms").asLong
   private val incarnationsAMs = said.get("incarnations_a_ms").asLong
   val latestMs: Long = said.get("latest_ms").asLong
@@ -156,15 +158,21 @@ private[abcast] class ForwardRules(said: JsonNode) {
   /** The headers behind the first one. */
   def applications(raw: Raw): Array[Any] = Array.tabulate[Any](raw.headerCount - 1)(at => raw.header(at + 1))
 
-  /** Whether they are so, and not too large. */
+  /** Whether they are so, have names, and are not too large. */
   def areTheApplications(raw: Raw): Boolean = {
     var size = raw.headerCount - 1
     (1 until raw.headerCount).forall { at =>
       val (name, value) = (raw.header(at).getUTF8String(0), raw.header(at).getBinary(1))
       size += (if (name == null) 0 else name.numBytes) + (if (value == null) 0 else value.length)
-      size <= mostHeadersBytes && (name == null || name == depends || !name.contains(header))
+      size <= mostHeadersBytes && (name == null || isTheApplications(name))
     }
   }
+
+  private def isTheApplications(name: UTF8String): Boolean =
+    name == depends || !(name.contains(header) || name.contains(replacement))
+
+  /** Whether it is no longer than one, and ASCII: whether it is one, the core asks. */
+  def mayBeASender(sender: UTF8String): Boolean = sender.numBytes <= mostSenderBytes && Words.isAscii(sender)
 
   def isOfItsTime(incarnation: Long, atMs: Long): Boolean =
     try incarnation <= Math.multiplyExact(Math.addExact(atMs, clockAheadMs), incarnationsAMs)

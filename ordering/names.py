@@ -15,6 +15,7 @@ from ordering.errors import UsageError
 MAX_GROUP_LENGTH = 128
 MAX_SITE_LENGTH = 32
 MAX_MEMBER_NAME_LENGTH = 128
+MAX_ADDRESS_LENGTH = MAX_SITE_LENGTH + len("/") + MAX_MEMBER_NAME_LENGTH
 DEFAULT_SITE = "local"
 RESERVED_PREFIX = "abcast."
 """Members' names that begin so are abcast's own, such as those under which ticks and settings are sent."""

@@ -177,6 +177,8 @@ CORPUS: tuple[Case, ...] = (
     Case("a header of the first version", ALICE, b"x", [*GOOD, ("abcast-seqno", b"7")], codec.RESERVED_HEADER),
     Case("a header of a dead letter", ALICE, b"x", [*GOOD, (codec.DEAD_LETTER_HEADER, b"")], codec.RESERVED_HEADER),
     Case("a header nobody knows", ALICE, b"x", [*GOOD, ("abcaster", b"red")], codec.RESERVED_HEADER),
+    Case("a name that is not UTF-8", ALICE, b"x", [*GOOD, ("\ufffd", b"1")], codec.WRONG_HEADER_NAME),
+    Case("not UTF-8 within", ALICE, b"x", [("a", b"1"), ("a\ufffdb", b"1"), *GOOD], codec.WRONG_HEADER_NAME),
     Case("largest headers", ALICE, b"x", [*GOOD, ("h", b"x" * (MAX_HEADERS_BYTES - 1))], None),
     Case("headers too large", ALICE, b"x", [*GOOD, ("h", b"x" * MAX_HEADERS_BYTES)], codec.HEADERS_TOO_LARGE),
     Case(

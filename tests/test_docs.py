@@ -164,6 +164,7 @@ def test_reasons() -> None:
     assert first_spans(reasons) == [
         codec.REPEATED_HEADER,
         codec.RESERVED_HEADER,
+        codec.WRONG_HEADER_NAME,
         codec.HEADERS_TOO_LARGE,
         codec.WRONG_VERSION,
         codec.WRONG_KIND,

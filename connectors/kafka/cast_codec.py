@@ -19,28 +19,30 @@ from connectors.kafka.codec import (
     REPEATED_HEADER,
     RESERVED_HEADER,
     VERSION,
+    WRONG_HEADER_NAME,
     WRONG_INCARNATION,
     WRONG_LOCAL_SEQNO,
     WRONG_SITE,
     WRONG_VERSION,
+    are_too_large,
     first_fields,
     given_headers,
+    has_wrong_name,
     highest_incarnation,
     parse_number,
-    size_of,
     split_headers,
     without_depends,
 )
 from ordering.casts import CAUSAL, FIFO, NO_VIEW, Cast
 from ordering.names import is_address
-from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES
+from ordering.records import MAX_PAYLOAD_BYTES
 
 CAST_FIELDS = (VERSION, "ORDER", "INCARNATION", "LOCAL_SEQNO", "VIEW", "AFTER", "CLOCK", "RELAYED_FROM")
 """In a cast topic. ORDER is `fifo` or `causal`. A fifo cast has neither AFTER nor CLOCK; outside of a view, no VIEW.
 RELAYED_FROM is there only where a relay brought the record; no receiver looks at it."""
 WRONG_ORDER = "ORDER in the header abcast is neither fifo nor causal"
 WRONG_VIEW = "VIEW in the header abcast is not a number from 1, which a causal cast has to say"
-WRONG_CLOCK = "AFTER or CLOCK in the header abcast of a causal cast is missing"
+WRONG_CLOCK = f"AFTER or CLOCK in the header abcast of a causal cast is missing, or CLOCK is over {MAX_PAYLOAD_BYTES} bytes"
 
 
 def cast_headers(cast: Cast) -> list[tuple[str, bytes]]:
@@ -71,7 +73,8 @@ def decode_cast(
     checks = (
         (sum(name == HEADER for name, _ in own) > 1, REPEATED_HEADER),
         (any(name != HEADER for name, _ in own), RESERVED_HEADER),
-        (size_of(application) > MAX_HEADERS_BYTES, HEADERS_TOO_LARGE),
+        (has_wrong_name(headers), WRONG_HEADER_NAME),
+        (are_too_large(application), HEADERS_TOO_LARGE),
         (version != VERSION.encode(), WRONG_VERSION),
         (order not in (FIFO.encode(), CAUSAL.encode()), WRONG_ORDER),
         (not is_address(sender), NO_SENDER),
@@ -80,7 +83,7 @@ def decode_cast(
         (local_seqno is None, WRONG_LOCAL_SEQNO),
         ((incarnation or 0) > highest_incarnation(timestamp_ms), FUTURE_INCARNATION),
         (view is None and (is_causal or raw_view not in (NOTHING.encode(), b"")), WRONG_VIEW),
-        (is_causal and (after is None or not clock.isascii()), WRONG_CLOCK),
+        (is_causal and (after is None or not clock.isascii() or len(clock) > MAX_PAYLOAD_BYTES), WRONG_CLOCK),
         (value is None, NO_PAYLOAD),
         (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),
     )

@@ -94,6 +94,7 @@ DECIDED_KINDS = (VIEW, START_FLUSH, FLUSH_COMPLETED, STOP_FLUSH, REMOTE_VIEW)
 # Reasons for a dead letter, in the order in which they are looked for.
 REPEATED_HEADER = "the header abcast is given twice"
 RESERVED_HEADER = "a header has a name that begins with abcast, which is reserved"
+WRONG_HEADER_NAME = "a header has a name that is not UTF-8"
 HEADERS_TOO_LARGE = f"the application's headers are over {MAX_HEADERS_BYTES} bytes"
 WRONG_VERSION = "the header abcast is missing, or does not begin with the version, 2"
 WRONG_KIND = "KIND in the header abcast is missing or unknown"
@@ -108,6 +109,10 @@ RESERVED_NAME = f"names that begin with {RESERVED_PREFIX} are reserved, and no p
 NO_PAYLOAD = "the payload is null"
 PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
 
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""What stands where the name of a header is not UTF-8. Kafka's clients put different numbers of it there, and librdkafka
+gives no header at all: so a name with one is no name, whoever reads it."""
 
 _REASON_BYTES, _HEADER_FRAME_BYTES = 4096, 10
 """Of a dead letter: its reason and what Kafka adds to a record, at most; and what Kafka adds to a header, at most."""
@@ -169,8 +174,10 @@ def check_application_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
     for key, value in checked:
         if not isinstance(key, str) or not isinstance(value, bytes):  # type: ignore[redundant-expr]  # users err
             raise UsageError(f"header {key!r}: a header is a (str, bytes) pair.")
-        if any("\ud800" <= character <= "\udfff" for character in key):
-            raise UsageError(f"header {key!r}: Kafka takes names in UTF-8, which has no surrogates.")
+        if any("\ud800" <= character <= "\udfff" or character == REPLACEMENT for character in key):
+            raise UsageError(
+                f"header {key!r}: Kafka takes names in UTF-8, which has no surrogates; and U+FFFD is what stands for them."
+            )
         if key.startswith(HEADER):
             raise UsageError(f"header {key!r}: names that start with {HEADER!r} are abcast's own; take another.")
     size = size_of(checked)
@@ -204,7 +211,8 @@ def decode_forward(
     checks = (
         (names.count(HEADER) > 1, REPEATED_HEADER),
         (names.count(HEADER) < len(names), RESERVED_HEADER),
-        (size_of(application) > MAX_HEADERS_BYTES or _bytes_of(application) > MAX_PAYLOAD_BYTES, HEADERS_TOO_LARGE),
+        (has_wrong_name(headers), WRONG_HEADER_NAME),
+        (are_too_large(application), HEADERS_TOO_LARGE),
         (version != _VERSION, WRONG_VERSION),
         (kind not in _FORWARD_KINDS, WRONG_KIND),
         (not sender or not sender.isascii(), NO_SENDER),
@@ -327,7 +335,7 @@ def encode_dead_letter(
     Kafka refuses what is too large by its compressed size. So a record may come that no topic takes as it is read. Of
     that one the reason is all that is written.
     """
-    size = len(key or b"") + len(value or b"") + _bytes_of(original) + _HEADER_FRAME_BYTES * len(original)
+    size = len(key or b"") + len(value or b"") + _size_of_all(original) + _HEADER_FRAME_BYTES * len(original)
     if size > MAX_RECORD_BYTES - _REASON_BYTES:
         return None, None, dead_letter_headers(letter, ())
     return key, value, dead_letter_headers(letter, original)
@@ -343,12 +351,22 @@ def decode_dead_letter(headers: Sequence[tuple[str, bytes]]) -> tuple[str, str, 
 
 def size_of(headers: Iterable[tuple[str, bytes]]) -> int:
     """Bytes of the names and values, at least one a header; Kafka allows a null value, and a name without letters."""
-    return sum(max(1, _bytes_of([header])) for header in headers if header[0] != DEPENDS_HEADER)
+    return _size_of_all(header for header in headers if header[0] != DEPENDS_HEADER)
 
 
-def _bytes_of(headers: Iterable[tuple[str, bytes]]) -> int:
-    """The same of all headers, whosever they are: what no limit counts could be larger than any topic takes."""
-    return sum(len(name.encode("utf-8", "replace")) + len(value or b"") for name, value in headers)
+def _size_of_all(headers: Iterable[tuple[str, bytes]]) -> int:
+    """The same, whosever they are."""
+    return sum(max(1, len(name.encode("utf-8", "replace")) + len(value or b"")) for name, value in headers)
+
+
+def has_wrong_name(headers: Iterable[tuple[str, bytes]]) -> bool:
+    """Whether a header's name is not UTF-8."""
+    return any(REPLACEMENT in name for name, _ in headers)
+
+
+def are_too_large(application: Headers) -> bool:
+    """Whether a record may not have these headers. What the first limit does not count, the second one does."""
+    return size_of(application) > MAX_HEADERS_BYTES or _size_of_all(application) > MAX_PAYLOAD_BYTES
 
 
 def split_headers(headers: Sequence[tuple[str, bytes]]) -> tuple[Headers, Headers]:

@@ -23,18 +23,20 @@ from connectors.kafka.codec import (
     REPEATED_HEADER,
     RESERVED_HEADER,
     VERSION,
+    WRONG_HEADER_NAME,
     WRONG_INCARNATION,
     WRONG_KIND,
     WRONG_LOCAL_SEQNO,
     WRONG_VERSION,
+    are_too_large,
     first_fields,
     given_headers,
+    has_wrong_name,
     parse_number,
-    size_of,
     split_headers,
 )
 from ordering.names import is_address, is_reserved
-from ordering.records import LETTER, MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, STATE, Headers
+from ordering.records import LETTER, MAX_PAYLOAD_BYTES, STATE, Headers
 
 
 class WrittenLetter(NamedTuple):
@@ -76,7 +78,8 @@ def decode_letter(
     checks = (
         (sum(name == HEADER for name, _ in own) > 1, REPEATED_HEADER),
         (any(name != HEADER for name, _ in own), RESERVED_HEADER),
-        (size_of(application) > MAX_HEADERS_BYTES, HEADERS_TOO_LARGE),
+        (has_wrong_name(headers), WRONG_HEADER_NAME),
+        (are_too_large(application), HEADERS_TOO_LARGE),
         (version != VERSION.encode(), WRONG_VERSION),
         (kind not in (LETTER.encode(), STATE.encode()), WRONG_KIND),
         (not is_address(sender) or is_reserved(sender), BAD_SENDER),

@@ -35,8 +35,11 @@ from connectors.kafka.cast_codec import CAST_FIELDS
 from connectors.kafka.sites import Direction
 from connectors.spark import codec as spark_codec
 from connectors.spark.own_columns import rows_carried
-from ordering.names import ADDRESS_PATTERN, relay_of
+from ordering.names import ADDRESS_PATTERN, MAX_ADDRESS_LENGTH, relay_of
 from ordering.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW, SKIP, VIEW
+
+MOST_LINE_BYTES = 2 * MAX_PAYLOAD_BYTES
+"""So much is carried of the header `abcast`. No codec looks at what is behind that, and none takes a field that long."""
 
 
 class _Way(NamedTuple):
@@ -154,8 +157,9 @@ def relay_casts(rows: DataFrame, direction: Direction, *, of_views: bool) -> Dat
 def _carried(rows: DataFrame, direction: Direction, *ways: _Way) -> DataFrame:
     """What is written of records of topics of the source.
 
-    Of a value that is larger than a payload may be, only so much is carried that this is seen. Kafka refuses a record
-    by its compressed size. So one may come that no topic takes as it is read, and it would stop the relay for good.
+    Of a key, a value or headers that are larger than those of any good record, only so much is carried that this is
+    seen. Kafka refuses a record by its compressed size. So one may come that no topic takes as it is read, and it would
+    stop the relay for good.
     """
     rules = {
         "site": direction.source,
@@ -167,7 +171,10 @@ def _carried(rows: DataFrame, direction: Direction, *ways: _Way) -> DataFrame:
         "source_at": codec.DATA_FIELDS.index("SOURCE"),
         "entry": ENTRY,
         "epoch": EPOCH,
+        "depends": codec.DEPENDS_HEADER,
+        "most_address_bytes": MAX_ADDRESS_LENGTH,
         "most_payload_bytes": MAX_PAYLOAD_BYTES,
+        "most_line_bytes": MOST_LINE_BYTES,
         "ways": [way._asdict() for way in ways],
     }
     made = rows.select(rows_carried(json.dumps(rules)).alias("made"))

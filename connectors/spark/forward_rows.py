@@ -16,7 +16,7 @@ from connectors.kafka import codec, epochs
 from connectors.kafka.inputs import LATEST_MS
 from connectors.spark.codec import HEADERS_TYPE
 from connectors.spark.own_columns import rows_of_forward
-from ordering.names import RESERVED_PREFIX, SITE_PATTERN, TICK_NAME, relay_of
+from ordering.names import MAX_ADDRESS_LENGTH, RESERVED_PREFIX, SITE_PATTERN, TICK_NAME, relay_of
 from ordering.records import (
     CLOCK_AHEAD_MS,
     HEARTBEAT,
@@ -88,6 +88,7 @@ def _rules(site: str, *, relayed: bool, agreed: bool, lean: bool) -> str:
         "version": codec.VERSION,
         "nothing": codec.NOTHING,
         "depends": codec.DEPENDS_HEADER,
+        "replacement": codec.REPLACEMENT,
         "forward_fields": len(codec.FORWARD_FIELDS),
         "relayed_fields": codec.RELAYED_FIELDS,
         "agreed_at_ms": codec.AGREED_FIELDS.index("AT_MS"),
@@ -103,6 +104,7 @@ def _rules(site: str, *, relayed: bool, agreed: bool, lean: bool) -> str:
         "relay": relay_of(""),
         "link": codec.LINK_PATTERN,
         "site_of_sender": f"(?:{SITE_PATTERN})/",
+        "most_sender_bytes": MAX_ADDRESS_LENGTH,
         "most_digits": len(str(MAX_NUMBER)),
         "most_payload_bytes": MAX_PAYLOAD_BYTES,
         "most_headers_bytes": MAX_HEADERS_BYTES,

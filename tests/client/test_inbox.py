@@ -152,3 +152,4 @@ def test_malformed_letters_have_a_reason() -> None:
     assert reason(value=b"x" * (MAX_PAYLOAD_BYTES + 1)) == codec.PAYLOAD_TOO_LARGE
     assert reason(more=(("abcast", b""),)) == codec.REPEATED_HEADER
     assert reason(more=(("k", b"x" * (MAX_HEADERS_BYTES + 1)),)) == codec.HEADERS_TOO_LARGE
+    assert reason(more=(("a\ufffd", b""),)) == codec.WRONG_HEADER_NAME

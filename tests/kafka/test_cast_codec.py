@@ -7,6 +7,7 @@ import pytest
 from connectors.kafka import cast_codec, codec
 from connectors.kafka.cast_codec import cast_headers, decode_cast
 from ordering.casts import CAUSAL, Cast
+from ordering.records import MAX_PAYLOAD_BYTES
 
 KEY = b"s/a"
 
@@ -42,10 +43,16 @@ def test_a_cast_comes_back_as_it_was(cast: Cast) -> None:
         (b"2 causal 7 1 3", cast_codec.WRONG_CLOCK),
         (b"2 causal 7 1 3 - 0", cast_codec.WRONG_CLOCK),
         (b"2 causal 7 1 3 1 \xff", cast_codec.WRONG_CLOCK),
+        (b"2 causal 7 1 3 1 " + b"0" * (MAX_PAYLOAD_BYTES + 1), cast_codec.WRONG_CLOCK),
     ],
 )
 def test_what_is_no_cast_has_a_reason(text: bytes | None, reason: str) -> None:
     assert decode_cast(KEY, b"m", [("abcast", text)], 1_700_000_000_000) == reason  # type: ignore[list-item]
+
+
+def test_a_name_that_is_not_utf_8() -> None:
+    """Kafka's clients read different things there."""
+    assert decode_cast(KEY, b"m", [("abcast", b"2 fifo 7 1"), ("a\ufffd", b"")]) == codec.WRONG_HEADER_NAME
 
 
 @pytest.mark.parametrize("key", [None, b"", b"a", b"\xff/a", b"s/a/b"])

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from connectors.kafka import codec
 from ordering.names import Topic
-from ordering.records import MESSAGE, Data, DeadLetter, Headers, Link, Source
+from ordering.records import MAX_RECORD_BYTES, MESSAGE, Data, DeadLetter, Headers, Link, Source
 from ordering.sequencer import BAD_ADDRESS, SequencerState, begin_batch, end_batch, step
 from tests import forward_corpus
 from tests.forward_corpus import RELAYED, Case
@@ -109,6 +109,25 @@ BAD_ADDRESSES = [
     )
 ]
 """What only `ordering.sequencer` refuses; the rest of the bad input is in `tests.forward_corpus`."""
+TOO_LARGE_TO_BE_WRITTEN = [
+    Case("a key", b"nyc/" + b"n" * MAX_RECORD_BYTES, b"x", codec.forward_headers(1, 1), BAD_ADDRESS),
+    Case(
+        "our header",
+        b"sfo/a b",
+        b"x",
+        [("abcast", b"2 message 1 1 " + b"n" * MAX_RECORD_BYTES + b" -")],
+        BAD_ADDRESS,
+        RELAYED,
+    ),
+    Case(
+        "headers",
+        b"nyc/a",
+        b"x",
+        codec.forward_headers(1, 1, (("h", bytes(MAX_RECORD_BYTES)),)),
+        codec.HEADERS_TOO_LARGE,
+    ),
+]
+"""Kafka takes them, as they are compressed."""
 BAD_ADDRESSES_BY_LINK = [
     case._replace(
         name=f"linked, {case.name}",
@@ -169,4 +188,4 @@ def _sink_row(group: str, site: str, output: Data | DeadLetter, rows: dict[Sourc
         return SinkRow(str(Topic(group, "data", site)), key, value, headers)
     row = rows[output.source]
     topic = str(Topic(group, "dead-letter", site))
-    return SinkRow(topic, row.key, row.value, codec.dead_letter_headers(output, row.headers))
+    return SinkRow(topic, *codec.encode_dead_letter(output, row.key, row.value, row.headers))

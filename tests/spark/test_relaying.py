@@ -15,6 +15,7 @@ from connectors.kafka import codec
 from connectors.kafka.cast_codec import decode_cast
 from connectors.kafka.codec import first_fields
 from connectors.kafka.inputs import of_log, original
+from connectors.kafka.letter_codec import decode_letter
 from connectors.kafka.sites import Direction
 from connectors.kafka.transport import PlainRecord
 from connectors.ledger.table import ledger_rows
@@ -27,6 +28,7 @@ from connectors.relay.columns import (
     relay_mesh_data,
 )
 from ordering.links import carry
+from ordering.names import is_address
 from ordering.records import (
     ENTRY,
     EPOCH,
@@ -34,6 +36,7 @@ from ordering.records import (
     FLUSH_OK,
     JOIN,
     LEAVE,
+    MAX_HEADERS_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_RECORD_BYTES,
     MESSAGE,
@@ -52,7 +55,7 @@ from ordering.records import (
 )
 from ordering.sequencer import SequencerState, seal, snapshot
 from tests.data_corpus import CASES
-from tests.forward_corpus import CORPUS, TOPIC
+from tests.forward_corpus import CORPUS, TIMESTAMP_MS, TOPIC
 from tests.spark.kafka_rows import Row, SinkRow, data, sink_frame, source_frame
 
 pytestmark = pytest.mark.spark
@@ -244,10 +247,13 @@ def test_whatever_a_client_writes_is_carried(
     fields: tuple[int, int],
     said: str,
 ) -> None:
-    """With its key and its headers, but for the mark, and no more of its value than shows that it is too large."""
+    """With its key and its headers, but for the mark, and no more of its value than shows that it is too large. (Of
+    headers larger than that, see below.)
+    """
     rows = [
         Row(source, offset % 3, 10**12 + offset, case.key, case.value, case.headers, case.timestamp_ms)
         for offset, case in enumerate(CORPUS)
+        if all(len(said or b"") < MAX_PAYLOAD_BYTES for _, said in case.headers)
     ]
     rows += [Row(source, 0, offset, None, None, _whole(headers), -1) for offset, (headers, _) in enumerate(ASKED)]
     found = relay(source_frame(spark, rows), WAY).collect()
@@ -317,18 +323,73 @@ def test_spark_asks_once_for_a_row(spark: SparkSession) -> None:
         assert plan.count("CarriedReader") == 1
 
 
-def test_what_no_topic_takes_is_cut_and_still_too_large(spark: SparkSession) -> None:
-    """Its compressed size was not. The relay goes on, and the record is the same dead letter."""
-    row = Row("abcast.g.forward.sfo", 0, 0, b"sfo/bob", bytes(MAX_RECORD_BYTES + 1), codec.forward_headers(7, 1))
+BIG = b"n" * MAX_RECORD_BYTES
+LINE = codec.forward_headers(7, 1)
+LEFT = MAX_PAYLOAD_BYTES - MAX_HEADERS_BYTES - len(codec.DEPENDS_HEADER)
+NO_TOPIC_TAKES = {
+    "the key": (b"sfo/" + BIG, b"x", LINE),
+    "the value": (b"sfo/bob", BIG, LINE),
+    "a header": (b"sfo/bob", b"x", [*LINE, ("h", BIG)]),
+    "a name": (b"sfo/bob", b"x", [*LINE, (BIG.decode(), b"")]),
+    "many headers": (b"sfo/bob", b"x", [*LINE, *[("", b"")] * (MAX_HEADERS_BYTES + 1), ("h", BIG)]),
+    "what it depends on": (b"sfo/bob", b"x", [*LINE, (codec.DEPENDS_HEADER, BIG)]),
+    **{
+        f"headers and what it depends on, {more} too many": (
+            b"sfo/bob",
+            b"x",
+            [*LINE, *[("", b"")] * MAX_HEADERS_BYTES, (codec.DEPENDS_HEADER, bytes(LEFT + more))],
+        )
+        for more in (0, 1)
+    },
+    "our header twice": (b"sfo/bob", b"x", [*LINE, ("abcast", BIG)]),
+    "a reserved header": (b"sfo/bob", b"x", [("abcast-n", BIG), *LINE]),
+    "a reserved header alone": (b"sfo/bob", b"x", [("abcast-n", BIG)]),
+    "fields behind those of ours": (b"sfo/bob", b"x", [("h", b"v"), ("abcast", b"2 message 7 1 " + BIG)]),
+    "the kind": (b"sfo/bob", b"x", [("abcast", b"2 " + BIG + b" 7 1")]),
+    "a number": (b"sfo/bob", b"x", [("abcast", b"2 message 7 1" + BIG.replace(b"n", b"0"))]),
+    "all of it": (b"sfo/" + BIG, BIG, [*LINE, *LINE, ("h", BIG)]),
+}
+"""Kafka takes these, as they are compressed."""
+
+
+@pytest.mark.parametrize("what", NO_TOPIC_TAKES)
+def test_what_no_topic_takes_is_cut_and_judged_as_before(spark: SparkSession, what: str) -> None:
+    """The relay goes on, and at the other site the record is what it is at home: good, or a dead letter."""
+    row = Row("abcast.g.forward.sfo", 0, 0, *NO_TOPIC_TAKES[what])
+    at_home = codec.decode_forward(row.source, row.key, row.value, row.headers, TIMESTAMP_MS)
     frame = source_frame(spark, [row])
     for relay in (relay_forward, relay_agreed):
         [written] = relay(frame, WAY).collect()
         headers = [tuple(header) for header in written["headers"]]
+        key, value = (bytes(written[name]) for name in ("key", "value"))
+        size = len(key) + len(value) + sum(len(name) + len(said) + 10 for name, said in headers)
+        assert size < MAX_RECORD_BYTES
         source = row.source._replace(topic=written["topic"])
-        assert len(written["value"]) == MAX_PAYLOAD_BYTES + 1
-        assert codec.decode_forward(source, row.key, bytes(written["value"]), headers) == Malformed(
-            source, codec.PAYLOAD_TOO_LARGE
-        )
+        there = codec.decode_forward(source, key, value, headers, TIMESTAMP_MS)
+        if isinstance(at_home, Malformed):
+            assert isinstance(there, Malformed)
+        elif is_address(at_home.sender):
+            assert there == replace(at_home, source=source)
+        else:
+            assert isinstance(there, Forward)
+            assert not is_address(there.sender)
+
+
+def test_a_letter_and_a_cast_that_no_topic_takes(spark: SparkSession) -> None:
+    """They are none, before and behind a relay."""
+    clock = [("abcast", b"2 causal 7 1 3 1 " + BIG)]
+    sender = [("abcast", b"2 letter 7 1 sfo/" + BIG)]
+    for relay, role, key, line, decode in (
+        (functools.partial(relay_casts, of_views=True), "cast.sfo", b"sfo/bob", clock, decode_cast),
+        (relay_letters, "inbox.nyc", b"nyc/al", sender, functools.partial(decode_letter, b"nyc/al")),
+    ):
+        row = Row(f"abcast.g.{role}", 0, 0, key, b"x", line)
+        [written] = relay(source_frame(spark, [row]), WAY).collect()
+        headers = [tuple(header) for header in written["headers"]]
+        assert sum(len(said) for _, said in headers) < MAX_RECORD_BYTES / 2
+        reasons = {decode(row.key, row.value, said) for said in (row.headers, headers)}
+        assert len(reasons) == 1
+        assert isinstance(reasons.pop(), str)
 
 
 def test_of_data_who_agrees_is_brought_the_log(spark: SparkSession) -> None:

@@ -36,6 +36,7 @@ from tests.forward_corpus import CORPUS, TOPIC, Case
 from tests.spark.kafka_rows import (
     BAD_ADDRESSES,
     BAD_ADDRESSES_BY_LINK,
+    TOO_LARGE_TO_BE_WRITTEN,
     Row,
     SinkRow,
     data,
@@ -194,7 +195,7 @@ def test_the_whole_way_is_the_same(spark: SparkSession) -> None:
     """Each record, in a group of its own, becomes the same DATA or the same dead letter, whatever bytes are in it."""
     rows, states = [], []
     expected: list[SinkRow] = []
-    for number, case in enumerate([*CORPUS, *BAD_ADDRESSES, *BAD_ADDRESSES_BY_LINK]):
+    for number, case in enumerate([*CORPUS, *BAD_ADDRESSES, *BAD_ADDRESSES_BY_LINK, *TOO_LARGE_TO_BE_WRITTEN]):
         state = SequencerState(f"case-{number}", epoch=1, links={"sfo": LinkRow(17, 4, 8)})
         row = row_of(case._replace(topic=case.topic.replace("orders", state.group)), number)
         state = replace(state, positions={Partition(row.topic, row.partition): number})

@@ -6,8 +6,8 @@ its checksum, its compression, the marks and the aborted batches of transactions
 
 Names of headers that are not UTF-8 are read. Kafka's protocol says that a name is UTF-8, but no broker looks, and
 clients for Go and C write any bytes. kafka-python takes the whole batch for corrupt then, and never gets past it: one
-such letter would stop all members whose letters stand in its partition. Kafka's own client, and so Spark, reads U+FFFD
-for each wrong byte. So do we.
+such letter would stop all members whose letters stand in its partition. As Kafka's own client, and so Spark, does, we
+read U+FFFD for what is wrong; how many of it differs. To the codecs a name with one is bad input.
 """
 
 from __future__ import annotations
