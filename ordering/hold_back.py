@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, NewType
 
 from ordering.errors import ProtocolViolation
 
@@ -48,6 +48,11 @@ class Run(NamedTuple):
     length: int = 1
 
 
+Places = NewType("Places", int)
+"""Some processes of a view: a bit for each, by its place. So it may be far above what numbers of records may be."""
+NOBODY = Places(0)
+
+
 class Insertion(Enum):
     """What became of an insertion."""
 
@@ -60,14 +65,14 @@ class Insertion(Enum):
 class Held:
     """A run in the queue. `key` is the highest proposal that is known here, or the final number.
 
-    `known` has a bit for each process whose proposal was counted in the key.
+    `known` are the processes whose proposal was counted in the key.
     """
 
     id: RunId
     run: Run
     key: Key
     is_final: bool = False
-    known: int = 0
+    known: Places = NOBODY
 
 
 def may_be_final(held: Held, final: Key) -> bool:
@@ -97,13 +102,13 @@ class HoldBackQueue:
         """A run by its id."""
         return self._held.get(run_id)
 
-    def insert_undeliverable(self, run_id: RunId, run: Run, proposal: Key, known: int = 0) -> Insertion:
+    def insert_undeliverable(self, run_id: RunId, run: Run, proposal: Key, known: Places = NOBODY) -> Insertion:
         """A run that was just received, under the process's own proposal; or as it was held, with what is `known`."""
         if run_id in self._held:
             return Insertion.REPEATED
         if len(self._held) >= self.capacity:
             return Insertion.FULL
-        self._held[run_id] = Held(run_id, run, proposal, known=known or 1 << proposal.proposer)
+        self._held[run_id] = Held(run_id, run, proposal, known=known or Places(1 << proposal.proposer))
         heappush(self._heap, (proposal, run_id))
         return Insertion.INSERTED
 
@@ -112,7 +117,7 @@ class HoldBackQueue:
         held = self._held.get(run_id)
         if held is None or held.is_final:
             return
-        held.known |= 1 << proposal.proposer
+        held.known = Places(held.known | 1 << proposal.proposer)
         if proposal > held.key:
             held.key = proposal
             heappush(self._heap, (proposal, run_id))

@@ -64,7 +64,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ordering.errors import ProtocolViolation
-from ordering.hold_back import Held, HoldBackQueue, Insertion, Key, Run, RunId, may_be_final
+from ordering.hold_back import Held, HoldBackQueue, Insertion, Key, Places, Run, RunId, may_be_final
 from ordering.isis_state import (
     AgreementState,
     Cast,
@@ -126,7 +126,7 @@ class _Own:
     """`Own` in the making."""
 
     run: Run
-    missing: int
+    missing: Places
     sent_at_ms: int
     best: Key = NO_KEY
 
@@ -347,7 +347,7 @@ class Agreement:
         while self._backlog and len(self._own) < self.window and len(self._queue) < self._queue.capacity:
             run = self._backlog.popleft()
             self._last_own += 1
-            everybody = (1 << self.size) - 1
+            everybody = Places((1 << self.size) - 1)
             self._own[self._last_own] = _Own(run, everybody, self.now_ms)
             self._take_run(self.me, self._last_own, (run, 0))
             self._waiting.sent.append((run, self._proposals[RunId(self.me, self._last_own)]))
@@ -405,7 +405,7 @@ class Agreement:
         elif proposal < 1:
             self._drop(Drop.INVALID)
         else:
-            own.missing &= ~(1 << proposer)
+            own.missing = Places(own.missing & ~(1 << proposer))
             self._patience_ms[proposer] = self._resend_after_ms
             own.best = higher(own.best, Key(proposal, proposer))
             self._queue.count(RunId(self.me, number), Key(proposal, proposer))
@@ -421,7 +421,7 @@ class Agreement:
         self._safe[self.me] = self._safe_row(self.me)
 
     @staticmethod
-    def _is_complete(missing: int) -> bool:
+    def _is_complete(missing: Places) -> bool:
         return not missing
 
     def _take_finals(self, sender: int, message: Finals) -> None:

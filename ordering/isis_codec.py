@@ -17,7 +17,11 @@ from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from ordering.errors import ProtocolViolation
+from ordering.hold_back import Places
 from ordering.records import MAX_NUMBER
+
+MAX_PLACES = 1_024
+"""More than processes that a view can have: each answers for each run."""
 
 T = TypeVar("T")
 _Reader = Callable[[object], object]
@@ -65,6 +69,8 @@ def _reader(kind: Any) -> _Reader:
         if len(kinds) == 2 and kinds[1] is Ellipsis:
             return _many(_reader(kinds[0]))
         return _record(tuple, tuple(map(_reader, kinds)))
+    if kind is Places:
+        return _places
     if kind is int:
         return _whole
     if kind is bytes:
@@ -107,6 +113,12 @@ def _exactly(kind: type) -> _Reader:
 def _whole(plain: object) -> object:
     if type(plain) is not int or not 0 <= plain <= MAX_NUMBER:
         raise ValueError(f"{plain!r:.40} is not an int here")
+    return plain
+
+
+def _places(plain: object) -> object:
+    if type(plain) is not int or not 0 <= plain < 1 << MAX_PLACES:
+        raise ValueError(f"{plain!r:.40} are not places here")
     return plain
 
 

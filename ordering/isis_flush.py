@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ordering.hold_back import RunId
+from ordering.hold_back import Places, RunId
 from ordering.isis_formation import Life, View
 from ordering.isis_messages import NextView, Report
 from ordering.isis_state import Placed, Proposed
@@ -67,7 +67,7 @@ def _computed(reports: Sequence[Report]) -> list[Placed]:
     for report in reports:
         for run in report.proposed:
             known = found.get(run.id, run)
-            found[run.id] = run._replace(key=max(known.key, run.key), known=known.known | run.known)
+            found[run.id] = run._replace(key=max(known.key, run.key), known=Places(known.known | run.known))
     return [Placed(0, *found[run_id][:3]) for run_id in sorted(found) if found[run_id].known == everybody]
 
 

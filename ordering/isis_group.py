@@ -68,7 +68,7 @@ class GroupState:
     """All that a group knows between two steps, but for the sequencer's state, which is at `position`.
 
     `sent`: the last seqno that was passed to Kafka. `exclusions` are still to be carried out, in this view or a later
-    one; `excluded` were, in this one.
+    one; `excluded` were, in this one. `has_heard`: as `Site` has it.
     """
 
     site: SiteState
@@ -78,6 +78,7 @@ class GroupState:
     readings: tuple[Reading, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
     excluded: tuple[Exclusion, ...] = ()
+    has_heard: bool = False
 
     def to_bytes(self) -> bytes:
         """The state as JSON, equal states as equal bytes."""
@@ -100,7 +101,7 @@ def after_takeover(state: SiteState, taken: SequencerState) -> Group:
 def going_on(state: GroupState, sequencer: SequencerState) -> Group:
     """A group as it was at the end of a step. Raises ProtocolViolation."""
     sequenced = Sequenced(state.site, state.epoch, sequencer, state.position)
-    site = Site(state.site, state.epoch, sequenced=sequenced)
+    site = Site(state.site, state.epoch, sequenced=sequenced, has_heard=state.has_heard)
     return Group(site, state.sent, state.readings, state.exclusions, state.excluded)
 
 
@@ -130,6 +131,7 @@ class Group:
             tuple(self._readings[name] for name in sorted(self._readings)),
             tuple(self._exclusions),
             tuple(self._excluded),
+            self.site.has_heard,
         )
 
     # What is read
@@ -148,7 +150,7 @@ class Group:
 
     def _needed(self, name: str) -> int:
         """From where its records are still to be sequenced: a mark may be far before that."""
-        runs = (part for ordered in self.site.unsequenced for part in ranges_of(ordered.run))
+        runs = (part for ordered in self.site.unsnapped for part in ranges_of(ordered.run))
         return min([self.site.place(name).ordered, *(part.first for part in runs if part.place == name)])
 
     def arrived(self, name: str, first: int, last: int, at: int) -> int:

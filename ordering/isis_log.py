@@ -17,6 +17,7 @@ same chain.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import NamedTuple, cast
 
@@ -94,7 +95,7 @@ class LogRow(NamedTuple):
     known: int = 0
 
 
-class Own(NamedTuple):
+class OwnEntry(NamedTuple):
     """An entry of the site's own: its number and digest."""
 
     number: int
@@ -158,6 +159,26 @@ def read_on(row: LogRow, epoch: int, entry: Entry | None) -> tuple[LogRow, bool]
     if entry.before != row.digest:
         return row._replace(epoch=behind.epoch, is_broken=True), False
     return behind._replace(digest=entry.digest, is_broken=False), True
+
+
+def counting(log: Iterable[Data], read_entry: Callable[[Data], Entry]) -> list[Entry]:
+    """The entries that count, of a log's entries and seals in their order: `read_on` for who reads all of them.
+
+    If the first one is an entry, it is known to count. Raises ProtocolViolation if one that has its epoch and number
+    can't be read: what the site has promised with it is not known.
+    """
+    row, taken = LogRow("", 0, 0, 0), list[Entry]()
+    for index, record in enumerate(log):
+        if record.kind == EPOCH:
+            row = read_on(row, record.epoch, None)[0]
+            continue
+        if not index:
+            row = row._replace(number=record.local_seqno - 1, digest=read_entry(record).before)
+        if judge(row, record)[1]:
+            entry = read_entry(record)
+            row, counts = read_on(row, record.epoch, entry)
+            taken += [entry] if counts else []
+    return taken
 
 
 def absent_from(view: View) -> tuple[str, ...]:

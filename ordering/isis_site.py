@@ -57,8 +57,8 @@ the view of a position is the same for all that deliver there, and who takes a r
 site knows of a view of sites, or how long it has heard nothing, decides nothing.
 
 What waits. With a majority of the last view everything goes on, at the sites that are in the view. A site outside it
-orders nothing of its own, and says so (`is_waiting`); its members' messages stand in its FORWARD, and are ordered when
-it is back. Two sites need each other, or an operator's `Exclude`.
+orders nothing of its own, and says so (`Outside`, `Stuck`); its members' messages stand in its FORWARD, and are ordered
+when it is back. Two sites need each other, or an operator's `Exclude`.
 
 A site whose log is lost, or the end of it, has forgotten promises. It is not the same site any more, and must not come
 back under its name. Suppose that it does.
@@ -79,7 +79,7 @@ back under its name. Suppose that it does.
 Bounds. At most `MAX_RUNS_IN_FLIGHT` runs of a site are under way, of `MAX_RUN_RECORDS` each; what has come besides
 stands in FORWARD. From `UNPACED_RUNS` on, a run begins only when another site was heard. Runs that wait for their
 records are at most the runs in flight; one that is too many is dropped, and sent again. `MAX_AHEAD_RUNS` may be known
-before those that come before them; what is beyond is dropped, and read in another site's log. `MAX_UNSEQUENCED_RUNS`
+before those that come before them; what is beyond is dropped, and read in another site's log. `MAX_UNSNAPPED_RUNS`
 may be ordered whose records are not here; then `is_behind` says that FORWARD is to be read first. An entry is O(runs in
 flight and not sequenced). One of `SNAPSHOT_EVERY_ENTRIES`, or of those of `SNAPSHOT_EVERY_RUNS` runs, has the snapshot,
 which is O(senders of the group).
@@ -99,7 +99,7 @@ from ordering.isis_log import (
     Letter,
     LogRow,
     Ordered,
-    Own,
+    OwnEntry,
     Range,
     absent_from,
     ranges_of,
@@ -114,8 +114,8 @@ from ordering.isis_site_state import Arrived, Heard, Mark, Notice, OtherLog, Pla
 from ordering.isis_state import Propose, Send
 from ordering.isis_views import Process
 from ordering.log_time import without_sites
-from ordering.records import Data, DeadLetter, Forward, Malformed
-from ordering.sequencer import SequencerState, end_batch, step
+from ordering.records import Data
+from ordering.sequencer import SequencerState, end_batch
 
 MAX_RUNS_IN_FLIGHT = 8
 """Runs of a site that are not known to be delivered everywhere in the view."""
@@ -132,8 +132,8 @@ MAX_WAITING_RUNS = 256
 MAX_AHEAD_RUNS = 65_536
 """Runs that may be known to be ordered before all that come before them are."""
 
-MAX_UNSEQUENCED_RUNS = 1_024
-"""Runs that may be ordered and not sequenced, as their records are not here."""
+MAX_UNSNAPPED_RUNS = 1_024
+"""Runs that may be ordered and not in a snapshot. There are more than a snapshot takes where records are not here."""
 
 MAX_MARKS = 16
 """Places from which the records of one partition can be read again."""
@@ -154,8 +154,16 @@ class Site:
     Mutable, as a cursor is; not thread-safe.
     """
 
-    def __init__(self, state: SiteState, epoch: int, *, now_ms: int = 0, sequenced: Sequenced | None = None) -> None:
-        """`sequenced`: of a job that goes on. One that begins has been away until `now_ms`."""
+    def __init__(
+        self,
+        state: SiteState,
+        epoch: int,
+        *,
+        now_ms: int = 0,
+        sequenced: Sequenced | None = None,
+        has_heard: bool = False,
+    ) -> None:
+        """`sequenced`, `has_heard`: of a job that goes on. One that begins has been away until `now_ms`."""
         self.group, self.epoch = state.group, epoch
         self.process = Process(awake(state.process, now_ms) if sequenced is None else state.process)
         self.me = self.process.me
@@ -171,7 +179,8 @@ class Site:
         self._snapshot, self._sequenced, self._base = state.snapshot, state.sequenced, state.base
         self._news: list[Ordered] = []
         self._broken: list[OtherLog] = []
-        self._has_heard = False  # since the last run was begun
+        self.has_heard = has_heard
+        """Whether another site was heard since the last run was begun. (A job that begins need not know.)"""
         self.notices: tuple[Notice, ...] = ()
         """Of the last step."""
         self.sequenced = Sequenced(state, epoch) if sequenced is None else sequenced
@@ -192,7 +201,7 @@ class Site:
             waiting=tuple(self._waiting),
             rejected=self.rejected,
             base=self._base,
-            trail=tuple(Own(*each) for each in self._trail.items()),
+            trail=tuple(OwnEntry(*each) for each in self._trail.items()),
             complete=self.complete,
             refused=self._refused,
         )
@@ -203,14 +212,14 @@ class Site:
         return self.process.is_waiting
 
     @property
-    def unsequenced(self) -> Sequence[Ordered]:
+    def unsnapped(self) -> Sequence[Ordered]:
         """Runs that are ordered, and not in the snapshot."""
         return self._since
 
     @property
     def is_behind(self) -> bool:
-        """Whether so much is ordered that can't be sequenced that other sites' logs are to be left alone for now."""
-        return len(self._since) >= MAX_UNSEQUENCED_RUNS
+        """Whether so much is ordered that waits for its records that other sites' logs are to be left alone for now."""
+        return len(self._since) >= MAX_UNSNAPPED_RUNS
 
     def place(self, name: str) -> Place:
         """How far a partition of FORWARD is."""
@@ -308,7 +317,7 @@ class Site:
         with next to nothing, and all that comes then would wait until one of these is done. So runs are begun at the
         pace at which other sites are heard; those that are in flight can't be done before.
         """
-        most = MAX_RUNS_IN_FLIGHT if self._has_heard else UNPACED_RUNS
+        most = MAX_RUNS_IN_FLIGHT if self.has_heard else UNPACED_RUNS
         if self.process.in_flight >= most:
             return
         ranges, room = [], MAX_RUN_RECORDS
@@ -320,7 +329,7 @@ class Site:
                 room -= end - place.submitted
                 self._places[name] = place._replace(submitted=end)
         if ranges:
-            self._has_heard = False
+            self.has_heard = False
             self.process.submit(run_of(tuple(ranges)))
 
     def _is_own(self, place: str) -> bool:
@@ -337,7 +346,7 @@ class Site:
         before = self.log_row(event.site)
         row, counts = read_on(before._replace(at=max(before.at, event.at)), event.epoch, entry)
         self._logs[event.site] = row
-        self._has_heard = True
+        self.has_heard = True
         if row.is_broken and not before.is_broken:
             self._broken.append(OtherLog(event.site))
         if entry is not None and counts:
@@ -488,16 +497,6 @@ class Sequenced:
     def next(self) -> Ordered | None:
         """The next run, None if there is none."""
         return self._runs[0] if self._runs else None
-
-    def sequence(self, records: Sequence[Forward | Malformed]) -> tuple[Data | DeadLetter, ...]:
-        """Decide the next run, whose records these are. What of it stands in DATA already need not be written again.
-
-        They may be fewer than the offsets of the run: those of a transaction that was taken back have no record.
-        """
-        if len(records) > self._runs[0].run.length:
-            raise ProtocolViolation(f"{len(records)} records are not those of {self._runs[0]}.")
-        state, outputs = step(self.state, sorted(records, key=lambda record: record.source))
-        return (*outputs, *self.end_run(state))
 
     def end_run(self, state: SequencerState) -> tuple[Data, ...]:
         """The records of the next run are decided, with that state behind them: what follows from them."""

@@ -5,14 +5,14 @@ Plain values, and how a site's log tells them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ordering.errors import ProtocolViolation
 from ordering.isis_codec import decode, encode
 from ordering.isis_formation import Life, first_view
-from ordering.isis_log import Entry, LogRow, Ordered, Own, read_on
+from ordering.isis_log import Entry, LogRow, Ordered, OwnEntry
 from ordering.isis_messages import Exclude, Installed, NotExcluded, Outside, Stuck
 from ordering.isis_process import SUSPECT_AFTER_MS, ProcessState, member
 from ordering.isis_state import RESEND_AFTER_MS, Send, Tick
@@ -100,7 +100,7 @@ class SiteState:
     waiting: tuple[Waiting, ...] = ()
     rejected: int = 0
     base: int = 0
-    trail: tuple[Own, ...] = ()
+    trail: tuple[OwnEntry, ...] = ()
     complete: int = 0
     refused: int = 0
 
@@ -131,22 +131,14 @@ def first_state(
     return SiteState(group, process, SequencerState(group).to_bytes())
 
 
-def last_state(log: Iterable[Entry | int], otherwise: SiteState) -> SiteState:
-    """The state that a site's log tells: entries and seals (their epochs) in the order in which they stand there."""
-    row, last, snapshots = LogRow("", 0, 0, 0), None, {0: otherwise.snapshot}
-    for record in log:
-        entry = record if isinstance(record, Entry) else None
-        row, counts = read_on(row, record if isinstance(record, int) else record.epoch, entry)
-        if counts and entry is not None:
-            last = entry
-            if entry.snapshot:
-                snapshots = {entry.number: entry.snapshot}
-    return otherwise if last is None else state_of(last, snapshots.get(last.base))
+def state_of(entries: Sequence[Entry]) -> SiteState:
+    """The state of a site whose last entries these are, all that count: at least from the last one's `base` on.
 
-
-def state_of(last: Entry, snapshot: bytes | None) -> SiteState:
-    """The state of a site whose last entry it is, with the snapshot of the entry `base`. Raises ProtocolViolation."""
-    if snapshot is None:
+    Raises ProtocolViolation.
+    """
+    last = entries[-1]
+    base = next((entry for entry in reversed(entries) if entry.number == last.base), None)
+    if base is None or not base.snapshot:
         raise ProtocolViolation(f"entry {last.number} needs the snapshot of {last.base}, which is not there.")
-    state = SiteState.from_bytes(last.state)
-    return replace(state, snapshot=snapshot, logs=last.logs, trail=(*state.trail, Own(last.number, last.digest)))
+    state, itself = SiteState.from_bytes(last.state), OwnEntry(last.number, last.digest)
+    return replace(state, snapshot=base.snapshot, logs=last.logs, trail=(*state.trail, itself))

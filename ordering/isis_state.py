@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from ordering.hold_back import Key, Run, RunId
+from ordering.hold_back import Key, Places, Run, RunId
 
 RESEND_AFTER_MS = 40
 """How long an answer may take until the question is sent again. Twice as long each time that nothing has come. For
@@ -129,21 +129,21 @@ class Placed(NamedTuple):
 
 
 class Proposed(NamedTuple):
-    """A run that is not final as far as a process knows: the highest of the proposals of those in the bits `known`."""
+    """A run that is not final as far as a process knows: the highest of the proposals of those that are `known`."""
 
     id: RunId
     length: int
     key: Key
-    known: int
+    known: Places
 
 
 class Own(NamedTuple):
-    """A run of the process's own. `missing` has a bit for each process that has not proposed."""
+    """A run of the process's own. `missing` are the processes that have not proposed."""
 
     number: int
     run: Run
     best: Key
-    missing: int
+    missing: Places
     sent_at_ms: int
 
 
@@ -168,7 +168,7 @@ class AgreementState:
     ordered: tuple[int, ...] = ()
     finals: tuple[tuple[int, ...], ...] = ()
     delivered_by: tuple[int, ...] = ()
-    held: tuple[tuple[RunId, Run, Key, bool, int], ...] = ()
+    held: tuple[tuple[RunId, Run, Key, bool, Places], ...] = ()
     early: tuple[tuple[RunId, tuple[Run, int]], ...] = ()
     early_finals: tuple[tuple[RunId, Key], ...] = ()
     proposals: tuple[tuple[RunId, int], ...] = ()

@@ -142,7 +142,7 @@ class SiteLoop:
         self._connection, self._agreement, self._stop = connection, agreement, stop
         self._groups: dict[str, AgreeingGroup] = {}
         self._read: dict[TopicPartition, tuple[AgreeingGroup, Input]] = {}
-        self._assigned: frozenset[TopicPartition] = frozenset()
+        self._assigned: frozenset[TopicPartition] | None = None  # not known to be what is wanted
         self._writer = Writer(connection)
         try:
             self._intake = Intake(connection, stop)
@@ -211,7 +211,7 @@ class SiteLoop:
     def _forget(self, group: str) -> None:
         for place in [place for place in self._read if (topic := Topic.parse(place.topic)) and topic.group == group]:
             del self._read[place], self._intake.positions[place]
-        self._assigned = frozenset()  # the same places may come again, to be read from elsewhere
+        self._assigned = None  # the same places may come again, to be read from elsewhere
 
     def find_inputs(self, inputs: Mapping[str, Mapping[TopicPartition, Input]]) -> None:
         """Read what is new among these, too. Raises BrokerUnreachable."""

@@ -42,7 +42,7 @@ CAST_FIELDS = (VERSION, "ORDER", "INCARNATION", "LOCAL_SEQNO", "VIEW", "AFTER", 
 RELAYED_FROM is there only where a relay brought the record; no receiver looks at it."""
 WRONG_ORDER = "ORDER in the header abcast is neither fifo nor causal"
 WRONG_VIEW = "VIEW in the header abcast is not a number from 1, which a causal cast has to say"
-WRONG_CLOCK = f"AFTER or CLOCK in the header abcast of a causal cast is missing, or CLOCK is over {MAX_PAYLOAD_BYTES} bytes"
+WRONG_CLOCK = f"AFTER or CLOCK of a causal cast is missing in the header abcast, or over {MAX_PAYLOAD_BYTES} bytes"
 
 
 def cast_headers(cast: Cast) -> list[tuple[str, bytes]]:

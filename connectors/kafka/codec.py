@@ -111,8 +111,8 @@ PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
 
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""What stands where the name of a header is not UTF-8. Kafka's clients put different numbers of it there, and librdkafka
-gives no header at all: so a name with one is no name, whoever reads it."""
+"""What stands where the name of a header is not UTF-8. Kafka's clients put different numbers of it there, and
+librdkafka gives no header at all: so a name with one is no name, whoever reads it."""
 
 _REASON_BYTES, _HEADER_FRAME_BYTES = 4096, 10
 """Of a dead letter: its reason and what Kafka adds to a record, at most; and what Kafka adds to a header, at most."""
@@ -176,7 +176,7 @@ def check_application_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
             raise UsageError(f"header {key!r}: a header is a (str, bytes) pair.")
         if any("\ud800" <= character <= "\udfff" or character == REPLACEMENT for character in key):
             raise UsageError(
-                f"header {key!r}: Kafka takes names in UTF-8, which has no surrogates; and U+FFFD is what stands for them."
+                f"header {key!r}: Kafka takes names in UTF-8, which has no surrogates; U+FFFD is what stands for them."
             )
         if key.startswith(HEADER):
             raise UsageError(f"header {key!r}: names that start with {HEADER!r} are abcast's own; take another.")

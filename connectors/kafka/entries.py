@@ -9,7 +9,7 @@ from connectors.kafka.entry_codec import read_entry
 from connectors.kafka.epochs import Claim
 from connectors.kafka.ranges import windows_back
 from ordering.errors import HistoryUnavailable
-from ordering.isis_log import Entry, LogRow, judge
+from ordering.isis_log import Entry, counting
 from ordering.isis_site_state import SiteState, state_of
 from ordering.records import ENTRY, EPOCH, MAX_NUMBER, Data
 
@@ -21,10 +21,8 @@ def last_entry(data: DataLog, end: int) -> Entry | None:
 
     Raises HistoryUnavailable if retention has dropped all entries.
     """
-    last = None
-    for record in _counting(data, end, MAX_NUMBER):
-        last = record
-    return None if last is None else read_entry(last)
+    entries = _counting(data, end, MAX_NUMBER)
+    return entries[-1] if entries else None
 
 
 def last_state(data: DataLog, end: int) -> SiteState | None:
@@ -32,16 +30,13 @@ def last_state(data: DataLog, end: int) -> SiteState | None:
 
     Raises HistoryUnavailable if retention has dropped what it takes.
     """
-    last = last_entry(data, end)
-    if last is None:
+    entries = _counting(data, end, MAX_NUMBER)
+    if not entries:
         return None
-    if last.snapshot or not last.base:
-        return state_of(last, last.snapshot)
-    bases = [read_entry(record) for record in _counting(data, end, last.base) if record.local_seqno == last.base]
-    return state_of(last, bases[0].snapshot if bases else None)
+    return state_of(entries if entries[-1].snapshot else _counting(data, end, entries[-1].base))
 
 
-def _counting(data: DataLog, end: int, number: int) -> list[Data]:
+def _counting(data: DataLog, end: int, number: int) -> list[Entry]:
     """Entries below offset `end` that count: from one whose number is at most `number`, or from the first, to the last.
 
     Reads back to an entry that is known to count, and from there on by the rule. Such a one stands below the floor of
@@ -53,29 +48,17 @@ def _counting(data: DataLog, end: int, number: int) -> list[Data]:
         stored = [each for each in data.records(start, below) if each.data.kind in (ENTRY, EPOCH)]
         for index in range(len(stored) - 1, -1, -1):
             if stored[index].data.local_seqno <= number and _counts_for_certain(stored[index], claims):
-                return _read_on([each.data for each in stored[index:]] + tail)
-        tail = [each.data for each in stored] + tail
+                return counting([*(each.data for each in stored[index:]), *tail], read_entry)
+        tail = [*(each.data for each in stored), *tail]
     if beginning > 0:
         raise HistoryUnavailable(
             f"retention has dropped all entries of {data.topic}: what this site has promised to the others is not "
             "known any more. Exclude the site (`abcast site exclude`), and go on under another name."
         )
-    return _read_on(tail)
+    return counting(tail, read_entry)
 
 
 def _counts_for_certain(stored: Stored, claims: Sequence[Claim]) -> bool:
     if stored.data.kind != ENTRY:
         return False
     return all(claim.floor > stored.offset for claim in claims if claim.epoch > stored.data.epoch)
-
-
-def _read_on(records: list[Data]) -> list[Data]:
-    """Those that count; if the first is an entry, that one does."""
-    row, counting = LogRow("", 0, 0, 0), []
-    if records and records[0].kind == ENTRY:
-        row = row._replace(number=records[0].local_seqno - 1)
-    for record in records:
-        row, counts = judge(row, record)
-        if counts:
-            counting.append(record)
-    return counting

@@ -39,7 +39,7 @@ from ordering.names import ADDRESS_PATTERN, MAX_ADDRESS_LENGTH, relay_of
 from ordering.records import ENTRY, EPOCH, MAX_PAYLOAD_BYTES, MESSAGE, REMOTE_VIEW, SKIP, VIEW
 
 MOST_LINE_BYTES = 2 * MAX_PAYLOAD_BYTES
-"""So much is carried of the header `abcast`. No codec looks at what is behind that, and none takes a field that long."""
+"""So much is carried of the header `abcast`. No codec looks at what is behind that, or takes a field of that length."""
 
 
 class _Way(NamedTuple):

@@ -73,7 +73,7 @@ from ordering.errors import ProtocolViolation
 from ordering.isis_codec import decode, encode
 from ordering.isis_group import Group, going_on
 from ordering.isis_log import Ordered, Range, ranges_of
-from ordering.isis_site import MAX_UNSEQUENCED_RUNS
+from ordering.isis_site import MAX_UNSNAPPED_RUNS
 from ordering.names import Topic
 from ordering.records import STRAY, Exclusion, Partition
 
@@ -397,7 +397,7 @@ class Step:
     def _has_room(self) -> bool:
         """Whether something was left out that could be read now."""
         for_records = any(self._size(name) < KEPT_BYTES // 2 or self.group.lacks(name) for name in self._left_places)
-        return for_records or (bool(self._left_logs) and len(self.group.site.unsequenced) < MAX_UNSEQUENCED_RUNS // 2)
+        return for_records or (bool(self._left_logs) and len(self.group.site.unsnapped) < MAX_UNSNAPPED_RUNS // 2)
 
     def stored(self) -> Stored:
         """The group behind the step."""

@@ -351,11 +351,18 @@ def _dead_letters(rows: pd.DataFrame, reasons: Iterable[str]) -> dict[str, list[
     return _given(letters)
 
 
-@functools.lru_cache(maxsize=100)  # an application often repeats its headers
 def unpack_headers(packed: str | None) -> Headers:
     """The headers that `connectors.spark.forward_rows` packed. Kafka allows a null value, which stays one."""
+    return (_remembered if len(packed or "") <= _REMEMBERED_LENGTH else _unpacked)(packed)
+
+
+def _unpacked(packed: str | None) -> Headers:
     found: list[tuple[str, Any]] = [(header["key"], header.get("value")) for header in json.loads(packed or "[]")]
     return tuple((name, None if value is None else b64decode(value)) for name, value in found)  # type: ignore[misc]
+
+
+_REMEMBERED_LENGTH = 4096
+_remembered = functools.lru_cache(maxsize=100)(_unpacked)  # an application often repeats its headers
 
 
 def _given(records: Iterable[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]]) -> dict[str, list[Any]]:

@@ -15,7 +15,7 @@ from connectors.isis.hostfile import Host, digest, read_hostfile
 from connectors.isis.process import BegunAgain, IsisProcess
 from connectors.isis.wire import MAX_DATAGRAM_BYTES, MAX_PAYLOAD_BYTES, Malformed, Packet, encode_message, pack, unpack
 from ordering.errors import EnvironmentProblem, UsageError
-from ordering.hold_back import Key, Run, RunId
+from ordering.hold_back import Key, Places, Run, RunId
 from ordering.isis_formation import Hello, Life, View
 from ordering.isis_history import Answer, Ask
 from ordering.isis_messages import (
@@ -35,7 +35,7 @@ from ordering.isis_messages import (
     Report,
     Vote,
 )
-from ordering.isis_state import Finals, Known, Placed, Propose, Send
+from ordering.isis_state import Finals, Known, Placed, Propose, Proposed, Send
 from tests.isis.processes import free_ports
 
 GROUP = b"8 bytes."
@@ -54,6 +54,7 @@ MESSAGES: list[Packet] = [
     Prepare(1, Ballot(2, 0)),
     Promise(1, Ballot(2, 0), None, REPORT),
     Promise(1, Ballot(2, 0), Vote(Ballot(1, 1), VALUE), REPORT),
+    Promise(1, Ballot(2, 0), None, REPORT._replace(proposed=(Proposed(RunId(0, 1), 1, Key(5, 0), Places(1 << 99)),))),
     Refuse(1, NO_BALLOT),
     Accept(1, Ballot(2, 0), VALUE),
     Accepted(1, Ballot(2, 0)),

@@ -8,7 +8,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from ordering.errors import ProtocolViolation
-from ordering.hold_back import Run
+from ordering.hold_back import Places, Run
 from ordering.isis_formation import Formation, Hello, Life, View, first_view
 from ordering.isis_history import Answer, Ask, History
 from ordering.isis_messages import (
@@ -45,7 +45,7 @@ class Babbler:
         self.dice = random.Random(seed)
 
     def value(self, kind: Any, view: View) -> Any:
-        dice = self.dice
+        dice, kind = self.dice, int if kind is Places else kind
         if type(None) in (options := get_args(kind)) or get_origin(kind) is Union:
             chosen = dice.choice(options)
             return None if chosen is type(None) else self.value(chosen, view)

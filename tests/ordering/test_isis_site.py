@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
 
 from ordering.errors import Disagreement, ProtocolViolation
 from ordering.isis_formation import Life
-from ordering.isis_log import Entry, Letter, LogRow, Ordered, Range, ranges_of, read_letter, run_of, write_letter
+from ordering.isis_group import Group, GroupState, going_on
+from ordering.isis_log import (
+    Entry,
+    Letter,
+    LogRow,
+    Ordered,
+    Range,
+    counting,
+    ranges_of,
+    read_letter,
+    run_of,
+    write_letter,
+)
 from ordering.isis_messages import Exclude, Stuck
 from ordering.isis_site import (
     MAX_MARKS,
@@ -20,9 +33,11 @@ from ordering.isis_site import (
     Sequenced,
     Site,
 )
-from ordering.isis_site_state import Arrived, Heard, Notice, OtherLog, SiteState, first_state, last_state
+from ordering.isis_site_state import Arrived, Heard, Notice, OtherLog, SiteState, first_state, state_of
 from ordering.isis_state import Propose, Tick
 from ordering.records import (
+    ENTRY,
+    EPOCH,
     FLUSH_OK,
     HEARTBEAT,
     JOIN,
@@ -36,6 +51,7 @@ from ordering.records import (
     Partition,
     Source,
 )
+from ordering.sequencer import step
 
 SITES = ("nyc", "sfo", "lax")
 
@@ -47,6 +63,24 @@ def forward_topic(site: str) -> str:
 def record(site: str, offset: int, *, local_seqno: int | None = None) -> Forward:
     number = offset + 1 if local_seqno is None else local_seqno
     return Forward(f"{site}/m", 1, number, b"%d" % number, Source(forward_topic(site), 0, offset))
+
+
+def state_told(name: str, log: Iterable[Entry | int]) -> SiteState:
+    """What a site's log tells: entries, and the epochs of seals."""
+    records = [
+        Data(ENTRY, each.epoch, local_seqno=each.number, payload=each.to_bytes())
+        if isinstance(each, Entry)
+        else Data(EPOCH, each)
+        for each in log
+    ]
+    entries = counting(records, lambda record: Entry.from_bytes(record.payload))
+    return state_of(entries) if entries else first_state("g", name, SITES)
+
+
+def sequence(sequenced: Sequenced, records: Iterable[Forward | Malformed]) -> tuple[Data | DeadLetter, ...]:
+    """Decide the next run, whose records these are."""
+    state, outputs = step(sequenced.state, sorted(records, key=lambda record: record.source))
+    return (*outputs, *sequenced.end_run(state))
 
 
 def place(site: str) -> str:
@@ -88,7 +122,7 @@ class Cluster:
     def sequence(self, name: str) -> None:
         site = self.sites[name]
         while (run := site.due()) is not None:
-            self.data[name] += site.sequenced.sequence(records_of(run))
+            self.data[name] += sequence(site.sequenced, records_of(run))
 
     def settle(self, rounds: int = 12) -> None:
         for _ in range(rounds):
@@ -117,13 +151,33 @@ def test_all_sites_have_the_same_data() -> None:
     assert [data.seqno for data in first if isinstance(data, Data)] == list(range(1, 10))
 
 
+def test_a_job_that_goes_on_keeps_its_pace() -> None:
+    """On Spark each batch makes a group of what the one before it has left: what was heard in that one counts."""
+    cluster = Cluster()
+    for _ in range(UNPACED_RUNS):
+        cluster.forward("nyc", 1)
+        cluster.step("nyc")
+    cluster.step("sfo")
+    nyc = Group(cluster.sites["nyc"], 0)
+    for entry in cluster.logs["sfo"]:
+        nyc.site.take(Heard("sfo", entry.number, entry.epoch, entry))
+    nyc.end_step()
+    begun = nyc.site.process.in_flight
+    state = GroupState.from_bytes(nyc.state().to_bytes())
+    assert state.has_heard
+    again = going_on(state, nyc.site.sequenced.state)
+    again.site.take(Arrived(place("nyc"), 10, 10))
+    again.end_step()
+    assert again.site.process.in_flight == begun + 1
+
+
 @pytest.mark.parametrize(("is_heard", "begun"), [(False, UNPACED_RUNS), (True, MAX_RUNS_IN_FLIGHT)])
 def test_what_comes_while_a_run_is_under_way_is_one_run(
     monkeypatch: pytest.MonkeyPatch, is_heard: bool, begun: int
 ) -> None:
     """The cost of agreement is a run's: few begin if no other site is heard, and never too many."""
     if is_heard:  # as often as may be, though none of them says that a run is done
-        monkeypatch.setattr(Site, "_has_heard", property(lambda _: True, lambda *_: None), raising=False)
+        monkeypatch.setattr(Site, "has_heard", property(lambda _: True, lambda *_: None), raising=False)
     cluster = Cluster()
     for _ in range(MAX_RUNS_IN_FLIGHT + 20):
         cluster.forward("nyc", 1)
@@ -164,11 +218,11 @@ def test_a_job_goes_on_from_the_last_entry_and_makes_the_same_data() -> None:
         cluster.forward("nyc", 1)
         cluster.settle(3)
     cluster.settle()
-    again = Site(last_state([1, *cluster.logs["sfo"], 2], first_state("g", "sfo", SITES)), 2)
+    again = Site(state_told("sfo", [1, *cluster.logs["sfo"], 2]), 2)
     assert 0 < again.sequenced.position < SNAPSHOT_EVERY_RUNS + 5
     made: list[Data | DeadLetter] = []
     while (run := again.due()) is not None:
-        made += again.sequenced.sequence(records_of(run))
+        made += sequence(again.sequenced, records_of(run))
     known = {data.seqno: data for data in cluster.data["sfo"] if isinstance(data, Data)}
     assert made
     for data in made:
@@ -188,12 +242,25 @@ def test_of_many_entries_one_has_the_snapshot() -> None:
     assert with_snapshot[0] == 1
     assert 1 < len(with_snapshot) <= len(log) // SNAPSHOT_EVERY_RUNS + 2
     for end in (1, 2, len(log) // 2, len(log)):
-        state = last_state([1, *log[:end]], first_state("g", "sfo", SITES))
+        state = state_told("sfo", [1, *log[:end]])
         assert state.base == max(number for number in with_snapshot if number <= end)
         assert state.snapshot == log[state.base - 1].snapshot
     lost = [entry._replace(snapshot=b"") for entry in log]
     with pytest.raises(ProtocolViolation, match="needs the snapshot"):
-        last_state([1, *lost], first_state("g", "sfo", SITES))
+        state_told("sfo", [1, *lost])
+
+
+def test_as_many_sites_as_one_likes() -> None:
+    """Who has not answered is a bit for each, of which a number of records has too few."""
+    names = tuple(f"s{number:03}" for number in range(100))
+    cluster = Cluster(names)
+    for name in names[:2]:
+        cluster.forward(name, 1)
+        cluster.step(name)
+    state = state_told("s000", [1, *cluster.logs["s000"]])
+    assert state.process.agreement is not None
+    [own] = state.process.agreement.own
+    assert own.missing.bit_count() == 99
 
 
 def test_a_sealed_job_is_not_heard() -> None:
@@ -214,7 +281,7 @@ def test_a_sealed_job_is_not_heard() -> None:
 def begun_anew(cluster: Cluster, name: str, left: int, epoch: int, entries: int) -> Site:
     """A site of whose log so many entries are left; it writes so many before it hears anybody."""
     log = cluster.logs[name][:left]
-    site = Site(last_state([1, *log, epoch], first_state("g", name, SITES)), epoch)
+    site = Site(state_told(name, [1, *log, epoch]), epoch)
     cluster.sites[name], cluster.logs[name] = site, log
     for _ in range(entries):
         cluster.forward(name, 1, to=(name,))
@@ -244,7 +311,7 @@ def test_a_site_whose_log_is_lost_is_told(is_all_lost: bool, entries: int, epoch
     named = next(row.number for row in cluster.logs["sfo"][-1].logs if row.site == "nyc")
     entries = entries if is_all_lost else min(entries, 1)
     nyc = begun_anew(cluster, "nyc", 0 if is_all_lost else named - 1, epoch, entries)
-    again = Site(last_state([1, *cluster.logs["nyc"]], first_state("g", "nyc", SITES)), epoch)
+    again = Site(state_told("nyc", [1, *cluster.logs["nyc"]]), epoch)
     for site in (nyc, again):
         with pytest.raises(Disagreement, match="it was lost"):
             hear_all(site, "sfo", cluster)
@@ -286,7 +353,7 @@ def test_a_log_that_is_whole_again_is_read_on() -> None:
     for entry in cluster.logs["nyc"]:
         sfo.take(Heard("nyc", 0, 1, entry))
     assert sfo.log_row("nyc").is_broken
-    nyc = Site(last_state([1, *whole], first_state("g", "nyc", SITES)), 1)
+    nyc = Site(state_told("nyc", [1, *whole]), 1)
     nyc.take(Arrived(place("nyc"), 99, 99))
     follows = nyc.end_step()
     assert follows is not None
@@ -372,7 +439,7 @@ def test_of_two_sites_one_goes_on_when_an_operator_says_so() -> None:
 
 
 def test_a_site_without_the_records_takes_no_more_than_it_can_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ordering.isis_site.MAX_UNSEQUENCED_RUNS", 3)
+    monkeypatch.setattr("ordering.isis_site.MAX_UNSNAPPED_RUNS", 3)
     cluster = Cluster()
     view = cluster.sites["lax"].process.view
     runs = [Ordered(n, Life("nyc"), run_of((Range(place("nyc"), n - 1, n),))) for n in range(1, 6)]
@@ -456,7 +523,7 @@ def decide(sequenced: Sequenced, *records: Forward, absent: tuple[str, ...] = ()
     topic, _, offset = records[0].source
     run = run_of((Range(f"{topic}-0", offset, offset + len(records)),))
     sequenced.expect([Ordered(sequenced.position + 1, Life("nyc"), run, absent)])
-    outputs = sequenced.sequence(records)
+    outputs = sequence(sequenced, records)
     return [(data.kind, data.payload.decode()) for data in outputs if isinstance(data, Data)]
 
 

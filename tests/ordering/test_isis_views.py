@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ordering.errors import ProtocolViolation
-from ordering.hold_back import Key, Run, RunId
+from ordering.hold_back import Key, Places, Run, RunId
 from ordering.isis_flush import is_quorum, next_view, settle
 from ordering.isis_formation import Formation, Hello, Life, View, first_view
 from ordering.isis_messages import (
@@ -85,7 +85,7 @@ def placed(seqno: int, sender: int, number: int, key: int) -> Placed:
 
 
 def proposed(sender: int, number: int, key: int, known: int, proposer: int) -> Proposed:
-    return Proposed(RunId(sender, number), 1, Key(key, proposer), known)
+    return Proposed(RunId(sender, number), 1, Key(key, proposer), Places(known))
 
 
 # The flush
@@ -136,7 +136,7 @@ def test_the_next_view_says_up_to_where_each_life_was_ordered() -> None:
         Report(0, (), (), (0, 0)),
         Report(0, (placed(1, 3, 1, 5),), (), (0, 0, 0)),
         Report(0, (), (Placed(0, RunId(0, 1), 1, Key(5, 3)),), (0, 0, 0)),
-        Report(0, (), (), (0, 0, 0), (Proposed(RunId(0, 1), 1, Key(5, 0), 0b1001),)),
+        Report(0, (), (), (0, 0, 0), (Proposed(RunId(0, 1), 1, Key(5, 0), Places(0b1001)),)),
     ],
     ids=["size", "sender", "proposer", "proposers"],
 )

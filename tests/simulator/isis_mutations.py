@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from ordering.checker import DIVERGENT, DUPLICATE, GAP, VIEW_VIOLATION
-from ordering.hold_back import Held, HoldBackQueue, Insertion, Key, Run, RunId
+from ordering.hold_back import NOBODY, Held, HoldBackQueue, Insertion, Key, Places, Run, RunId
 from ordering.isis import NO_KEY, Agreement
 from ordering.isis_flush import next_view
 from ordering.isis_formation import Life, View
@@ -57,7 +57,7 @@ class ArrivalQueue(HoldBackQueue):
         super().__init__(capacity)
         self._arrivals: dict[RunId, int] = {}
 
-    def insert_undeliverable(self, run_id: RunId, run: Run, proposal: Key, known: int = 0) -> Insertion:
+    def insert_undeliverable(self, run_id: RunId, run: Run, proposal: Key, known: Places = NOBODY) -> Insertion:
         self._arrivals.setdefault(run_id, len(self._arrivals))
         return super().insert_undeliverable(run_id, run, proposal, known)
 

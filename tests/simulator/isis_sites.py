@@ -12,13 +12,14 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
 from ordering.errors import Disagreement, ProtocolViolation
 from ordering.isis_group import Group, GroupState, after_takeover, going_on
-from ordering.isis_log import Entry, Ordered, ranges_of
+from ordering.isis_log import Entry, Ordered, counting, ranges_of
 from ordering.isis_site import Site
-from ordering.isis_site_state import SiteState, first_state, last_state
+from ordering.isis_site_state import SiteState, first_state, state_of
 from ordering.membership import Settings
 from ordering.reader import Reader, Verdict
 from ordering.records import (
@@ -103,13 +104,15 @@ class Kafka:
                 reader.accept(record.kind, record.epoch, record.seqno)
         return reader
 
-    def entries(self) -> list[Entry | int]:
-        """Entries and seals, as `last_state` takes them."""
-        return [
-            record if isinstance(record, Entry) else record.epoch
-            for record in self.log
-            if isinstance(record, Entry) or record.kind == EPOCH
-        ]
+    def entries(self) -> dict[Data, Entry | None]:
+        """Entries and seals, as they stand in the log and as they are read."""
+        found: dict[Data, Entry | None] = {}
+        for record in self.log:
+            if isinstance(record, Entry):
+                found[Data(ENTRY, record.epoch, local_seqno=record.number, payload=record.digest)] = record
+            elif record.kind == EPOCH:
+                found[record] = None
+        return found
 
 
 class Job:
@@ -240,7 +243,9 @@ def taken(kafka: Kafka) -> SequencerState:
 
 def known_state(world: World, kafka: Kafka) -> SiteState:
     """What the log tells."""
-    return last_state(kafka.entries(), world.first(kafka))
+    log = kafka.entries()
+    entries = counting(log, lambda record: cast("Entry", log[record]))
+    return state_of(entries) if entries else world.first(kafka)
 
 
 def sequence_run(group: Group, _run: Ordered, records: Sequence[Forward | Malformed]) -> list[Data]:
