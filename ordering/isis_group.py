@@ -168,8 +168,8 @@ class Group:
         run, reading = self.site.sequenced.next(), self._readings[name]
         return run is not None and any(part.place == name and part.end > reading.end for part in ranges_of(run.run))
 
-    def hear(self, site: str, at: int, record: Data, read_entry: Callable[[Data], Entry]) -> bool:
-        """Take a record of another site's log; False if nobody of the agreement can have written it.
+    def hear(self, site: str, at: int, record: Data, read_entry: Callable[[Data], Entry]) -> None:
+        """Take a record of another site's log. One that nobody of the agreement can have written is counted.
 
         `read_entry`: how the record is read as an entry. Raises Disagreement.
         """
@@ -177,10 +177,10 @@ class Group:
             counts = judge(self.site.log_row(site), record)[1]
             entry = read_entry(record) if record.kind == ENTRY and counts else None
         except ProtocolViolation:
-            return False
+            self.site.rejected += 1
+            return
         if entry is not None or record.kind == EPOCH:
             self.site.take(Heard(site, at, record.epoch, entry))
-        return True
 
     def tick(self, elapsed_ms: int) -> None:
         """So much time has passed since the last step that was told, or more."""

@@ -21,6 +21,7 @@ from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import find_topics
 from connectors.kafka.transport.seam import Consumer
 from ordering.isis_site_state import SiteState
+from ordering.isis_state import Drop
 from ordering.names import BY_RELAYS, Topic
 from ordering.records import Forward, Malformed, Partition, Source
 from ordering.sequencer import SequencerState, missing_before, step
@@ -47,18 +48,23 @@ class Gap(NamedTuple):
 
 
 class AgreementStatus(NamedTuple):
-    """Of a site that agrees with others: its view of the sites, and whether it waits: nothing is ordered then."""
+    """Of a site that agrees with others: its view of the sites, and whether it waits: nothing is ordered then.
+
+    `rejected`: how much has come of others that breaks the protocol. It was left out.
+    """
 
     view: int
     sites: tuple[str, ...]
     waits: bool
+    rejected: int = 0
 
     def __str__(self) -> str:
+        sites, left_out = ", ".join(self.sites), ""
+        if self.rejected:
+            left_out = f"; {self.rejected:,} of what others sent was left out, as it breaks the protocol"
         if not self.waits:
-            return f"agrees in view {self.view} of the sites {', '.join(self.sites)}"
-        return (
-            f"waits: too few of the sites {', '.join(self.sites)} (view {self.view}) answer, or they go on without it"
-        )
+            return f"agrees in view {self.view} of the sites {sites}{left_out}"
+        return f"waits: too few of the sites {sites} (view {self.view}) answer, or they go on without it{left_out}"
 
 
 class GroupStatus(NamedTuple):
@@ -162,9 +168,13 @@ def _agreement(data: DataLog) -> AgreementStatus | None:
     entry = last_entry(data, data.end()) if claim is not None and claim.agreement else None
     if entry is None:
         return None
-    process = SiteState.from_bytes(entry.state).process
-    waits = process.agreement is None or process.agreement.is_frozen
-    return AgreementStatus(process.view.id, tuple(life.name for life in process.view.members), waits)
+    state = SiteState.from_bytes(entry.state)
+    view, agreement = state.process.view, state.process.agreement
+    rejected = state.rejected + state.process.ignored
+    if agreement is None:
+        return AgreementStatus(view.id, tuple(life.name for life in view.members), True, rejected)
+    rejected += dict(agreement.dropped).get(Drop.INVALID.value, 0)
+    return AgreementStatus(view.id, tuple(life.name for life in view.members), agreement.is_frozen, rejected)
 
 
 def _partitions(consumer: Consumer, topics: Sequence[Topic]) -> list[TopicPartition]:

@@ -17,7 +17,6 @@ from connectors.kafka.codec import VERSION, encode_data
 from connectors.kafka.entry_codec import read_entry, write_entry
 from connectors.kafka.inputs import Input, of_log, original
 from connectors.kafka.transport import Record
-from ordering.errors import ProtocolViolation
 from ordering.isis_group import after_takeover
 from ordering.isis_log import Ordered, Range, ranges_of
 from ordering.isis_site import Site
@@ -62,8 +61,6 @@ class AgreeingGroup:
 
     def __init__(self, state: SiteState, taken: SequencerState) -> None:
         self._group = after_takeover(state, taken)
-        self.dropped = 0
-        """Records of relays' topics that no relay can have written."""
         self._topics = Topics.of(state.group, self.site.me.name)
         self._kept: dict[str, _Kept] = {}
         self._in_flight: deque[tuple[Written, int]] = deque()
@@ -132,7 +129,6 @@ class AgreeingGroup:
     def _take_forward(self, source: Input, records: Sequence[Record]) -> None:
         read = [original(raw, source.site, source.place) for raw in records] if source.is_copy else records
         known = [record for record in read if record is not None]
-        self.dropped += len(read) - len(known)
         if not known:
             return
         last = max(record.offset for record in known)
@@ -148,13 +144,9 @@ class AgreeingGroup:
             # A log that is shared has all the DATA of its site, which is none of our business.
             if not raw.headers or not (raw.headers[0][1] or b"").startswith(_OF_LOGS):
                 continue
-            try:
-                record = of_log(raw, is_copy=source.is_copy)
-            except ProtocolViolation:
-                self.dropped += 1
-                continue
-            if record.kind == STRAY or not self._group.hear(source.site, raw.offset + 1, record, read_entry):
-                self.dropped += 1
+            record = of_log(raw, is_copy=source.is_copy)
+            if record.kind != STRAY:
+                self._group.hear(source.site, raw.offset + 1, record, read_entry)
 
     def tick(self, elapsed_ms: int) -> None:
         """So much time has passed."""

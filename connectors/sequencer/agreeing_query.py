@@ -69,7 +69,6 @@ from connectors.sequencer.query import (
 from connectors.sequencer.shelf import Shelf
 from connectors.spark.forward_rows import FROM_EPOCH, FROM_FORWARD, FROM_LOG, RECORD_SCHEMA
 from ordering import isis_group
-from ordering.errors import ProtocolViolation
 from ordering.isis_codec import decode, encode
 from ordering.isis_group import Group, going_on
 from ordering.isis_log import Ordered, Range, ranges_of
@@ -337,10 +336,7 @@ class Step:
                 return
             headers = list(unpack_headers(packed))
             raw = PlainRecord(topic, 0, int(offset), int(at_ms), key, value, headers)
-            try:
-                record = of_log(raw, is_copy=source.is_copy)
-            except ProtocolViolation:
-                continue
+            record = of_log(raw, is_copy=source.is_copy)
             if record.kind != STRAY:
                 group.hear(source.site, raw.offset + 1, record, read_entry)
 

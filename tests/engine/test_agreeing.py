@@ -314,6 +314,23 @@ def test_a_minority_waits(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPat
             assert shown.lag == 0
 
 
+@each_engine
+def test_what_breaks_the_protocol_is_told(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    topics = [topic for topic in map(Topic.parse, {place.topic for place in kafka.topics.partitions}) if topic]
+    monkeypatch.setattr(status, "find_topics", lambda _: topics)
+    for record in (Data(EPOCH, 1), Data(ENTRY, 1, local_seqno=1, payload=b"no entry")):
+        kafka.topics.append(TopicPartition(str(Topic("g", "data", "sfo")), 0), *encode_data(record))
+    with running(kafka, "nyc", engine=engine):
+        send(kafka, "nyc", range(1, 2))
+        eventually(lambda: (state := state_of(kafka, "nyc")) is not None and state.rejected == 1, 20)
+        shown = status.read_status(kafka, "g", "nyc").agreement
+    assert shown is not None
+    assert shown.rejected == 1
+    assert str(shown).endswith("1 of what others sent was left out, as it breaks the protocol")
+
+
 def test_exclusions_are_read_by_the_operator(kafka: MemoryConnection) -> None:
     """From EPOCH, as they come, and from its beginning."""
     both = ("nyc", "sfo")

@@ -263,6 +263,19 @@ def test_as_many_sites_as_one_likes() -> None:
     assert own.missing.bit_count() == 99
 
 
+def test_what_can_not_be_read_is_counted() -> None:
+    """Of the records of another site's log; those that do not count are not read."""
+    group = Group(Site(first_state("g", "nyc", SITES), 1), 0)
+
+    def garbage(_: Data) -> Entry:
+        raise ProtocolViolation("not an entry")
+
+    for record in (Data(EPOCH, 1), Data(ENTRY, 1, local_seqno=1), Data(ENTRY, 1, local_seqno=7)):
+        group.hear("sfo", 1, record, garbage)
+    assert group.site.rejected == 1
+    assert group.site.log_row("sfo").number == 0
+
+
 def test_a_sealed_job_is_not_heard() -> None:
     cluster = Cluster()
     cluster.forward("nyc", 1)
