@@ -192,7 +192,7 @@ def compare(rng: random.Random, logs: dict[Partition, list[Forward]]) -> Sequenc
         assert load("g", Stored(*stored.get)) == state
 
 
-@pytest.mark.parametrize("seed", [0, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 3, 4))])
+@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, 3, 4))])
 def test_memberships(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The FORWARD log of a random history of joins, leaves and flushes."""
     monkeypatch.setattr(blocks, "ROWS_AT_ONCE", 20)
