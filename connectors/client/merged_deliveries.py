@@ -227,8 +227,9 @@ class MergedDeliveries(Deliveries):
         seqno = max(first - 1, self._counted)
         while True:
             if not log.ready:
-                log.step(log.read(POLL_S))
+                # Only now: what was read and waits for the hub stood there, too, and is not given yet.
                 self._silence.read_up_to(log.position)
+                log.step(log.read(POLL_S))
                 yield []
             while log.ready:
                 record = log.ready[0]

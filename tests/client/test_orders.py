@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +12,14 @@ import pytest
 from kafka.errors import TopicAuthorizationFailedError
 
 from connectors import Delivery, Member
+from connectors.client.cast_hub import CastHub
+from connectors.client.silence import Silence
 from connectors.kafka.connection import Connection
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
 from connectors.testing.tiny_sequencer import TinySequencer
+from ordering.casts import Cast, Ordered
 from ordering.errors import AbcastError, KafkaRefused, UsageError
+from ordering.fate import Fate
 from tests.client.conftest import ALSO_ON_A_BROKER
 from tests.client.members import with_casts
 from tests.waiting import WAIT
@@ -37,7 +43,7 @@ def test_fifo_in_an_open_group(connection: Connection, group: str) -> None:
         receipts = [a.broadcast(b"%d" % number, [("n", b"v")], order="fifo") for number in range(200)]
         assert [receipt.result(WAIT) for receipt in receipts] == list(range(1, 201))
         seqno = b.broadcast(b"total").result(WAIT)
-        seen = list(b.deliveries(timeout=1))
+        seen = list(itertools.islice(b.deliveries(timeout=WAIT), 201))
         casts = [each for each in seen if each.order == "fifo"]
         assert [each.payload for each in casts] == [b"%d" % number for number in range(200)]
         assert {(each.seqno, each.sender, each.view_id, each.headers) for each in casts} == {
@@ -159,6 +165,25 @@ def test_synchronous(connection: Connection, flushing: str) -> None:
         for each in (a, b):
             assert texts(each.deliveries(timeout=WAIT), 11) == time_line
         assert seqno > 1
+
+
+def test_a_hub_that_is_late_ends_no_run(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stood in DATA is given, however short the silence; but a hub that has it never does not keep the run."""
+    really, calls, late = CastHub.fate, itertools.count(), 5
+
+    def fate(hub: CastHub, record: Cast | Ordered, timeout: float) -> Fate:
+        if next(calls) < late:
+            time.sleep(timeout)
+            return Fate.NOT_YET
+        return really(hub, record, WAIT)
+
+    with with_casts(connection, group, "a") as a:
+        a.broadcast(b"total").result(WAIT)
+        monkeypatch.setattr(CastHub, "fate", fate)
+        assert [each.payload for each in a.deliveries(1, timeout=0.1)] == [b"total"]
+        late = 10**9
+        monkeypatch.setattr("connectors.client.deliveries.Silence", lambda limit, _: Silence(limit, patience=0.5))
+        assert list(a.deliveries(1, timeout=0.1)) == []
 
 
 def test_a_missing_right_is_one_sentence(
