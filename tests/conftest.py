@@ -151,8 +151,12 @@ def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded
 @contextmanager
 def started(directory: Path, secure: bool | None = None) -> Iterator[EmbeddedBroker]:
     """A broker for as long as tests last."""
-    with EmbeddedBroker(directory, port=0, secure=secure) as broker:
+    broker = EmbeddedBroker(directory, port=0, secure=secure)
+    try:
+        broker.start(timeout=200)  # several processes of tests start at a time
         yield broker
+    finally:
+        broker.stop()
 
 
 @pytest.fixture(scope="session")

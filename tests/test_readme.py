@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from connectors.ledger.table import read_table_state
+from connectors.local.cluster import HOST, free_ports
 from tests.cli.process import abcast, background, environment
 from tests.papers import README, doc, fences, section
 
@@ -30,12 +30,6 @@ def shown_commands() -> list[tuple[str, list[str]]]:
     return shown
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(500)
@@ -44,7 +38,7 @@ def test_quickstart_and_examples(tmp_path: Path) -> None:
     commands = shown_commands()
     job, before, behind = "abcast run", commands[:2], commands[3:-1]
     assert (commands[2][0], commands[-1][0]) == (job, "abcast broker stop")
-    port = free_port()
+    [port] = free_ports(HOST, 1)
     variables = {
         "ABCAST_BROKER_START_PORT": str(port),
         "ABCAST_BOOTSTRAP_SERVERS": f"127.0.0.1:{port}",

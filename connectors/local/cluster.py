@@ -17,9 +17,9 @@ DEFAULT_PORT = 9092
 HOST = "127.0.0.1"
 _HIGHEST_PORT = 65_535
 
-# Outside the range from which systems take the ports of outgoing connections (32768 and up on Linux), so that a
-# remembered port isn't in use by accident when a node comes back.
-_CHOSEN_PORTS = range(20000, 32000)
+CHOSEN_PORTS = range(20000, 32000)
+"""Outside the range from which systems take the ports of outgoing connections (32768 and up on Linux), so that a
+remembered port isn't in use by accident when a node comes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ class Cluster:
         if not brokers:
             if first + nodes - 1 > _HIGHEST_PORT:
                 raise UsageError(f"There are no {nodes} ports from {first} on: the highest is {_HIGHEST_PORT}.")
-            brokers = [first + node for node in range(nodes)] if first else _free_ports(self.host, nodes, ())
+            brokers = [first + node for node in range(nodes)] if first else free_ports(self.host, nodes)
         controllers = [ports.controller for ports in self.ports]
         # Only this cluster uses the controllers' ports, so a taken one is no reason to fail.
         if not anything_runs and not (controllers and all(is_free(self.host, port) for port in controllers)):
-            controllers = _free_ports(self.host, nodes, brokers)
+            controllers = free_ports(self.host, nodes, brokers)
         return Cluster(self.cluster_id, tuple(map(Ports, brokers, controllers)), self.secure, self.host)
 
 
@@ -124,12 +124,13 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def _free_ports(host: str, count: int, but: Sequence[int]) -> list[int]:
+def free_ports(host: str, count: int, but: Sequence[int] = ()) -> list[int]:
+    """Ports that Kafka could bind now, all different, and none of `but`. Raises EnvironmentProblem."""
     chosen: list[int] = []
     for _ in range(1000):
         if len(chosen) == count:
             return chosen
-        port = random.SystemRandom().choice(_CHOSEN_PORTS)
+        port = random.SystemRandom().choice(CHOSEN_PORTS)
         if port not in chosen and port not in but and is_free(host, port):
             chosen.append(port)
-    raise EnvironmentProblem(f"No free port was found from {_CHOSEN_PORTS[0]} to {_CHOSEN_PORTS[-1]}: close programs.")
+    raise EnvironmentProblem(f"No free port was found from {CHOSEN_PORTS[0]} to {CHOSEN_PORTS[-1]}: close programs.")

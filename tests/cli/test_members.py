@@ -27,7 +27,7 @@ def test_forget(pipeline: Pipeline) -> None:
 
     for name in ("alice", "bob"):
         send(name, 7, 1)
-    eventually(lambda: len(pipeline.json_lines("members", "list", "--group", group)) == 2)
+    eventually(lambda: len(pipeline.json_lines("members", "list", "--group", group)) == 2, 150)  # a new one, on Spark
     known = pipeline.json_lines("members", "list", "--group", group)
     row = {"incarnation": 7, "local_seqno": 1, "is_member": False}
     assert known == [{"address": f"{SITE}/{name}", **row} for name in ("alice", "bob")]
@@ -50,7 +50,8 @@ def test_who_is_not_forgotten(pipeline: Pipeline) -> None:
     unknown = pipeline.abcast("members", "forget", "alice", "--group", group)
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert unknown.stderr.strip().endswith(f"`abcast members list --group {group}` has all.")
-    assert pipeline.abcast("publish", "--group", group, "--member", f"{SITE}/alice", text=b"x\n").returncode == 0
+    publish = ("publish", "--group", group, "--member", f"{SITE}/alice", "--timeout", "150")
+    assert pipeline.abcast(*publish, text=b"x\n").returncode == 0
     young = pipeline.abcast("members", "forget", "alice", "--group", group)
     assert young.returncode == 1
     assert young.stderr.count("\n") == 1

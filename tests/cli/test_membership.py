@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
 PROGRAM = (
     "import sys, time; from connectors import Member\n"
     "members = [Member(sys.argv[1], f'{sys.argv[2]}/m{n}', bootstrap_servers=sys.argv[3]) for n in range(3)]\n"
-    "[member.connect() for member in members]; print('in', flush=True); time.sleep(120)\n"
+    "[member.connect(timeout=150) for member in members]; print('in', flush=True); time.sleep(120)\n"
 )
 
 
@@ -29,10 +29,10 @@ def test_views_from_the_join_to_the_table(pipeline: Pipeline) -> None:
         Member(group, f"{SITE}/a", connection=pipeline.connection) as a,
         Member(group, f"{SITE}/b", connection=pipeline.connection) as b,
     ):
-        a.connect(timeout=60)
-        view = b.connect(timeout=60)
+        a.connect(timeout=150)
+        view = b.connect(timeout=150)
         assert view.members == (f"{SITE}/a", f"{SITE}/b")
-        a.broadcast(b"hello").result(30)
+        a.broadcast(b"hello").result(150)
         [shown] = pipeline.json_lines("view", "--group", group)
         assert (shown["view_id"], shown["members"]) == (view.view_id, list(view.members))
         assert shown["settings"]["flush"]

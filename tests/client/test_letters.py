@@ -150,7 +150,7 @@ class TestSending:
         started = time.monotonic()
         with pytest.raises(TopicMissing, match=f"abcast topics create --group {group} --site nowhere"):
             alice.send("nowhere/bob", b"x")
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 9  # connect_timeout is 10 s
         create_topics(alice.connection, group, ["nowhere"])
         assert alice.send("nowhere/bob", b"x").result(WAIT) == 1
 
@@ -472,7 +472,8 @@ def test_kill_9_of_the_receiver(connection: Connection, group: str) -> None:
         assert process.stdout is not None
         said = [process.stdout.readline()]
         remembers_by = time.monotonic() + REMEMBERED_S
-        while len(said) < lines or time.monotonic() < remembers_by:  # of a backlog, so many come in no time
+        # Of a backlog, so many come in no time, and more of them in the last moments: it is killed behind that.
+        while len(said) < lines or time.monotonic() < remembers_by or int(said[-1].split()[2]) < sent - 100:
             said.append(process.stdout.readline())
         process.kill()
         with process:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 import socket
 import subprocess
@@ -132,14 +134,14 @@ class TestConnecting:
         started = time.monotonic()
         with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1 "):
             Member("g", "nyc/alice", bootstrap_servers="127.0.0.1:1", connect_timeout=1)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 9  # it is 10 s unless it is said
 
     def test_a_broker_that_is_silent(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             started = time.monotonic()
             with pytest.raises(BrokerUnreachable):
                 Member("g", "a", bootstrap_servers=f"127.0.0.1:{silent.getsockname()[1]}", connect_timeout=1)
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 9  # it is 10 s unless it is said
 
     @pytest.mark.broker
     def test_a_group_without_topics(self, connection: Connection) -> None:
@@ -210,7 +212,7 @@ class TestBroadcast:
         started = time.monotonic()
         with pytest.raises(ForwardTableFull, match="3 messages"):
             alice.broadcast(b"refused", timeout=0.3)
-        assert 0.3 <= time.monotonic() - started < 5
+        assert 0.3 <= time.monotonic() - started < 9
         with TinySequencer(connection, group):
             assert alice.broadcast(b"y", timeout=WAIT).result(WAIT) == 4
             alice.close()
@@ -244,16 +246,20 @@ class TestBroadcast:
 
     def test_resends_get_rarer_while_nothing_moves(self, connection: Connection, group: str) -> None:
         """Without a sequencer: 0.1, 0.2, 0.4, 0.8 … s apart."""
-        alice = Member(group, "nyc/alice", connection=connection, resend_after_s=0.1)
-        alice.broadcast(b"x")
-        time.sleep(2.0)
-        with pytest.raises(NotOrderedInTime, match="1 message of nyc/alice"):
-            alice.close(timeout=0)
-        consumer = connection.consumer()
         partitions = [TopicPartition(f"abcast.{group}.forward.nyc", number) for number in (0, 1)]
-        sent = sum(consumer.end_offsets(partitions).values())
-        consumer.close()
-        assert 3 <= sent <= 6
+        with contextlib.closing(connection.consumer()) as consumer:
+
+            def sent() -> int:
+                return sum(consumer.end_offsets(partitions).values())
+
+            alice = Member(group, "nyc/alice", connection=connection, resend_after_s=0.1)
+            started = time.monotonic()
+            alice.broadcast(b"x")
+            time.sleep(2.0)
+            eventually(lambda: sent() >= 3)
+            with pytest.raises(NotOrderedInTime, match="1 message of nyc/alice"):
+                alice.close(timeout=0)
+            assert sent() <= 3 + math.log2((time.monotonic() - started) / 0.1)
 
     @WITH_EITHER
     def test_a_failed_produce_request_is_repaired(self, connection: Connection, group: str) -> None:
@@ -294,7 +300,7 @@ class TestBroadcast:
 
         with pytest.warns(ResourceWarning, match="1 message"), pytest.raises(ZeroDivisionError):
             fail()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 9  # it is 10 s unless it is said
 
     @WITH_EITHER
     def test_close_leaves_no_threads(self, connection: Connection, group: str) -> None:
@@ -415,7 +421,7 @@ class TestDeliveries:
 
     def test_a_seqno_still_to_come(self, connection: Connection, filled: str) -> None:
         with TinySequencer(connection, filled), Member(filled, "nyc/bob", connection=connection) as bob:
-            future = bob.deliveries(from_seqno=12, timeout=5)
+            future = bob.deliveries(from_seqno=12, timeout=WAIT)
             sender = threading.Timer(0.5, lambda: [bob.broadcast(b"%d" % number) for number in (11, 12)])
             sender.start()
             assert next(future).seqno == 12
@@ -468,7 +474,7 @@ class TestDeliveries:
         with Member(filled, "nyc/bob", connection=connection) as bob:
             started = time.monotonic()
             assert len(list(bob.deliveries(timeout=0.7))) == 10
-            assert 0.7 <= time.monotonic() - started < 5
+            assert 0.7 <= time.monotonic() - started < 9
 
     def test_what_retention_dropped_comes_from_the_ledger(
         self, connection: Connection, filled: str, tmp_path: Path
@@ -491,7 +497,7 @@ class TestDeliveries:
                 next(bob.deliveries(from_seqno=1))
             _write_ledger(tmp_path / "ledger", filled, everything[:9])
             with Member(filled, "nyc/bob", connection=connection, ledger=tmp_path / "ledger") as bob:
-                bob.broadcast(b"11")
+                bob.broadcast(b"11").result(WAIT)
                 assert list(bob.deliveries(from_seqno=3, timeout=0.5))[:8] == everything[2:]
                 assert [d.seqno for d in bob.deliveries(from_seqno=1, timeout=0.5)] == list(range(1, 12))
             with Member(filled, "nyc/bob", connection=connection, ledger=tmp_path / "ledger") as bob:
@@ -563,7 +569,7 @@ with Member(group, "nyc/alice", bootstrap_servers=servers, outbox=outbox, resend
     for number in range(int(first), int(first) + int(count)):
         alice.broadcast(b"%d" % number, headers=[("n", b"%d" % number)])
         print(number, flush=True)
-    alice.wait_ordered(30)
+    alice.wait_ordered(100)
 """
 
 
@@ -612,7 +618,7 @@ class TestOutbox:
             crash_twice()
         with TinySequencer(connection, group):
             sender = self._start(connection, group, outbox, first, 10)
-            assert sender.wait(60) == 0
+            assert sender.wait(120) == 0
             assert sender.stdout is not None
             sender.stdout.close()
         got = delivered(connection, group, timeout=2)

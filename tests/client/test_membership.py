@@ -51,6 +51,19 @@ def sequencer(connection: Connection, group: str) -> Iterator[TinySequencer]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def quick_heart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine a heartbeat or two may come late, and nobody is suspected for that."""
+    monkeypatch.setattr("connectors.client.heartbeats.HEARTBEAT_S", 0.25)
+
+
+def was_suspected(connection: Connection, group: str, name: str) -> bool:
+    """In the log: who is alive is soon in again, and nobody need have seen the view between."""
+    with DataLog(connection, group, "nyc") as log:
+        views = [stored.data for stored in log.records(0, log.end()) if stored.data.kind == VIEW]
+    return any(name in json.loads(view.payload)["suspected"] for view in views)
+
+
 def named(stream: Iterable[Delivery | Event]) -> str:
     """V, B, U and . for a message."""
     names = {ViewChange: "V", Block: "B", Unblock: "U", Delivery: "."}
@@ -60,6 +73,12 @@ def named(stream: Iterable[Delivery | Event]) -> str:
 def seen(member: Member) -> str:
     """The events of a member's stream so far."""
     return named(member.deliveries(timeout=0.5, events=True))
+
+
+def view_id_of(member: Member) -> int:
+    """Of the newest view it knows; 0 if it knows none."""
+    view = member.view
+    return 0 if view is None else view.view_id
 
 
 def anomalies(connection: Connection, group: str) -> list[str]:
@@ -132,21 +151,20 @@ def test_a_quiet_point(connection: Connection, group: str) -> None:
         assert seen(b) == "VBU.."
 
 
-@ON_A_BROKER
 def test_a_member_that_was_suspended_joins_again(connection: Connection, group: str) -> None:
     """Suspected wrongly, it learns it from the view, and comes back as a new member."""
     change_settings(connection, group, "nyc", suspect_after_ms=1_500)
     with Member(group, "nyc/a", connection=connection) as a, Member(group, "nyc/b", connection=connection) as b:
         a.connect()
         b.connect()
-        before = b.incarnation
+        before, view_id = b.incarnation, view_id_of(b)
         assert before is not None
         silence(b)
-        eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
-        eventually(lambda: a.view and a.view.joined == ("nyc/b",))
+        eventually(lambda: was_suspected(connection, group, "nyc/b"))
+        eventually(lambda: view_id_of(a) > view_id + 1 and a.view and a.view.joined == ("nyc/b",))
         assert b.incarnation is not None
         assert b.incarnation > before
-        eventually(lambda: b.view and b.view.members == ("nyc/a", "nyc/b"))
+        eventually(lambda: view_id_of(b) > view_id + 1 and b.view and b.view.members == ("nyc/a", "nyc/b"))
         for _ in range(50):
             try:
                 b.broadcast(b"back").result(WAIT)
@@ -187,7 +205,7 @@ def test_one_of_three_is_killed_in_a_flush(connection: Connection, group: str) -
             victim.send_signal(signal.SIGKILL)
             victim.wait()
         flush.join(WAIT)
-        assert 1 < quiet_after[0] < 20  # flush_timeout_ms is 30 s
+        assert 0 < quiet_after[0] < 20  # flush_timeout_ms is 30 s
         eventually(lambda: a.view and a.view.members == ("nyc/a", "nyc/b"))
         b.broadcast(b"after").result(WAIT)
         sets = [[(d.seqno, d.view_id, d.payload) for d in m.deliveries(1, timeout=0.5)] for m in (a, b)]
@@ -246,7 +264,6 @@ def test_the_requester_is_killed_in_its_flush(connection: Connection, group: str
     assert anomalies(connection, group) == []
 
 
-@ON_A_BROKER
 @pytest.mark.parametrize("in_outbox", [False, True])
 @pytest.mark.parametrize("settings", [{"closed": True}, {"flush": True}])
 def test_what_a_suspected_member_had_sent_is_sent_again_in_its_new_life(
@@ -261,12 +278,12 @@ def test_what_a_suspected_member_had_sent_is_sent_again_in_its_new_life(
     ):
         a.connect()
         b.connect()
-        old = b.incarnation
+        old, view_id = b.incarnation, view_id_of(b)
         sequencer.drop = lambda forward: (forward.sender, forward.incarnation) == ("nyc/b", old)
         receipts = [b.broadcast(b"%d" % number) for number in range(20)]
-        eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
+        eventually(lambda: was_suspected(connection, group, "nyc/b"))
         sequencer.drop = lambda _: False  # the old life's records, sent again or late, count for nothing
-        eventually(lambda: a.view and a.view.members == ("nyc/a", "nyc/b"))
+        eventually(lambda: view_id_of(a) > view_id + 1 and a.view and a.view.members == ("nyc/a", "nyc/b"))
         for number in range(20, 30):
             receipts.append(broadcast_when_it_can(b, b"%d" % number))
         seqnos = [receipt.result(WAIT) for receipt in receipts]
@@ -446,7 +463,6 @@ def test_a_restart_within_the_view(connection: Connection, group: str, tmp_path:
     assert anomalies(connection, group) == []
 
 
-@ON_A_BROKER
 def test_every_block_has_its_unblock(connection: Connection, group: str) -> None:
     """Also of who is taken for dead at another's quiet point, and of who closes in one."""
     change_settings(connection, group, "nyc", suspect_after_ms=1_500)
@@ -465,10 +481,11 @@ def test_every_block_has_its_unblock(connection: Connection, group: str) -> None
         b.connect()
         with a.flush(WAIT):
             assert calls == ["block"]
+            view_id = view_id_of(b)
             silence(b)
-            eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
+            eventually(lambda: was_suspected(connection, group, "nyc/b"))
             eventually(lambda: calls == ["block", "unblock"])
-            eventually(lambda: b.view and b.view.joined == ("nyc/b",))
+            eventually(lambda: view_id_of(b) > view_id + 1 and b.view and b.view.joined == ("nyc/b",))
         with a.flush(WAIT):
             assert calls == ["block", "unblock", "block"]
             b.close()
@@ -768,7 +785,6 @@ def test_history_may_come_first(connection: Connection, group: str) -> None:
         assert [delivery.payload for delivery in b.deliveries(timeout=0.3)] == [b"before"]
 
 
-@ON_A_BROKER
 def test_with_an_outbox_nothing_is_lost_when_it_was_taken_for_dead(
     connection: Connection, group: str, tmp_path: Path
 ) -> None:
@@ -784,7 +800,7 @@ def test_with_an_outbox_nothing_is_lost_when_it_was_taken_for_dead(
         accepted: list[bytes] = []
         deadline = time.monotonic() + WAIT
         # Control records keep a partition's clock going; messages would count as signs of life.
-        eventually(lambda: a.view and a.view.suspected == ("nyc/b",))
+        eventually(lambda: was_suspected(connection, group, "nyc/b"))
         while b.incarnation == before or b.view is None or len(b.view.members) < 2:
             assert time.monotonic() < deadline
             try:

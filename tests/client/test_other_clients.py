@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -40,7 +41,7 @@ def test_casts_of_a_plain_producer(group: MemoryGroup) -> None:
         for text in ["2 lifo 1 1 - - -", "1 fifo 1 1", "2 causal 1 1 - - -", "2 fifo x 1", *texts]:
             header = ("abcast", text.encode("ascii"))
             producer.send("abcast.g.cast.nyc", key=b"nyc/ticker", value=text.encode(), headers=[header, ("n", b"v")])
-        seen = list(alice.deliveries(timeout=0.5))
+        seen = list(itertools.islice(alice.deliveries(timeout=WAIT), 3))
         assert [(each.local_seqno, each.order, each.sender, each.headers) for each in seen] == [
             (number, "fifo", "nyc/ticker", (("n", b"v"),)) for number in (1, 2, 3)
         ]

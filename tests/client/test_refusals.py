@@ -41,17 +41,25 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(go_back_n, "FAILED_RESEND_S", 0.005)
 
 
+@pytest.fixture
+def seconds_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the broker is asked again with what was refused, however slow the sender is."""
+    monkeypatch.setattr("connectors.testing.memory_kafka.RETRY_S", 1.0)
+
+
 def written(kafka: MemoryConnection, role: str) -> list[int]:
     """The local seqnos of a topic's records, in their order."""
     log = kafka.topics.partitions[TopicPartition(f"abcast.g.{role}.nyc", 0)]
     return [int(first_fields(record.headers, 4)[3]) for record in log]
 
 
+@pytest.mark.usefixtures("seconds_come")
 def test_a_first_batch_that_is_passed(kafka: MemoryConnection) -> None:
     """Ours keep the order. Where that is lost, go-back-N drops what came too early, and the sender sends it again."""
+    resend_after_s = 0.2 if isinstance(kafka, Pipelined) else 20
     with (
         TinySequencer(kafka, "g") as sequencer,
-        Member("g", "nyc/alice", connection=kafka, resend_after_s=0.2) as alice,
+        Member("g", "nyc/alice", connection=kafka, resend_after_s=resend_after_s) as alice,
     ):
         kafka.topics.passes_first_batches = True
         receipts = [alice.broadcast(b"%d" % number) for number in ALL]
@@ -61,6 +69,7 @@ def test_a_first_batch_that_is_passed(kafka: MemoryConnection) -> None:
         assert (sequencer.state.duplicates == 0) is in_order
 
 
+@pytest.mark.usefixtures("seconds_come")
 def test_a_first_letter_that_is_passed(kafka: MemoryConnection) -> None:
     """What has no receipt stands where the receiver does not take it; it is written again behind."""
     kafka.topics.passes_first_batches = True

@@ -114,7 +114,7 @@ class Process:
             _signal(pid, signal.SIGKILL)
         return rest
 
-    def stop(self, timeout: float = 30.0, *, all_at_once: bool = False) -> None:
+    def stop(self, timeout: float = 90.0, *, all_at_once: bool = False) -> None:
         """Stop it in order: exit code 0, nothing left behind, and no stack trace on the way.
 
         `all_at_once`: SIGTERM to all of its processes, as systemd does, not to the first alone.

@@ -58,7 +58,7 @@ def test_spoilt_while_running(scenario: Scenario) -> None:
         print(f"{way}: ten messages took at most {max(took):.1f} s; epochs {scenario.epochs()}")
         assert process.running()
     Checkpoint(scenario.data).delete()
-    assert process.wait_exit(30) == 1
+    assert process.wait_exit(90) == 1
     assert "--data or --work-dir was deleted, moved or replaced while the job ran" in process.stderr().splitlines()[-1]
     scenario.sequencer()
     sent = [*scenario.probes, *load.finish()]

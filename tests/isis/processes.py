@@ -7,26 +7,34 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
+import re
 import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+
+from connectors.local.cluster import CHOSEN_PORTS
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["jobs.isis", "connectors.isis.process", "connectors.isis.hostfile"])
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of UDP that are free now, all different."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    """Ports of UDP that are free now, all different, and that no system chooses by itself meanwhile."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(CHOSEN_PORTS, 1000):
+        if len(found) == count:
+            break
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+    assert len(found) == count
+    return found
 
 
 def run(directory: Path, place: int, life: int, count: int, options: dict[str, Any]) -> None:
@@ -90,7 +98,7 @@ class Group:
         path = self.directory / f"err-{place}-{self.lives[place]}"
         return path.read_text() if path.exists() else ""
 
-    def wait_for(self, places: Sequence[int], lines: int, timeout_s: float = 50.0) -> None:
+    def wait_for(self, places: Sequence[int], lines: int, timeout_s: float = 150.0) -> None:
         """Until each of them has printed that many lines."""
         deadline = time.monotonic() + timeout_s
         while any(len(self.printed(place)) < lines for place in places):
@@ -98,11 +106,11 @@ class Group:
             assert time.monotonic() < deadline, f"{lines} deliveries were expected: {told}"
             time.sleep(0.03)
 
-    def wait_until_said(self, place: int, text: str, timeout_s: float = 50.0) -> None:
-        """Until it has said that on standard error."""
+    def wait_until_said(self, place: int, pattern: str, timeout_s: float = 150.0) -> None:
+        """Until it has said what the regular expression is of, on standard error."""
         deadline = time.monotonic() + timeout_s
-        while text not in self.said(place):
-            assert time.monotonic() < deadline, f"{text!r} was expected of {place}: {self.said(place)}"
+        while not re.search(pattern, self.said(place)):
+            assert time.monotonic() < deadline, f"{pattern!r} was expected of {place}: {self.said(place)}"
             time.sleep(0.03)
 
 

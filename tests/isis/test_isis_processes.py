@@ -103,11 +103,11 @@ def test_a_killed_process_is_suspected_and_comes_back(tmp_path: Path) -> None:
     """The others go on without it; a new life of it joins, sends, and prints everything from the first seqno on."""
     with group(tmp_path, 3) as processes:
         for place in range(3):
-            processes.start(place, 20, suspect_after=0.6)
+            processes.start(place, 20, suspect_after=2.0)
         processes.wait_for(range(3), 60)
         processes.kill(2)
-        processes.wait_until_said(0, "view 2: 0, 1")
-        processes.start(2, 5, suspect_after=0.6)
+        processes.wait_until_said(0, r"view \d+: 0, 1\n")
+        processes.start(2, 5, suspect_after=2.0)
         processes.wait_for(range(3), 65)
         assert processes.printed(0) == processes.printed(1) == processes.printed(2)
         assert processes.printed(2, life=1) == processes.printed(0)[:60]
@@ -118,11 +118,11 @@ def test_a_process_is_killed_under_load(tmp_path: Path) -> None:
     """What it had delivered is a beginning of what the others deliver; and all that these have sent is delivered."""
     with group(tmp_path, 4) as processes:
         for place in range(4):
-            processes.start(place, 1500, suspect_after=1.5, drop=0.05)
+            processes.start(place, 1500, suspect_after=3.0, drop=0.05)
         processes.wait_for([3], 300)
         processes.kill(3)
         processes.wait_for(range(3), 4500)
-        processes.wait_until_said(0, "view 2: 0, 1, 2")
+        processes.wait_until_said(0, r"view \d+: 0, 1, 2\n")
         printed = [processes.printed(place) for place in range(3)]
         ended = processes.printed(3)
         shortest = min(len(lines) for lines in printed)
@@ -137,10 +137,10 @@ def test_a_process_that_was_suspected_wrongly_comes_back_as_itself(tmp_path: Pat
     """It is stopped under load, and excluded; it goes on, catches up, and its other messages are ordered once."""
     with group(tmp_path, 3) as processes:
         for place in range(3):
-            processes.start(place, 2000, suspect_after=1.5)
+            processes.start(place, 2000, suspect_after=3.0)
         processes.wait_for([2], 200)
         processes.stop(2)
-        processes.wait_until_said(0, "view 2: 0, 1\n")
+        processes.wait_until_said(0, r"view \d+: 0, 1\n")
         processes.go_on(2)
         processes.wait_for(range(3), 6000)
         assert len(processes.printed(0)) == 6000

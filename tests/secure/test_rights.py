@@ -177,7 +177,7 @@ def test_the_whole_pipeline(secure_broker: EmbeddedBroker, tmp_path: Path) -> No
         lines = "".join(sequencer.lines + writer.lines)
         assert "password=" not in lines
         assert sequencer.terminate() == writer.terminate() == 0, lines
-    assert not [word for word in ("Authorization", "can't commit", "not checked", "Traceback") if word in lines], lines
+    assert not [word for word in ("Authorization", "may not", "not checked", "Traceback") if word in lines], lines
     refused = abcast_here("publish", *of_group, "bob", "--kafka-config", bob, cwd=tmp_path, text=b"x\n")
     assert (refused.returncode, refused.stderr) == (
         1,
@@ -225,7 +225,7 @@ def test_two_sites_that_agree(secure_broker: EmbeddedBroker, tmp_path: Path) -> 
             assert [line.split("\t")[2] for line in got.stdout.splitlines()] == ["a", "b"], got.stderr
         assert at_a.terminate() == at_b.terminate() == 0
     lines = "".join(at_a.lines + at_b.lines)
-    assert not [word for word in ("Authorization", "can't commit", "not checked", "Traceback") if word in lines], lines
+    assert not [word for word in ("Authorization", "may not", "not checked", "Traceback") if word in lines], lines
 
 
 @pytest.mark.broker
@@ -271,7 +271,7 @@ def test_two_sites(secure_broker: EmbeddedBroker, tmp_path: Path) -> None:
         assert checked.returncode == 0, checked.stdout + checked.stderr
         assert relay.terminate() == jobs.terminate() == 0
     lines = "".join(jobs.lines + relay.lines)
-    assert not [word for word in ("Authorization", "can't commit", "not checked", "Traceback") if word in lines], lines
+    assert not [word for word in ("Authorization", "may not", "not checked", "Traceback") if word in lines], lines
 
 
 @pytest.mark.broker

@@ -333,7 +333,8 @@ class TestTwoUnderSupervisors:
         with patch("connectors.sequencer.takeover._logger.warning") as warning:
             assert not yield_to_rival(kafka, "nyc", waits.append)
         assert "process 7 on host elsewhere" in warning.call_args.args
-        assert [round(wait) for wait in waits] == [40]
+        [wait] = waits
+        assert 10 < wait <= 40  # the claims are a little older now
         assert yield_to_rival(kafka, "nyc", lambda _: True)
 
     def test_many_groups_are_asked_by_few_connections(

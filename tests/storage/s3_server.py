@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pyarrow.fs import S3FileSystem
 
+from connectors.local.cluster import HOST, free_ports
 from connectors.local.jars import jars_directory, retrieve
 from connectors.local.java import require_java
 from connectors.storage.location import RemotePath
@@ -67,7 +68,7 @@ class S3Server:
 @contextmanager
 def s3_server(directory: Path) -> Iterator[S3Server]:
     """It runs as long as the block, with one bucket."""
-    port = _free_port()
+    [port] = free_ports(HOST, 1)
     settings = {
         "s3proxy.endpoint": f"http://127.0.0.1:{port}",
         "s3proxy.authorization": "aws-v2-or-v4",
@@ -111,12 +112,6 @@ def _jar() -> Path:
             shutil.rmtree(target)
             raise AssertionError("S3Proxy has another SHA-256 than expected")
     return jar
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
 
 
 def _answers(port: int) -> bool:
