@@ -1,5 +1,6 @@
 package abcast
 
+import java.util.Arrays
 import java.util.regex.Pattern
 
 import scala.jdk.CollectionConverters._
@@ -79,7 +80,7 @@ case class ForwardReader(columns: String, json: String) extends RecordReader {
   }
 
   private def odd(topic: ForwardTopic, raw: Raw, next: Long): InternalRow =
-    row(topic, raw, next, ForwardReader.Nothing, raw.key, raw.value, raw.headers, null, null)
+    row(topic, raw, next, ForwardReader.Nothing, raw.key, rules.cut(raw.value), raw.headers, null, null)
 
   private def row(
       topic: ForwardTopic,
@@ -146,6 +147,7 @@ private[abcast] class ForwardRules(said: JsonNode) {
 
   val mostPayloadBytes: Int = said.get("most_payload_bytes").asInt
   val mostHeadersBytes: Int = said.get("most_headers_bytes").asInt
+  private val mostRecordBytes = said.get("most_record_bytes").asInt
   private val mostSenderBytes = said.get("most_sender_bytes").asInt
   private val depends = text("depends")
   private val replacement = text("replacement")
@@ -167,6 +169,10 @@ private[abcast] class ForwardRules(said: JsonNode) {
       size <= mostHeadersBytes && (name == null || isTheApplications(name))
     }
   }
+
+  /** Of a value that no topic takes, only so much that this is seen: it may have hundreds of megabytes. */
+  def cut(value: Array[Byte]): Array[Byte] =
+    if (value == null || value.length <= mostRecordBytes) value else Arrays.copyOf(value, mostRecordBytes + 1)
 
   private def isTheApplications(name: UTF8String): Boolean =
     name == depends || !(name.contains(header) || name.contains(replacement))

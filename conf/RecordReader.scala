@@ -61,7 +61,7 @@ abstract class RecordReader extends Product with Serializable {
       value: Array[Byte],
       headers: ArrayData): InternalRow = {
     if (known == null || known.name != name) known = topic(name.clone())
-    row(known, new Raw(partition, offset, Math.floorDiv(timestampUs, 1000L), key, value, headers))
+    row(known, new Raw(partition, offset, Math.floorDiv(timestampUs, 1000L), key, value, Words.named(headers)))
   }
 }
 

@@ -51,6 +51,28 @@ object Words {
     at < 0
   }
 
+  /** The headers with the names that all clients of Kafka can read: librdkafka sees none behind a zero byte. */
+  def named(headers: ArrayData): ArrayData = {
+    var at = if (headers == null) 0 else headers.numElements()
+    while (at > 0) {
+      at -= 1
+      val name = headers.getStruct(at, 2).getUTF8String(0)
+      if (name != null && name.contains(Zero))
+        return new GenericArrayData(Array.tabulate[Any](headers.numElements())(beforeZero(headers, _)))
+    }
+    headers
+  }
+
+  private def beforeZero(headers: ArrayData, at: Int): InternalRow = {
+    val header = headers.getStruct(at, 2)
+    val name = header.getUTF8String(0)
+    val end = if (name == null) -1 else name.indexOf(Zero, 0)
+    if (end < 0) header
+    else new GenericInternalRow(Array[Any](name.substring(0, end), if (header.isNullAt(1)) null else header.getBinary(1)))
+  }
+
+  private val Zero = UTF8String.fromString("\u0000")
+
   /**
    * The headers with the header `name` as the first one, in which the text `said` stands in the place of the words from
    * `begin` to below `end`. The other words and the other headers stay as they are; a header that lacks words before

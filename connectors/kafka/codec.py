@@ -112,7 +112,7 @@ PAYLOAD_TOO_LARGE = f"the payload is over {MAX_PAYLOAD_BYTES} bytes"
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What stands where the name of a header is not UTF-8. Kafka's clients put different numbers of it there, and
-librdkafka gives no header at all: so a name with one is no name, whoever reads it."""
+librdkafka gives no header at all: so a name with one is no name, whoever reads it. (What a link brings was judged.)"""
 
 _REASON_BYTES, _HEADER_FRAME_BYTES = 4096, 10
 """Of a dead letter: its reason and what Kafka adds to a record, at most; and what Kafka adds to a header, at most."""
@@ -178,6 +178,8 @@ def check_application_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
             raise UsageError(
                 f"header {key!r}: Kafka takes names in UTF-8, which has no surrogates; U+FFFD is what stands for them."
             )
+        if "\0" in key:
+            raise UsageError(f"header {key!r}: a name ends before its first zero byte, for all who read it.")
         if key.startswith(HEADER):
             raise UsageError(f"header {key!r}: names that start with {HEADER!r} are abcast's own; take another.")
     size = size_of(checked)
@@ -211,7 +213,7 @@ def decode_forward(
     checks = (
         (names.count(HEADER) > 1, REPEATED_HEADER),
         (names.count(HEADER) < len(names), RESERVED_HEADER),
-        (has_wrong_name(headers), WRONG_HEADER_NAME),
+        (link is None and has_wrong_name(headers), WRONG_HEADER_NAME),
         (are_too_large(application), HEADERS_TOO_LARGE),
         (version != _VERSION, WRONG_VERSION),
         (kind not in _FORWARD_KINDS, WRONG_KIND),

@@ -37,6 +37,11 @@ _SETTINGS = {
     "unclean.leader.election.enable": "false",
 }
 
+_WRITTEN_BY_CLIENTS: tuple[Role, ...] = ("forward", "inbox", "cast")
+_STORED_AS_IT_IS = {"compression.type": "uncompressed"}
+"""Else Kafka takes what is large, as long as it is compressed well, and one record fills the memory of all who read it;
+and a library without that compression can't read on."""
+
 PURGED: tuple[Role, ...] = ("forward", "dead-letter", "inbox")
 PURGED_SEGMENT_BYTES = 64 * 1024 * 1024
 """What is purged leaves the disk by whole segments, and never the newest one, which is 1 GiB unless a topic says."""
@@ -146,7 +151,9 @@ def _settings(topic: Topic) -> dict[str, str]:
     # A memory topic has one note a name (`connectors.client.member_memory`).
     policy = "compact" if topic.role == "memory" else "delete"
     settings = {**_SETTINGS, "cleanup.policy": policy, "max.message.bytes": str(_limit(topic))}
-    return {**settings, "segment.bytes": str(PURGED_SEGMENT_BYTES)} if topic.role in PURGED else settings
+    settings |= _STORED_AS_IT_IS if topic.role in _WRITTEN_BY_CLIENTS else {}
+    settings |= {"segment.bytes": str(PURGED_SEGMENT_BYTES)} if topic.role in PURGED else {}
+    return settings
 
 
 def _limit(topic: Topic) -> int:

@@ -201,7 +201,7 @@ def cast_rows(kafka_rows: DataFrame) -> DataFrame:
     header = spark_codec.own_header(headers)
 
     def said(name: str) -> Column:
-        text = F.get(F.split(header.cast("string"), " "), F.lit(CAST_FIELDS.index(name)))
+        text = F.get(F.split(header.cast("string"), " ", len(CAST_FIELDS) + 1), F.lit(CAST_FIELDS.index(name)))
         return F.when((text != NOTHING) & (text != ""), text)
 
     sender = F.col("key").cast("string")

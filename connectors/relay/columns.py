@@ -49,8 +49,9 @@ class _Way(NamedTuple):
     client may write. The last two say which record they were made from, in the place of the fields from `begin` to
     `end` of the header `abcast`, with the text `behind` and the time of the broker (`says_when`) behind it.
 
-    All else of the headers stays as it is, so that what is wrong with a record has the same name at the other site;
-    what lacks fields gets `-` for them. The header is the first one then, where the sequencer need not search for it.
+    All else of the headers stays as it is (but for what is cut, see `_carried`), so that what is wrong with a record
+    has the same name at the other site; what lacks fields gets `-` for them. The header is the first one then, where
+    the sequencer need not search for it.
     """
 
     takes: Literal["data", "log", "all"]
@@ -148,7 +149,7 @@ def relay_casts(rows: DataFrame, direction: Direction, *, of_views: bool) -> Dat
     """Casts → the same casts, in the topic and the partition of the same name. `of_views`: also those of a view."""
     if not of_views:
         text = spark_codec.own_header(spark_codec.all_headers()).cast("string")
-        view = F.get(F.split(text, " "), F.lit(CAST_FIELDS.index("VIEW")))
+        view = F.get(F.split(text, " ", len(CAST_FIELDS) + 1), F.lit(CAST_FIELDS.index("VIEW")))
         rows = rows.filter(F.coalesce(view.isin(codec.NOTHING, ""), F.lit(True)))
     at = CAST_FIELDS.index("RELAYED_FROM")
     return _carried(rows, direction, _Way("all", begin=at, end=at + 1))

@@ -6,16 +6,18 @@ import threading
 
 import pytest
 from kafka import KafkaProducer
+from kafka.errors import MessageSizeTooLargeError
 from kafka.structs import TopicPartition
 
 from connectors import Member
 from connectors.engine.job import EngineJob, EngineOptions
+from connectors.kafka import topics
 from connectors.kafka.codec import PAYLOAD_TOO_LARGE, decode_dead_letter, forward_headers
 from connectors.kafka.connection import Connection
 from connectors.kafka.topics import create_topics
 from connectors.kafka.transport import TRANSPORTS, Record
 from connectors.local.broker import EmbeddedBroker
-from ordering.names import Topic
+from ordering.names import Role, Topic
 from ordering.records import MAX_RECORD_BYTES
 from tests.forward_corpus import CORPUS, TIMESTAMP_MS, TOPIC
 from tests.waiting import WAIT, eventually
@@ -33,10 +35,11 @@ def _at(site: str, text: bytes | None) -> bytes | None:
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_bad_input(broker: EmbeddedBroker, name: str) -> None:
+def test_bad_input(broker: EmbeddedBroker, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each bad record becomes a dead letter, and what comes behind is ordered. One is larger than any topic takes: its
-    compressed size is not.
+    compressed size is not, and the topic stores it so, as those of earlier versions do.
     """
+    monkeypatch.setattr(topics, "_STORED_AS_IT_IS", {})
     connection, site, group = Connection(broker.bootstrap_servers, transport=name), SITES[name], f"bad-{name}"
     create_topics(connection, group, [site])
     forward, dead = str(Topic(group, "forward", site)), TopicPartition(str(Topic(group, "dead-letter", site)), 0)
@@ -72,3 +75,17 @@ def test_bad_input(broker: EmbeddedBroker, name: str) -> None:
         job.stop()
         thread.join(WAIT)
         consumer.close()
+
+
+@pytest.mark.parametrize("role", ["forward", "inbox", "cast"])
+def test_kafka_counts_what_clients_write_as_it_is(broker: EmbeddedBroker, role: Role) -> None:
+    """Not as it is compressed, which says nothing of what it takes to read it. It is stored without compression."""
+    create_topics(Connection(broker.bootstrap_servers), "bad-large", ["blg"])
+    zipping = KafkaProducer(
+        bootstrap_servers=broker.bootstrap_servers, compression_type="gzip", max_request_size=3 * MAX_RECORD_BYTES
+    )
+    topic = str(Topic("bad-large", role, "blg"))
+    zipping.send(topic, bytes(1000), b"blg/x").get(WAIT)
+    with pytest.raises(MessageSizeTooLargeError):
+        zipping.send(topic, bytes(2 * MAX_RECORD_BYTES), b"blg/x").get(WAIT)
+    zipping.close()

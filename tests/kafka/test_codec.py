@@ -224,6 +224,11 @@ def test_a_name_that_kafka_does_not_take_is_refused_at_the_client() -> None:
             codec.check_application_headers([(name, b"")])
 
 
+def test_a_name_of_which_only_a_part_is_read_is_refused_at_the_client() -> None:
+    with pytest.raises(UsageError, match="zero byte"):
+        codec.check_application_headers([("a\0b", b"")])
+
+
 def test_names_count_in_bytes() -> None:
     half = "\N{LATIN SMALL LETTER E WITH ACUTE}" * (MAX_HEADERS_BYTES // 2)
     assert codec.check_application_headers([(half, b"")])

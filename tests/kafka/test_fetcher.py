@@ -63,6 +63,13 @@ def test_names_that_are_not_utf_8() -> None:
     assert [record.headers for record in read] == [[("one", b"\xff")], [("r\ufffd\ufffd", None)]]
 
 
+def test_a_name_ends_before_its_first_zero_byte() -> None:
+    """As librdkafka reads it."""
+    named = _batch([(1, b"a", b"x", [("one\0two", b"1"), ("\0", b"2")])])
+    [record] = _read(PartitionRecords, named).take()
+    assert record.headers == [("one", b"1"), ("", b"2")]
+
+
 def test_the_brokers_time_is_that_of_the_batch() -> None:
     """Where a topic is set to it, one time stands for all records."""
     stamped = bytearray(_batch([(1000, None, b"x", []), (5000, None, b"y", [])]))

@@ -309,3 +309,21 @@ def until(call: object) -> None:
     deadline = time.monotonic() + WAIT
     while time.monotonic() < deadline:
         call()  # type: ignore[operator]
+
+
+@pytest.mark.broker
+def test_all_read_the_same_names(broker: EmbeddedBroker) -> None:
+    """Of headers: a name ends before its first zero byte."""
+    create_topics(Connection(broker.bootstrap_servers), "names", ["nms"])
+    place = TopicPartition("abcast.names.forward.nms", 0)
+    with contextlib.closing(Connection(broker.bootstrap_servers, transport="kafka-python").producer()) as producer:
+        producer.send(place.topic, b"x", b"nms/a", [("abcast\0x", b"1"), ("a\0", b"2"), ("b", b"3")], 0).get(WAIT)
+    for name in TRANSPORTS:
+        with contextlib.closing(Connection(broker.bootstrap_servers, transport=name).consumer()) as consumer:
+            consumer.assign([place])
+            consumer.seek(place, 0)
+            found: list[Record] = []
+            deadline = time.monotonic() + WAIT
+            while not found and time.monotonic() < deadline:
+                found = list(consumer.poll(timeout_ms=500).get(place, ()))
+            assert [record.headers for record in found] == [[("abcast", b"1"), ("a", b"2"), ("b", b"3")]], name

@@ -119,6 +119,7 @@ TOO_LARGE_TO_BE_WRITTEN = [
         BAD_ADDRESS,
         RELAYED,
     ),
+    Case("a value", b"nyc/a", bytes(2 * MAX_RECORD_BYTES), codec.forward_headers(1, 1), codec.PAYLOAD_TOO_LARGE),
     Case(
         "headers",
         b"nyc/a",

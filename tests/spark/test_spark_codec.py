@@ -21,6 +21,7 @@ from ordering.records import (
     FLUSH_OK,
     INCARNATIONS_A_MS,
     LINK_START,
+    MAX_HEADERS_BYTES,
     MAX_NUMBER,
     REMOTE_VIEW,
     SKIP,
@@ -77,6 +78,27 @@ def test_what_is_plain_is_good(spark: SparkSession) -> None:
             *(wanted.sender, wanted.incarnation, wanted.local_seqno),
             wanted.timestamp_ms,
         ), case.name
+
+
+def test_names_end_before_a_zero_byte(spark: SparkSession) -> None:
+    """As librdkafka reads them, and so as our other clients do."""
+    written = [
+        [("abcast\0x", b"2 message 1 1")],
+        [("abcast", b"2 message 1 1"), ("trace\0x", b"v")],
+        [("abcast", b"2 message 1 1"), ("h\0" + "n" * MAX_HEADERS_BYTES, b"")],
+        [("abcast", b"2 message 1 1"), ("abcast\0", b"2 message 1 2")],
+        [("abcast", b"2 message 1 1"), ("a\0\ufffd", b"")],
+    ]
+    read = [[(name.partition("\0")[0], value) for name, value in headers] for headers in written]
+    found, expected = (
+        forward_rows(
+            source_frame(spark, [Row(TOPIC, 0, at, b"nyc/a", b"x", headers) for at, headers in enumerate(each)]),
+            "nyc",
+        )
+        for each in (written, read)
+    )
+    assert_df_equality(found, expected)
+    assert [row["plain"] for row in found.orderBy("offset").collect()] == [True, True, True, False, True]
 
 
 def test_a_site_without_relays_reads_its_own_topic_in_the_same_way(spark: SparkSession) -> None:

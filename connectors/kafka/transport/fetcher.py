@@ -7,7 +7,8 @@ its checksum, its compression, the marks and the aborted batches of transactions
 Names of headers that are not UTF-8 are read. Kafka's protocol says that a name is UTF-8, but no broker looks, and
 clients for Go and C write any bytes. kafka-python takes the whole batch for corrupt then, and never gets past it: one
 such letter would stop all members whose letters stand in its partition. As Kafka's own client, and so Spark, does, we
-read U+FFFD for what is wrong; how many of it differs. To the codecs a name with one is bad input.
+read U+FFFD for what is wrong; how many of it differs. To the codecs a name with one is bad input. And a name ends
+before its first zero byte: librdkafka, a C library, sees no more of it, and all have to read the same.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class _Names(dict[bytes | None, str]):
     def __missing__(self, raw: bytes | None) -> str:
         if raw is None:
             raise ValueError("a header without a name")
-        name = self[raw] = raw.decode("utf-8", "replace")
+        name = self[raw] = raw.partition(b"\0")[0].decode("utf-8", "replace")
         return name
 
 
