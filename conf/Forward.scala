@@ -57,7 +57,8 @@ case class ForwardReader(columns: String, json: String) extends RecordReader {
     val localSeqno = fields.from1(rules.localSeqno, rules.mostDigits)
     val link = rules.linkOf(topic, fields)
     val isPlain = kind.nonEmpty && incarnation != null && localSeqno != null && rules.mayBeASender(sender) &&
-      fields.line.length <= rules.mostHeadersBytes && topic.canHave(sender, fields, link) && (link != null || rules.isOfItsTime(incarnation, raw.atMs)) &&
+      fields.line.length <= rules.mostHeadersBytes && topic.canHave(sender, fields, link) &&
+      (link != null || rules.isOfItsTime(incarnation, raw.atMs)) &&
       raw.value != null && raw.value.length <= rules.mostPayloadBytes && rules.areTheApplications(raw)
     if (isPlain) plain(topic, raw, next, sender, kind.get, incarnation, localSeqno, link) else odd(topic, raw, next)
   }

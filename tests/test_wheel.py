@@ -64,9 +64,10 @@ def install(wheel: Path, application: Path, directory: Path, extra: str) -> Inst
     [metadata] = packages.glob("abcast-*.dist-info")
     for requirement in required_by(Distribution.at(metadata), extra):
         for file in requirement.files or ():
-            link = packages / file.parts[0]
-            if file.parts[0] not in ("..", "__pycache__") and not link.exists():
-                link.symlink_to(Path(str(requirement.locate_file(file.parts[0]))))
+            link, known = packages / file.parts[0], Path(str(requirement.locate_file(file.parts[0])))
+            # What an old pip has installed names files of its source, too.
+            if file.parts[0] not in ("..", "__pycache__") and known.exists() and not link.exists():
+                link.symlink_to(known)
     return Installed(python, application)
 
 
