@@ -172,12 +172,13 @@ def counting(log: Iterable[Data], read_entry: Callable[[Data], Entry]) -> list[E
         if record.kind == EPOCH:
             row = read_on(row, record.epoch, None)[0]
             continue
+        if index and not judge(row, record)[1]:
+            continue
+        entry = read_entry(record)
         if not index:
-            row = row._replace(number=record.local_seqno - 1, digest=read_entry(record).before)
-        if judge(row, record)[1]:
-            entry = read_entry(record)
-            row, counts = read_on(row, record.epoch, entry)
-            taken += [entry] if counts else []
+            row = row._replace(number=entry.number - 1, digest=entry.before)
+        row, counts = read_on(row, record.epoch, entry)
+        taken += [entry] if counts else []
     return taken
 
 

@@ -170,11 +170,10 @@ def _agreement(data: DataLog) -> AgreementStatus | None:
         return None
     state = SiteState.from_bytes(entry.state)
     view, agreement = state.process.view, state.process.agreement
-    rejected = state.rejected + state.process.ignored
-    if agreement is None:
-        return AgreementStatus(view.id, tuple(life.name for life in view.members), True, rejected)
-    rejected += dict(agreement.dropped).get(Drop.INVALID.value, 0)
-    return AgreementStatus(view.id, tuple(life.name for life in view.members), agreement.is_frozen, rejected)
+    waits = agreement is None or agreement.is_frozen
+    invalid = 0 if agreement is None else dict(agreement.dropped).get(Drop.INVALID.value, 0)
+    rejected = state.rejected + state.process.ignored + invalid
+    return AgreementStatus(view.id, tuple(life.name for life in view.members), waits, rejected)
 
 
 def _partitions(consumer: Consumer, topics: Sequence[Topic]) -> list[TopicPartition]:
