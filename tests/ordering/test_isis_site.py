@@ -263,6 +263,14 @@ def test_as_many_sites_as_one_likes() -> None:
     assert own.missing.bit_count() == 99
 
 
+def test_what_does_not_follow_is_none_of_the_log() -> None:
+    """Of its own, too: an entry of the right epoch and number, behind another one. What follows is read on."""
+    log = agreed().logs["nyc"]
+    alien = log[3]._replace(before=b"of another")
+    assert state_told("nyc", [1, *log[:3], alien]) == state_told("nyc", [1, *log[:3]])
+    assert state_told("nyc", [1, *log[:3], alien, *log[3:]]) == state_told("nyc", [1, *log])
+
+
 def test_what_can_not_be_read_is_counted() -> None:
     """Of the records of another site's log; those that do not count are not read."""
     group = Group(Site(first_state("g", "nyc", SITES), 1), 0)
