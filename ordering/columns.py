@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ordering.errors import ProtocolViolation
 from ordering.flush import Phase
 from ordering.links import LinkColumns, LinkTable, neighbour_of, origin_of
-from ordering.log_time import STANDSTILL_MS, stood_still
+from ordering.log_time import LONGEST_STEP_MS, time_in
 from ordering.membership import NOT_A_MEMBER, NOTHING_ACCEPTED, Accepted, LastHeard, Membership
 from ordering.names import is_address
 from ordering.records import HEARTBEAT, MESSAGE, SKIP, DeadLetter, Forward, Link, Malformed, Partition, Source
@@ -237,19 +237,13 @@ def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membersh
     """The clock of each partition, and where and when each member and each relay was last heard."""
     timed = np.flatnonzero(heard)
     partition, at_ms = rows.partition[timed], rows.timestamp_ms[timed]
-    clock, latest = dict(membership.clock), dict(membership.heard)
-    since = np.zeros(len(timed), np.int64)  # how long its partition stood still after each row
+    clock, stamped, latest = dict(membership.clock), dict(membership.stamped), dict(membership.heard)
     for code in np.unique(partition).tolist():
         name, span = rows.partitions[code], slice(*np.searchsorted(partition, (code, code + 1)).tolist())
-        before = clock.get(name, max(0, int(at_ms[span][0])))
-        times = at_ms[span] = np.maximum.accumulate(np.maximum(at_ms[span], before))
-        steps = np.diff(times, prepend=before)
-        stood = np.maximum(steps - STANDSTILL_MS, 0)
-        for row in np.flatnonzero(stood).tolist():
-            after = int(times[row])
-            latest = stood_still(latest, clock, name, after - int(steps[row]), after)
-        clock[name] = int(times[-1])
-        since[span] = stood.sum() - np.cumsum(stood)
+        steps = np.diff(at_ms[span], prepend=stamped.get(name, at_ms[span][0]))
+        stamped[name] = int(at_ms[span][-1])
+        at_ms[span] = time_in(clock, name) + np.cumsum(np.clip(steps, 0, LONGEST_STEP_MS))
+        clock[name] = int(at_ms[span][-1])
     lives = dict(membership.members)
     life = np.array([lives.get(sender, 0) for sender in rows.senders], dtype=np.int64)
     sender = rows.sender[timed]
@@ -260,8 +254,8 @@ def _hear(membership: Membership, rows: ForwardColumns, heard: Mask) -> Membersh
     last[sender[of_member]] = of_member  # the last one wins
     for code in np.flatnonzero(last >= 0).tolist():
         row = int(last[code])
-        latest[rows.senders[code]] = LastHeard(rows.partitions[int(partition[row])], int(at_ms[row] + since[row]))
-    return replace(membership, heard=latest, clock=clock, announced_flush=0, announced_ms={})
+        latest[rows.senders[code]] = LastHeard(rows.partitions[int(partition[row])], int(at_ms[row]))
+    return replace(membership, heard=latest, clock=clock, stamped=stamped, announced_flush=0, announced_ms={})
 
 
 def _assert_log_order(rows: ForwardColumns) -> None:

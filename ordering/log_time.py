@@ -1,11 +1,18 @@
 """Time as the log tells it: where and when each member was heard, in the course of one `step`.
 
-`Membership.clock` has the newest broker timestamp of each forward partition. `heard` has where and when each member was
-last heard. `announced_ms` has when, in each partition, a tick first knew of the flush in hand. DATA has nothing of it.
+`Membership.clock` has how much time has gone by in each forward partition, and `stamped` the broker timestamp of its
+last record. `heard` has where and when, by that clock, each member was last heard. `announced_ms` has when, in each
+partition, a tick first knew of the flush in hand. DATA has nothing of it.
 
-*A standstill is not a silence.* While there are members, the job writes a tick into each partition every second. If a
-partition's next record comes later than STANDSTILL_MS, no process could write there (the broker was away, say). So the
-rest of that time does not count.
+*Steps are counted.* A partition's clock goes by the steps from each timestamp to the next one: forward by
+LONGEST_STEP_MS at most, and never back. So a leader whose clock is hours ahead or behind, once or for ever, costs a
+step or two. And a standstill is not a silence: while there are members, the job writes a tick into each partition
+every second. Where the next record comes later, no process could write (the broker was away, say), and the rest of that
+time does not count.
+
+*Clocks of several partitions have nothing in common.* Only times of one partition are compared. Who was heard nowhere
+yet may write to any partition: it is silent when all of them have gone on without it since its time began. There they
+are set to one time (`even`), which changes no time that is running.
 
 *A flush's time begins when the members can know of it.* A tick carries the last seqno that its job knows to be written.
 So a sequencer that works off a backlog, in which the log's clock runs fast, gives all members the time to answer. The
@@ -29,7 +36,7 @@ from ordering.membership import LONG_AGO_MS, LastHeard, Membership
 from ordering.names import Topic, is_tick
 from ordering.records import LEAVE, Forward, Partition
 
-STANDSTILL_MS = 2_000
+LONGEST_STEP_MS = 2_000
 """Between two records of a partition no more than this counts; a tick comes every second."""
 
 
@@ -38,7 +45,7 @@ class Watch:
 
     def __init__(self, membership: Membership) -> None:
         self.heard = dict(membership.heard)
-        self.clock = dict(membership.clock)
+        self.clock, self.stamped = dict(membership.clock), dict(membership.stamped)
         self.announced_flush, self.announced_ms = membership.announced_flush, dict(membership.announced_ms)
         self.follow(membership)
 
@@ -49,17 +56,16 @@ class Watch:
         self.relays = set(membership.relays)
         self.flush_id = membership.flush.id
         if not self.is_on:
-            self.heard, self.clock, self.announced_flush, self.announced_ms = {}, {}, 0, {}
+            self.heard, self.clock, self.stamped, self.announced_flush, self.announced_ms = {}, {}, {}, 0, {}
 
     def hear(self, record: Forward) -> None:
         """A well-formed record, whatever becomes of it."""
         if not self.is_on:
             return
         partition = record.source.topic_partition
-        before = self.clock.get(partition)
-        if before is not None and record.timestamp_ms - before > STANDSTILL_MS:
-            self._stand_still(partition, before, record.timestamp_ms)
-        at_ms = self.clock[partition] = max(before or 0, record.timestamp_ms)
+        step_ms = record.timestamp_ms - self.stamped.get(partition, record.timestamp_ms)
+        at_ms = time_in(self.clock, partition) + min(max(step_ms, 0), LONGEST_STEP_MS)
+        self.clock[partition], self.stamped[partition] = at_ms, record.timestamp_ms
         if self.lives.get(record.sender) == record.incarnation:
             self.heard[record.sender] = LastHeard(partition, at_ms)
         elif record.sender in self.relays:
@@ -72,11 +78,6 @@ class Watch:
             self.announced_flush, self.announced_ms = self.flush_id, {}
         self.announced_ms.setdefault(partition, at_ms)
 
-    def _stand_still(self, partition: Partition, before: int, after: int) -> None:
-        self.heard = stood_still(self.heard, self.clock, partition, before, after)
-        if partition in self.announced_ms:
-            self.announced_ms[partition] = _later(self.announced_ms[partition], before, after)
-
     def applied(self, membership: Membership) -> Membership:
         """The membership with what was heard."""
         if not self.flush_id:
@@ -85,9 +86,36 @@ class Watch:
             membership,
             heard=self.heard,
             clock=self.clock,
+            stamped=self.stamped,
             announced_flush=self.announced_flush,
             announced_ms=self.announced_ms,
         )
+
+
+def time_in(clock: Mapping[Partition, int], partition: Partition) -> int:
+    """The time of a partition. One that tells its first begins with the others."""
+    return clock[partition] if partition in clock else min(clock.values(), default=0)
+
+
+def even(membership: Membership) -> Membership:
+    """The clocks of all partitions set to the time of the foremost, with all that is measured by them."""
+    clock = membership.clock
+    now_ms = max(clock.values(), default=0)
+    later: dict[Partition | None, int] = {
+        None: now_ms - min(clock.values(), default=0),
+        **{place: now_ms - at_ms for place, at_ms in clock.items()},
+    }
+    if not any(later.values()):
+        return membership
+    return replace(
+        membership,
+        heard={
+            address: LastHeard(place, at_ms + later.get(place, 0))
+            for address, (place, at_ms) in membership.heard.items()
+        },
+        clock=dict.fromkeys(clock, now_ms),
+        announced_ms={place: at_ms + later.get(place, 0) for place, at_ms in membership.announced_ms.items()},
+    )
 
 
 def before_horizon(membership: Membership, positions: Mapping[Partition, int]) -> Membership:
@@ -109,6 +137,7 @@ def without_sites(membership: Membership, sites: Collection[str]) -> Membership:
         membership,
         heard={**membership.heard, **dict.fromkeys(sorted(silent), LastHeard(None, LONG_AGO_MS))},
         clock={place: at_ms for place, at_ms in membership.clock.items() if _site_of(place) not in sites},
+        stamped={place: at_ms for place, at_ms in membership.stamped.items() if _site_of(place) not in sites},
     )
 
 
@@ -119,25 +148,3 @@ def _is_of(heard: LastHeard | None, sites: Collection[str]) -> bool:
 def _site_of(partition: Partition) -> str:
     topic = Topic.parse(partition.topic)
     return topic.site if topic is not None else ""
-
-
-def stood_still(
-    heard: dict[str, LastHeard], clock: dict[Partition, int], partition: Partition, before: int, after: int
-) -> dict[str, LastHeard]:
-    """`heard` after a step of the clock of `partition`: as if the members it concerns had been heard so much later."""
-    steps = {partition: (before, after), None: _whole(clock, partition, before, after)}
-    return {
-        address: LastHeard(where, _later(at_ms, *steps[where])) if where in steps else LastHeard(where, at_ms)
-        for address, (where, at_ms) in heard.items()
-    }
-
-
-def _whole(clock: dict[Partition, int], partition: Partition, before: int, after: int) -> tuple[int, int]:
-    """The step of the whole group's clock, which is that of the partition furthest behind."""
-    others = [at_ms for other, at_ms in clock.items() if other != partition]
-    return min([before, *others]), min([after, *others])
-
-
-def _later(at_ms: int, before: int, after: int) -> int:
-    """Of a step of the clock, what comes after `at_ms` counts for STANDSTILL_MS at most."""
-    return at_ms + max(0, after - max(at_ms, before) - STANDSTILL_MS)

@@ -11,8 +11,8 @@ the sequencer decides the record and when somebody reads it. So a crash after an
 takes over folds the same records. So it knows the members that wait to join and those that have answered, and decides
 at the end of its next batch what its predecessor did not.
 
-*Time is data.* A member is silent if its partition went on for `suspect_after_ms` without it, by the broker's
-timestamps. A partition that is read late has a late clock, so reading late makes no member silent. The time
+*Time is data.* A member is silent if its partition went on for `suspect_after_ms` without it, by the steps of the
+broker's timestamps. A partition that is read late has a late clock, so reading late makes no member silent. The time
 (`ordering.log_time`) is not part of DATA. After a takeover every member has a whole grace period, which begins when
 everything is considered that stood in FORWARD then (the horizon). Any record advances the clock of its partition; the
 job writes a tick, a heartbeat of its own, into each.
@@ -165,6 +165,7 @@ class Membership:
     `announced_flush` is the newest flush of which a tick knows, and `announced_ms` has the time of the first such tick
     in each partition. `horizon` is where each forward partition ended when the sequencer took over; it is empty once
     all of that is considered. `lives_over` has the incarnation of each sender whose newest life is over.
+    `heard`, `clock` and `stamped` are explained in `ordering.log_time`.
     """
 
     settings: Settings = Settings()
@@ -181,6 +182,7 @@ class Membership:
     announced_flush: int = 0
     announced_ms: Mapping[Partition, int] = field(default_factory=dict)
     horizon: Mapping[Partition, int] = field(default_factory=dict)
+    stamped: Mapping[Partition, int] = field(default_factory=dict)
 
     @property
     def is_watched(self) -> bool:
@@ -198,19 +200,17 @@ class Membership:
         return min(self.clock.values(), default=None)
 
     @property
-    def latest_ms(self) -> int:
-        """The newest time that any partition tells."""
-        return max(self.clock.values(), default=0)
-
-    @property
     def is_late(self) -> bool:
-        """Whether the flush in hand has taken longer than it may."""
+        """Whether the flush in hand has taken longer than it may.
+
+        A partition that has not gone on so far may be read late, with an answer in it; or no process can write there.
+        So it is waited for until another one has gone on for twice as long.
+        """
         if self.announced_flush != self.flush.id:
             return False
         limit = self.settings.flush_timeout_ms
-        return all(
-            now_ms - self.announced_ms.get(partition, now_ms) > limit for partition, now_ms in self.clock.items()
-        )
+        taken = [now_ms - self.announced_ms.get(partition, now_ms) for partition, now_ms in self.clock.items()]
+        return min(taken, default=0) > limit or max(taken, default=0) > 2 * limit
 
     @cached_property
     def _addresses(self) -> frozenset[str]:
@@ -251,11 +251,11 @@ class Membership:
         """What DATA tells: no member was heard yet, so each has a whole grace period."""
         if not (self.heard or self.clock or self.announced_flush):
             return self
-        return replace(self, heard={}, clock={}, announced_flush=0, announced_ms={})
+        return replace(self, heard={}, clock={}, stamped={}, announced_flush=0, announced_ms={})
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {
+        body: dict[str, Any] = {
             "settings": asdict(self.settings),
             "members": self.members,
             "joining": self.joining,
@@ -271,6 +271,7 @@ class Membership:
             "announced_ms": named_partitions(self.announced_ms),
             "horizon": named_partitions(self.horizon),
         }
+        return body | {"stamped": named_partitions(self.stamped)} if self.stamped else body
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Membership:
@@ -295,6 +296,7 @@ class Membership:
             clock=parsed_partitions(body.pop("clock")),
             announced_ms=parsed_partitions(body.pop("announced_ms")),
             horizon=parsed_partitions(body.pop("horizon")),
+            stamped=parsed_partitions(body.pop("stamped", {})),
             **body,
         )
 

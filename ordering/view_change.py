@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ordering.flush import Phase
+from ordering.log_time import even
 from ordering.membership import NOTHING_ACCEPTED, Accepted, LastHeard, Membership
 from ordering.names import relay_of
 from ordering.records import FLUSH_COMPLETED, REMOTE_VIEW, START_FLUSH, STOP_FLUSH, VIEW
@@ -43,7 +44,8 @@ def start_grace_periods(membership: Membership) -> Membership:
     missing = [address for address in watched if address not in membership.heard]
     if not membership.clock or not missing:
         return membership
-    now = LastHeard(None, membership.latest_ms)
+    membership = even(membership)
+    now = LastHeard(None, membership.now_ms or 0)
     return replace(membership, heard={**membership.heard, **dict.fromkeys(missing, now)})
 
 

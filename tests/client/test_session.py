@@ -19,7 +19,7 @@ from connectors.kafka.settings import change_settings
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import Excluded, FlushFailed, NotOrderedInTime, UsageError
-from ordering.log_time import STANDSTILL_MS
+from ordering.log_time import LONGEST_STEP_MS
 from ordering.names import TICK_NAME
 from ordering.participant_table import Phase
 from ordering.records import FLUSH_OK, HEARTBEAT, LEAVE, START_FLUSH, STOP_FLUSH
@@ -71,7 +71,7 @@ class Bench:
         def go() -> None:
             eventually(begin)
             while not (alice.participant.is_dead or alice.has_ended):
-                self.kafka.topics.ahead_ms += STANDSTILL_MS
+                self.kafka.topics.ahead_ms += LONGEST_STEP_MS
                 bob.heartbeat()
                 time.sleep(0.02)
 
