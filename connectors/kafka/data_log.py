@@ -104,13 +104,14 @@ class DataLog:
         self._known_claims: list[Claim] = []
         self._known_notes: list[Note] = []
         self._known_move: Move | None = None
+        self._claims_before_move = 0
         self.known_exclusions: tuple[Exclusion, ...] = ()
         """As far as EPOCH was read. One says nothing of another: of the same view there may be several."""
         self._known_base = -1
         self.strays = 0
         """How many records that are no DATA it has passed over."""
-        self._known_below = 0
-        """The offset in EPOCH below which all is known."""
+        self.known_below = 0
+        """The offset in EPOCH below which all is known, as far as it was read."""
         self._is_shared = consumer is not None
         self._consumer: Consumer = consumer or consumer_of_logs(connection)
         try:
@@ -201,10 +202,11 @@ class DataLog:
     def _learn(self) -> None:
         """Read what is new in EPOCH. Raises HistoryUnavailable if retention has dropped its beginning."""
         end = self._end_of_epochs()
-        if end < self._known_below:  # made anew
-            self._known_claims, self._known_notes, self._known_below = [], [], 0
-            self._known_move, self._known_base, self.known_exclusions = None, -1, ()
-        if not self._known_below and end:
+        if end < self.known_below:  # made anew
+            self._known_claims, self._known_notes, self.known_below = [], [], 0
+            self._known_move, self._claims_before_move = None, 0
+            self._known_base, self.known_exclusions = -1, ()
+        if not self.known_below and end:
             with self.connection.reachable("READ", self.claims_topic):
                 beginning = int(self._consumer.beginning_offsets([self._claims])[self._claims])
             if beginning > 0:
@@ -212,23 +214,23 @@ class DataLog:
                     f"retention has dropped the first {beginning} records of {self.claims_topic}, which say "
                     "which sequencers took over: go on in a new group, and never set a retention on an epoch topic."
                 )
-        for record in read_range(self.connection, self._consumer, self._claims, self._known_below, end):
+        for record in read_range(self.connection, self._consumer, self._claims, self.known_below, end):
             at = (record.offset, record.value, record.headers, record.timestamp)
-            self._known_below = record.offset + 1
+            self.known_below = record.offset + 1
             try:
                 entry = decode(self.claims_topic, *at, above=self._above)
             except StrayClaim as stray:
                 _logger.warning("%s, and is passed over: who else writes there?", stray)
                 continue
             except ProtocolViolation:
-                self._known_below = record.offset
+                self.known_below = record.offset
                 raise
             if isinstance(entry, Claim):
                 self._known_claims.append(entry)
             elif isinstance(entry, Note):
                 self._known_notes.append(entry)
             elif isinstance(entry, Move):
-                self._known_move = entry
+                self._known_move, self._claims_before_move = entry, len(self._known_claims)
             elif isinstance(entry, Exclusion):
                 self.known_exclusions = (*self.known_exclusions, entry)
             else:
@@ -251,6 +253,16 @@ class DataLog:
         self._learn()
         return self._known_move
 
+    def claims_since_move(self) -> list[Claim]:
+        """The claims that stand behind the newest move; all of them, if the home never moved."""
+        self._learn()
+        return self._known_claims[self._claims_before_move :]
+
+    def highest_epoch(self) -> int:
+        """The highest epoch that was claimed here, or that a move says was given before."""
+        move = self.move()
+        return max(self.newest_epoch(), move.above if move is not None else 0)
+
     def base(self) -> SequencerState | None:
         """The newest base, if the topic is a copy, or was one, and has one."""
         self._learn()
@@ -264,9 +276,13 @@ class DataLog:
         move = self.move()
         return move is not None and move.home == self.topic.site
 
+    def has_decided(self) -> bool:
+        """Whether it has, had or may soon have a sequencer of its own: it was claimed, or made the home."""
+        return bool(self.claims()) or self.is_promoted()
+
     def is_copy(self) -> bool:
         """Whether a relay fills the topic: then it has DATA without a claim, and it was not made the home."""
-        if self.claims() or self.is_promoted():
+        if self.has_decided():
             return False
         # Relays bring no strays: one of them in a topic that is new makes it no copy.
         return self.beginning() > 0 or any(each.data.kind != STRAY for each in self.records(0, self.end()))

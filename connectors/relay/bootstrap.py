@@ -32,6 +32,7 @@ from ordering.errors import UsageError
 from ordering.links import LinkStart, carry
 from ordering.names import Topic, relay_of
 from ordering.records import LINK_START, MESSAGE, Data, Source
+from ordering.sequencer import seal
 
 UNACKNOWLEDGED = 10_000
 """Records written ahead of Kafka's acknowledgement, at most."""
@@ -69,24 +70,26 @@ def bootstrap(
         _write_session(sites, direction, ledger, group, reached, lambda start: to_write(last - start), written)
         return state.seqno
     with DataLog(target, group, direction.target) as copy:
-        if copy.claims():
+        if copy.has_decided():
             raise UsageError(f"{copy.topic} has a sequencer of its own, so it can't follow {direction.source}.")
-        last_seqno = copy.state().seqno
-        to_write(max(0, state.seqno - last_seqno))
-        _write(
-            target,
-            str(copy.topic),
-            _hub_records(group, direction.source, read_rows(ledger, group, last_seqno + 1)),
-            written,
-        )
+        known = copy.state()
+        to_write(max(0, state.seqno - known.seqno))
+        rows = read_rows(ledger, group, known.seqno + 1)
+        _write(target, str(copy.topic), _hub_records(group, direction.source, rows, known.epoch), written)
         post_base(target, copy.claims_topic, state)
     return state.seqno
 
 
-def _hub_records(group: str, home: str, rows: Iterator[list[dict[str, Any]]]) -> Iterator[Record]:
-    """DATA as the sequencer wrote it, as far as the ledger tells."""
+def _hub_records(group: str, home: str, rows: Iterator[list[dict[str, Any]]], epoch: int) -> Iterator[Record]:
+    """DATA as the sequencer wrote it, as far as the ledger tells. `epoch`: the one in force before.
+
+    With the seals, of which a copy tells who has decided what: also one that was cut off, or becomes the home.
+    """
     for chunk in rows:
         for row in chunk:
+            if row["epoch"] > epoch:
+                epoch = row["epoch"]
+                yield encode_data(seal(epoch))
             yield encode_data(_hub_record(group, home, row))
 
 

@@ -8,7 +8,8 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.sending import append
 from connectors.kafka.sites import Direction
 from connectors.relay.job import ask_the_ledger
-from connectors.relay.promotion import fence_former_home
+from connectors.relay.promotion import fence_former_home, first_difference
+from connectors.sequencer.takeover import check_is_home
 from ordering.errors import HistoryUnavailable, UsageError
 from ordering.reader import epoch_of
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, seal, snapshot
@@ -37,17 +38,12 @@ class HomeCopy:
         The copy learns the epoch in force there first: its seal may be among what retention has dropped at the home,
         and what a fenced sequencer left behind it may not.
         """
-        anew = f"delete the group's topics at {self.copy.topic.site}, and let it join again (`abcast site add`)."
         if fence_former_home(self.home, self.copy):
-            raise UsageError(f"{self.copy.topic.site} was the home of the group before: {anew}")
-        if self.copy.claims():
-            raise UsageError(
-                f"{self.copy.topic} has a sequencer of its own, so it can't be the copy of {self.home.topic}: "
-                "the site belongs to a mesh, or another site is the home."
-            )
+            raise UsageError(f"{self.copy.topic.site} was the home of the group before: {self._anew}")
+        check_is_home(self.home)
+        self._check_is_copy()
         known, home = self.copy.state(), self.home.state()
-        if known.seqno and epoch_of(known.seals, known.seqno) != epoch_of(home.seals, known.seqno):
-            raise UsageError(f"{self.copy.topic} has another seqno {known.seqno} than {self.home.topic}: {anew}")
+        self._check_same(known, home)
         try:
             start = self.home.after(known.seqno)  # raises, too, if the home never had it
         except HistoryUnavailable as error:
@@ -56,14 +52,42 @@ class HomeCopy:
             append(self.copy.connection, str(self.copy.topic), encode_data(seal(start.reader.epoch)))
         return start.offset
 
+    @property
+    def _anew(self) -> str:
+        return f"delete the group's topics at {self.copy.topic.site}, and let it join again (`abcast site add`)."
+
+    def _check_is_copy(self) -> None:
+        """Raise UsageError if the copy has a sequencer of its own."""
+        if self.copy.has_decided():
+            raise UsageError(
+                f"{self.copy.topic} has a sequencer of its own, so it can't be the copy of {self.home.topic}: "
+                "the site belongs to a mesh, or another site is the home."
+            )
+
+    def _check_same(self, known: SequencerState, home: SequencerState) -> None:
+        """Raise UsageError if the copy has what another home has decided, or does not count what this one decides."""
+        differing = first_difference(known, home)
+        if differing is not None:
+            raise UsageError(f"{self.copy.topic} has another seqno {differing} than {self.home.topic}: {self._anew}")
+        if known.epoch > home.epoch:
+            raise UsageError(
+                f"{self.copy.topic} follows a home that came after {self.home.topic.site}, or beside it: give this "
+                f"site the new sites' file. If {self.home.topic.site} is the home, {self._anew}"
+            )
+
     def post_base(self) -> None:
-        """Post the home's state of some time ago, once the copy has everything that it counts."""
+        """Post the home's state of some time ago, once the copy has everything that it counts.
+
+        Raises UsageError if the copy was made the home meanwhile, or another home fills it, too.
+        """
+        self._check_is_copy()
         end = self.home.end()
         base = self._base
         if base is None and end - self._looked_at >= SNAPSHOT_EVERY_RECORDS:
             base = self._base = self.home.state(end)
             self._looked_at = end
         if base is not None and self._has(base):
+            self._check_same(base, self.copy.state())
             post_base(self.copy.connection, self.copy.claims_topic, base)
             self._base = None
 

@@ -9,11 +9,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from connectors.kafka.sites import Direction, Sites
 from connectors.kafka.topics import check_may
-from connectors.kafka.unfit import ask_each
+from connectors.kafka.unfit import UnfitGroups, ask_each
 from connectors.relay.columns import relay_forward, relay_home_data
 from connectors.relay.home_copy import HomeCopy
 from connectors.relay.job import Relay
 from connectors.spark.job import JobOptions
+from ordering.errors import AbcastError, UsageError
 from ordering.names import Topic
 
 
@@ -49,9 +50,15 @@ class HomeData(Relay):
         return relay_home_data(rows, self.direction)
 
     def check(self) -> None:
-        """Post what readers of the copies may start from."""
+        """Post what readers of the copies may start from. Raises UnfitGroups of those that are copies no more."""
+        unfit: dict[str, AbcastError] = {}
         for copy in self._copies:
-            copy.post_base()
+            try:
+                copy.post_base()
+            except UsageError as error:
+                unfit[copy.home.topic.group] = error
+        if unfit:
+            raise UnfitGroups(unfit)
 
     def close_query(self) -> None:
         """Close what `check` reads."""

@@ -1,25 +1,34 @@
 """Making a copy the home of a hub, when the home is lost or is to be replaced.
 
-1. If the old home answers, it is fenced: a *move* in its EPOCH topic, so that no sequencer starts there again; a claim,
-   so that the one that runs stops; and a seal in its DATA, so that nothing counts that it still writes.
+1. If another site answers that was a home, it is fenced: a *move* in its EPOCH topic, so that its sequencer stops and
+   none starts there again; a claim behind the move; and that claim's seal in its DATA, so that nothing counts that is
+   still written there.
 2. What other sites have and the new home lacks is copied: from the old home up to its seal, or from the copy that
    reaches furthest.
 3. A move is appended to the EPOCH topic of the new home. From there on the topic is claimed as every home's is
    (`connectors.sequencer.takeover`): claim, seal, opening snapshot.
 
 Invariant. The new home goes on after everything that any reachable site has, in an epoch that no home before had or
-will have: each move begins a new thousand million of them. Its sequencer starts only where the move stands, so a crash
+will have: each move begins a new thousand million of them. Its sequencer starts only where the move stands. So a crash
 before that leaves a copy, and the same again makes it the home.
+
+Each step may be cut off at any point and done again. A site is fenced when the seal of a claim behind the move stands
+in its DATA, and not before. A crash before the seal leaves a sequencer whose DATA counts up to the next try, and is
+copied then; one after the last step leaves a home.
 
 If the old home does not answer, what only it had is not in the order any more; `Promotion.not_copied` says so. Its
 members may have delivered it. So when the old home answers again, the first relay that is to bring it the order fences
 it (1). The relay refuses to fill its topics, as with any copy that has another message under a seqno: they must be made
 anew.
+
+Of two sites that were made homes while neither knew of the other, the later one is the home: the thousand millions go
+by the time, so hers are the higher ones.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -30,10 +39,14 @@ from connectors.kafka.sending import append, producing
 from connectors.kafka.sites import Sites
 from ordering.errors import BrokerUnreachable, TopicMissing, UsageError
 from ordering.reader import epoch_of
-from ordering.records import STRAY
-from ordering.sequencer import seal
+from ordering.records import EPOCH, STRAY
+from ordering.sequencer import SequencerState, seal
 
 EPOCHS_OF_A_HOME = 10**9
+_SHARE_S = 10
+"""A thousand million of epochs is for the moves of so many seconds. MAX_NUMBER is reached in thousands of years."""
+_MOST_SHARES = 10**8 * 5
+"""So many are given by the time. A clock that is far ahead leaves as many for the moves that come then."""
 
 _logger = logging.getLogger(__name__)
 
@@ -50,7 +63,7 @@ class Promotion(NamedTuple):
 
 
 def promote(sites: Sites, group: str, site: str) -> Promotion:
-    """Make `site`, which must be the home in the sites' file, the home of the group.
+    """Make `site`, which must be the home in the sites' file, the home of the group. May be done again.
 
     Raises UsageError (it is no copy, or has another order than a site that reaches further), BrokerUnreachable.
     """
@@ -58,7 +71,8 @@ def promote(sites: Sites, group: str, site: str) -> Promotion:
         raise UsageError(f'write home = "{site}" into the sites\' file first, and give that file to all sites.')
     with ExitStack() as open_logs:
         copy = open_logs.enter_context(DataLog(sites.connection(site), group, site))
-        if not copy.is_copy():
+        is_done = copy.is_promoted()
+        if not is_done and not copy.is_copy():
             raise UsageError(f"{site} is no copy of group {group}: it has a sequencer of its own, or no history.")
         others: list[DataLog] = []
         silent: list[str] = []
@@ -69,37 +83,72 @@ def promote(sites: Sites, group: str, site: str) -> Promotion:
                 except (BrokerUnreachable, TopicMissing) as error:
                     _logger.warning("%s does not answer: %s", name, error)
                     silent.append(name)
-        for other in others:
-            if other.claims():
-                fence(other, site)
+        former = [other for other in others if other.has_decided()]
+        for other in former:
+            if is_done:
+                _check_is_later(copy, other)
+            fence(other, site)
         before = copy.state().seqno
+        if is_done:
+            return Promotion(before, 0, tuple(silent))
         for other in sorted(others, key=lambda known: known.state().seqno):
             copy_rest(other, copy)
         state = copy.state()
-        above = (state.epoch // EPOCHS_OF_A_HOME + 1) * EPOCHS_OF_A_HOME
+        above = _epochs_above(max([state.epoch, *(other.highest_epoch() for other in former)]))
         append(copy.connection, copy.claims_topic, (None, *encode_move(Move(site, above))))
         return Promotion(state.seqno, state.seqno - before, tuple(silent))
 
 
+def _epochs_above(known: int) -> int:
+    """Below the epochs of a new home. `known`: the highest epoch of those before."""
+    share = max(known // EPOCHS_OF_A_HOME + 1, min(int(time.time()) // _SHARE_S, _MOST_SHARES))
+    return share * EPOCHS_OF_A_HOME
+
+
 def fence(old_home: DataLog, new_home: str) -> None:
-    """No sequencer of the old home decides anything from here on. May be done again."""
+    """No sequencer of the old home decides anything from here on. May be cut off anywhere, and done again."""
     move = old_home.move()
-    if move is not None and move.home == new_home:
+    if move is None or move.home != new_home:
+        above = move.above if move is not None else 0
+        append(old_home.connection, old_home.claims_topic, (None, *encode_move(Move(new_home, above))))
+    elif _is_sealed(old_home):
         return
-    above = move.above if move is not None else 0
-    connection = old_home.connection
-    append(connection, old_home.claims_topic, (None, *encode_move(Move(new_home, above))))
-    claimed_at = append(connection, old_home.claims_topic, (None, *encode_claim(old_home.end())))
-    append(connection, str(old_home.topic), encode_data(seal(old_home.epoch_of_claim(claimed_at))))
+    claim = None, *encode_claim(old_home.end())
+    claimed_at = append(old_home.connection, old_home.claims_topic, claim)
+    epoch = old_home.epoch_of_claim(claimed_at)
+    append(old_home.connection, str(old_home.topic), encode_data(seal(epoch)))
     _logger.warning("group %s: %s is not the home any more, %s is", old_home.topic.group, old_home.topic.site, new_home)
 
 
+def _is_sealed(old_home: DataLog) -> bool:
+    """Whether the seal of a claim behind the move stands in DATA; if retention may have dropped it, it does not."""
+    for claim in old_home.claims_since_move():
+        start, end = max(claim.floor, old_home.beginning()), old_home.end()
+        behind = (stored.data for stored in old_home.records(start, end))
+        if any(data.kind == EPOCH and not data.payload and data.epoch == claim.epoch for data in behind):
+            return True
+    return False
+
+
 def fence_former_home(home: DataLog, other: DataLog) -> bool:
-    """Fence the other site's sequencer, if `home` was made the home in its place; whether it was."""
-    was_home = bool(other.claims()) and home.is_promoted()
+    """Fence the other site's sequencer, if `home` was made the home in its place; whether it was.
+
+    Raises UsageError if it was the other way round: the relay of a home that was replaced has an old sites' file.
+    """
+    was_home = home.is_promoted() and other.has_decided()
     if was_home:
+        _check_is_later(home, other)
         fence(other, home.topic.site)
     return was_home
+
+
+def _check_is_later(home: DataLog, other: DataLog) -> None:
+    """Raise UsageError if the other site was made the home after this one."""
+    if other.is_promoted() and other.highest_epoch() > home.highest_epoch():
+        raise UsageError(
+            f"{other.topic.site} was made the home of group {home.topic.group} after {home.topic.site}: give this site "
+            "the sites' file that says so."
+        )
 
 
 def copy_rest(other: DataLog, copy: DataLog) -> None:
@@ -107,9 +156,10 @@ def copy_rest(other: DataLog, copy: DataLog) -> None:
     known, theirs = copy.state(), other.state()
     if theirs.seqno <= known.seqno:
         return
-    if known.seqno and epoch_of(known.seals, known.seqno) != epoch_of(theirs.seals, known.seqno):
+    differing = first_difference(known, theirs)
+    if differing is not None:
         raise UsageError(
-            f"{copy.topic} and {other.topic} have different messages under seqno {known.seqno}: one of them was left "
+            f"{copy.topic} and {other.topic} have different messages under seqno {differing}: one of them was left "
             "behind when the home moved. Promote a site that has what the others have."
         )
     start = other.after(known.seqno)
@@ -119,3 +169,16 @@ def copy_rest(other: DataLog, copy: DataLog) -> None:
         for stored in other.records(start.offset, other.end()):  # they are few, and this is done once
             if stored.data.kind != STRAY:
                 append(copy.connection, str(copy.topic), encode_data(stored.data), producer=producer)
+
+
+def first_difference(one: SequencerState, other: SequencerState) -> int | None:
+    """The first seqno up to which both reach, and which two epochs have decided; None if there is none.
+
+    An epoch is one sequencer's. So where it is the same, the message is.
+    """
+    begun = sorted({seal.first_seqno for seal in (*one.seals, *other.seals)})
+    for seqno in begun:
+        decided = {epoch_of(one.seals, seqno), epoch_of(other.seals, seqno)} - {0}  # of 0 nothing is known
+        if seqno <= min(one.seqno, other.seqno) and len(decided) > 1:
+            return seqno
+    return None

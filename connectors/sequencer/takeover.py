@@ -22,8 +22,9 @@ ledger ends at its last row's offset in DATA, or at that of a note with the same
 or before. Or DATA begins with a record that the ledger has, or that follows its last row, and no seal can stand before
 it.
 
-A sequencer sees a newer one by its claim, and stops. That is a courtesy, not what keeps the order: if it sleeps
-through the claim, what it writes is stale for every reader.
+A sequencer sees a newer one by its claim, and another home by its move, and stops. That is a courtesy, not what keeps
+the order: if it sleeps through the claim, what it writes is stale for every reader. No sequencer seals a claim that
+stands behind a move to another site, so the seal of who has fenced it (`connectors.relay.promotion`) is the last one.
 """
 
 from __future__ import annotations
@@ -203,7 +204,6 @@ def _survey(
     if group in claimed:
         check_not_fenced(data, claimed[group])
     check_is_home(data)
-    move = data.move()
     if data.is_copy():
         raise UsageError(f"{data.topic} is the copy of another site's: run the sequencer of group {group} at its home.")
     end = data.end()
@@ -215,7 +215,7 @@ def _survey(
             f"{data.topic} ended at offset {highest_floor} once, and ends at {now} now: was it deleted? Then delete "
             f"{data.claims_topic}, too, and the group begins anew at seqno 1."
         )
-    newest = max(data.newest_epoch(), move.above if move is not None else 0)
+    newest = data.highest_epoch()
     if state.epoch > newest:
         raise ProtocolViolation(
             f"{data.topic} knows epoch {state.epoch}, but {data.claims_topic} is only at {newest}: "
@@ -278,9 +278,10 @@ def _claim(
     group = data.topic.group
     if group in claimed:
         check_not_fenced(data, claimed[group])
-    epoch = data.epoch_of_claim(
-        _append(data, producer, data.claims_topic, (None, *encode_claim(data.end(), agreement)))
-    )
+    claimed_at = _append(data, producer, data.claims_topic, (None, *encode_claim(data.end(), agreement)))
+    if claimed_at > data.known_below:  # something came in between
+        check_is_home(data)
+    epoch = data.epoch_of_claim(claimed_at)
     claimed[group] = epoch
     sealed_at = _append_data(data, producer, seal(epoch))
     before = absorb(found.state, (stored.data for stored in data.records(found.end, sealed_at)))
@@ -418,11 +419,11 @@ def check_is_home(data: DataLog) -> None:
 def check_not_fenced(data: DataLog, epoch: int) -> None:
     """Raise Fenced if a sequencer with an epoch newer than `epoch` has begun to take over.
 
-    Raises UsageError if that was to make another site the home.
+    Raises UsageError if another site was made the home.
     """
+    check_is_home(data)
     newest = data.newest_claim()
     if newest is not None and newest.epoch > epoch:
-        check_is_home(data)
         raise Fenced(
             f"group {data.topic.group}: a newer sequencer took over with epoch {newest.epoch} ({newest.who}); this one "
             f"(epoch {epoch}) stops. Run one sequencer for a site; to hand over on purpose, stop this one first."

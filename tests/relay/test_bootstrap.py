@@ -4,20 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kafka.errors import KafkaTimeoutError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import decode_data, decode_forward, first_fields, forward_headers
+from connectors.kafka.data_log import DataLog
 from connectors.kafka.sites import Direction, Sites
 from connectors.ledger.history import read_rows
 from connectors.ledger.state import state_from_ledger
-from connectors.relay.bootstrap import _hub_records, _write_session
+from connectors.relay.bootstrap import _hub_records, _write_session, bootstrap
 from connectors.relay.link_start import link_start
-from connectors.testing.memory_kafka import MemoryConnection
+from connectors.relay.promotion import first_difference
+from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
 from ordering.links import carry
 from ordering.names import Topic, relay_of
-from ordering.records import HEARTBEAT, JOIN, LINK_START, MESSAGE, REMOTE_VIEW, SKIP, VIEW, Data, Partition, Source
+from ordering.reader import epoch_of
+from ordering.records import (
+    EPOCH,
+    HEARTBEAT,
+    JOIN,
+    LINK_START,
+    MESSAGE,
+    REMOTE_VIEW,
+    SKIP,
+    VIEW,
+    Data,
+    Partition,
+    Source,
+)
 from ordering.sequencer import SequencerState, absorb, seal, step
 from tests.ledger.ledger_of import decided, effective, write_ledger
 
@@ -44,10 +61,54 @@ def test_a_hubs_copy_is_the_data_of_its_home(tmp_path: Path) -> None:
     ledger = write_ledger(tmp_path / "ledger", log)
     written = [
         (key, decode_data(key, value, headers))
-        for key, value, headers in _hub_records("g", "nyc", read_rows(ledger, "g", 1))
+        for key, value, headers in _hub_records("g", "nyc", read_rows(ledger, "g", 1), 0)
     ]
-    assert [record for _, record in written] == log
-    assert [key for key, _ in written] == [record.sender.encode() if record.source else None for record in log]
+    assert [record for _, record in written if record.kind != EPOCH] == log
+    keys = [key for key, record in written if record.kind != EPOCH]
+    assert keys == [record.sender.encode() if record.source else None for record in log]
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_hubs_copy_is_cut_off_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_written: bool) -> None:
+    """After each record. Whatever is there tells its seqnos and who has decided them, as the whole does."""
+    log = decided(linked=False)
+    ledger = write_ledger(tmp_path / "ledger", effective(log))
+    whole = absorb(SequencerState("g"), log)
+    ends = {"nyc": MemoryConnection(), "sfo": MemoryConnection()}
+    ends["sfo"].create("g", "sfo")
+    sites = Sites("hub", "nyc", "micro-batch", dict(ends), frozenset([frozenset(ends)]))
+    send, left = MemoryProducer.send, [0]
+
+    def cut_off(self: MemoryProducer, *args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0 and not is_written:
+            raise KafkaTimeoutError
+        sent = send(self, *args, **options)
+        if left[0] < 0:
+            raise KafkaTimeoutError
+        return sent
+
+    def reached() -> SequencerState:
+        with DataLog(ends["sfo"], "g", "sfo") as copy:
+            return copy.state()
+
+    monkeypatch.setattr(MemoryProducer, "send", cut_off)
+    tries = 0
+    while True:
+        left[0] = 3
+        try:
+            bootstrap(sites, "g", ledger, WAY)
+            break
+        except KafkaTimeoutError:
+            tries += 1
+            known = reached()
+            assert known.seqno
+            assert first_difference(known, whole) is None
+            last = max(1, known.seqno)
+            assert epoch_of(known.seals, last) == epoch_of(whole.seals, last)
+    assert tries > len(effective(log)) // 4
+    known = reached()
+    assert (known.seqno, known.received) == (whole.seqno, whole.received)
 
 
 class There:

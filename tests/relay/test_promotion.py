@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import closing, suppress
+from typing import Any
+
 import pytest
-from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.kafka.codec import first_fields
+from connectors.kafka.codec import encode_data
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.sites import Sites
-from connectors.relay.promotion import Promotion, copy_rest, fence_former_home, promote
-from connectors.sequencer.takeover import take_over
+from connectors.kafka.epochs import Move, encode_claim, encode_move
+from connectors.kafka.sending import append
+from connectors.kafka.sites import Direction, Sites
+from connectors.relay.home_copy import HomeCopy
+from connectors.relay.promotion import Promotion, copy_rest, fence, fence_former_home, promote
+from connectors.sequencer.takeover import check_not_fenced, take_over
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import BrokerUnreachable, UsageError
-from ordering.names import Topic
-from ordering.records import MESSAGE
+from ordering.errors import BrokerUnreachable, NotOrderedInTime, UsageError
 
 GROUP = "g"
 
@@ -121,23 +125,177 @@ def test_a_copy_with_other_messages_is_refused(hub: Hub) -> None:
     lost.update(kept)
     with hub.log("sfo") as home, hub.log("lax") as lax:
         assert beyond == 8
-        with pytest.raises(UsageError, match="different messages under seqno 8"):
+        with pytest.raises(UsageError, match="different messages under seqno 6"):
             copy_rest(home, lax)
 
 
-def test_cut_off_midway_it_is_done_again(hub: Hub) -> None:
-    """The old home is fenced, and nothing else was done yet: the copy is still one, and the same call promotes it."""
-    hub.order("nyc", "b", 3)
-    with hub.log("nyc") as old:
-        from connectors.relay.promotion import fence
+class Cut:
+    """Every append of a failover is counted, and one of them fails: before Kafka has the record, or after."""
 
-        fence(old, "sfo")
-    assert promote(hub.sites, GROUP, "sfo") == Promotion(8, 3, ())
-    with pytest.raises(UsageError, match="is no copy of group g"):
-        promote(hub.sites, GROUP, "sfo")
-    place = TopicPartition(str(Topic(GROUP, "data", "sfo")), 0)
-    kinds = [first_fields(record.headers, 2)[1] for record in hub.connections["sfo"].topics.partitions[place]]
-    assert kinds.count(MESSAGE.encode()) == 8
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, *, is_written: bool) -> None:
+        self.at = at
+        self.is_written = is_written
+        self.count = 0
+        for module in ("promotion", "home_copy", "bootstrap"):
+            monkeypatch.setattr(f"connectors.relay.{module}.append", self.append)
+
+    def append(self, *args: Any, **options: Any) -> int:
+        self.count += 1
+        if self.count == self.at and not self.is_written:
+            raise BrokerUnreachable("no answer, and nothing written.")
+        offset = append(*args, **options)
+        if self.count == self.at:
+            raise BrokerUnreachable("no answer.")
+        return offset
+
+
+CUTS = [(at, is_written) for at in range(1, 9) for is_written in (False, True)]
+
+
+def broadcast(hub: Hub, site: str, name: str) -> int | None:
+    """The seqno that the receipt of a member's message says, if it comes soon."""
+    member = Member(GROUP, f"{site}/{name}", connection=hub.connections[site])
+    try:
+        return member.broadcast(name.encode()).result(0.3)
+    except NotOrderedInTime:
+        return None
+    finally:
+        with suppress(NotOrderedInTime):
+            member.close(timeout=0.1)
+
+
+@pytest.mark.parametrize(("at", "is_written"), CUTS)
+def test_a_failover_is_cut_off_and_done_again(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, at: int, is_written: bool
+) -> None:
+    """Wherever it is cut off, and the old home's sequencer runs all the time: there is one home afterwards."""
+    hub.copy("nyc", "lax")
+    receipts: dict[str, int | None] = {}
+    with TinySequencer(hub.connections["nyc"], GROUP, "nyc"):
+        receipts["nyc/before"] = broadcast(hub, "nyc", "before")
+        with monkeypatch.context() as context:
+            cut = Cut(context, at, is_written=is_written)
+            try:
+                promote(hub.sites, GROUP, "sfo")
+            except BrokerUnreachable:
+                receipts["nyc/between"] = broadcast(hub, "nyc", "between")
+            else:
+                assert cut.count < at == max(at for at, _ in CUTS), "every append was cut off once"
+        for _ in range(2):
+            promote(hub.sites, GROUP, "sfo")
+        assert broadcast(hub, "nyc", "after") is None, "a receipt of a site that is the home no more"
+    with hub.log("nyc") as former, pytest.raises(UsageError, match="the home of group g is sfo now"):
+        check_not_fenced(former, former.newest_epoch())
+    with TinySequencer(hub.connections["sfo"], GROUP, "sfo"):
+        receipts["sfo/late"] = broadcast(hub, "sfo", "late")
+    order = {sender: seqno for seqno, (sender, _) in enumerate(hub.messages("sfo"), 1)}
+    given = {sender: seqno for sender, seqno in receipts.items() if seqno is not None}
+    assert {sender: order[sender] for sender in given} == given
+    assert {"nyc/before", "sfo/late"} <= given.keys()
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+@pytest.mark.parametrize("is_written", [False, True])
+def test_the_fence_of_a_relay_is_cut_off_and_done_again(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, at: int, is_written: bool
+) -> None:
+    """The old home was away, and runs on. The first relay that reaches it is killed midway; the next one fences it."""
+    apart = Sites("hub", "sfo", "micro-batch", {"sfo": hub.connections["sfo"]}, frozenset())
+    promote(apart, GROUP, "sfo")
+    hub.order("sfo", "c", 2)
+
+    def start() -> int:
+        relay = HomeCopy(hub.connections["sfo"], hub.connections["nyc"], GROUP, Direction("sfo", "nyc"))
+        with closing(relay):
+            return relay.start()
+
+    with TinySequencer(hub.connections["nyc"], GROUP, "nyc"):
+        with monkeypatch.context() as context:
+            Cut(context, at, is_written=is_written)
+            with pytest.raises((BrokerUnreachable, UsageError)):
+                start()
+        for _ in range(2):
+            with pytest.raises(UsageError, match="nyc was the home of the group before"):
+                start()
+        assert broadcast(hub, "nyc", "after") is None
+    with hub.log("nyc") as former:
+        assert len(former.claims_since_move()) <= 2, "what is fenced is left alone"
+
+
+def test_a_sequencer_that_runs_sees_a_move(hub: Hub) -> None:
+    """Also before the claim behind it."""
+    with hub.log("nyc") as log:
+        check_not_fenced(log, log.newest_epoch())
+        append(log.connection, log.claims_topic, (None, *encode_move(Move("sfo"))))
+        with pytest.raises(UsageError, match="the home of group g is sfo now"):
+            check_not_fenced(log, log.newest_epoch())
+
+
+def test_a_sequencer_that_starts_sees_a_move_before_its_claim(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has looked at the group before the fence, and claims behind it: it seals nothing."""
+
+    def claim(*args: Any) -> Any:
+        with hub.log("nyc") as log:
+            fence(log, "sfo")
+        return encode_claim(*args)
+
+    monkeypatch.setattr("connectors.sequencer.takeover.encode_claim", claim)
+    with pytest.raises(UsageError, match="the home of group g is sfo now"):
+        take_over(hub.connections["nyc"], GROUP, "nyc")
+    with hub.log("nyc") as log:
+        before, claimed = log.claims()[-2:]
+        assert log.state().epoch == before.epoch < claimed.epoch
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_the_later_of_two_homes_is_the_home(hub: Hub, monkeypatch: pytest.MonkeyPatch, knows: bool) -> None:
+    """A home that was away while another was made one fences nobody when it is back. `knows`: the other one's copy had
+    something of it."""
+    hub.copy("nyc", "lax")
+
+    def promote_alone(site: str, at: float) -> None:
+        with monkeypatch.context() as context:
+            context.setattr("connectors.relay.promotion.time.time", lambda: at)
+            alone = {site: hub.connections[site]}
+            promote(Sites("hub", site, "micro-batch", alone, frozenset()), GROUP, site)
+
+    now = time.time()
+    promote_alone("sfo", now)
+    hub.order("sfo", "c", 2)
+    if knows:
+        hub.copy("sfo", "lax")
+    promote_alone("lax", now - 100_000 if knows else now + 60)
+    hub.order("lax", "d", 3)
+    with hub.log("sfo") as sfo, hub.log("lax") as lax, hub.log("nyc") as nyc:
+        with pytest.raises(UsageError, match="lax was made the home of group g after sfo"):
+            fence_former_home(sfo, lax)
+        with pytest.raises(UsageError, match="lax was made the home of group g after sfo"):
+            promote(hub.sites, GROUP, "sfo")
+        for former in (sfo, nyc):
+            assert fence_former_home(lax, former)
+            with pytest.raises(UsageError, match="the home of group g is lax now"):
+                check_not_fenced(former, former.newest_epoch())
+        check_not_fenced(lax, lax.newest_epoch())
+
+
+def test_a_copy_that_two_homes_fill_is_told(hub: Hub) -> None:
+    """The old home, which did not answer, brings one more message before the new home's relay has sealed its epoch."""
+    hub.copy("nyc", "lax")
+    apart = Sites("hub", "sfo", "micro-batch", {name: hub.connections[name] for name in ("sfo", "lax")}, frozenset())
+    promote(apart, GROUP, "sfo")
+    hub.order("sfo", "c", 2)
+    hub.order("nyc", "b", 1)
+    hub.copy("nyc", "lax")
+    with hub.log("sfo") as home, hub.log("lax") as copy:
+        for stored in home.records(0, home.end()):
+            append(copy.connection, str(copy.topic), encode_data(stored.data))
+        assert copy.state().seqno == home.state().seqno == 7
+    relay = HomeCopy(hub.connections["sfo"], hub.connections["lax"], GROUP, Direction("sfo", "lax"))
+    with (
+        closing(relay),
+        pytest.raises(UsageError, match=r"another seqno 6 than .*: delete the group's topics at lax"),
+    ):
+        relay.start()
 
 
 def _only(one: MemoryConnection, away: object) -> object:
