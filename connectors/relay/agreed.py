@@ -18,8 +18,10 @@ from pyspark.sql import DataFrame
 
 from connectors.relay.columns import relay_agreed
 from connectors.relay.job import Relay
+from ordering.errors import HistoryUnavailable
 from ordering.isis_site import MAX_RUN_RECORDS
 from ordering.names import Topic
+from ordering.records import Partition
 
 MAX_BATCH_RECORDS = 3 * MAX_RUN_RECORDS
 """A second's worth, about."""
@@ -50,3 +52,12 @@ class Agreed(Relay):
     def carry(self, rows: DataFrame) -> DataFrame:
         """Marked with where it came from; FORWARD also with when it was there."""
         return relay_agreed(rows, self.direction)
+
+    def position_in_new(self, partition: TopicPartition, position: int) -> int:
+        """Raise HistoryUnavailable: the sites have agreed on records by their offsets in the one before."""
+        source, target = self.direction
+        raise HistoryUnavailable(
+            f"{Partition(*partition)} at {source} was made anew: what stands before offset {position} is not what "
+            f"{target} has of it. The sites have agreed on records of the one before, so {source} can't go on under "
+            f"that name: `abcast site exclude {source}`."
+        )

@@ -16,7 +16,8 @@ repeats is not delivered again.
 Invariant, *once over each bridge, and never back*. A topic is filled in one Kafka by one direction, by `is_entrance`:
 of the sites in that Kafka, the one that is nearest to the sender's site takes it in, from its next hop there. In a
 Kafka where the sender's site is itself, nobody does. So each copy is made from one that is nearer to the original, by
-at least a link, and there is no circle.
+at least a link, and there is no circle. By sites' files of different age there may be several directions, and circles:
+what has been in the target's Kafka is not carried (`connectors.relay.columns`), so a cast comes once by each way.
 
 Reading begins behind the last record that the copy has from this relay's source. Where it has none, it begins at the
 oldest cast that the source still has: a site that is new has no member who could miss what retention has dropped. Of
@@ -71,8 +72,9 @@ class Casts(Relay):
         return topic
 
     def carry(self, rows: DataFrame) -> DataFrame:
-        """As they stand, with the mark of this relay; from a mesh, those of no view."""
-        return relay_casts(rows, self.direction, of_views=self.sites.one_order)
+        """As they stand, with the mark of this relay; from a mesh, those of no view. Not what has been there."""
+        at_target = self.in_kafka_of_target(self._at_target.values())
+        return relay_casts(rows, self.direction, at_target, of_views=self.sites.one_order)
 
     def select_topics(self, topics: list[Topic]) -> dict[str, list[str]]:
         """None where both ends share one Kafka."""
@@ -92,7 +94,7 @@ class Casts(Relay):
         return [*super().hidden(topics), *refusals(self.target, "DESCRIBE", unseen)]
 
     def _find_at_target(self) -> Mapping[str, set[str]]:
-        in_file = {site for site in self.sites.connections if self.sites.shares_kafka(site, self.direction.target)}
+        in_file = self.in_kafka_of_target()
         found: dict[str, set[str]] = {}
         for topic in self.target_finder.find():
             if topic.role == "data":

@@ -15,7 +15,12 @@ Stateless, record by record. Nothing here needs to be exactly-once: the neighbou
 * `Casts`: the cast topics, partition by partition (`connectors.relay.casts`).
 
 The field RELAYED_FROM says which record a FORWARD, a letter or a cast was made from. A relay that starts goes on after
-the last one.
+the last one. Letters and casts have the marks of all relays on their way there, the newest first.
+
+Invariant, *never back*. A letter or a cast is carried into no Kafka out of which a relay has brought it. Each copy is
+of one Kafka more. So none goes round, though each relay goes by its own site's file, and these may be of different age:
+of a record there are at most as many copies in a Kafka as there are ways without a circle. What is not carried stands
+where it was to go.
 
 Spark plans all expressions anew for each batch. So one of our own (`conf/Carried.scala`) makes the whole row, but of a
 mesh's DATA.
@@ -25,6 +30,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from functools import reduce
+from operator import or_
 from typing import Literal, NamedTuple
 
 from pyspark.sql import Column, DataFrame
@@ -139,20 +146,35 @@ def _session(sessions: Mapping[str, int]) -> Column:
     return F.coalesce(*(F.when(F.col("topic") == topic, F.lit(str(name))) for topic, name in sorted(sessions.items())))
 
 
-def relay_letters(rows: DataFrame, direction: Direction) -> DataFrame:
-    """Letters → the same letters, in the topic and the partition of the same name."""
+def relay_letters(rows: DataFrame, direction: Direction, at_target: Collection[str]) -> DataFrame:
+    """Letters → the same letters, in the topic and the partition of the same name.
+
+    `at_target`: the sites in the target's Kafka, here and below. What has been there is not carried.
+    """
     at = codec.LETTER_FIELDS.index("RELAYED_FROM")
-    return _carried(rows, direction, _Way("all", begin=at, end=at + 1))
+    fields = F.split(_own_text(), " ", at + 1)
+    return _carried(rows.filter(~_has_been_at(fields, at, at_target)), direction, _Way("all", begin=at, end=at))
 
 
-def relay_casts(rows: DataFrame, direction: Direction, *, of_views: bool) -> DataFrame:
+def relay_casts(rows: DataFrame, direction: Direction, at_target: Collection[str], *, of_views: bool) -> DataFrame:
     """Casts → the same casts, in the topic and the partition of the same name. `of_views`: also those of a view."""
-    if not of_views:
-        text = spark_codec.own_header(spark_codec.all_headers()).cast("string")
-        view = F.get(F.split(text, " ", len(CAST_FIELDS) + 1), F.lit(CAST_FIELDS.index("VIEW")))
-        rows = rows.filter(F.coalesce(view.isin(codec.NOTHING, ""), F.lit(True)))
     at = CAST_FIELDS.index("RELAYED_FROM")
-    return _carried(rows, direction, _Way("all", begin=at, end=at + 1))
+    fields = F.split(_own_text(), " ", at + 1)
+    is_carried = ~_has_been_at(fields, at, at_target)
+    if not of_views:
+        view = F.get(fields, F.lit(CAST_FIELDS.index("VIEW")))
+        is_carried &= F.coalesce(view.isin(codec.NOTHING, ""), F.lit(True))
+    return _carried(rows.filter(is_carried), direction, _Way("all", begin=at, end=at))
+
+
+def _own_text() -> Column:
+    return spark_codec.own_header(spark_codec.all_headers()).cast("string")
+
+
+def _has_been_at(fields: Column, at: int, sites: Collection[str]) -> Column:
+    """Whether relays have brought a record out of the Kafka of these sites, as the marks from field `at` on tell."""
+    marks = F.concat(F.lit(" "), F.get(fields, F.lit(at)))
+    return F.coalesce(reduce(or_, (marks.contains(f" {site}/") for site in sorted(sites))), F.lit(False))
 
 
 def _carried(rows: DataFrame, direction: Direction, *ways: _Way) -> DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 
 from kafka.structs import TopicPartition
@@ -16,6 +17,9 @@ from connectors.relay.job import Relay
 from connectors.spark.job import JobOptions
 from ordering.errors import AbcastError, UsageError
 from ordering.names import Topic
+from ordering.records import Partition
+
+_logger = logging.getLogger(__name__)
 
 
 class HomeData(Relay):
@@ -79,6 +83,20 @@ class SiteForward(Relay):
     def filled(self, topic: Topic) -> Topic:
         """The home's topic for this neighbour."""
         return Topic(topic.group, "relayed", self.direction.target, self.direction.source)
+
+    def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
+        """Where retention has left something; that is told. What is lost was ordered, or its sender sends it again.
+
+        A home that is new has nothing from here, and what is gone may have been ordered by the one before.
+        """
+        if position < beginning:
+            source, target = self.direction
+            _logger.warning(
+                "retention has dropped offsets %d to %d of %s at %s, which have not come to %s: the relay goes on "
+                "behind them. What was not ordered of them is sent again by its sender, if that still runs",
+                *(position, beginning - 1, Partition(*partition), source, target),
+            )
+        return max(position, beginning)
 
     def carry(self, rows: DataFrame) -> DataFrame:
         """Marked with where it came from."""

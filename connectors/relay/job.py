@@ -9,7 +9,7 @@ copies a partition in order. It has one producer, which never gives up on a reco
 starts at or before the first record that the neighbour lacks, and only the neighbour is asked for that:
 
 * of a hub's DATA, the seqno that the copy has reached tells;
-* of FORWARD, letters and casts, RELAYED_FROM of the last record tells.
+* of FORWARD, letters and casts, RELAYED_FROM of the last record tells, if that was made from what stands there now.
 
 So a crash at any point, a lost checkpoint, or two relays at once repeat runs of records and leave no hole. The reading
 rule, the sequencer's received table and the receivers of casts drop the repeats.
@@ -17,8 +17,9 @@ rule, the sequencer's received table and the receivers of casts drop the repeats
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -34,12 +35,14 @@ from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_may, ensure_topic, refusals
 from connectors.kafka.transport import Consumer
 from connectors.kafka.unfit import ask_each
-from connectors.relay.marks import last_relayed
+from connectors.relay.marks import is_anew, last_copy
 from connectors.spark.job import JobOptions, StreamingJob
 from connectors.spark.sink import COPY_SINK_OPTIONS
 from ordering.errors import HistoryUnavailable, KafkaRefused
 from ordering.names import Role, Topic
-from ordering.records import Partition
+from ordering.records import Partition, Source
+
+_logger = logging.getLogger(__name__)
 
 CARRIED: tuple[Role, ...] = ("data", "forward", "inbox", "cast")
 """What relays read."""
@@ -69,6 +72,12 @@ class Relay(StreamingJob):
     def is_apart(self) -> bool:
         """Whether the two ends are two Kafkas; in one, letters and casts are where they should be."""
         return self.source.cluster_id() != self.target.cluster_id()
+
+    def in_kafka_of_target(self, found: Iterable[Collection[str]] = ()) -> set[str]:
+        """The sites in the target's Kafka: those of the sites' file, and those that were `found` by their topics."""
+        target = self.direction.target
+        told = {site for site in self.sites.connections if self.sites.shares_kafka(site, target)}
+        return told.union(*found)
 
     def run(self) -> None:
         """Work until stopped, as every job."""
@@ -149,18 +158,26 @@ class Relay(StreamingJob):
         positions = {}
         for number in partitions:
             partition = TopicPartition(str(topic), number)
-            position = 1 + last_relayed(self.target, str(filled), number, self.direction.source, *partition)
+            copy = last_copy(self.target, str(filled), number, Source(f"{self.direction.source}/{topic}", number, 0))
+            position = copy.made_from + 1 if copy is not None else 0
+            if is_anew(self.source, here, partition, copy):
+                position = self.position_in_new(partition, position)
             with self.source.reachable():
                 beginning = int(here.beginning_offsets([partition])[partition])
-                end = int(here.end_offsets([partition])[partition])
-            if position > end:
-                position = self.position_in_new(partition, position)
             positions[partition] = self.first_to_carry(partition, position, beginning)
         return positions
 
-    def position_in_new(self, partition: TopicPartition, position: int) -> int:  # noqa: ARG002 - as others have it
-        """The same of a source that ends before `position`: it was made anew, and the marks tell of the old one."""
-        return position
+    def position_in_new(self, partition: TopicPartition, position: int) -> int:
+        """The offset to go on from in a source that was made anew: marks up to `position` tell of the one before.
+
+        All of it is carried, as receivers drop what they have had. That is told.
+        """
+        source, target = self.direction
+        _logger.warning(
+            "%s at %s was made anew, as what stands before offset %d is not what %s has of it: all of it is carried",
+            *(Partition(*partition), source, position, target),
+        )
+        return 0
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
         """The offset to go on from, if the neighbour lacks what stands at `position`, and `beginning` is what is left.

@@ -27,9 +27,10 @@ from connectors.kafka.purge import Purged, delete_below, older
 from connectors.kafka.ranges import read_range
 from connectors.kafka.sites import Sites
 from connectors.kafka.transport import Consumer
-from connectors.relay.marks import last_relayed
+from connectors.relay.marks import is_anew, last_copy
 from ordering.errors import BrokerUnreachable, HistoryUnavailable
 from ordering.names import Topic
+from ordering.records import Source
 
 _logger = logging.getLogger(__name__)
 
@@ -101,13 +102,13 @@ def _arrived(sites: Sites, site: str, place: TopicPartition) -> int:
     if sites.shares_kafka(site, hop):
         return below
     name, number = place.topic, place.partition
-    arrived = 1 + last_relayed(sites.connection(hop), name, number, site, name, number, below)
+    source = Source(f"{site}/{name}", number, 0)
+    copy = last_copy(sites.connection(hop), name, number, source, below)
     here = sites.connection(site)
-    with closing(here.consumer()) as consumer, here.reachable():
-        end = int(consumer.end_offsets([place])[place]) if arrived else 0
-    if arrived > end:
-        raise HistoryUnavailable(f"{site} has {end} of them, and {arrived} were carried to {hop}: it was made anew.")
-    return arrived
+    with closing(here.consumer()) as consumer:
+        if is_anew(here, consumer, place, copy):
+            raise HistoryUnavailable(f"{site} has other ones than were carried to {hop}: it was made anew.")
+    return copy.made_from + 1 if copy is not None else 0
 
 
 def _newest_of_relays(

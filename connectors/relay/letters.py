@@ -1,9 +1,11 @@
 """Letters between sites: each site's inboxes have a copy of the same name in the Kafkas on the way.
 
-Invariant. Each step of a letter's way leads into a Kafka that is nearer to the inbox (`leads_nearer`). So no letter
-goes round, and the Kafka of the nearest site that has the group always has a direction that carries it on. Out of a
-Kafka that several sites share there may be more: each site's relay carries then, and the receiver drops the repeats, so
-none of the sites need wait for another one's.
+Invariant. By one sites' file, each step of a letter's way leads into a Kafka that is nearer to the inbox
+(`leads_nearer`). So the Kafka of the nearest site that has the group always has a direction that carries it on. Out of
+a Kafka that several sites share there may be more: each site's relay carries then, and the receiver drops the repeats,
+so none of the sites need wait for another one's. By files of different age a step may lead back. What has been in the
+target's Kafka is not carried (`connectors.relay.columns`), so no letter goes round. It waits where it is until the next
+file says another way, and that relay begins where its own last one is.
 """
 
 from __future__ import annotations
@@ -70,16 +72,8 @@ class Letters(Relay):
         return topic
 
     def carry(self, rows: DataFrame) -> DataFrame:
-        """As they stand, with the mark of this relay instead of the last one's."""
-        return relay_letters(rows, self.direction)
-
-    def position_in_new(self, partition: TopicPartition, position: int) -> int:
-        """All of it: receivers drop what they have had. That is told."""
-        _logger.warning(
-            "%s at %s was made anew, as it ends before offset %d, up to which %s has it: all of it is carried",
-            *(Partition(*partition), self.direction.source, position, self.direction.target),
-        )
-        return 0
+        """As they stand, with the mark of this relay; but for those that have been in the target's Kafka."""
+        return relay_letters(rows, self.direction, self.in_kafka_of_target(self._at_target.values()))
 
     def first_to_carry(self, partition: TopicPartition, position: int, beginning: int) -> int:
         """Where the copy begins, if what comes before was deleted and not carried on this way; that is told.

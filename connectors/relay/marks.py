@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
+from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
 from connectors.kafka.cast_codec import CAST_FIELDS
-from connectors.kafka.codec import DATA_FIELDS, LETTER_FIELDS, RELAYED_FIELDS, first_fields
+from connectors.kafka.codec import DATA_FIELDS, LETTER_FIELDS, NOTHING, RELAYED_FIELDS, first_fields
 from connectors.kafka.connection import Connection
 from connectors.kafka.plain_record import Record
 from connectors.kafka.ranges import read_range, windows_back
@@ -28,6 +29,13 @@ _FIRST_WINDOW = 256
 _PURGES_MEANWHILE = 3
 
 
+class Copy(NamedTuple):
+    """A record that a relay has written, and the offset of the one that it was made from."""
+
+    made_from: int
+    record: Record
+
+
 def last_relayed(
     connection: Connection,
     topic: str,
@@ -37,51 +45,94 @@ def last_relayed(
     source_partition: int,
     below: int | None = None,
 ) -> int:
-    """The offset, at `site`, of the newest record in `topic` that was made from one of the source; -1 if none was.
+    """Return the offset, at `site`, of the record that the last copy was made from (`last_copy`); -1 if none was."""
+    copy = last_copy(connection, topic, partition, Source(f"{site}/{source_topic}", source_partition, 0), below)
+    return copy.made_from if copy is not None else -1
 
-    `below`: only what stands there counts. Where a purge deletes meanwhile, this looks again: a purge leaves the newest
-    record of each source. Raises BrokerUnreachable; HistoryUnavailable if purges don't end.
+
+def last_copy(
+    connection: Connection, topic: str, partition: int, source: Source, below: int | None = None
+) -> Copy | None:
+    """Return the newest record in `topic` that was made from one of the source; None if none was.
+
+    `source` names its topic as `SITE/TOPIC`. `below`: only what stands there counts. Where a purge deletes meanwhile,
+    this looks again: a purge leaves the newest record of each source. Raises BrokerUnreachable; HistoryUnavailable if
+    purges don't end.
     """
-    parsed = Topic.parse(topic)
-    role = parsed.role if parsed is not None else "relayed"
-    fields, name = _MARKS.get(role, (RELAYED_FIELDS, "RELAYED_FROM"))
-    at = fields.index(name)
+    at = _place_of_mark(topic)
 
-    def made_from(record: Record) -> int:
-        mark = _parse_mark(first_fields(record.headers, at + 1)[at:], site)
-        return mark.offset if mark is not None and mark[:2] == (source_topic, source_partition) else -1
+    def copy_of(record: Record) -> Copy | None:
+        mark = _parse_mark(first_fields(record.headers, at + 1)[at:])
+        return Copy(mark.offset, record) if mark is not None and mark[:2] == source[:2] else None
 
     filled = TopicPartition(topic, partition)
     with closing(connection.consumer()) as consumer, connection.reachable():
         if partition not in (consumer.partitions_for_topic(topic) or ()):
-            return -1
+            return None
         for _ in range(_PURGES_MEANWHILE):
             with suppress(HistoryUnavailable):
-                return _newest(connection, consumer, filled, made_from, below)
-        return _newest(connection, consumer, filled, made_from, below)
+                return _newest(connection, consumer, filled, copy_of, below)
+        return _newest(connection, consumer, filled, copy_of, below)
+
+
+def is_anew(connection: Connection, consumer: Consumer, place: TopicPartition, copy: Copy | None) -> bool:
+    """Whether the source at `place` was made anew since a copy was made of it, so that marks tell of the one before.
+
+    Then it ends before that record, or has another one there. Where retention has dropped it, nobody knows.
+    """
+    if copy is None:
+        return False
+    with connection.reachable():
+        beginning, end = (int(ask([place])[place]) for ask in (consumer.beginning_offsets, consumer.end_offsets))
+    if copy.made_from >= end:
+        return True
+    if copy.made_from < beginning:
+        return False
+    return not all(
+        _is_made_from(copy.record, original)
+        for original in read_range(connection, consumer, place, copy.made_from, copy.made_from + 1)
+    )
+
+
+def _is_made_from(copy: Record, original: Record) -> bool:
+    """Whether a relay may have made the one of the other: what stands before the mark is the same, and the value is.
+
+    Of a value that is too large, only the beginning is carried.
+    """
+    at = _place_of_mark(copy.topic)
+    said, read = (first_fields(record.headers, at) for record in (original, copy))
+    said += [b""] * (at - len(said))
+    is_said = [field or NOTHING.encode() for field in said] == [field or NOTHING.encode() for field in read]
+    return is_said and (original.value or b"").startswith(copy.value or b"")
+
+
+def _place_of_mark(topic: str) -> int:
+    parsed = Topic.parse(topic)
+    role = parsed.role if parsed is not None else "relayed"
+    fields, name = _MARKS.get(role, (RELAYED_FIELDS, "RELAYED_FROM"))
+    return fields.index(name)
 
 
 def _newest(
     connection: Connection,
     consumer: Consumer,
     filled: TopicPartition,
-    made_from: Callable[[Record], int],
+    copy_of: Callable[[Record], Copy | None],
     below: int | None,
-) -> int:
-    """What `made_from` says of the last record of which it says anything but -1."""
+) -> Copy | None:
+    """Return what `copy_of` says of the last record of which it says anything."""
     beginning, end = consumer.beginning_offsets([filled])[filled], consumer.end_offsets([filled])[filled]
     end = end if below is None else min(end, below)
     for start, stop in windows_back(beginning, end, _FIRST_WINDOW):
-        offsets = [made_from(record) for record in read_range(connection, consumer, filled, start, stop)]
-        if found := [offset for offset in offsets if offset >= 0]:
+        copies = [copy_of(record) for record in read_range(connection, consumer, filled, start, stop)]
+        if found := [copy for copy in copies if copy is not None]:
             return found[-1]
-    return -1
+    return None
 
 
-def _parse_mark(mark: Sequence[bytes], site: str) -> Source | None:
-    """What RELAYED_FROM says, if it is there and says that the record is from `site`."""
+def _parse_mark(mark: Sequence[bytes]) -> Source | None:
+    """Return what RELAYED_FROM says, its topic as `SITE/TOPIC`; None if it is not there."""
     try:
-        name, _, source = b"".join(mark).decode("ascii").partition("/")
-        return Source.parse(source) if name == site else None
+        return Source.parse(b"".join(mark).decode("ascii"))
     except ValueError:
         return None

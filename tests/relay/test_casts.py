@@ -148,6 +148,8 @@ def test_a_hole_in_one_copy_stops_no_other_group(tmp_path: Path, monkeypatch: py
     there.topics.append(
         TopicPartition(str(topics[0]), 0), b"a/m", b"", [("abcast", f"2 fifo 7 1 - - - a/{topics[0]}-0:9".encode())]
     )
+    for _ in range(40):
+        here.topics.append(TopicPartition(str(topics[0]), 0), b"a/m", b"", [("abcast", b"2 fifo 7 1 - - -")])
     here.topics.drop(str(topics[0]), 40)
     with pytest.raises(UnfitGroups) as unfit:
         job.positions(topics)

@@ -132,18 +132,20 @@ def test_the_inbox_itself_is_left_alone(sites: Sites) -> None:
     assert len(log(sites, "c")) == 6
 
 
+@pytest.mark.parametrize("more", [0, 3, 4, 9])
 @pytest.mark.parametrize("site", ["a", "b"])
-def test_a_copy_that_was_made_anew(sites: Sites, site: str, caplog: pytest.LogCaptureFixture) -> None:
-    """What the marks tell is of the old one: the letters in the new one have not arrived."""
+def test_a_copy_that_was_made_anew(sites: Sites, site: str, more: int, caplog: pytest.LogCaptureFixture) -> None:
+    """What the marks tell is of the old one: the letters in the new one, which may be longer, have not arrived."""
     for number in range(1, 6):
         write(sites, "a", number)
     carry(sites, "a", "b", 5)
     carry(sites, "b", "c", 5)
     log(sites, site).clear()
-    if site == "a":
-        write(sites, "a", 6)
-    else:
-        carry(sites, "a", "b", 3)
+    for number in range(6, 7 + more):
+        if site == "a":
+            write(sites, "a", number)
+        else:
+            write(sites, "b", number, f"a/{INBOX.topic}-0:{number}")
     assert (purge(sites, "a"), purge(sites, "b") if site == "b" else 0) == (0, 0)
     assert {beginning(sites, "a"), beginning(sites, "b")} == {0}
     assert "it was made anew" in caplog.text
@@ -179,7 +181,7 @@ def test_a_next_kafka_that_is_silent(sites: Sites, monkeypatch: pytest.MonkeyPat
     def silent(*_: object) -> int:
         raise BrokerUnreachable("nobody answers")
 
-    monkeypatch.setattr("connectors.relay.letter_copies.last_relayed", silent)
+    monkeypatch.setattr("connectors.relay.letter_copies.last_copy", silent)
     assert (purge(sites, "a"), beginning(sites, "a")) == (0, 0)
 
 

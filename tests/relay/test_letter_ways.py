@@ -5,11 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,15 +13,14 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import LETTER_FIELDS
-from connectors.kafka.connection import Connection
 from connectors.kafka.letter_codec import letter_headers
 from connectors.kafka.sites import Direction, Sites
 from connectors.relay.letter_copies import purge_copies
 from connectors.relay.letters import Letters
-from connectors.spark.job import JobOptions
 from connectors.testing.memory_kafka import MemoryConnection, Topics
 from ordering.errors import KafkaRefused
 from ordering.names import Topic
+from tests.relay.carrying import Carrier, make, relays_in_memory
 
 GROUP, PARTITIONS = "g", 2
 
@@ -34,34 +29,9 @@ def links_of(pairs: Iterable[str]) -> frozenset[frozenset[str]]:
     return frozenset(map(frozenset, pairs))
 
 
-def make(connection: Connection, topic: Topic, partitions: int) -> None:
-    """As `ensure_topic`."""
-    assert isinstance(connection, MemoryConnection)
-    assert partitions
-    for number in range(partitions):
-        connection.topics.partitions.setdefault(TopicPartition(str(topic), number), [])
-
-
 @pytest.fixture(autouse=True, scope="module")
 def in_memory() -> Iterator[None]:
-    def admin(kafka: MemoryConnection) -> AbstractContextManager[Any]:
-        def delete(below: dict[TopicPartition, int]) -> None:
-            for place, offset in below.items():
-                kafka.topics.drop(place.topic, offset, place.partition)
-
-        def describe() -> list[dict[str, Any]]:
-            names = sorted({place.topic for place in kafka.topics.partitions})
-            return [{"name": name, "partitions": sorted(kafka.topics.numbers(name))} for name in names]
-
-        return nullcontext(
-            SimpleNamespace(describe_log_dirs=lambda _: [], delete_records=delete, describe_topics=describe)
-        )
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(MemoryConnection, "admin", admin)
-        for module in ("job", "letters"):
-            monkeypatch.setattr(f"connectors.relay.{module}.ensure_topic", make)
-        monkeypatch.setattr("connectors.relay.job.check_may", lambda *_: None)
+    with relays_in_memory():
         yield
 
 
@@ -106,21 +76,7 @@ class World:
 
     def carry(self, direction: Direction, most: int) -> int:
         """A relay that starts, carries so many of each partition at most, and is killed; how many."""
-        options = JobOptions(self.sites.connection(direction.source), direction.source, Path("nowhere"))
-        job = Letters(None, options, self.sites, direction)  # type: ignore[arg-type]
-        here = [topic for name in self.kafka(direction.source).desk().names() if (topic := Topic.parse(name))]
-        names = job.select_topics(here).get(GROUP, [])
-        carried = 0
-        for place, position in job.positions([topic for name in names if (topic := Topic.parse(name))]).items():
-            records = self.kafka(direction.source).topics.partitions[place][position : position + most]
-            for record in records:
-                [(name, header)] = [each for each in record.headers if each[0] == "abcast"]
-                mark = f"{direction.source}/{place.topic}-{place.partition}:{record.offset}"
-                said = header.rpartition(b" ")[0] + b" " + mark.encode()
-                self.kafka(direction.target).topics.append(place, record.key, record.value, [(name, said)])
-            carried += len(records)
-        job.target_finder.close()
-        return carried
+        return Carrier(Letters, self.sites, direction, GROUP).carry(most)
 
     def carry_all(self) -> None:
         """Until all is where it should be; a letter needs a step for each link of its way at most."""

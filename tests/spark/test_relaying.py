@@ -176,23 +176,31 @@ ASKED: list[tuple[list[Any], list[Any]]] = [
 """Headers as a client wrote them, and as the relay of a hub passes them on; a text is that of the header `abcast`."""
 FORWARDED, BROUGHT = "abcast.a.b-c.forward.sfo", "abcast.a.b-c.relayed-sfo.nyc"
 INBOX, CAST = "abcast.a.b-c.inbox.lax", "abcast.a.b-c.cast.sfo"
+THERE = ("nyc", "oak")
+"""The sites in the target's Kafka."""
+of_letters = functools.partial(relay_letters, at_target=THERE)
+of_casts = functools.partial(relay_casts, at_target=THERE, of_views=True)
 OF_CLIENTS: list[tuple[Callable[[DataFrame, Direction], DataFrame], str, str, tuple[int, int], str]] = [
     (relay_forward, FORWARDED, BROUGHT, (4, 4), "MARK -"),
     (relay_agreed, FORWARDED, BROUGHT, (4, 4), "MARK - AT_MS"),
-    (relay_letters, INBOX, INBOX, (5, 6), "MARK"),
-    (functools.partial(relay_casts, of_views=True), CAST, CAST, (7, 8), "MARK"),
+    (of_letters, INBOX, INBOX, (5, 5), "MARK"),
+    (of_casts, CAST, CAST, (7, 7), "MARK"),
 ]
 """Relays of what clients write: from where, to where, and what stands then in the place of which fields."""
 LETTERS: list[tuple[str | bytes, str | bytes]] = [
-    ("2 letter 7 1 sfo/bob -", "2 letter 7 1 sfo/bob MARK"),
-    ("2 letter 7 1 sfo/bob lax/abcast.g.inbox.nyc-0:4", "2 letter 7 1 sfo/bob MARK"),
+    ("2 letter 7 1 sfo/bob -", "2 letter 7 1 sfo/bob MARK -"),
+    ("2 letter 7 1 sfo/bob lax/abcast.g.inbox.nyc-0:4", "2 letter 7 1 sfo/bob MARK lax/abcast.g.inbox.nyc-0:4"),
+    (
+        "2 letter 7 1 nyc/eve lax/nyc/-0:4 lax/abcast.g.inbox.nyc-0:4",
+        "2 letter 7 1 nyc/eve MARK lax/nyc/-0:4 lax/abcast.g.inbox.nyc-0:4",
+    ),
     ("2 letter 7 1 sfo/bob", "2 letter 7 1 sfo/bob MARK"),
-    ("2 letter 7 1 sfo/bob - later", "2 letter 7 1 sfo/bob MARK later"),
+    ("2 letter 7 1 sfo/bob - later", "2 letter 7 1 sfo/bob MARK - later"),
     ("2 letter", "2 letter - - - MARK"),
     # Bytes that begin a character of several: the digits behind them must not become a part of the mark.
-    (b"2 letter 7 1 sfo/bob \xf0zz 77 later", "2 letter 7 1 sfo/bob MARK 77 later"),
-    (b"2 letter 7 1 sfo/bob \xf0 7 7", "2 letter 7 1 sfo/bob MARK 7 7"),
-    (b"2 letter 7 1 sfo/b\xe0 - \xff", b"2 letter 7 1 sfo/b\xe0 MARK \xff"),
+    (b"2 letter 7 1 sfo/bob \xf0zz 77 later", b"2 letter 7 1 sfo/bob MARK \xf0zz 77 later"),
+    (b"2 letter 7 1 sfo/bob \xf0 7 7", b"2 letter 7 1 sfo/bob MARK \xf0 7 7"),
+    (b"2 letter 7 1 sfo/b\xe0 - \xff", b"2 letter 7 1 sfo/b\xe0 MARK - \xff"),
 ]
 
 
@@ -380,8 +388,14 @@ def test_a_letter_and_a_cast_that_no_topic_takes(spark: SparkSession) -> None:
     clock = [("abcast", b"2 causal 7 1 3 1 " + BIG)]
     sender = [("abcast", b"2 letter 7 1 sfo/" + BIG)]
     for relay, role, key, line, decode in (
-        (functools.partial(relay_casts, of_views=True), "cast.sfo", b"sfo/bob", clock, decode_cast),
-        (relay_letters, "inbox.nyc", b"nyc/al", sender, functools.partial(decode_letter, b"nyc/al")),
+        (of_casts, "cast.sfo", b"sfo/bob", clock, decode_cast),
+        (
+            functools.partial(relay_letters, at_target=THERE),
+            "inbox.nyc",
+            b"nyc/al",
+            sender,
+            functools.partial(decode_letter, b"nyc/al"),
+        ),
     ):
         row = Row(f"abcast.g.{role}", 0, 0, key, b"x", line)
         [written] = relay(source_frame(spark, [row]), WAY).collect()
@@ -410,15 +424,39 @@ def test_of_data_who_agrees_is_brought_the_log(spark: SparkSession) -> None:
 
 
 def test_letters_are_marked(spark: SparkSession) -> None:
-    """Also those that were before: the mark is that of the last relay."""
+    """Also those that were before: the mark of the last relay comes first."""
     rows = [
         Row("abcast.g.inbox.nyc", 1, offset, b"nyc/al", b"x", _whole([_said(header), ("trace", b"1")]))
         for offset, (header, _) in enumerate(LETTERS)
     ]
-    found = relay_letters(source_frame(spark, rows), WAY).collect()
+    found = of_letters(source_frame(spark, rows), WAY).collect()
     for row, (_, marked), written in zip(rows, LETTERS, found, strict=True):
         assert written[:4] == (row.topic, 1, row.key, row.value)
         assert [tuple(header) for header in written["headers"]] == _whole([_said(marked), ("trace", b"1")], row)
+
+
+CARRIED_ON = ["-", "", "fra/a-0:1", "sfo/a-0:1", "fra/a-0:1 lax/a-0:1", "fra/nyc/a-0:1", "nyce/a-0:1", "nyc", "lax/nyc"]
+BACK = ["nyc/a-0:1", "oak/a-0:1", "fra/a-0:1 nyc/a-0:1", "fra/a-0:1 oak/a-0:1 lax/a-0:1", "- oak/", "nyc/a-0:1 -"]
+
+
+@pytest.mark.parametrize(
+    ("relay", "topic", "before"),
+    [
+        (of_letters, "inbox.lax", "2 letter 7 1 nyc/bob"),
+        (of_casts, "cast.fra", "2 fifo 7 1 - 0 0"),
+    ],
+)
+def test_what_has_been_there_is_not_carried_back(
+    spark: SparkSession, relay: Callable[[DataFrame, Direction], DataFrame], topic: str, before: str
+) -> None:
+    """However long its way was: of the Kafkas on it, none is the target's. All others are carried."""
+    rows = [
+        Row(f"abcast.g.{topic}", 0, offset, b"lax/al", b"x", _whole([f"{before} {marks}"]))
+        for offset, marks in enumerate([*CARRIED_ON, *BACK])
+    ]
+    found = relay(source_frame(spark, rows), WAY).collect()
+    expected = [_whole([f"{before} MARK {marks}"], row) for row, marks in zip(rows, CARRIED_ON, strict=False)]
+    assert [[tuple(header) for header in written["headers"]] for written in found] == expected
 
 
 CASTS: list[Any] = [
@@ -446,14 +484,14 @@ def test_casts_are_marked(spark: SparkSession) -> None:
     ]
     rows.append(Row("abcast.g.cast.fra", 1, len(rows), None, None, []))
     frame = source_frame(spark, rows)
-    found = relay_casts(frame, WAY, of_views=True).collect()
+    found = of_casts(frame, WAY).collect()
     for row, written in zip(rows, found, strict=True):
         assert written[:4] == (row.topic, row.partition, row.key, row.value)
         headers = [(name, bytes(value)) for name, value in written["headers"]]
         assert decode_cast(row.key, row.value, headers) == decode_cast(row.key, row.value, row.headers)
         assert first_fields(headers, 8)[7] == f"sfo/{row.source}".encode()
     of_no_view = [row for row in rows if first_fields(row.headers, 5)[4:] in ([], [b"-"])]
-    assert relay_casts(frame, WAY, of_views=False).count() == len(of_no_view)
+    assert relay_casts(frame, WAY, THERE, of_views=False).count() == len(of_no_view)
 
 
 def test_nobody_speaks_in_the_name_of_the_relay_that_carries_him(spark: SparkSession) -> None:

@@ -1,0 +1,139 @@
+"""Relays on a Kafka in memory: the shipped jobs say what is read and from where on. Python carries it as the columns of
+`connectors.relay.columns` do (tests/spark/test_relaying.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.kafka.cast_codec import CAST_FIELDS
+from connectors.kafka.codec import FORWARD_FIELDS, LETTER_FIELDS, decode_data, first_fields
+from connectors.kafka.connection import Connection
+from connectors.kafka.plain_record import PlainRecord
+from connectors.kafka.sites import Direction, Sites
+from connectors.relay.casts import Casts
+from connectors.relay.hub import HomeData, SiteForward
+from connectors.relay.job import Relay
+from connectors.relay.letters import Letters
+from connectors.spark.job import JobOptions
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.names import Topic
+from ordering.records import STRAY, Partition
+
+Headers = list[tuple[str, bytes]]
+
+
+def make(connection: Connection, topic: Topic, partitions: int) -> None:
+    """As `ensure_topic`."""
+    for number in range(partitions):
+        memory(connection).partitions.setdefault(TopicPartition(str(topic), number), [])
+
+
+def memory(connection: Connection) -> Any:
+    """What is stored there."""
+    assert isinstance(connection, MemoryConnection)
+    return connection.topics
+
+
+@contextmanager
+def relays_in_memory() -> Iterator[None]:
+    """What relays ask of a broker that a Kafka in memory does not have."""
+
+    def admin(kafka: MemoryConnection) -> AbstractContextManager[Any]:
+        def delete(below: Mapping[TopicPartition, int]) -> None:
+            for place, offset in below.items():
+                kafka.topics.drop(place.topic, offset, place.partition)
+
+        def describe() -> list[dict[str, Any]]:
+            names = sorted({place.topic for place in kafka.topics.partitions})
+            return [{"name": name, "partitions": sorted(kafka.topics.numbers(name))} for name in names]
+
+        return nullcontext(
+            SimpleNamespace(describe_log_dirs=lambda _: [], delete_records=delete, describe_topics=describe)
+        )
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(MemoryConnection, "admin", admin)
+        for module in ("job", "letters"):
+            monkeypatch.setattr(f"connectors.relay.{module}.ensure_topic", make)
+        for module in ("job", "hub"):
+            monkeypatch.setattr(f"connectors.relay.{module}.check_may", lambda *_: None)
+        yield
+
+
+class Carrier:
+    """A relay that has started: it knows from where on it carries. Kill it by forgetting it."""
+
+    def __init__(self, kind: type[Relay], sites: Sites, direction: Direction, group: str) -> None:
+        """Raises what a relay that starts raises."""
+        options = JobOptions(sites.connection(direction.source), direction.source, Path("nowhere"))
+        self.job = kind(None, options, sites, direction)  # type: ignore[arg-type]
+        self._source, self._target = memory(self.job.source), memory(self.job.target)
+        names = self.job.select_topics(self._topics()).get(group, [])
+        self.positions = self.job.positions([topic for name in names if (topic := Topic.parse(name))])
+        self.job.target_finder.close()
+
+    def _topics(self) -> list[Topic]:
+        names = sorted({place.topic for place in self._source.partitions})
+        return [topic for name in names if (topic := Topic.parse(name))]
+
+    def carry(self, most: int = 1 << 30) -> int:
+        """Carry so many records of each partition at most; return how many were written."""
+        written = 0
+        for place, position in self.positions.items():
+            if position < self._source.beginnings.get(place, 0):
+                continue  # the query fails, and the relay starts again
+            filled = TopicPartition(str(self.job.filled(_parsed(place))), place.partition)
+            for record in self._source.partitions[place][position : position + most]:
+                self.positions[place] = record.offset + 1
+                headers = _carried(self.job, record)
+                if headers is not None:
+                    self._target.append(filled, record.key, record.value, headers)
+                    written += 1
+        return written
+
+
+def _parsed(place: TopicPartition) -> Topic:
+    topic = Topic.parse(place.topic)
+    assert topic is not None
+    return topic
+
+
+def _carried(job: Relay, record: PlainRecord) -> Headers | None:
+    """The headers of what a relay writes of a record; None if it writes nothing."""
+    if isinstance(job, HomeData):
+        stray = decode_data(record.key, record.value, record.headers).kind == STRAY
+        return None if stray else list(record.headers)
+    if isinstance(job, SiteForward):
+        return _marked(job, record, len(FORWARD_FIELDS), " -")
+    fields = LETTER_FIELDS if isinstance(job, Letters) else CAST_FIELDS
+    at = fields.index("RELAYED_FROM")
+    if isinstance(job, Letters | Casts) and been_at(record, at) & job.in_kafka_of_target(job._at_target.values()):
+        return None
+    if isinstance(job, Casts) and not job.sites.one_order:
+        view = first_fields(record.headers, CAST_FIELDS.index("VIEW") + 1)[CAST_FIELDS.index("VIEW") :]
+        if view not in ([], [b"-"], [b""]):
+            return None
+    return _marked(job, record, at, "")
+
+
+def been_at(record: PlainRecord, at: int) -> set[str]:
+    """The sites whose relays have brought it here, as the marks say."""
+    marks: Collection[bytes] = first_fields(record.headers, 1 << 20)[at:]
+    return {mark.partition(b"/")[0].decode() for mark in marks if b"/" in mark}
+
+
+def _marked(job: Relay, record: PlainRecord, at: int, behind: str) -> Headers:
+    place = Partition(record.topic, record.partition)
+    fields = [field or b"-" for field in first_fields(record.headers, 1 << 20)]
+    fields += [b"-"] * (at - len(fields))
+    mark = f"{job.direction.source}/{place}:{record.offset}{behind}".encode()
+    others = [each for each in record.headers if each[0] != "abcast"]
+    return [("abcast", b" ".join([*fields[:at], mark, *fields[at:]])), *others]

@@ -1,0 +1,139 @@
+"""Where a relay goes on in FORWARD, letters and casts: behind what retention has dropped, and in a source made anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.structs import TopicPartition
+
+from connectors.kafka.cast_codec import cast_headers
+from connectors.kafka.codec import forward_headers
+from connectors.kafka.letter_codec import letter_headers
+from connectors.kafka.sites import Direction, Mode, Sites
+from connectors.relay.agreed import Agreed
+from connectors.relay.casts import Casts
+from connectors.relay.hub import SiteForward
+from connectors.relay.job import Relay
+from connectors.relay.letters import Letters
+from connectors.testing.memory_kafka import MemoryConnection
+from ordering.casts import FIFO, NO_VIEW, Cast
+from ordering.errors import HistoryUnavailable
+from ordering.names import Topic
+from tests.relay.carrying import Carrier, relays_in_memory
+
+GROUP = "g"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_memory() -> Iterator[None]:
+    with relays_in_memory():
+        yield
+
+
+class Way:
+    """What a relay brings from sfo to nyc, which is the home of a hub."""
+
+    def __init__(self, kind: type[Relay], mode: Mode = "hub") -> None:
+        self.kind = kind
+        self.at = {name: MemoryConnection(f"{name}:1") for name in ("nyc", "sfo")}
+        for name, kafka in self.at.items():
+            kafka.create(GROUP, name)
+        links = frozenset([frozenset(self.at)])
+        self.sites = Sites(mode, "nyc" if mode == "hub" else None, "micro-batch", dict(self.at), links)
+        names: dict[type[Relay], tuple[str, str]] = {
+            SiteForward: ("forward.sfo", "relayed-sfo.nyc"),
+            Agreed: ("forward.sfo", "relayed-sfo.nyc"),
+            Letters: ("inbox.nyc", "inbox.nyc"),
+            Casts: ("cast.sfo", "cast.sfo"),
+        }
+        self.source, self.filled = (TopicPartition(f"abcast.{GROUP}.{name}", 0) for name in names[kind])
+        self.make_anew()
+
+    def make_anew(self) -> None:
+        self.at["sfo"].topics.partitions[self.source] = []
+        self.at["sfo"].topics.beginnings.pop(self.source, None)
+
+    def write(self, life: int, number: int) -> None:
+        value = b"%d.%d" % (life, number)
+        if self.kind is Letters:
+            key, headers = b"nyc/al", letter_headers("sfo/bob", life, number)
+        elif self.kind is Casts:
+            key, headers = b"sfo/bob", cast_headers(Cast("sfo/bob", life, number, value, FIFO, NO_VIEW, 0, ""))
+        else:
+            key, headers = b"sfo/bob", forward_headers(life, number)
+        self.at["sfo"].topics.append(self.source, key, value, headers)
+
+    def carry(self, most: int = 1000) -> int:
+        return Carrier(self.kind, self.sites, Direction("sfo", "nyc"), GROUP).carry(most)
+
+    def come(self) -> list[str]:
+        return [(record.value or b"").decode() for record in self.at["nyc"].topics.partitions.get(self.filled, [])]
+
+
+@given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 20))
+def test_a_retention_of_forward_stops_no_relay(written: int, carried: int, dropped: int) -> None:
+    """What was dropped is ordered already, as at a new home, or is sent again."""
+    way = Way(SiteForward)
+    for number in range(1, written + 1):
+        way.write(1, number)
+    way.carry(carried)
+    dropped = min(dropped, written)
+    way.at["sfo"].topics.drop(way.source.topic, dropped)
+    way.carry()
+    way.write(1, written + 1)
+    way.carry()
+    left = [number for number in range(1, written + 2) if number <= min(carried, written) or number > dropped]
+    assert way.come() == [f"1.{number}" for number in left]
+
+
+def test_that_something_was_dropped_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    way = Way(SiteForward)
+    for number in range(1, 6):
+        way.write(1, number)
+    way.carry(2)
+    way.at["sfo"].topics.drop(way.source.topic, 4)
+    assert not caplog.records
+    way.carry()
+    [record] = caplog.records
+    assert "retention has dropped offsets 2 to 3 of abcast.g.forward.sfo-0 at sfo" in record.getMessage()
+
+
+@pytest.mark.parametrize("kind", [SiteForward, Letters, Casts])
+@given(before=st.integers(1, 12), carried=st.integers(1, 12), after=st.integers(0, 15))
+def test_of_a_source_that_was_made_anew_all_is_carried(
+    kind: type[Relay], before: int, carried: int, after: int
+) -> None:
+    """However far it has come when the relay starts."""
+    way = Way(kind)
+    for number in range(1, before + 1):
+        way.write(1, number)
+    carried = way.carry(carried)
+    way.make_anew()
+    for number in range(1, after + 1):
+        way.write(2, number)
+    way.carry()
+    assert way.carry() == 0
+    expected = [f"1.{number}" for number in range(1, carried + 1)] + [f"2.{number}" for number in range(1, after + 1)]
+    assert way.come() == expected
+
+
+@pytest.mark.parametrize("after", [0, 4, 5, 9])
+def test_sites_that_agree_stop_at_a_source_that_was_made_anew(after: int) -> None:
+    way = Way(Agreed, "isis")
+    for number in range(1, 6):
+        way.write(1, number)
+    topic, place = Topic.parse(way.source.topic), TopicPartition(way.filled.topic, 0)
+    assert topic is not None
+    way.at["nyc"].topics.partitions[place] = []
+    headers = [("abcast", f"2 message 1 5 sfo/{way.source.topic}-0:4 - 7".encode())]
+    way.at["nyc"].topics.append(place, b"sfo/bob", b"1.5", headers)
+    relay = Carrier(Agreed, way.sites, Direction("sfo", "nyc"), GROUP)
+    assert relay.positions[way.source] == 5
+    way.make_anew()
+    for number in range(1, after + 1):
+        way.write(2, number)
+    with pytest.raises(HistoryUnavailable, match="was made anew"):
+        relay.job.positions([topic])
