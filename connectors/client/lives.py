@@ -5,7 +5,8 @@ A life begins with the process, or goes on from the outbox. Each message is orde
 * *A life that goes on* keeps its incarnation, so what it sends again has the same message ids.
 * *A life that can't go on* leaves its messages to a new one, under new ids, if the log says that none of them will be
   ordered under the old ones: it is over (`ordering.membership`), or *stranded* (`ordering.participant`): the group is
-  closed, and what it does not take stands before the JOIN that the life would need. The log has been read up to a point
+  closed, and what it does not take stands before the JOIN that the life would need; or its incarnation is of a clock
+  that was more than a day ahead. The log has been read up to a point
   behind that decision, so what was ordered is known, too. The outbox changes from the old life to the new one in one
   step, before anything is sent.
 * *A stranded life is ordered further if the group is opened again.* So each message that goes on keeps the id that it
@@ -321,7 +322,9 @@ class Lives:
             pending = [entry for entry in pending if entry.local_seqno > ordered.local_seqno]
         life = Life(address, outbox.incarnation)
         is_stranded = ordered.incarnation <= outbox.incarnation and begins_stranded(life, pending, state)
-        if state.is_over(address, outbox.incarnation) or is_stranded:
+        # The group takes no record of a life that has its number from a clock that was ahead.
+        is_future = ordered.incarnation < outbox.incarnation and memory.is_of_a_wrong_clock(outbox.incarnation)
+        if is_future or is_stranded or state.is_over(address, outbox.incarnation):
             return [
                 Carried(carried_over(entry, outbox.incarnation), None) for entry in pending if not is_control(entry)
             ]

@@ -20,6 +20,9 @@ that Kafka has forgotten is a new one. `abcast topics create` creates what is mi
 
 *The incarnation* needs no note. What was ever ordered is found in DATA. For letters, and where nothing was ordered, the
 time makes each start higher than all before, unless the clock was set back by more than Kafka's memory.
+The clock of this machine may be wrong, so it is compared with that of the broker which writes its times on what this
+name sends. If they are more than a day apart, the broker's counts. What an earlier start has remembered from a clock
+that was ahead is left out: the group takes no record of such a life (`FUTURE_INCARNATION`).
 
 The cost: one more produce request a name; the notes, some 50 bytes a name, are read by names that are new or forgotten.
 """
@@ -30,17 +33,19 @@ import contextlib
 import logging
 import secrets
 import time
+from functools import cached_property
 from typing import Any
 
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.client.sharing import share
+from connectors.kafka.codec import forward_headers, highest_incarnation
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, topic_missing
 from ordering.errors import HistoryUnavailable, KafkaRefused, PositionLost, UsageError
 from ordering.names import Address, Topic
-from ordering.records import MAX_NUMBER
+from ordering.records import CLOCK_AHEAD_MS, HEARTBEAT, MAX_NUMBER
 
 LIVES_PER_MS = 100_000
 """An incarnation is the time in ms, followed by five random digits."""
@@ -101,7 +106,10 @@ class MemberMemory:
         the same instant get different ones, so that one of them supersedes the other. For a name that Kafka has long
         forgotten, it is higher than those before in time. Raises BrokerUnreachable, UsageError.
         """
-        lowest = max(time.time_ns() // 1_000_000 * LIVES_PER_MS, self.incarnation() + 1, above + 1)
+        remembered = self.incarnation()
+        if self.is_of_a_wrong_clock(remembered):
+            remembered = 0
+        lowest = max(self._time_ms() * LIVES_PER_MS, remembered + 1, above + 1)
         if lowest > MAX_NUMBER:
             raise UsageError(
                 f"the incarnations of {self.address} are used up ({lowest - 1} is taken): take another name."
@@ -110,6 +118,36 @@ class MemberMemory:
         claimed.add(incarnation)
         self.remember_incarnation(incarnation)
         return incarnation
+
+    def is_of_a_wrong_clock(self, incarnation: int) -> bool:
+        """Whether it is so far ahead of the broker's clock that the group takes no record of it."""
+        return incarnation > highest_incarnation(self.broker_ms)
+
+    def _time_ms(self) -> int:
+        """The time of this machine, unless its clock is wrong."""
+        own_ms, broker_ms = time.time_ns() // 1_000_000, self.broker_ms
+        if not broker_ms or abs(own_ms - broker_ms) <= CLOCK_AHEAD_MS:
+            return own_ms
+        days = (own_ms - broker_ms) / 86_400_000
+        _logger.warning(
+            "the clock of this machine is %.1f days %s that of the Kafka broker, whose time %s takes: see which of "
+            "them is wrong",
+            *(abs(days), "ahead of" if days > 0 else "behind", self.address),
+        )
+        return broker_ms
+
+    @cached_property
+    def broker_ms(self) -> int:
+        """The time of the broker that takes what this name sends, or 0. It is asked with a heartbeat of no life."""
+        producers, headers = self.shared.producers, forward_headers(1, 1, kind=HEARTBEAT)
+        with contextlib.suppress(KafkaError, KafkaRefused):
+            producer = producers.lease()
+            try:
+                sent = producer.send(self.forward.topic, b"", str(self.address).encode("ascii"), headers)
+                return int(sent.get(timeout=_TAKEN_TIMEOUT_S).timestamp)
+            finally:
+                producers.release(producer)
+        return 0
 
     # --- how far it has delivered ---
 

@@ -62,14 +62,14 @@ class Topics:
 
     def append(
         self, place: TopicPartition, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]
-    ) -> int:
-        """Write a record; its offset."""
+    ) -> PlainRecord:
+        """Write a record; as it stands there."""
         with self.changed:
             log = self.partitions[place]
             now_ms = int(time.time() * 1000) + self.ahead_ms
             log.append(PlainRecord(place.topic, place.partition, len(log), now_ms, key, value, list(headers)))
             self.changed.notify_all()
-            return len(log) - 1
+            return log[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class MemoryFuture:
 
     def __init__(self, place: TopicPartition) -> None:
         self.topic_partition = place
-        self.offset = -1
+        self.offset = self.timestamp = -1
         self.exception: KafkaError | None = None
         self.is_done = False
         self._errbacks: list[Callable[[BaseException], object]] = []
@@ -136,9 +136,9 @@ class MemoryFuture:
         """Whether it was refused for good."""
         return self.exception is not None
 
-    def written(self, offset: int) -> None:
-        """It stands at that offset."""
-        self.offset, self.is_done = offset, True
+    def written(self, record: PlainRecord) -> None:
+        """It stands there."""
+        self.offset, self.timestamp, self.is_done = record.offset, record.timestamp, True
 
     def fail(self, error: KafkaError) -> None:
         """It is refused for good."""

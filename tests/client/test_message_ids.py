@@ -22,7 +22,7 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
-from ordering.errors import AbcastError, Superseded, UsageError
+from ordering.errors import AbcastError, NotOrderedInTime, Superseded, UsageError
 from ordering.forward_table import Pending, control_headers
 from ordering.membership import MAX_LEFT
 from ordering.names import Address
@@ -188,6 +188,7 @@ class TestClones:
     def test_starts_at_one_instant(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nobody has seen the other's claim. Also where the clock is behind what is remembered."""
         monkeypatch.setattr(time, "time_ns", lambda: 10**18)
+        monkeypatch.setattr(MemberMemory, "broker_ms", 10**12)
         for remembered in (0, 10**17 + 5):
             monkeypatch.setattr(MemberMemory, "incarnation", lambda _, remembered=remembered: remembered)
             claims = set()
@@ -199,11 +200,44 @@ class TestClones:
             assert max(claims) < 10**17 + 200_006
             assert max(claims) <= MAX_NUMBER
 
+    @pytest.mark.parametrize("days", [-20_000, -30, 30])
+    def test_a_wrong_clock(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+        """What is sent is ordered all the same; and after it, when the clock is right."""
+        real = time.time_ns
+        with TinySequencer(kafka, "g", "nyc"):
+            monkeypatch.setattr(time, "time_ns", lambda: real() + days * 86_400 * 10**9)
+            with Member("g", "nyc/alice", connection=kafka) as alice:
+                assert alice.broadcast(b"1").result(WAIT) == 1
+            monkeypatch.setattr(time, "time_ns", real)
+            for number in (2, 3):
+                with Member("g", "nyc/alice", connection=kafka) as alice:
+                    assert alice.broadcast(b"%d" % number).result(WAIT) == number
+
+    @pytest.mark.parametrize("with_outbox", [False, True])
+    def test_what_is_left_of_a_wrong_clock(
+        self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, with_outbox: bool
+    ) -> None:
+        """It was ahead by a month in an earlier start, which could not ask for the broker's time."""
+        real, outbox = time.time_ns, tmp_path / "outbox" if with_outbox else None
+        with TinySequencer(kafka, "g", "nyc"):
+            with monkeypatch.context() as wrong:
+                wrong.setattr(time, "time_ns", lambda: real() + 30 * 86_400 * 10**9)
+                wrong.setattr(MemberMemory, "broker_ms", 0)
+                alice = Member("g", "nyc/alice", connection=kafka, outbox=outbox)
+                with pytest.raises(NotOrderedInTime):
+                    alice.broadcast(b"lost").result(0.5)
+                with contextlib.suppress(NotOrderedInTime):
+                    alice.close(timeout=0)
+            for number in (1, 2):
+                with Member("g", "nyc/alice", connection=kafka, outbox=outbox) as alice:
+                    alice.broadcast(b"%d" % number).result(WAIT)
+        assert ordered(kafka) == [*(["lost"] if with_outbox else []), "1", "2"]
+
     def test_the_last_incarnations(self, kafka: MemoryConnection) -> None:
         memory = MemberMemory(kafka, "g", Address("nyc", "alice"))
         assert memory.claim_incarnation(MAX_NUMBER - 1, set()) == MAX_NUMBER
         with pytest.raises(UsageError, match="take another name"):
-            memory.claim_incarnation(5, set())
+            memory.claim_incarnation(MAX_NUMBER, set())
 
     def test_two_members_of_one_name_in_one_process(
         self, kafka: MemoryConnection, caplog: pytest.LogCaptureFixture

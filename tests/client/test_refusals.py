@@ -11,6 +11,7 @@ from kafka.structs import TopicPartition
 
 from connectors import Member, Receipt
 from connectors.client import go_back_n
+from connectors.client.member_memory import MemberMemory
 from connectors.kafka.codec import first_fields
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
 from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
@@ -54,8 +55,9 @@ def written(kafka: MemoryConnection, role: str) -> list[int]:
 
 
 @pytest.mark.usefixtures("seconds_come")
-def test_a_first_batch_that_is_passed(kafka: MemoryConnection) -> None:
+def test_a_first_batch_that_is_passed(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours keep the order. Where that is lost, go-back-N drops what came too early, and the sender sends it again."""
+    monkeypatch.setattr(MemberMemory, "broker_ms", 0)  # to ask for it is a batch
     resend_after_s = 0.2 if isinstance(kafka, Pipelined) else 20
     with (
         TinySequencer(kafka, "g") as sequencer,

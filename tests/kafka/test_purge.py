@@ -10,6 +10,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from connectors import Member
+from connectors.client.member_memory import MemberMemory
 from connectors.diagnosis.check import check_data
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
@@ -46,7 +47,8 @@ def span(connection: Connection, topic: Topic) -> tuple[int, int]:
 
 @pytest.fixture
 def _snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each batch begins with one."""
+    """Each batch begins with one, and FORWARD has messages only."""
+    monkeypatch.setattr(MemberMemory, "broker_ms", 0)
     monkeypatch.setattr(sequencer, "SNAPSHOT_EVERY_RECORDS", 1)
     monkeypatch.setattr(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 0)
 

@@ -189,6 +189,7 @@ class TestPromises:
         assert all(each.is_done and not each.failed() for each in sent)
         place = TopicPartition(topic, (murmur2(key) & 0x7FFFFFFF) % 3)
         assert [each.value.offset for each in sent] == list(range(5000))
+        assert all(abs(each.value.timestamp - time.time() * 1000) < 600_000 for each in sent), "the broker's"
         assert {each.value.topic_partition for each in sent} == {place}
         records = read(consumer, place, 0, 5000)
         assert [record.offset for record in records] == list(range(5000))

@@ -116,6 +116,7 @@ class Written(NamedTuple):
 
     topic_partition: TopicPartition
     offset: int
+    timestamp: int
 
 
 _to_wait = threading.Lock()
@@ -150,7 +151,8 @@ class _Sent:
         message = self._message
         if message is None:
             return None
-        return Written(TopicPartition(message.topic(), message.partition()), message.offset())
+        place = TopicPartition(message.topic(), message.partition())
+        return Written(place, message.offset(), message.timestamp()[1])
 
     def failed(self) -> bool:
         return self.exception is not None

@@ -64,6 +64,9 @@ class Written(Protocol):
     def topic_partition(self) -> TopicPartition: ...  # noqa: D102
     @property
     def offset(self) -> int: ...  # noqa: D102
+    @property
+    def timestamp(self) -> int:
+        """When, by the broker's clock."""
 
 
 class Sent(Protocol):
