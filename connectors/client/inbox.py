@@ -152,8 +152,8 @@ class Inbox:
                     bookmark.commit_if_due()
                     if self._stopping.is_set():
                         return
-            if records:
-                position = records[-1].offset + 1
+            if (reached := consumer.position(partition)) != position:
+                position = reached
                 bookmark.pass_over(position, position)
                 silence.read_up_to(position)
             bookmark.commit_if_due()

@@ -43,6 +43,7 @@ from connectors.client.sharing import share
 from connectors.kafka.codec import forward_headers, highest_incarnation
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, topic_missing
+from connectors.kafka.ranges import read_range
 from ordering.errors import HistoryUnavailable, KafkaRefused, PositionLost, UsageError
 from ordering.names import Address, Topic
 from ordering.records import CLOCK_AHEAD_MS, HEARTBEAT, MAX_NUMBER
@@ -286,25 +287,15 @@ class MemberMemory:
 
     def _read_notes(self) -> set[str]:
         """This name's notes. Reads those of all names."""
-        place, deadline = self._notes, time.monotonic() + self.connection.timeout
-        keys, found = {self._key(what): what for what in (_DELIVERIES, _LETTERS)}, set()
-        with contextlib.closing(self.connection.consumer()) as consumer, self.connection.reachable("READ", place.topic):
-            position = int(consumer.beginning_offsets([place])[place])
-            end = int(consumer.end_offsets([place])[place])
-            consumer.assign([place])
-            consumer.seek(place, position)
-            while position < end:  # compaction never takes a log's last record
-                records = consumer.poll(timeout_ms=1000).get(place, ())
-                for record in records:
-                    if record.key in keys and record.value is not None:
-                        found.add(keys[record.key])
-                    elif record.key in keys:  # an operator has taken the note away
-                        found.discard(keys[record.key])
-                if records:
-                    position = records[-1].offset + 1
-                    deadline = time.monotonic() + self.connection.timeout
-                elif time.monotonic() > deadline:
-                    raise self.connection.unreachable(self.connection.timeout)
+        place, keys, found = self._notes, {self._key(what): what for what in (_DELIVERIES, _LETTERS)}, set()
+        with contextlib.closing(self.connection.consumer()) as consumer:
+            with self.connection.reachable("READ", place.topic):
+                beginning, end = (ask([place])[place] for ask in (consumer.beginning_offsets, consumer.end_offsets))
+            for record in read_range(self.connection, consumer, place, int(beginning), int(end)):
+                if record.key in keys and record.value is not None:
+                    found.add(keys[record.key])
+                elif record.key in keys:  # an operator has taken the note away
+                    found.discard(keys[record.key])
         return found
 
     def _key(self, what: str) -> bytes:

@@ -16,7 +16,7 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_entry
 from connectors.kafka.liveness import Liveness, judge, look_again
-from connectors.kafka.ranges import read_range, windows_back
+from connectors.kafka.ranges import newest_record, read_range, windows_back
 from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import find_topics
 from connectors.kafka.transport.seam import Consumer
@@ -273,6 +273,6 @@ def _relays(
         assert topic is not None
         neighbour = topic.neighbour or topic.site
         heard.setdefault(neighbour, 0.0)
-        for record in read_range(connection, consumer, partition, max(beginning, end - 1), end):
-            heard[neighbour] = max(heard[neighbour], record.timestamp / 1000)
+        newest = newest_record(connection, consumer, partition, beginning, end)
+        heard[neighbour] = max(heard[neighbour], 0.0 if newest is None else newest.timestamp / 1000)
     return {name: max(0.0, time.time() - at) if at else None for name, at in sorted(heard.items())}

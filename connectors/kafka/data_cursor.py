@@ -99,6 +99,8 @@ class DataCursor:
         if self._failing and polled:
             self._failing = False
         read: Sequence[Any] = polled.get(self._partition, ())
+        if not read:  # a transaction's mark moves it, too
+            self.position = max(self.position, self._consumer.position(self._partition))
         return read
 
     def _judge(self) -> Sequence[Effective]:

@@ -39,7 +39,7 @@ from kafka.structs import TopicPartition
 from connectors.kafka.codec import decode_data
 from connectors.kafka.connection import Connection
 from connectors.kafka.epochs import Claim, Move, Note, StrayClaim, decode
-from connectors.kafka.ranges import read_range, windows_back
+from connectors.kafka.ranges import newest_record, read_range, windows_back
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, TopicMissing, UsageError
 from ordering.names import Topic
@@ -161,10 +161,10 @@ class DataLog:
         Raises HistoryUnavailable if retention has dropped what was before.
         """
         end, beginning = self.end(), self.beginning()
-        newest = next((stored.timestamp_ms for stored in self.records(max(beginning, end - 1), end)), None)
+        newest = newest_record(self.connection, self._consumer, self.partition, beginning, end)
         if newest is None:
             return beginning
-        at_ms = max(0, newest - int(seconds * 1000))
+        at_ms = max(0, newest.timestamp - int(seconds * 1000))
         with self.connection.reachable("READ", self.partition.topic):
             found = self._consumer.offsets_for_times({self.partition: at_ms}).get(self.partition)
         offset = int(found.offset) if found is not None else end
@@ -235,6 +235,7 @@ class DataLog:
                 self.known_exclusions = (*self.known_exclusions, entry)
             else:
                 self._known_base = record.offset
+        self.known_below = max(self.known_below, end)  # what stands last may be a transaction's mark
 
     def _end_of_epochs(self) -> int:
         with self.connection.reachable("READ", self.claims_topic):

@@ -37,6 +37,8 @@ class Topics:
         """What retention has dropped stands below."""
         self.committed: dict[tuple[str, TopicPartition], OffsetAndMetadata] = {}
         self.changed = threading.Condition()
+        self.marks: set[tuple[TopicPartition, int]] = set()
+        """Offsets that are taken, and of which no consumer gets anything."""
         self.refusals = Counter[str]()
         """By topic: so many of the next produce requests fail."""
         self.passes_first_batches = False
@@ -59,6 +61,12 @@ class Topics:
     def refuse(self, topic: str, count: int) -> None:
         """The next produce requests to this topic fail, and write nothing."""
         self.refusals[topic] = count
+
+    def mark(self, place: TopicPartition) -> int:
+        """Write what ends a transaction; its offset."""
+        with self.changed:
+            self.marks.add((place, len(self.partitions[place])))
+            return self.append(place, None, None, []).offset
 
     def append(
         self, place: TopicPartition, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]
@@ -312,7 +320,13 @@ class MemoryConsumer:
             self.kafka.changed.wait_for(look, timeout_ms / 1000)
         for place, records in found.items():
             self.next[place] += len(records)
-        return found
+            if self.kafka.marks:
+                found[place] = [each for each in records if (place, each.offset) not in self.kafka.marks]
+        return {place: records for place, records in found.items() if records}
+
+    def position(self, place: TopicPartition) -> int:
+        """Behind all that was polled."""
+        return self.next[place]
 
     def close(self, **_: object) -> None:
         """Nothing to do."""

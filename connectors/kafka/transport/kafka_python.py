@@ -128,6 +128,11 @@ class _Consumer(_LeavesNothing, KafkaConsumer):  # type: ignore[misc]  # kafka-p
         except LogTruncationError as error:
             raise OffsetOutOfRangeError(str(error)) from error
 
+    def position(self, partition: TopicPartition) -> int:
+        """As the last poll has left it. The library's own may ask a broker first."""
+        place = self._subscription.assignment[partition].position
+        return 0 if place is None else int(place.offset)
+
     def rest(self) -> None:
         """It is at rest whenever it is not polled."""
 

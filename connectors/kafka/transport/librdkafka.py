@@ -47,6 +47,7 @@ _SETTINGS = {"linger_ms": "linger.ms", "batch_size": "batch.size", "delivery_tim
 _CONSUMER_SETTINGS = {"fetch_max_wait_ms": "fetch.wait.max.ms", "isolation_level": "isolation.level"}
 
 _Error = confluent_kafka.KafkaError
+_END = _Error._PARTITION_EOF  # noqa: SLF001 - so the library names its own codes
 _LOCAL_ERRORS = {
     _Error._TRANSPORT: errors.KafkaConnectionError,  # noqa: SLF001 - so the library names its own codes
     _Error._ALL_BROKERS_DOWN: errors.KafkaConnectionError,  # noqa: SLF001
@@ -316,6 +317,7 @@ class _Consumer:
                 "group.id": "abcast.reader",  # it must have one; nothing is ever committed there
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
+                "enable.partition.eof": True,  # nothing else tells that it has passed over a transaction's mark
                 "auto.offset.reset": "error",
                 "isolation.level": "read_uncommitted",
                 "fetch.wait.max.ms": 100,
@@ -342,6 +344,9 @@ class _Consumer:
         self._positions[partition] = offset
         self._is_moved = True
 
+    def position(self, partition: TopicPartition) -> int:
+        return self._positions[partition] or 0
+
     def rest(self) -> None:
         if not self._is_moved:
             with _translating():
@@ -352,14 +357,18 @@ class _Consumer:
         if self._is_moved:
             self._move()
         with _translating():
-            first = self._client.poll(timeout_ms / 1000)
+            first = self._next(timeout_ms / 1000)
             if first is None:
                 return {}
             messages = [first, *self._client.consume(self._max_poll_records - 1, 0)]
         found: dict[TopicPartition, list[PlainRecord]] = {}
+        ends: dict[TopicPartition, int] = {}
         for message in messages:
             if (error := message.error()) is not None:
-                self._take_error(error, message, bool(found))
+                if error.code() == _END:
+                    ends[TopicPartition(message.topic(), message.partition())] = message.offset()
+                else:
+                    self._take_error(error, message, bool(found))
                 continue
             topic, number = message.topic(), message.partition()
             if (records := found.get((topic, number))) is None:  # equal to a TopicPartition
@@ -368,7 +377,27 @@ class _Consumer:
             records.append(_plain_record((topic, number, message.offset(), when, *what)))
         for partition, records in found.items():
             self._positions[partition] = records[-1].offset + 1
+        for partition, end in ends.items():
+            self._pass_over(partition, end)
         return found
+
+    def _next(self, timeout_s: float) -> Any:
+        """What librdkafka gives next. That it has come to an end is news only where that has moved the position."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            message = self._client.poll(max(0.0, deadline - time.monotonic()))
+            if message is None or (error := message.error()) is None or error.code() != _END:
+                return message
+            if self._pass_over(TopicPartition(message.topic(), message.partition()), message.offset()):
+                return None
+
+    def _pass_over(self, partition: TopicPartition, end: int) -> bool:
+        """Whether something that no poll gives stood before the end."""
+        position = self._positions.get(partition)
+        if position is None or end <= position:
+            return False
+        self._positions[partition] = end
+        return True
 
     def _take_error(self, error: confluent_kafka.KafkaError, message: Any, has_records: bool) -> None:
         failure = translated(error)

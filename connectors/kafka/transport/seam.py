@@ -14,6 +14,7 @@ What every transport promises:
 * *A record is `is_done`* when it stands in the log for good, with its offset, or has failed for good.
 * *A consumer* reads the assigned partitions from where it was told to, in the order of offsets, what is committed by
   transactions or not. It is in no consumer group and commits nothing. `poll` returns as soon as there is something.
+  What Kafka gives to nobody (a transaction's mark) only moves the `position`; then `poll` may return nothing.
   A broker that is away is silence. Offsets that are not there raise OffsetOutOfRangeError; it never jumps.
 * *Opening* either of them raises a retriable KafkaError if no broker answers in time.
 
@@ -134,6 +135,11 @@ class Consumer(Protocol):
 
     def poll(self, timeout_ms: int = 0) -> Mapping[TopicPartition, Sequence[Record]]:
         """What comes next; nothing after so long. Raises KafkaError."""
+
+    def position(self, partition: TopicPartition) -> int:
+        """The offset behind all that was polled of an assigned partition, with what no poll gives: the mark at the end
+        of a transaction, what was aborted, what compaction has taken. Who reads to an end waits for this one.
+        """
 
     def rest(self) -> None:
         """Fetch nothing ahead, until it is polled again, which goes on where it was."""
