@@ -30,6 +30,7 @@ from ordering.names import DEFAULT_SITE
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from connectors.kafka.data_purge import Lacking
     from connectors.kafka.purge import Purged
     from connectors.kafka.sites import Sites
     from connectors.ledger.maintenance import Care
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 SHORTEST_S = 10
 SHORTEST_IDLE_S = 2 * 86_400
+SHORTEST_DATA_S = 2 * 3600
+
+DataRetention = Annotated[
+    str | None, typer.Option(help="So long DATA is kept, such as 30d, and longer what no ledger has. Else for ever.")
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -56,6 +62,7 @@ def maintain(
     forget_senders: Annotated[
         str | None, typer.Option(help="Forget senders that are idle for so long, 2d or more. Else none is.")
     ] = None,
+    data_retention: DataRetention = None,
     sites: SitesFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -66,6 +73,9 @@ def maintain(
     does the same. FORWARD is purged below what DATA says was considered, of groups of one site and of a mesh. Prints
     files and bytes before and after.
 
+    With --data-retention, what is older than that when DATA's newest record was written is deleted, up to a snapshot
+    that the ledger below --data covers. With other sites, it takes --sites: what a neighbour lacks is kept.
+
     With --forget-senders the sequencer forgets whoever had nothing ordered for so long, by the broker's time, and is no
     member of the view. A sender that lives notices, and goes on.
     """
@@ -74,13 +84,18 @@ def maintain(
     idle_s = seconds(forget_senders, "--forget-senders") if forget_senders is not None else None
     if idle_s is not None and idle_s < SHORTEST_IDLE_S:
         raise UsageError(f"--forget-senders is {forget_senders!r}: give 2d or more. Clocks may differ by a day.")
+    data_s = kept_of_data(data_retention)
+    if data_s is not None and idle_s is not None and data_s < idle_s:
+        raise UsageError("--forget-senders looks back so far in DATA: give --data-retention as much or more.")
     topology = optional_sites(sites, kafka_config, "maintain")
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "maintain")
     options = job_options(connection, site, data, 1)
     from connectors.ledger.maintenance_job import Wishes
     from connectors.ledger.maintenance_job import maintain as take_care
 
-    wishes = Wishes(kept_s, idle_s, letters_s, dry_run, _purge_of_copies(topology, site))
+    wishes = Wishes(
+        kept_s, idle_s, letters_s, dry_run, _purge_of_copies(topology, site), data_s, _lacking(topology, site)
+    )
     session = functools.cache(lambda: _session(data))
     while True:
         try:
@@ -115,13 +130,31 @@ def _purge_of_copies(sites: Sites | None, site: str) -> PurgeCopies:
     return lambda group, dry_run: purge_copies(sites, site, group, dry_run=dry_run)
 
 
-def every(pause_s: float, sites: Sites | None, site: str) -> MakeJob:
+def _lacking(sites: Sites | None, site: str) -> Lacking | None:
+    """What tells whether the neighbours have what is to be deleted of DATA."""
+    if sites is None:
+        return None
+    from connectors.relay.lacking import lacking_beside
+
+    return lacking_beside(sites, site)
+
+
+def kept_of_data(text: str | None) -> float | None:
+    """For how many seconds DATA is kept; None: for ever. Raises UsageError."""
+    kept_s = seconds(text, "--data-retention") if text is not None else None
+    if kept_s is not None and kept_s < SHORTEST_DATA_S:
+        raise UsageError(f"--data-retention is {text!r}: give 2h or more. Readers are in the middle of what is newer.")
+    return kept_s
+
+
+def every(pause_s: float, sites: Sites | None, site: str, data_s: float | None = None) -> MakeJob:
     """What makes the job that does so every so many seconds, beside others."""
 
     def make(spark: SparkSession, options: JobOptions) -> SparkJob:
         from connectors.ledger.maintenance_job import MaintenanceJob, Wishes
 
-        return MaintenanceJob(spark, options, pause_s, Wishes(purge_copies=_purge_of_copies(sites, site)))
+        wishes = Wishes(purge_copies=_purge_of_copies(sites, site), data_s=data_s, lacking=_lacking(sites, site))
+        return MaintenanceJob(spark, options, pause_s, wishes)
 
     return make
 

@@ -8,7 +8,7 @@ import typer
 
 from connectors.kafka.group_choice import LOOK_EVERY_S
 from jobs.engine import AgreementOption, Engine, EngineOption, agreement_of, engine_job
-from jobs.maintain import every, seconds
+from jobs.maintain import DataRetention, every, kept_of_data, seconds
 from jobs.options import (
     DEFAULT_DATA,
     BootstrapServers,
@@ -24,6 +24,7 @@ from jobs.options import (
 )
 from jobs.sites import SitesFile, kafka_of_site, optional_sites
 from jobs.streaming import Relays, job_options, run_jobs, served
+from ordering.errors import UsageError
 from ordering.names import DEFAULT_SITE
 
 
@@ -41,6 +42,7 @@ def run(
     engine: EngineOption = Engine.spark,
     agreement: AgreementOption = None,
     maintain_every: Annotated[str | None, typer.Option(help="Do what `abcast maintain` does, every 1h or so.")] = None,
+    data_retention: DataRetention = None,
 ) -> None:
     """Run the sequencer and the ledger in one Spark application. It is what most people start.
 
@@ -48,8 +50,11 @@ def run(
     which carries what stands here to the neighbouring sites; and a site that follows a home has no sequencer.
     """
     pause_s = seconds(maintain_every, "--maintain-every") if maintain_every is not None else None
+    data_s = kept_of_data(data_retention)
+    if data_s is not None and pause_s is None:
+        raise UsageError("--data-retention is for --maintain-every: give that, too, such as 1h.")
     topology = optional_sites(sites, kafka_config, "run")
-    maintenance = [every(pause_s, topology, site)] if pause_s is not None else []
+    maintenance = [every(pause_s, topology, site, data_s)] if pause_s is not None else []
     agreed = agreement_of(topology, site, agreement)
     which = served(groups, look_every_s)
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "run")

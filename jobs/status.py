@@ -143,6 +143,8 @@ def _sentences(row: GroupStatus, site: str) -> Iterator[str]:
             f"{row.strays} of the newest records in DATA are no DATA and are passed over: who else writes there? "
             "`abcast check` counts all"
         )
+    if row.wrong_settings:
+        yield row.wrong_settings
     if row.agreement is not None:
         yield f"{site} {row.agreement}"
     for neighbour, silent_s in row.relays.items():

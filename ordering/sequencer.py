@@ -79,8 +79,8 @@ SNAPSHOT_EVERY_RECORDS = 16_384
 """FORWARD records considered between two snapshots, at least; what a successor has to read back at most, about."""
 
 SNAPSHOT_EVERY_MS = 3_600_000
-"""Time of the log between two snapshots, at most: where DATA has a retention, one must always stand in it. It takes a
-record in FORWARD for time to pass; the job writes one now and then (`connectors.sequencer.upkeep`)."""
+"""Time of the log between two snapshots, at most, so that what is deleted below one is about as old as it should be. It
+takes a record in FORWARD for time to pass."""
 
 SNAPSHOT_RECORDS_PER_SENDER = 8
 """With many senders snapshots are rarer, so that their cost stays a small, constant share of the work."""

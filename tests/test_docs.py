@@ -303,8 +303,6 @@ def test_topics() -> None:
     assert set(first_spans(settings)) == rules
     said = {row[0]: row[1] for row in settings}
     assert f"{topics._MIN_FORWARD_RECORD_BYTES:,}" in said["`max.message.bytes`"]
-    assert topics.MIN_DATA_RETENTION_MS == 2 * 3600 * 1000
-    assert "2 hours" in said["`retention.ms`"]
 
 
 def test_status_fields() -> None:

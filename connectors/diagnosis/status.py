@@ -18,7 +18,7 @@ from connectors.kafka.entries import last_entry
 from connectors.kafka.liveness import Liveness, judge, look_again
 from connectors.kafka.ranges import newest_record, read_range, windows_back
 from connectors.kafka.sign_of_life import read_signs
-from connectors.kafka.topics import find_topics
+from connectors.kafka.topics import find_topics, wrong_in_logs
 from connectors.kafka.transport.seam import Consumer
 from ordering.isis_site_state import SiteState
 from ordering.isis_state import Drop
@@ -75,7 +75,7 @@ class GroupStatus(NamedTuple):
     `relays`: for each site whose relay brings records here, the seconds since it was last heard. `strays`: records of
     DATA that are no DATA, of those that are read here: back to the newest snapshot. `ledger_lag`: seqnos that the
     ledger does not have yet; None where there is no ledger. `gaps`: of senders that have one open.
-    `agreement`: None where no sites agree.
+    `agreement`: None where no sites agree. `wrong_settings`: of DATA and EPOCH, and what mends them.
     """
 
     group: str
@@ -94,6 +94,7 @@ class GroupStatus(NamedTuple):
     ledger_lag: int | None = None
     gaps: Sequence[Gap] = ()
     agreement: AgreementStatus | None = None
+    wrong_settings: str = ""
 
     @property
     def is_stuck(self) -> bool:
@@ -157,6 +158,7 @@ def read_status(
                 ledger_lag=None if in_ledger is None else state.seqno - in_ledger.get(group, 0),
                 gaps=() if is_copy else _gaps(connection, consumer, state, spans, reached),
                 agreement=agreement,
+                wrong_settings="" if is_copy else wrong_in_logs(connection, [group], site).get(group, ""),
             )
     finally:
         consumer.close()

@@ -20,7 +20,6 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.backlog import find_backlog
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import StateAt
 from connectors.kafka.retrying import News
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
@@ -234,7 +233,6 @@ class Attendant:
             self._connection,
             topics,
             self._site,
-            self._history,
             self._epochs,
             agreement=self.agreement,
             fitness=self._check_group,
@@ -274,11 +272,3 @@ class Attendant:
             raise self._connection.unreachable() from error
         finally:
             consumer.close()
-
-    def _history(self, group: str) -> StateAt | None:
-        """What the ledger tells. Only who needs it has Delta loaded, which the extra `jobs` brings."""
-        if self._ledger is None or not self._ledger.exists():
-            return None
-        from connectors.ledger.state import read_ledger_state
-
-        return read_ledger_state(self._ledger, group)

@@ -5,13 +5,13 @@ Two topics of one partition each belong together:
 * DATA: what was decided;
 * EPOCH: one record a takeover, a *claim*. Its offset plus one is the epoch, so no two claims have the same. Its value
   begins with the *floor*: where DATA ended before the claim. A seal is written after its claim, so every record below
-  the floor stands before that seal. And *notes*: up to which seqno DATA went below some offset. A note is a fact about
-  a log that only grows, so it stays true. Retention never takes a note, as it may take DATA.
+  the floor stands before that seal. And *notes*: which epoch was in force below some offset, and up to which seqno
+  DATA went there. A note is a fact about a log that only grows, so it stays true.
 
 That is how a snapshot is known to be in force without reading the log from its beginning: a snapshot of epoch e at
-offset o is in force if the floor of every claim of a higher epoch is above o. A snapshot in force is the state where
-it stands (`ordering.sequencer`, invariant 5). So everything here starts from the last one, and its cost does not
-grow with history.
+offset o is in force if the floor of every claim of a higher epoch is above o, or if a note says that e was in force
+behind it. A snapshot in force is the state where it stands (`ordering.sequencer`, invariant 5). So everything here
+starts from the last one, and its cost does not grow with history.
 
 Offsets and seqnos meet in one place, `DataLog.where`. It goes by explicit marks, of which each says that all seqnos
 from k on stand at offset o or later: the floor of the claim of the epoch that decided k, for the first one it decided
@@ -29,7 +29,7 @@ other log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import NamedTuple
@@ -73,14 +73,11 @@ class Start(NamedTuple):
     reader: Reader
 
 
-class StateAt(NamedTuple):
-    """A state that counts all effective records below offset `below` of DATA, and maybe more.
+class Snapshot(NamedTuple):
+    """A snapshot in force, and where it stands."""
 
-    `below` is None if the offset is not known.
-    """
-
+    offset: int
     state: SequencerState
-    below: int | None
 
 
 def consumer_of_logs(connection: Connection) -> Consumer:
@@ -156,10 +153,7 @@ class DataLog:
             return int(self._consumer.end_offsets([self.partition])[self.partition])
 
     def offset_before_the_end(self, seconds: float) -> int:
-        """The offset of the first record that is no older than that, if the newest record is from now.
-
-        Raises HistoryUnavailable if retention has dropped what was before.
-        """
+        """The offset of the first record that is no older than that, if the newest record is from now."""
         end, beginning = self.end(), self.beginning()
         newest = newest_record(self.connection, self._consumer, self.partition, beginning, end)
         if newest is None:
@@ -167,10 +161,7 @@ class DataLog:
         at_ms = max(0, newest.timestamp - int(seconds * 1000))
         with self.connection.reachable("READ", self.partition.topic):
             found = self._consumer.offsets_for_times({self.partition: at_ms}).get(self.partition)
-        offset = int(found.offset) if found is not None else end
-        if offset <= beginning and beginning > 0:
-            raise HistoryUnavailable(f"{self.topic} no longer holds what is older than {seconds:g} s.")
-        return offset
+        return int(found.offset) if found is not None else end
 
     def records(self, start: int, end: int) -> Iterator[Stored]:
         """The records of DATA with `start` <= offset < `end`, in order; strays as such."""
@@ -297,22 +288,39 @@ class DataLog:
             end = self.end()
         if not self.claims() and (base := self.base()) is not None:
             return self._from_base(base, end)
-        claims, beginning = self.claims(), self.beginning()  # after `end`: no seal below it is without its claim
+        is_in_force, beginning = self._in_force(), self.beginning()  # after `end`: no seal below it lacks its claim
         tail: list[Stored] = []
         for start, below in windows_back(beginning, end, _FIRST_WINDOW):
             before = [_without_content(stored) for stored in self.records(start, below)]
             tail = [*before, *tail]
             for index in range(len(before) - 1, -1, -1):
-                if _is_snapshot_in_force(tail[index], claims):
+                if is_in_force(tail[index]):
                     return absorb(SequencerState(self.topic.group), (stored.data for stored in tail[index:]))
         if beginning > 0:
             if (base := self.base()) is not None:  # of the time when it was a copy
                 return self._from_base(base, end)
             raise NoSnapshot(
-                f"retention has dropped the beginning of {self.topic} and no snapshot is left in it. "
-                "Start the sequencer with --data DIR of the group's ledger, which knows the last seqno."
+                f"a retention has dropped the beginning of {self.topic}, and with it the state: no snapshot is left. "
+                "If a sequencer runs, its next snapshot tells it again: set retention.ms and retention.bytes to -1 at "
+                "once. If none runs, go on in a new group: the ledger keeps what it has of this one."
             )
         return absorb(SequencerState(self.topic.group), (stored.data for stored in tail))
+
+    def snapshot_below(self, end: int, seqno: int) -> Snapshot | None:
+        """The last snapshot in force below offset `end` that counts no seqno above `seqno`."""
+        is_in_force = self._in_force()
+        for start, below in windows_back(self.beginning(), end, _FIRST_WINDOW):
+            found = [stored for stored in self.records(start, below) if is_in_force(stored)]
+            for stored in reversed(found):
+                state = SequencerState.from_bytes(stored.data.payload)
+                if state.seqno <= seqno:
+                    return Snapshot(stored.offset, state)
+        return None
+
+    def _in_force(self) -> Callable[[Stored], bool]:
+        """Whether a record is a snapshot in force, as EPOCH tells now."""
+        claims, notes = self.claims(), self.notes()
+        return lambda stored: _is_snapshot_in_force(stored, claims, notes)
 
     def _from_base(self, base: SequencerState, end: int) -> SequencerState:
         start = max(self.where(base.seqno + 1, base.seals), self.beginning())
@@ -389,9 +397,11 @@ def _without_content(stored: Stored) -> Stored:
     return stored._replace(data=replace(stored.data, payload=b"", headers=()))
 
 
-def _is_snapshot_in_force(stored: Stored, claims: Sequence[Claim]) -> bool:
+def _is_snapshot_in_force(stored: Stored, claims: Sequence[Claim], notes: Sequence[Note]) -> bool:
     data = stored.data
     # What was copied from a home that was before this one is not this topic's own.
     if data.kind != EPOCH or not data.payload or not claims or data.epoch < claims[0].epoch:
         return False
-    return all(claim.floor > stored.offset for claim in claims if claim.epoch > data.epoch)
+    return all(claim.floor > stored.offset for claim in claims if claim.epoch > data.epoch) or any(
+        note.epoch == data.epoch and note.offset > stored.offset for note in notes
+    )

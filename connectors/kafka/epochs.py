@@ -77,7 +77,10 @@ class Claim(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A fact about DATA below Kafka offset `offset`: `epoch` is in force there, and `seqno` is the last one decided."""
+    """A fact about DATA below Kafka offset `offset`: `epoch` is in force there, and `seqno` is the last one decided.
+
+    A takeover writes one of its seal, and whoever deletes DATA one of the snapshot that stays.
+    """
 
     offset: int
     epoch: int

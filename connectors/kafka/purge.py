@@ -12,8 +12,6 @@ them are never read again:
   dead letter, or was dropped as a duplicate or behind a gap. Its sender sends the last again, as a new record.
 * The snapshot counts for every reader of that log: it was read where its epoch was in force, and what comes later
   stands behind it. A fenced sequencer's, behind a higher seal, is passed over here as everywhere.
-* A sequencer that starts from the ledger, as DATA is empty, knows no positions and begins where FORWARD begins. It
-  finds all that was not considered.
 
 Who else reads FORWARD: a relay of a hub, of sites that are not the home. Those have no snapshot of their own and are
 left alone. So is the home of a hub: a site that was the home before may have to bring its FORWARD to the new one. So

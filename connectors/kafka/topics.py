@@ -21,7 +21,6 @@ from connectors.kafka.unfit import raise_unfit
 from ordering.errors import AbcastError, KafkaRefused, TopicMissing, UsageError, counted
 from ordering.names import Role, Topic, check_group, check_site
 from ordering.records import MAX_HEADERS_BYTES, MAX_PAYLOAD_BYTES, MAX_RECORD_BYTES
-from ordering.sequencer import SNAPSHOT_EVERY_MS
 
 _logger = logging.getLogger(__name__)
 
@@ -46,9 +45,10 @@ PURGED: tuple[Role, ...] = ("forward", "dead-letter", "inbox")
 PURGED_SEGMENT_BYTES = 64 * 1024 * 1024
 """What is purged leaves the disk by whole segments, and never the newest one, which is 1 GiB unless a topic says."""
 
-MIN_DATA_RETENTION_MS = 2 * SNAPSHOT_EVERY_MS
-"""With less, the last snapshot might be dropped before the next one is written."""
 _MIN_FORWARD_RECORD_BYTES = MAX_PAYLOAD_BYTES + MAX_HEADERS_BYTES + 16 * 1024
+_LOGS: tuple[Role, ...] = ("data", "epoch")
+_RETENTION = {"retention.ms", "retention.bytes"}
+_PURGE_INSTEAD = " `abcast maintain --data-retention 30d` deletes what is older, as far as the ledger has it."
 _READ: tuple[Role, ...] = ("forward", "relayed", "data", "epoch")
 _WRITTEN: tuple[Role, ...] = ("data", "epoch", "dead-letter", "forward", "relayed")
 
@@ -281,21 +281,27 @@ def look_at_topics(connection: Connection, group: str, site: str) -> TopicsFound
 
 
 def _read_settings(admin: KafkaAdminClient, topics: Iterable[Topic]) -> dict[str, dict[str, str]]:
-    """The settings of the topics, without those that this user may not know."""
-    resources = [ConfigResource(ConfigResourceType.TOPIC, str(topic)) for topic in topics]
+    """The settings of the topics, without those that this user may not know; the log names these."""
+    answers = _known_settings(admin, topics)
+    if unknown := sorted(name for name, found in answers.items() if not found):
+        _logger.warning(
+            "the settings of %s were not checked: this Kafka user lacks the right DESCRIBE_CONFIGS.",
+            ", ".join(unknown),
+        )
+    return {name: found for name, found in answers.items() if found}
+
+
+def _known_settings(admin: KafkaAdminClient, topics: Iterable[Topic]) -> dict[str, dict[str, str]]:
+    """The settings of each of the topics; none where this user may not know them."""
+    names = list(map(str, topics))
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
     try:
         answers = admin.describe_configs(resources, config_filter="all").get("topic", {}) if resources else {}
     except KafkaError as error:
         if error.retriable:
             raise
         answers = {}
-    unknown = sorted(str(topic) for topic in topics if not answers.get(str(topic)))
-    if unknown:
-        _logger.warning(
-            "the settings of %s were not checked: this Kafka user lacks the right DESCRIBE_CONFIGS.",
-            ", ".join(unknown),
-        )
-    return {name: {key: str(each["value"]) for key, each in found.items()} for name, found in answers.items() if found}
+    return {name: {key: str(each["value"]) for key, each in answers.get(name, {}).items()} for name in names}
 
 
 def _missing_rights(connection: Connection, topic: Topic, operations: Collection[str] | None) -> list[str]:
@@ -319,7 +325,23 @@ def _wrong_settings(connection: Connection, topic: Topic, found: Mapping[str, st
         f"{topic} has {', '.join(f'{name}={value}' for name, value in wrong.items())}, with which promises break: "
         f"`kafka-configs --bootstrap-server {connection.bootstrap_servers} --alter --entity-type topics "
         f"--entity-name {topic} --add-config {','.join(f'{name}={right[name]}' for name in wrong)}` mends that."
+        + (_PURGE_INSTEAD if topic.role == "data" and wrong.keys() & _RETENTION else "")
     ]
+
+
+def wrong_in_logs(connection: Connection, groups: Iterable[str], site: str) -> dict[str, str]:
+    """For each group whose DATA or EPOCH has settings that promises break with, a sentence with what mends them.
+
+    What this user may not know is passed over. Raises BrokerUnreachable.
+    """
+    topics = {group: [Topic(group, role, site) for role in _LOGS] for group in groups}
+    with connection.admin() as admin:
+        known = _known_settings(admin, [topic for of_group in topics.values() for topic in of_group])
+    wrong = {
+        group: " ".join(each for topic in of_group for each in _wrong_settings(connection, topic, known[str(topic)]))
+        for group, of_group in topics.items()
+    }
+    return {group: sentence for group, sentence in wrong.items() if sentence}
 
 
 def _rules(topic: Topic) -> dict[str, Callable[[str], bool]]:
@@ -335,28 +357,9 @@ def _rules(topic: Topic) -> dict[str, Callable[[str], bool]]:
     }
     if topic.role in ("forward", "relayed", "data"):
         rules["message.timestamp.type"] = lambda value: value == "LogAppendTime"
-    if topic.role == "epoch":
+    if topic.role in ("data", "epoch"):
         rules["retention.ms"] = rules["retention.bytes"] = lambda value: int(value) < 0
-    if topic.role == "data":
-        rules["retention.ms"] = lambda value: not 0 <= int(value) < MIN_DATA_RETENTION_MS
     return rules
-
-
-def data_retention(connection: Connection, groups: Iterable[str], site: str) -> dict[str, float | None]:
-    """For each group whose DATA is not kept for ever, after how many seconds it is dropped; None: not known.
-
-    Raises BrokerUnreachable.
-    """
-    topics = [Topic(group, "data", site) for group in groups]
-    with connection.admin() as admin:
-        settings = _read_settings(admin, topics)
-    retention: dict[str, float | None] = {}
-    for topic in topics:
-        found = settings.get(str(topic))
-        milliseconds, size = (int((found or {}).get(name, "-1")) for name in ("retention.ms", "retention.bytes"))
-        if found is None or size >= 0 or milliseconds >= 0:
-            retention[topic.group] = milliseconds / 1000 if milliseconds >= 0 else None
-    return retention
 
 
 def count_partitions(connection: Connection, topic: Topic) -> int:

@@ -95,6 +95,5 @@ def start_after(seqno: int, options: JobOptions, group: str) -> Start:
             raise HistoryUnavailable(
                 f"the ledger {options.data / 'ledger'} {content}, and can't go on without a gap: "
                 f"{str(gone).partition('. ')[0]}. Put a copy of the ledger and the views in its place that reaches "
-                "further, and start again; or go on without a ledger (`abcast sequence` instead of `abcast run`). And "
-                f"give {data.topic} a longer retention.ms."
+                "further, and start again; or go on without a ledger (`abcast sequence` instead of `abcast run`)."
             ) from gone

@@ -17,12 +17,14 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 
 from connectors.kafka.connection import Connection
+from connectors.kafka.data_purge import Lacking, lacking_unknown_sites, purge_data
 from connectors.kafka.letter_purge import purge_letters
 from connectors.kafka.purge import Purged, purge_group
 from connectors.kafka.senders import forget_senders, idle_senders
 from connectors.kafka.topics import find_groups
 from connectors.ledger.maintenance import Care, maintain_tables, plan_care
 from connectors.ledger.table_lock import StoppedWaiting
+from connectors.ledger.table_state import read_table_state
 from connectors.spark.job import JobOptions
 from ordering.errors import AbcastError, BrokerUnreachable
 
@@ -54,7 +56,8 @@ class Wishes:
     """How long dead letters are kept, idle senders remembered (None: for ever), and letters that nobody takes kept, in
     seconds.
 
-    `dry_run`: nothing is to be done but said. `purge_copies`: for who knows of other sites.
+    `dry_run`: nothing is to be done but said. `data_s`: so long DATA is kept, None: for ever. `purge_copies` and
+    `lacking`: for who knows of other sites.
     """
 
     dead_letters_s: float = 30 * 86_400.0
@@ -62,6 +65,8 @@ class Wishes:
     letters_s: float = 30 * 86_400.0
     dry_run: bool = False
     purge_copies: PurgeCopies = lambda *_: ()
+    data_s: float | None = None
+    lacking: Lacking | None = None
 
 
 def maintain(
@@ -81,6 +86,7 @@ def maintain(
     topics: list[Purged] = []
     senders: list[Idle] = []
     failures: list[AbcastError] = []
+    in_ledger = read_table_state(options.data / "ledger").last_seqno if wishes.data_s is not None else {}
     for group in filter(options.groups.has, find_groups(options.connection, options.site)):
         what = options.connection, group, options.site
         try:
@@ -88,6 +94,7 @@ def maintain(
             senders += _forget(*what, wishes)
             topics += purge_letters(*what, letters_s=wishes.letters_s, dry_run=wishes.dry_run)
             topics += wishes.purge_copies(group, wishes.dry_run)
+            topics += _purge_data(options, group, wishes, in_ledger.get(group, 0))
         except BrokerUnreachable:
             raise
         except AbcastError as error:
@@ -95,6 +102,18 @@ def maintain(
     if failures:
         raise failures[0]
     return Maintained(tables, topics, senders)
+
+
+def _purge_data(options: JobOptions, group: str, wishes: Wishes, in_ledger: int) -> Sequence[Purged]:
+    if wishes.data_s is None:
+        return []
+    return purge_data(
+        *(options.connection, group, options.site),
+        kept_s=wishes.data_s,
+        in_ledger=in_ledger,
+        lacking=wishes.lacking or lacking_unknown_sites(options.connection),
+        dry_run=wishes.dry_run,
+    )
 
 
 def _forget(connection: Connection, group: str, site: str, wishes: Wishes) -> list[Idle]:

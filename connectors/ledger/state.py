@@ -1,4 +1,4 @@
-"""The sequencer's state as the ledger tells it: for a DATA topic that retention has emptied."""
+"""The sequencer's state as the ledger tells it: for a new site, which is given the ledger's rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 from pyarrow import Table
 from pyarrow import dataset as ds
 
-from connectors.kafka.data_log import StateAt
 from connectors.ledger.delta_files import dataset_of
 from connectors.ledger.row import decode_row
 from connectors.ledger.table_state import open_table
@@ -23,16 +22,9 @@ from ordering.sequencer import Accepted, SequencerState
 
 
 def state_from_ledger(path: Location, group: str) -> SequencerState | None:
-    """The state after the group's last row, or None without a table or rows."""
-    last = read_ledger_state(path, group)
-    return last.state if last is not None else None
+    """The state after the group's last row, or None without a table or rows. Reads no payloads of messages.
 
-
-def read_ledger_state(path: Location, group: str) -> StateAt | None:
-    """The same, and where in DATA the last row stood, if the table tells. Reads no payloads of messages.
-
-    The state has no `positions`: FORWARD is read again from where retention has left it, and what was ordered is
-    recognised. Nor has it link rows, so a link that runs must begin a session anew; the origin rows say where.
+    It has no `positions`, nor link rows, so a link that runs must begin a session anew; the origin rows say where.
     Raises LedgerDamaged.
     """
     table = open_table(path)
@@ -43,9 +35,8 @@ def read_ledger_state(path: Location, group: str) -> StateAt | None:
     first_seqno: dict[int, int] = {}
     origins: dict[str, int] = {}
     last_seqno = view = own_seqno = 0
-    below: int | None = None
     columns = ["seqno", "epoch", "view_id", "kind", "site", "sender", "incarnation", "local_seqno"]
-    columns += ["origin_seqno", "data_offset"]
+    columns += ["origin_seqno"]
     for batch in dataset.to_batches(columns=_there(dataset, columns), filter=ds.field("group") == group):
         rows = _with_nulls(Table.from_batches([batch]), columns)
         if not rows.num_rows:
@@ -63,13 +54,11 @@ def read_ledger_state(path: Location, group: str) -> StateAt | None:
             first_seqno[row["epoch"]] = min(first_seqno.get(row["epoch"], row["seqno_min"]), row["seqno_min"])
         last_seqno = max(last_seqno, pc.max(rows["seqno"]).as_py())
         view = max(view, pc.max(rows["view_id"]).as_py())
-        offset = pc.max(rows["data_offset"]).as_py()  # rows of an earlier version have none
-        below = below if offset is None else max(below or 0, offset + 1)
     if not last_seqno:
         return None
     control = _control_records(dataset, group)
     received = _without_forgotten(received, control)
-    state = SequencerState(
+    return SequencerState(
         group,
         epoch=max(first_seqno),
         seqno=last_seqno,
@@ -80,7 +69,6 @@ def read_ledger_state(path: Location, group: str) -> StateAt | None:
         own_seqno=own_seqno,
         origins=origins,
     )
-    return StateAt(state, below)
 
 
 def _there(dataset: ds.Dataset, columns: Iterable[str]) -> list[str]:

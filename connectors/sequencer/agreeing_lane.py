@@ -35,7 +35,6 @@ from connectors.sequencer.agreement import ISIS, Agreement, known_state
 from connectors.sequencer.groups import groups_at
 from connectors.sequencer.lane import SequencerLane
 from connectors.sequencer.query import encode_decided
-from connectors.sequencer.takeover import History
 from connectors.spark.forward_rows import forward_rows
 from connectors.spark.job import JobOptions
 from connectors.spark.session import PythonWorker
@@ -109,10 +108,6 @@ class AgreeingLane(SequencerLane):
     def sequenced(self, topics: Mapping[str, list[str]]) -> dict[str, list[str]]:
         """The site's own FORWARD."""
         return {group: [str(Topic(group, "forward", self.options.site))] for group in topics}
-
-    def history(self) -> History | None:
-        """None: the ledger does not tell what the site has promised."""
-        return None
 
     def check_group(self, state: SequencerState) -> None:
         """See that its log can be continued. Raises UsageError, HistoryUnavailable, ProtocolViolation."""

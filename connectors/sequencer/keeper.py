@@ -1,4 +1,4 @@
-"""What a sequencer looks after beside its batches, with either engine: claims, signs of life, ticks, upkeep.
+"""What a sequencer looks after beside its batches, with either engine: claims, signs of life, ticks, settings.
 
 None of it decides anything: a keeper that sleeps delays a snapshot or a suspicion, or lets a fenced sequencer write on,
 which readers ignore. So it keeps nothing that a crash could cost.
@@ -7,6 +7,7 @@ which readers ignore. So it keeps nothing that a crash could cost.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -16,14 +17,17 @@ from kafka.structs import TopicPartition
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, consumer_of_logs
 from connectors.kafka.sign_of_life import SignsOfLife
+from connectors.kafka.topics import wrong_in_logs
 from connectors.kafka.transport import Consumer, Producer
 from connectors.sequencer.takeover import check_not_fenced
 from connectors.sequencer.ticks import tick
-from connectors.sequencer.upkeep import Upkeep
 from ordering.names import Topic
 
 _ASK_MS = 3000
 """How long a check asks for the newest claims. It has other groups to look after than one whose topics are gone."""
+
+LOOK_AT_SETTINGS_S = 3600.0
+"""How often it looks whether somebody has set a retention where there must be none."""
 
 _Role = Literal["data", "epoch"]
 _ROLES: tuple[_Role, ...] = ("data", "epoch")
@@ -47,7 +51,7 @@ class Keeper:
         self._consumer: Consumer = connection.consumer()
         self._reader: Consumer | None = None  # of all logs
         self._ticker: Producer | None = None
-        self._upkeep = Upkeep(connection, site)
+        self._next_look = time.monotonic() + LOOK_AT_SETTINGS_S  # a start has looked
         self._signs = SignsOfLife(connection, site, engine)
         self._logs: dict[str, DataLog] = {}
         self._claims_seen: dict[str, int] = {}  # where EPOCH ended when it was last looked at
@@ -96,11 +100,11 @@ class Keeper:
         self._signs.give({group: self._epochs[group] for group in self.forward}, considered, now)
 
     def attend(self, watched: Mapping[str, int], now: float) -> None:
-        """Tick for `watched`, each with a seqno that stands in DATA, and for groups that need a snapshot soon.
+        """Tick for `watched`, each with a seqno that stands in DATA, and see now and then that DATA and EPOCH are kept.
 
         `now`: seconds of a steady clock. Raises BrokerUnreachable.
         """
-        ticked = {**self._upkeep.due(self.forward, self.log, now), **watched}
+        ticked = {**dict.fromkeys(self._look_at_settings(now), 0), **watched}
         if not ticked:
             return
         if self._ticker is None:
@@ -111,6 +115,16 @@ class Keeper:
                     tick(self._ticker, topic, self._ticker.partitions_for(topic), seqno)
         except KafkaError as error:  # made up for by the next
             _logger.warning("a tick could not be written: %r", error)
+
+    def _look_at_settings(self, now: float) -> list[str]:
+        """Groups whose DATA or EPOCH Kafka may delete, told as an error; a tick has their DATA hold a snapshot."""
+        if now < self._next_look:
+            return []
+        self._next_look = now + LOOK_AT_SETTINGS_S
+        wrong = wrong_in_logs(self._connection, self.forward, self._site)
+        for sentence in wrong.values():
+            _logger.error("%s", sentence)
+        return sorted(wrong)
 
     def close(self) -> None:
         """Close all connections."""

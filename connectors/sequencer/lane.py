@@ -6,7 +6,6 @@ wrong with a start is found before the first claim: whether Spark can run a task
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Collection, Mapping
@@ -21,11 +20,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.data_log import topic_missing
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
-from connectors.ledger.state import read_ledger_state
 from connectors.sequencer.groups import forward_topics, positions_of
 from connectors.sequencer.keeper import Keeper
 from connectors.sequencer.query import encode_decided, read_by_few, sequence
-from connectors.sequencer.takeover import History, take_over_groups
+from connectors.sequencer.takeover import take_over_groups
 from connectors.sequencer.watchdog import Watchdog
 from connectors.spark.job import JobOptions, QueryFailed, StreamingJob
 from connectors.spark.progress import newer_than, newest
@@ -108,7 +106,6 @@ class SequencerLane(StreamingJob):
             connection,
             forward,
             site,
-            self.history(),
             self._epochs,
             agreement=self.agreement,
             fitness=self.check_group,
@@ -133,10 +130,6 @@ class SequencerLane(StreamingJob):
     def sequenced(self, topics: Mapping[str, list[str]]) -> dict[str, list[str]]:
         """Of all topics that are read, those that are put in order here; ticks go there."""
         return dict(topics)
-
-    def history(self) -> History | None:
-        """What tells the state where retention has emptied DATA."""
-        return functools.partial(read_ledger_state, self.options.data / "ledger")
 
     def check_group(self, state: SequencerState) -> None:
         """Raises what keeps this group from being served, if its DATA does not tell; called before it is claimed."""

@@ -9,18 +9,12 @@ There is one way to start, and it trusts no lock and no checkpoint, only DATA:
    so no other sequencer has it;
 3. append the seal to DATA: an empty epoch record. From here on every reader ignores what lower epochs still write;
 4. read DATA on from where 1 ended up to the seal, and with it the state;
-5. append the state as the epoch's opening snapshot, and a note of how far DATA went to EPOCH, and go on.
+5. append the state as the epoch's opening snapshot, and a note of where the seal stands to EPOCH, and go on.
 
 Invariant: the state that a sequencer goes on from holds everything effective before its seal, and nothing effective
 of a lower epoch can follow. So numbers are never reassigned, even if another sequencer still runs. A crash after any
 step leaves an epoch number without a seal, a seal without decisions, or an opening snapshot that is true where it
 stands. The next start does the same again.
-
-*When retention has emptied DATA* the ledger tells the state, which may be too old. The sequencer goes on from it only
-if nothing that it does not count can have been dropped. Kafka's offsets survive retention, so that can be known. The
-ledger ends at its last row's offset in DATA, or at that of a note with the same last seqno, and DATA must begin there
-or before. Or DATA begins with a record that the ledger has, or that follows its last row, and no seal can stand before
-it.
 
 A sequencer sees a newer one by its claim, and another home by its move, and stops. That is a courtesy, not what keeps
 the order: if it sleeps through the claim, what it writes is stale for every reader. No sequencer seals a claim that
@@ -44,7 +38,7 @@ from kafka.errors import KafkaError
 from connectors.kafka.backlog import find_backlog
 from connectors.kafka.codec import encode_data
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog, StateAt, consumer_of_logs
+from connectors.kafka.data_log import DataLog, consumer_of_logs
 from connectors.kafka.epochs import Claim, Note, encode_claim, encode_note, seconds_to_yield, this_host
 from connectors.kafka.group_choice import ALL_GROUPS, GroupChoice
 from connectors.kafka.liveness import ALIVE, judge
@@ -53,16 +47,14 @@ from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import find_groups
 from connectors.kafka.transport import Consumer, Producer
 from connectors.kafka.unfit import BEFORE_ITS_START, raise_unfit
-from ordering.errors import AbcastError, Fenced, HistoryUnavailable, ProtocolViolation, UsageError
+from ordering.errors import AbcastError, Fenced, HistoryUnavailable, NoSnapshot, ProtocolViolation, UsageError
 from ordering.names import Topic
-from ordering.reader import Reader, Seal, Verdict
-from ordering.records import EPOCH, Data, Partition
+from ordering.reader import Seal
+from ordering.records import Data, Partition
 from ordering.sequencer import SequencerState, absorb, seal, snapshot
 
 _logger = logging.getLogger(__name__)
 
-History = Callable[[str], StateAt | None]
-"""A group's state as its ledger tells it."""
 Fitness = Callable[[SequencerState], object]
 """Raises what keeps a group whose DATA tells this state from being served."""
 
@@ -80,38 +72,26 @@ class _Survey(NamedTuple):
     end: int
 
 
-def take_over(
-    connection: Connection,
-    group: str,
-    site: str,
-    history: Callable[[], StateAt | None] | None = None,
-    claimed: dict[str, int] | None = None,
-    *,
-    trust_ledger: bool = False,
-) -> SequencerState:
+def take_over(connection: Connection, group: str, site: str, claimed: dict[str, int] | None = None) -> SequencerState:
     """`take_over_groups` of one group, which reads the site's own forward topic."""
     forward = str(Topic(group, "forward", site))
-    ledger = None if history is None else lambda _: history()
-    return take_over_groups(connection, {group: [forward]}, site, ledger, claimed, trust_ledger=trust_ledger)[group]
+    return take_over_groups(connection, {group: [forward]}, site, claimed)[group]
 
 
 def take_over_groups(
     connection: Connection,
     groups: Mapping[str, Iterable[str]],
     site: str,
-    history: History | None = None,
     claimed: dict[str, int] | None = None,
     *,
-    trust_ledger: bool = False,
     agreement: str = "",
     fitness: Fitness | None = None,
 ) -> dict[str, SequencerState]:
     """Become the sequencer of the groups (each with the forward topics it reads); return the states to go on from.
 
-    All groups are looked at before the first is claimed. `history` is for a DATA topic that retention has emptied;
-    `trust_ledger`: the operator knows that nothing was decided after it. `claimed` has the epochs that this process
-    has claimed so far, by group, and is kept up to date: it takes no group back from a newer sequencer. `agreement`:
-    "isis" for a job that agrees with other sites. `fitness` is asked of every group before it is claimed.
+    All groups are looked at before the first is claimed. `claimed` has the epochs that this process has claimed so
+    far, by group, and is kept up to date: it takes no group back from a newer sequencer. `agreement`: "isis" for a job
+    that agrees with other sites. `fitness` is asked of every group before it is claimed.
 
     Raises BrokerUnreachable, Fenced; TopicMissing, HistoryUnavailable, UsageError where all groups are unfit, and
     UnfitGroups where some are.
@@ -121,9 +101,7 @@ def take_over_groups(
         producer = connection.producer()
         open_until_then.callback(producer.close, timeout=10)
         logs = _open_logs(connection, groups, site, open_until_then)
-        found = _ask_each(
-            groups, lambda group: _survey(logs[group], claimed, history, agreement, trust_ledger=trust_ledger)
-        )
+        found = _ask_each(groups, lambda group: _survey(logs[group], claimed, agreement))
         if fitness is not None:
             _ask_each(groups, lambda group: fitness(found[group].state))
         _tell_who_serves(connection, site, {group: data for group, data in logs.items() if group not in claimed})
@@ -196,9 +174,7 @@ def _named(group: str, error: AbcastError) -> AbcastError:
     return error if group in str(error) else type(error)(f"group {group}: {error}")
 
 
-def _survey(
-    data: DataLog, claimed: Mapping[str, int], history: History | None, agreement: str, *, trust_ledger: bool
-) -> _Survey:
+def _survey(data: DataLog, claimed: Mapping[str, int], agreement: str) -> _Survey:
     """Read what there is, and find what is wrong with it. Writes nothing."""
     group = data.topic.group
     if group in claimed:
@@ -207,7 +183,7 @@ def _survey(
     if data.is_copy():
         raise UsageError(f"{data.topic} is the copy of another site's: run the sequencer of group {group} at its home.")
     end = data.end()
-    state = find_state(data, end, history, trust_ledger=trust_ledger)
+    state = find_state(data, end)
     highest_floor = max((claim.floor for claim in data.claims()), default=0)
     now = data.end()
     if highest_floor > now:
@@ -291,115 +267,22 @@ def _claim(
             f"{data.topic} has epoch {before.epoch} before the seal of {epoch}: who else writes there?"
         )
     state = replace(before, epoch=epoch, seals=(*before.seals, Seal(epoch, before.seqno + 1)), unsnapped=0)
-    opened_at = _append_data(data, producer, snapshot(state))
-    _append_note(data, producer, Note(reach(data, state, sealed_at, opened_at), epoch, state.seqno))
+    _append_data(data, producer, snapshot(state))
+    _append(data, producer, data.claims_topic, (None, *encode_note(Note(sealed_at + 1, epoch, state.seqno))))
     _logger.info("group %s: epoch %d begins after seqno %d", group, epoch, state.seqno)
     return state
-
-
-def reach(data: DataLog, state: SequencerState, sealed_at: int, opened_at: int) -> int:
-    """Below which offset `state` is true for certain: behind its snapshot, or at least behind its seal."""
-    reader = Reader(state.epoch, state.seqno)
-    for stored in data.records(sealed_at + 1, opened_at):
-        reader.accept(stored.data.kind, stored.data.epoch, stored.data.seqno)
-    return opened_at + 1 if reader == Reader(state.epoch, state.seqno) else sealed_at + 1
-
-
-def note_end(data: DataLog, producer: Producer) -> None:
-    """Note how far DATA goes now, unless a reader knows that without a note."""
-    note = missing_note(data)
-    if note is not None:
-        _append_note(data, producer, note)
-
-
-def missing_note(data: DataLog) -> Note | None:
-    """How far DATA goes now; None if a note says so, or if its last record counts, so that the ledger tells."""
-    end = data.end()
-    last = [stored.data for stored in data.records(max(end - 1, data.beginning()), end)]
-    if not last or any(note.offset >= end for note in data.notes()):
-        return None
-    state = data.state(end)
-    is_row = (last[0].epoch, last[0].seqno) == (state.epoch, state.seqno)
-    return None if is_row else Note(end, state.epoch, state.seqno)
 
 
 def _append_data(data: DataLog, producer: Producer, record: Data) -> int:
     return _append(data, producer, str(data.topic), encode_data(record))
 
 
-def _append_note(data: DataLog, producer: Producer, note: Note) -> None:
-    _append(data, producer, data.claims_topic, (None, *encode_note(note)))
-
-
-def find_state(data: DataLog, end: int, history: History | None, *, trust_ledger: bool = False) -> SequencerState:
-    """What DATA tells; where retention has left too little of it, what the ledger tells and then DATA."""
+def find_state(data: DataLog, end: int) -> SequencerState:
+    """What DATA tells below `end`. Raises HistoryUnavailable: waiting does not help who is waited for."""
     try:
         return data.state(end)
-    except HistoryUnavailable as gone:
-        ledger = history(data.topic.group) if history is not None else None
-        if ledger is None:
-            raise HistoryUnavailable(str(gone)) from gone  # waiting does not help: this is who is waited for
-    beginning, claims = data.beginning(), data.claims()
-    notes = [note for note in data.notes() if note.offset <= end]
-    at = _reached(ledger, notes)
-    if at.below is not None and at.below >= beginning:
-        return absorb(at.state, (stored.data for stored in data.records(at.below, end)))
-    rest = [stored.data for stored in data.records(beginning, end)]
-    hidden = _hidden_epoch(rest, claims, beginning)
-    state = absorb(ledger.state, rest)
-    given = max([*(record.seqno for record in rest), *(note.seqno for note in notes)], default=0)
-    if (
-        given > state.seqno
-        or _may_be_stale(ledger.state, rest, hidden)
-        or not (trust_ledger or _follows(ledger.state, rest, hidden))
-    ):
-        raise HistoryUnavailable(
-            f"the ledger ends at seqno {ledger.state.seqno}, and {data.topic} no longer tells what follows: start with "
-            "--data of a ledger that reaches further. Going on could give numbers a second time."
-        )
-    return state
-
-
-def _reached(ledger: StateAt, notes: Iterable[Note]) -> StateAt:
-    """The same state, with the highest offset that is known for it: behind its last seqno DATA may go on without one.
-
-    A note that has its last seqno also tells the epoch that was in force there, which has decided nothing yet.
-    """
-    state, below = ledger
-    for note in notes:
-        if note.seqno == state.seqno and (below is None or note.offset > below):
-            below = note.offset
-            if note.epoch > state.epoch:
-                seals = (*state.seals, Seal(note.epoch, note.seqno + 1))
-                state = replace(state, epoch=note.epoch, seals=seals)
-    return StateAt(state, below)
-
-
-def _hidden_epoch(rest: Iterable[Data], claims: Iterable[Claim], beginning: int) -> int:
-    """The highest epoch whose seal may be among what retention has dropped; 0 if there is none."""
-    seals = {record.epoch for record in rest if record.kind == EPOCH and not record.payload}
-    return max((claim.epoch for claim in claims if claim.floor < beginning and claim.epoch not in seals), default=0)
-
-
-def _may_be_stale(ledger: SequencerState, rest: Sequence[Data], hidden: int) -> bool:
-    """Whether a record of `rest` that counts may be a fenced sequencer's, its seal among what retention has dropped."""
-    reader = Reader(ledger.epoch, ledger.seqno)
-    return any(
-        reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE and record.epoch < hidden
-        for record in rest
-    )
-
-
-def _follows(ledger: SequencerState, rest: Iterable[Data], hidden: int) -> bool:
-    """Whether `rest` has a record, no fenced sequencer's, that the ledger has or that comes next.
-
-    What an epoch decides stands in DATA in the order of seqnos, and behind what lower epochs decided. So everything
-    effective that was dropped before that record has a lower seqno, and the ledger has it.
-    """
-    reader = Reader(hidden, ledger.seqno)
-    return any(
-        reader.accept(record.kind, record.epoch, record.seqno) in (Verdict.TAKE, Verdict.DUPLICATE) for record in rest
-    )
+    except NoSnapshot as gone:
+        raise HistoryUnavailable(str(gone)) from gone
 
 
 def _append(data: DataLog, producer: Producer, topic: str, record: Record) -> int:

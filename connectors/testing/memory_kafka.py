@@ -120,6 +120,11 @@ class MemoryConnection(Connection):
         """In the place of a `Consumer`."""
         return MemoryConsumer(self.topics)
 
+    @contextmanager
+    def admin(self) -> Iterator[Any]:
+        """In the place of an admin client."""
+        yield MemoryAdmin(self.topics)
+
     def desk(self) -> MemoryDesk:
         """In the place of a `Desk`."""
         return MemoryDesk(self)
@@ -256,6 +261,30 @@ class MemoryDesk(Desk):
         """Keep positions under the name."""
         for place, offset in offsets.items():
             self.kafka.committed[group_id, place] = offset
+
+
+class MemoryAdmin:
+    """Tells the topics, whose settings nobody may know, and deletes records."""
+
+    def __init__(self, kafka: Topics) -> None:
+        self.kafka = kafka
+
+    def list_topics(self) -> list[str]:
+        """The names of all."""
+        return sorted({place.topic for place in list(self.kafka.partitions)})
+
+    def describe_configs(self, *_: object, **__: object) -> dict[str, dict[str, Any]]:
+        """No settings."""
+        return {}
+
+    def describe_log_dirs(self, *_: object) -> list[Any]:
+        """Nothing is on a disk."""
+        return []
+
+    def delete_records(self, below: Mapping[TopicPartition, int]) -> None:
+        """Drop what stands below the offsets."""
+        for place, offset in below.items():
+            self.kafka.drop(place.topic, offset, place.partition)
 
 
 class MemoryConsumer:

@@ -34,6 +34,7 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
     connection = MemoryConnection()
     connection.create("g", "nyc")
     monkeypatch.setattr(status, "find_topics", lambda _: [Topic("g", role, "nyc") for role in ("forward", "data")])
+    monkeypatch.setattr(status, "wrong_in_logs", lambda *_: {"g": "abcast.g.data.nyc has retention.ms=1."})
     state = SequencerState(
         "g",
         epoch=1,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable
-from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -144,10 +142,6 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
     kafka = MemoryConnection()
     kafka.create(GROUP, SITE)
     kafka.topics.partitions[place("relayed")] = []
-    admin = SimpleNamespace(
-        describe_log_dirs=lambda _: [], list_topics=lambda: {each.topic for each in kafka.topics.partitions}
-    )
-    monkeypatch.setattr(MemoryConnection, "admin", lambda _: nullcontext(admin))
     monkeypatch.setattr(letter_purge, "SETTLED_S", 0.0)
     fill(kafka, GROUP)
     return kafka

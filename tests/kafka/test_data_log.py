@@ -13,8 +13,8 @@ from kafka.structs import TopicPartition
 from connectors.kafka import data_log
 from connectors.kafka.codec import encode_data
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog, StateAt, Stored
-from connectors.sequencer.takeover import find_state, take_over
+from connectors.kafka.data_log import DataLog, Stored
+from connectors.sequencer.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
 from ordering.errors import HistoryUnavailable, KafkaRefused, ProtocolViolation
 from ordering.names import Role, Topic
@@ -30,11 +30,6 @@ def data(epoch: int, seqno: int, sender: str = "s/a", local_seqno: int | None = 
 
 def state(epoch: int, seqno: int, *seals: Seal) -> SequencerState:
     return SequencerState("g", epoch, seqno, received={"s/a": Accepted(1, seqno)} if seqno else {}, seals=seals)
-
-
-def told(epoch: int, seqno: int, *seals: Seal, below: int | None = None) -> StateAt:
-    """What a ledger tells; one of an earlier version knows no offset."""
-    return StateAt(state(epoch, seqno, *seals), below)
 
 
 def log_of(*records: Data, floors: tuple[int, ...], beginning: int = 0) -> SimulatedLog:
@@ -136,23 +131,6 @@ def test_where_a_whole_epoch_is_gone_the_next_one_tells_so(monkeypatch: pytest.M
     with pytest.raises(HistoryUnavailable, match="no longer holds seqno 1"):
         log.after(0, known=known)
     assert read == [6]
-
-
-def test_the_ledger_tells_what_data_no_longer_does() -> None:
-    log = log_of(*FIRST, *SECOND, data(2, 3), data(2, 4), floors=(0, 4), beginning=7)
-    assert find_state(log, 8, lambda _: told(2, 3, Seal(1, 1), Seal(2, 3))).seqno == 4
-    with pytest.raises(HistoryUnavailable, match="the ledger ends at seqno 2"):
-        find_state(log, 8, lambda _: told(1, 2, Seal(1, 1)))
-
-
-@pytest.mark.parametrize(
-    "rest", [(ZOMBIE,), (ZOMBIE, data(2, 3)), (ZOMBIE, seal(3), data(3, 3)), (ZOMBIE, SECOND[1], data(2, 3))]
-)
-def test_a_zombie_whose_seal_was_dropped_is_not_believed(rest: tuple[Data, ...]) -> None:
-    """The ledger ends before epoch 2, and what is left of DATA begins behind its seal, with a stale record."""
-    log = log_of(*FIRST, *SECOND, *rest, floors=(0, 4, 6), beginning=6)
-    with pytest.raises(HistoryUnavailable):
-        find_state(log, 6 + len(rest), lambda _: told(1, 2, Seal(1, 1)))
 
 
 @pytest.mark.parametrize("role", ["data", "epoch"])

@@ -9,7 +9,7 @@ import pytest
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 
 from connectors.kafka.connection import Connection
-from connectors.kafka.topics import MIN_DATA_RETENTION_MS, _missing_rights, check_topics, create_topics, data_retention
+from connectors.kafka.topics import _missing_rights, check_topics, create_topics, wrong_in_logs
 from connectors.local.broker import EmbeddedBroker
 from ordering.errors import TopicMissing, UsageError
 from ordering.names import Topic
@@ -47,7 +47,6 @@ def alter(connection: Connection, topic: Topic, **settings: str) -> None:
 class TestSettings:
     def test_what_we_create_is_right(self, connection: Connection, group: str) -> None:
         check_topics(connection, [group], "nyc")
-        assert data_retention(connection, [group], "nyc") == {}
 
     @pytest.mark.parametrize(
         ("role", "name", "value"),
@@ -55,7 +54,8 @@ class TestSettings:
             ("data", "cleanup.policy", "compact"),
             ("data", "message.timestamp.type", "CreateTime"),
             ("data", "max.message.bytes", "1048588"),
-            ("data", "retention.ms", str(MIN_DATA_RETENTION_MS - 1)),
+            ("data", "retention.ms", "604800000"),
+            ("data", "retention.bytes", "1000000"),
             ("epoch", "retention.ms", "604800000"),
             ("epoch", "retention.bytes", "1000000"),
             ("forward", "message.timestamp.type", "CreateTime"),
@@ -84,12 +84,13 @@ class TestSettings:
         assert [line.count("kafka-configs") for line in lines] == [1, 1]
         assert "--add-config cleanup.policy=delete,message.timestamp.type=LogAppendTime`" in lines[0]
 
-    def test_a_retention_of_data_is_allowed(self, connection: Connection, group: str) -> None:
-        alter(connection, Topic(group, "data", "nyc"), retention_ms="604800000")
-        check_topics(connection, [group], "nyc")
-        assert data_retention(connection, [group], "nyc") == {group: 604800.0}
-        alter(connection, Topic(group, "data", "nyc"), retention_ms="-1", retention_bytes="1000000000")
-        assert data_retention(connection, [group], "nyc") == {group: None}
+    def test_a_retention_that_is_set_while_a_job_runs(self, connection: Connection, group: str) -> None:
+        assert wrong_in_logs(connection, [group], "nyc") == {}
+        alter(connection, Topic(group, "data", "nyc"), retention_ms="604800000", retention_bytes="1000000000")
+        [sentence] = wrong_in_logs(connection, [group], "nyc").values()
+        assert "has retention.ms=604800000, retention.bytes=1000000000, with which promises break" in sentence
+        assert "--add-config retention.ms=-1,retention.bytes=-1` mends that" in sentence
+        assert "`abcast maintain --data-retention 30d` deletes" in sentence
 
     def test_data_with_two_partitions(self, connection: Connection, group: str) -> None:
         with connection.admin() as admin:
@@ -114,7 +115,7 @@ class TestSettings:
         with pytest.raises(UsageError) as found:
             check_topics(connection, [name], "nyc")
         wrong = [line.partition(" has ")[0] for line in str(found.value).splitlines()]
-        assert wrong == [f"abcast.{name}.epoch.nyc", f"abcast.{name}.forward.nyc"]
+        assert wrong == [f"abcast.{name}.{role}.nyc" for role in ("data", "epoch", "forward")]
 
 
 class TestRights:

@@ -137,7 +137,7 @@ def test_a_ledger_that_retention_has_overtaken(
     ):
         for number in range(5):
             alice.broadcast(b"%d" % number).result(10)
-        assert start_after(3, options, "g") == Start(5, Reader(1, 3))
+        assert start_after(3, options, "g") == Start(4, Reader(1, 3))
         with DataLog(connection, "g", "nyc") as log:
             [fifth] = [record.offset for record in log.records(0, log.end()) if record.data.seqno == 5]
         sequencer.write([snapshot(sequencer.state)])

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 from kafka.structs import TopicPartition
 
 from connectors import Member
-from connectors.kafka.codec import decode_data, encode_data
-from connectors.kafka.data_log import DataLog, StateAt
+from connectors.kafka.codec import decode_data
+from connectors.kafka.data_log import DataLog
 from connectors.kafka.epochs import Claim, Note, encode_note, seconds_to_yield, this_host
 from connectors.kafka.settings import change_settings
 from connectors.kafka.unfit import UnfitGroups
-from connectors.ledger.state import read_ledger_state
-from connectors.sequencer.takeover import GROUPS_AT_ONCE, note_end, take_over, take_over_groups, yield_to_rival
+from connectors.sequencer.takeover import GROUPS_AT_ONCE, take_over, take_over_groups, yield_to_rival
 from connectors.sequencer.ticks import tick
-from connectors.sequencer.upkeep import Upkeep
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation, TopicMissing, UsageError
 from ordering.names import Topic
 from ordering.records import Data, Headers, Partition
-from ordering.sequencer import SequencerState, absorb, seal
 
 DATA, EPOCH, FORWARD = Topic("g", "data", "nyc"), Topic("g", "epoch", "nyc"), Topic("g", "forward", "nyc")
 
@@ -58,89 +51,15 @@ def order(kafka: MemoryConnection, count: int) -> None:
             receipt.result(10)
 
 
-def ledger(kafka: MemoryConnection, seqno: int, *, tells_offset: bool = True) -> StateAt:
-    """What `read_ledger_state` returns of a ledger that ends at `seqno`."""
-    rows = [(offset, record) for offset, record in enumerate(data_of(kafka)) if 0 < record.seqno <= seqno]
-    state = replace(absorb(SequencerState("g"), [record for _, record in rows]), positions={})
-    return StateAt(state, rows[-1][0] + 1 if tells_offset else None)
-
-
 class TestNoNumberIsReused:
-    """Retention has emptied DATA, and a ledger tells the state."""
-
-    def test_a_ledger_that_ends_early_is_refused(self, kafka: MemoryConnection) -> None:
+    def test_data_that_a_retention_has_emptied(self, kafka: MemoryConnection) -> None:
+        """Nothing is claimed: nobody knows what was decided."""
         order(kafka, 10)
-        told = ledger(kafka, 7)
         kafka.drop(DATA)
         claims = len(log_of(kafka, EPOCH))
-        with pytest.raises(HistoryUnavailable, match="the ledger ends at seqno 7"):
-            take_over(kafka, "g", "nyc", lambda: told)
-        with pytest.raises(HistoryUnavailable, match="the ledger ends at seqno 7"):
-            take_over(kafka, "g", "nyc", lambda: replaced(told, below=None))
-        assert len(log_of(kafka, EPOCH)) == claims, "it has claimed what it can't go on with"
-
-    def test_a_whole_ledger_is_gone_on_from(self, kafka: MemoryConnection) -> None:
-        order(kafka, 10)
-        told = ledger(kafka, 10)
-        kafka.drop(DATA)
-        assert take_over(kafka, "g", "nyc", lambda: told).seqno == 10
-        with DataLog(kafka, "g", "nyc") as data:
-            assert data.state().seqno == 10
-
-    @pytest.mark.parametrize("tells_offset", [True, False])
-    def test_idle_restarts_cost_nothing(self, kafka: MemoryConnection, tells_offset: bool) -> None:
-        """DATA goes on behind the ledger's last row with seals and snapshots, and all of it is dropped."""
-        order(kafka, 10)
-        told = ledger(kafka, 10, tells_offset=tells_offset)
-        for _ in range(3):
+        with pytest.raises(HistoryUnavailable, match=r"no snapshot is left.*go on in a new group"):
             take_over(kafka, "g", "nyc")
-        kafka.drop(DATA)
-        state = take_over(kafka, "g", "nyc", lambda: told)
-        assert (state.seqno, state.received) == (10, told.state.received)
-        seals = {seal.epoch: seal.first_seqno for seal in state.seals}
-        assert seals[state.epoch] == 11
-        short = ledger(kafka, 9)
-        kafka.drop(DATA)
-        with pytest.raises(HistoryUnavailable, match="the ledger ends at seqno 9"):
-            take_over(kafka, "g", "nyc", lambda: short)
-
-    def test_what_is_left_of_data_proves_as_much(self, kafka: MemoryConnection) -> None:
-        """A ledger of an earlier version knows no offsets; but what follows its last row still stands in DATA."""
-        order(kafka, 10)
-        told = ledger(kafka, 7, tells_offset=False)
-        place = TopicPartition(str(DATA), 0)
-        offset_of = {record.seqno: offset for offset, record in enumerate(data_of(kafka)) if record.seqno}
-        kafka.topics.beginnings[place] = offset_of[9]
-        with pytest.raises(HistoryUnavailable, match="the ledger ends at seqno 7"):
-            take_over(kafka, "g", "nyc", lambda: told)
-        kafka.topics.beginnings[place] = offset_of[8]
-        assert take_over(kafka, "g", "nyc", lambda: told).seqno == 10
-
-    def test_the_operator_may_know_better(self, kafka: MemoryConnection) -> None:
-        order(kafka, 10)
-        told = ledger(kafka, 10, tells_offset=False)
-        short = ledger(kafka, 9)
-        kafka.drop(DATA)
-        with pytest.raises(HistoryUnavailable):
-            take_over(kafka, "g", "nyc", lambda: told)
-        assert take_over(kafka, "g", "nyc", lambda: told, trust_ledger=True).seqno == 10
-        kafka.drop(DATA)
-        with pytest.raises(HistoryUnavailable):  # a note says that he does not
-            take_over(kafka, "g", "nyc", lambda: short, trust_ledger=True)
-
-    def test_the_driver_notes_snapshots_behind_the_last_message(self, kafka: MemoryConnection) -> None:
-        order(kafka, 3)
-        with DataLog(kafka, "g", "nyc") as data:
-            producer = kafka.producer()
-            before = len(log_of(kafka, EPOCH))
-            note_end(data, producer)
-            assert len(log_of(kafka, EPOCH)) == before, "the ledger tells of a message"
-            state = take_over(kafka, "g", "nyc")
-            del kafka.topics.partitions[TopicPartition(str(EPOCH), 0)][-1:]  # as if it had died before its note
-            note_end(data, producer)
-            note_end(data, producer)
-            assert data.notes()[-1] == Note(data.end(), state.epoch, 3)
-            assert len(log_of(kafka, EPOCH)) == before + 2
+        assert len(log_of(kafka, EPOCH)) == claims, "it has claimed what it can't go on with"
 
     def test_data_that_was_made_anew_is_not_taken_for_an_empty_group(self, kafka: MemoryConnection) -> None:
         order(kafka, 3)
@@ -148,10 +67,6 @@ class TestNoNumberIsReused:
         kafka.topics.partitions[TopicPartition(str(DATA), 0)].clear()
         with pytest.raises(ProtocolViolation, match="was it deleted"):
             take_over(kafka, "g", "nyc")
-
-
-def replaced(told: StateAt, below: int | None) -> StateAt:
-    return told._replace(below=below)
 
 
 class TestNothingIsClaimedInVain:
@@ -221,53 +136,6 @@ class TestNothingIsClaimedInVain:
         for _ in range(2):
             with pytest.raises(ProtocolViolation, match=r"abcast\.g\.epoch\.nyc at offset 0 is of a kind that this"):
                 take_over(kafka, "g", "nyc")
-
-
-class TestAnIdleGroup:
-    """DATA has a retention, and nobody sends."""
-
-    @pytest.fixture
-    def retention(self) -> Iterator[None]:
-        with (
-            patch("connectors.sequencer.upkeep.data_retention", return_value={"g": 800.0}),
-            patch("ordering.sequencer.SNAPSHOT_EVERY_MS", 1),
-        ):
-            yield
-
-    def test_a_member_can_start(self, kafka: MemoryConnection, retention: None) -> None:
-        """Retention has dropped everything up to the last message, and the takeover's snapshot with it."""
-        upkeep, now = Upkeep(kafka, "nyc"), 0.0
-        with TinySequencer(kafka, "g", "nyc"), DataLog(kafka, "g", "nyc") as data:
-            with Member("g", "nyc/alice", connection=kafka) as alice:
-                alice.broadcast(b"x").result(10)
-            kafka.drop(DATA)
-            with pytest.raises(HistoryUnavailable):
-                data.state()
-            assert upkeep.due(["g"], lambda _: data, now) == {}
-            before, deadline = data.end(), time.monotonic() + 60
-            while data.end() == before and time.monotonic() < deadline:
-                now += 100.0
-                for group, seqno in upkeep.due(["g"], lambda _: data, now).items():
-                    assert (group, seqno) == ("g", 0)
-                    tick(kafka.producer(), str(FORWARD), [0], seqno)
-                assert upkeep.due(["g"], lambda _: data, now + 99.0) == {}
-                time.sleep(0.1)
-            with Member("g", "nyc/bob", connection=kafka) as bob:
-                assert bob.broadcast(b"y").result(10) == 2
-
-    def test_what_can_not_be_noted_is_ticked_all_the_same(self, kafka: MemoryConnection, retention: None) -> None:
-        order(kafka, 1)
-        take_over(kafka, "g", "nyc")
-        kafka.drop(DATA)
-        with DataLog(kafka, "g", "nyc") as data:
-            kafka.producer().send(str(DATA), value=b"", headers=encode_data(seal(1))[2])
-            upkeep = Upkeep(kafka, "nyc")
-            assert (upkeep.due(["g"], lambda _: data, 0.0), upkeep.due(["g"], lambda _: data, 100.0)) == ({}, {"g": 0})
-
-    def test_one_that_is_kept_for_ever_is_left_alone(self, kafka: MemoryConnection) -> None:
-        with patch("connectors.sequencer.upkeep.data_retention", return_value={}), DataLog(kafka, "g", "nyc") as data:
-            upkeep = Upkeep(kafka, "nyc")
-            assert upkeep.due(["g"], lambda _: data, 0.0) == upkeep.due(["g"], lambda _: data, 10.0**9) == {}
 
 
 class TestSettings:
@@ -388,7 +256,7 @@ class TestNotes:
         with DataLog(kafka, "g", "nyc") as data:
             assert [claim.epoch for claim in data.claims()] == [1, 3]
             assert data.newest_epoch() == 3
-            assert data.notes() == [Note(2, 1, 0), Note(4, 3, 0)]
+            assert data.notes() == [Note(1, 1, 0), Note(3, 3, 0)]
             assert data.base() is None
 
     def test_it_is_a_mark(self, kafka: MemoryConnection) -> None:
@@ -413,34 +281,4 @@ def test_a_takeover_tells_its_horizon(kafka: MemoryConnection) -> None:
         while sequencer.state.membership.horizon and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not sequencer.state.membership.horizon
-    assert take_over(kafka, "g", "nyc", lambda: None).seqno == 3
-
-
-class TestWhatTheLedgerTells:
-    """A Delta table; rows and tables of earlier versions know no offsets in DATA."""
-
-    @pytest.mark.parametrize(
-        ("offsets", "below"),
-        [([3, 4, 7], 8), ([None, None, 7], 8), ([3, 4, None], 5), ([None] * 3, None), (None, None)],
-    )
-    def test_how_far_it_reaches(self, tmp_path: Path, offsets: list[int | None] | None, below: int | None) -> None:
-        numbers = {"seqno": [1, 2, 3], "epoch": [1, 1, 4], "view_id": [0] * 3, "incarnation": [7] * 3}
-        columns: dict[str, pa.Array] = {name: pa.array(values, pa.int64()) for name, values in numbers.items()}
-        columns |= {
-            "group": pa.array(["g"] * 3),
-            "sender": pa.array(["nyc/alice"] * 3),
-            "local_seqno": pa.array([1, 2, 3], pa.int64()),
-            "kind": pa.array(["message"] * 3),
-            "payload": pa.array([b"x"] * 3),
-            "forwarded_at": pa.array([0] * 3, pa.timestamp("us", "UTC")),
-        }
-        if offsets is not None:
-            columns["data_offset"] = pa.array(offsets, pa.int64())
-        write_deltalake(str(tmp_path / "ledger"), pa.table(columns), partition_by=["group"])
-        told = read_ledger_state(tmp_path / "ledger", "g")
-        assert told is not None
-        assert told.below == below
-        assert (told.state.seqno, told.state.epoch, told.state.received) == (3, 4, {"nyc/alice": (7, 3)})
-        assert told.state.seals == ((1, 1), (4, 3))
-        assert read_ledger_state(tmp_path / "ledger", "h") is None
-        assert read_ledger_state(tmp_path / "nowhere", "g") is None
+    assert take_over(kafka, "g", "nyc").seqno == 3

@@ -1,22 +1,20 @@
-"""Retention drops DATA past the last snapshot and past everything, while a ledger lags behind and sequencers restart.
+"""DATA is purged at any step, while the ledger lags, sequencers restart and groups idle; or Kafka's retention takes it.
 
-One seed, one history. The broker hides what retention has dropped and keeps it, so that the checker sees all that was
-ever decided: a number that is given a second time is in its log twice.
+One seed, one history. The broker hides what is gone and keeps it, so that the checker sees all that was ever decided: a
+number that is given a second time is in its log twice. What is purged is chosen by the code that ships
+(`connectors.kafka.data_purge`), one durable effect a step.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
-from connectors.kafka.data_log import StateAt
-from connectors.sequencer.takeover import missing_note
+from connectors.kafka.data_log import Snapshot
+from connectors.kafka.data_purge import deletable, missing_note
 from ordering.checker import Anomaly, Checker
 from ordering.errors import HistoryUnavailable, ProtocolViolation
-from ordering.reader import Reader, Seal, Verdict
-from ordering.records import Data
-from ordering.sequencer import SequencerState, absorb
-from tests.simulator.broker import GROUP, SITE, Broker, SimulatedLog
+from ordering.reader import Reader, Verdict
+from tests.simulator.broker import SITE, Broker, SimulatedLog
 from tests.simulator.dice import Dice
 from tests.simulator.rules import Rules
 from tests.simulator.sequencers import Sequencer
@@ -28,29 +26,36 @@ WEIGHTS = {
     "start": 8,
     "crash": 6,
     "ledger": 10,
-    "retain": 3,
-    "empty": 3,
+    "plan_purge": 6,
+    "purge": 8,
     "read": 6,
-    "note": 3,
+    "retention": 2,
 }
 
 
 class Retained:
-    """The history of a seed. `run` it; `refusals` counts the starts that were refused."""
+    """The history of a seed. `run` it."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.broker = Broker(2)  # read again in other batches, they give another order
         self.sequencers: list[Sequencer] = []
         self.sent = 0
-        self.rows: list[tuple[int, Data]] = []
-        self.knows_offsets = self.random.random() < 0.8
-        """Whether the ledger does: one of an earlier version does not."""
-        self.refusals = 0
+        self.in_ledger = 0
+        """The last seqno that the ledger has."""
+        self.planned: list[Snapshot] = []
+        """Purges that are under way, before their first effect."""
+        self.purged = 0
+        self.has_retention = self.random.random() < 0.3
+        """Whether somebody sets a retention, whatever is said of that."""
+        self.is_whole = True
+        """Whether nothing but purges has deleted anything."""
 
     def run(self) -> list[Anomaly]:
         for _ in range(ACTIONS):
             getattr(self, f"do_{self.random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]}")()
+            self._check_that_everybody_can_start()
+        self._check_that_a_sequencer_can_start()
         checker = Checker()
         for record in self.broker.data:
             checker.data(SITE, record)
@@ -64,21 +69,11 @@ class Retained:
 
     def do_start(self) -> None:
         """Most of them by an operator who has stopped the last one."""
-        if self.random.random() < 0.7:
+        if self.random.random() < 0.4:
             self.do_crash()
         dice = Dice(self.random.getrandbits(30))
         zombie, rows, depth = self.random.random() < 0.3, self.random.choice((1, 4, 20)), self.random.choice((1, 3))
-        self.sequencers.append(
-            Sequencer(
-                self.broker,
-                Rules(),
-                dice,
-                zombie=zombie,
-                batch_rows=rows,
-                history=lambda _: self._told(),
-                depth=depth,
-            )
-        )
+        self.sequencers.append(Sequencer(self.broker, Rules(), dice, zombie=zombie, batch_rows=rows, depth=depth))
         if self.random.random() < 0.7:
             while self.sequencers and self.sequencers[-1].state is None:
                 self._advance(self.sequencers[-1])
@@ -93,77 +88,92 @@ class Retained:
             if sequencer.advance() is not None:
                 return
         except HistoryUnavailable:
-            self.refusals += 1
+            pass  # what it read was deleted meanwhile; or it was a retention
         self.sequencers.remove(sequencer)
 
     def do_crash(self) -> None:
         self.sequencers = []
 
     def do_ledger(self) -> None:
-        """It takes some rows more, as long as retention has left what comes next."""
-        new = [(offset, record) for offset, record in self.effective() if record.seqno > len(self.rows)]
-        for offset, record in new[: self.random.randint(1, 12)]:
+        """It takes some rows more, as long as what comes next is there."""
+        new = [(offset, seqno) for offset, seqno in self.effective() if seqno > self.in_ledger]
+        for offset, seqno in new[: self.random.choice((1, 5, 1000))]:
             if offset < self.broker.beginning:
                 return
-            self.rows.append((offset, record))
+            self.in_ledger = seqno
 
-    def effective(self) -> list[tuple[int, Data]]:
+    def effective(self) -> list[tuple[int, int]]:
+        """The offset and the seqno of each record that counts."""
         reader = Reader()
         return [
-            (offset, record)
+            (offset, record.seqno)
             for offset, record in enumerate(self.broker.data)
             if reader.accept(record.kind, record.epoch, record.seqno) is Verdict.TAKE
         ]
 
-    def _told(self) -> StateAt | None:
-        if not self.rows:
-            return None
-        records = [record for _, record in self.rows]
-        first = {record.epoch: record.seqno for record in reversed(records)}
-        seals = tuple(Seal(epoch, first[epoch]) for epoch in sorted(first))
-        state = replace(absorb(SequencerState(GROUP), records), positions={}, seals=seals)
-        return StateAt(state, self.rows[-1][0] + 1 if self.knows_offsets else None)
+    def do_plan_purge(self) -> None:
+        """Somebody looks what is old enough."""
+        older = max(self.random.randint(0, len(self.broker.data)) for _ in range(3))
+        snapshot = deletable(SimulatedLog(self.broker), older, self.in_ledger)
+        if snapshot is not None:
+            self.planned.append(snapshot)
 
-    def do_note(self) -> bool:
-        """The driver's, whose upkeep this is; whether it could be done."""
-        log = SimulatedLog(self.broker)
-        try:
-            note = missing_note(log)
-        except HistoryUnavailable:
-            return False
+    def do_purge(self) -> None:
+        """He goes on, much later maybe, or is killed on the way."""
+        if not self.planned:
+            return
+        snapshot = self.planned.pop(self.random.randrange(len(self.planned)))
+        note = missing_note(SimulatedLog(self.broker), snapshot)
         if note is not None:
             self.broker.notes.append(note)
-        return log.end() > log.beginning()
+        if self.random.random() < 0.8:
+            self.purged += 1
+            self.broker.beginning = max(self.broker.beginning, self.deleted_below(snapshot))
 
-    def do_retain(self) -> None:
-        self.broker.beginning = self.random.randint(self.broker.beginning, len(self.broker.data))
+    @staticmethod
+    def deleted_below(snapshot: Snapshot) -> int:
+        return snapshot.offset
 
-    def do_empty(self) -> None:
-        self.broker.beginning = len(self.broker.data)
+    def do_retention(self) -> None:
+        """Kafka deletes what is old, or all of it in a group that idles."""
+        if self.has_retention:
+            end = len(self.broker.data)
+            self.broker.beginning = self.random.choice((end, self.random.randint(self.broker.beginning, end)))
+            self.is_whole = self.is_whole and not self.broker.beginning
 
     def do_read(self) -> None:
         """Somebody starts to read; the log compares each state that it makes (`SimulatedLog.state`)."""
         log, last = SimulatedLog(self.broker), len(self.effective())
+        after = self.random.randint(0, last)
         try:
-            start = log.after(self.random.randint(0, last))
+            start = log.after(after)
         except HistoryUnavailable:
+            if self.is_whole and after >= self.in_ledger:
+                self._wrong(f"what follows seqno {after} is nowhere: the ledger ends at {self.in_ledger}.")
             return
         except ProtocolViolation as error:
-            self.broker.wrong_states.append(str(error))
+            self._wrong(str(error))
             return
         for stored in log.records(start.offset, log.end()):
             start.reader.accept(stored.data.kind, stored.data.epoch, stored.data.seqno)
         if start.reader.last_seqno != last:
-            self.broker.wrong_states.append(f"a reader from offset {start.offset} ends at {start.reader} of {last}.")
+            self._wrong(f"a reader from offset {start.offset} ends at {start.reader} of {last}.")
 
-    def starts_with_a_whole_ledger(self) -> bool:
-        """At the end: the ledger has everything, the driver has done its upkeep, and then nothing is left of DATA."""
+    def _check_that_everybody_can_start(self) -> None:
+        if self.is_whole:
+            try:
+                SimulatedLog(self.broker).state()
+            except HistoryUnavailable as error:
+                self._wrong(str(error))
+
+    def _check_that_a_sequencer_can_start(self) -> None:
         self.do_crash()
-        self.rows = self.effective()
-        self.do_empty()
-        refused = self.refusals
-        sequencer = Sequencer(self.broker, Rules(), Dice(1), zombie=True, batch_rows=9, history=lambda _: self._told())
+        sequencer = Sequencer(self.broker, Rules(), Dice(1), zombie=True, batch_rows=9)
         self.sequencers = [sequencer]
         while self.sequencers and sequencer.state is None:
             self._advance(sequencer)
-        return self.refusals == refused
+        if self.is_whole and sequencer.state is None:
+            self._wrong("no sequencer can start.")
+
+    def _wrong(self, what: str) -> None:
+        self.broker.wrong_states.append(what)

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 
 from connectors.kafka.epochs import Claim, Note
-from connectors.sequencer.takeover import History, find_state, reach
+from connectors.sequencer.takeover import find_state
 from ordering import sequencer
 from ordering.pipeline import Pipeline
 from ordering.reader import Seal
@@ -49,11 +49,9 @@ class Sequencer:
         *,
         zombie: bool,
         batch_rows: int,
-        history: History | None = None,
         depth: int = 1,
     ) -> None:
         self.broker = broker
-        self.history = history
         self.rules = rules
         self.dice = dice
         self.zombie = zombie
@@ -180,7 +178,7 @@ class Sequencer:
             self.log.stale_claims = self.log.claims()
             yield "looked at claims"
         floor, next_epoch = self.log.end(), self.log.newest_epoch() + 1
-        found = find_state(self.log, floor, self.history)
+        found = find_state(self.log, floor)
         self.log.stale_claims = None
         yield "measured"
         epoch = self.broker.append_claim(floor if self.rules.floor_first else NOT_YET)
@@ -200,8 +198,9 @@ class Sequencer:
         if before.epoch >= epoch and self.rules.yield_to_others:
             return None
         state = replace(before, epoch=epoch, seals=(*before.seals, Seal(epoch, before.seqno + 1)), unsnapped=0)
-        opened_at = self.broker.append_data(snapshot(state))
-        self.broker.notes.append(Note(reach(self.log, state, sealed_at, opened_at), epoch, state.seqno))
+        self.broker.append_data(snapshot(state))
+        if self.rules.seal_first:
+            self.broker.notes.append(Note(sealed_at + 1, epoch, state.seqno))
         lacks = [place for place, offset in self.broker.purged.items() if state.positions.get(place, 0) < offset]
         if lacks and self.log.newest_epoch() == epoch and not self.broker.beginning:
             self.broker.wrong_states.append(f"epoch {epoch} has to read what was purged of {lacks}.")

@@ -1,40 +1,77 @@
-"""`tests.simulator.retention`: no number is given twice, whatever retention has dropped and the ledger lacks."""
+"""`tests.simulator.retention`: a whole DATA always starts, and no number is given twice, whatever was deleted when."""
 
 from __future__ import annotations
 
-from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from ordering.checker import DIVERGENT
+from connectors.kafka.data_purge import deletable, missing_note
+from ordering.errors import HistoryUnavailable, NoSnapshot
+from ordering.records import EPOCH, Data
+from tests.simulator.broker import SimulatedLog
+from tests.simulator.dice import Dice
 from tests.simulator.retention import Retained
+from tests.simulator.rules import Rules
+from tests.simulator.sequencers import Sequencer
 
 SEEDS = 300
 
 
+def is_snapshot(record: Data) -> bool:
+    return record.kind == EPOCH and bool(record.payload)
+
+
 @pytest.mark.slow
-def test_no_number_is_given_twice() -> None:
-    refused = started = 0
+def test_a_whole_data_always_starts() -> None:
+    purged = lost = 0
     for seed in range(SEEDS):
         history = Retained(seed)
         assert history.run() == [], seed
         assert history.broker.wrong_states == [], seed
-        refused += history.refusals
-        if history.do_note() and history.effective() and history.knows_offsets:
-            assert history.starts_with_a_whole_ledger(), seed
-            started += 1
-    assert refused > SEEDS / 10
-    assert started > SEEDS / 10
+        purged += history.purged
+        lost += not history.is_whole
+    assert purged > SEEDS / 2
+    assert lost > SEEDS / 20
 
 
-def test_without_the_rule_it_is_found_out() -> None:
-    """Nobody asks how far the ledger reaches: what is left of DATA does not contradict it."""
-    found: Counter[str] = Counter()
-    with ExitStack() as stack:
-        stack.enter_context(patch("connectors.sequencer.takeover._follows", return_value=True))
-        stack.enter_context(patch("tests.simulator.broker.SimulatedLog.notes", return_value=[]))
-        for seed in range(100):
-            found += Counter(anomaly.name for anomaly in Retained(seed).run())
-    assert found[DIVERGENT] > 0
+@pytest.mark.parametrize(
+    ("rule", "broken"),
+    [
+        ("tests.simulator.retention.Retained.deleted_below", staticmethod(lambda snapshot: snapshot.offset + 1)),
+        ("connectors.kafka.data_log._is_snapshot_in_force", lambda stored, *_: is_snapshot(stored.data)),
+    ],
+    ids=["the newest snapshot goes, too", "a snapshot that does not count stays"],
+)
+def test_without_a_rule_it_is_found_out(rule: str, broken: Callable[..., Any]) -> None:
+    with patch(rule, broken):
+        assert any(history.run() or history.broker.wrong_states for history in map(Retained, range(SEEDS)))
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_claim_that_was_on_its_way(is_noted: bool) -> None:
+    """Its floor is below the snapshot that stays, so that claims alone no longer tell that this one counts."""
+    history = Retained(1)
+    history.do_send()
+    first, late, second = (Sequencer(history.broker, Rules(), Dice(1), zombie=True, batch_rows=9) for _ in range(3))
+    for sequencer, steps in ((first, 40), (late, 1), (second, 10)):
+        for _ in range(steps):
+            sequencer.advance()
+    history.in_ledger = len(history.effective())
+    log = SimulatedLog(history.broker)
+    snapshot = deletable(log, log.end(), history.in_ledger)
+    assert snapshot is not None
+    note = missing_note(log, snapshot)
+    assert note is not None
+    history.broker.notes += [note] if is_noted else []
+    history.broker.beginning = snapshot.offset
+    with pytest.raises(HistoryUnavailable, match="dropped offset"):
+        list(iter(late.advance, None))
+    assert log.newest_epoch() == 3
+    if is_noted:
+        assert log.state().seqno == history.in_ledger
+    else:
+        with pytest.raises(NoSnapshot):
+            log.state()

@@ -1,0 +1,40 @@
+"""What the neighbours of a site lack of its DATA: as long as they do, `connectors.kafka.data_purge` keeps it.
+
+The neighbour's own log tells, as it does for a relay that starts (`connectors.relay.link_start`): a hub's copy by the
+seqno that it has reached, a site of a mesh by its rows. Both only grow, so what is found stays true. A neighbour that
+can't be asked may lack anything.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.data_purge import Lacking
+from connectors.kafka.sites import Direction, Sites
+from connectors.relay.link_start import is_ordered
+from ordering.errors import AbcastError, TopicMissing
+from ordering.sequencer import SequencerState
+
+
+def lacking_beside(sites: Sites, site: str) -> Lacking:
+    """For a site of this file."""
+    return lambda group, state: next(
+        filter(None, (_lacks(sites, Direction(site, other), group, state) for other in sites.neighbours(site))), ""
+    )
+
+
+def _lacks(sites: Sites, direction: Direction, group: str, state: SequencerState) -> str:
+    source, target = direction
+    try:
+        with DataLog(sites.connection(target), group, target) as log:
+            there = log.state()
+    except TopicMissing:
+        return ""  # the group is not there
+    except AbcastError as error:
+        return f"{target} does not tell what it lacks of it: {error}"
+    if sites.one_order:
+        has_all = there.seqno >= state.seqno
+    else:
+        has_all = is_ordered(state, there, source, functools.partial(sites.carries, direction))
+    return "" if has_all else f"{target} lacks something of it. Does its relay run?"

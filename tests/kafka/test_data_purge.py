@@ -1,0 +1,176 @@
+"""Purging DATA: what is left is enough to start from, what is gone stands in the ledger, and the order goes on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors import Member
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.data_purge import deletable, lacking_unknown_sites, missing_note, purge_data
+from connectors.kafka.epochs import encode_note
+from connectors.kafka.purge import Purged
+from connectors.kafka.sending import append
+from connectors.kafka.sites import Sites
+from connectors.kafka.topics import create_topics
+from connectors.kafka.transport import LIBRARIES
+from connectors.local.broker import EmbeddedBroker
+from connectors.relay.lacking import lacking_beside
+from connectors.sequencer.keeper import LOOK_AT_SETTINGS_S, Keeper
+from connectors.sequencer.takeover import take_over
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
+from ordering import sequencer
+from ordering.errors import HistoryUnavailable
+from ordering.names import Topic
+from ordering.records import Data
+from tests.kafka.test_topics import alter
+from tests.ledger.ledger_of import write_ledger
+from tests.waiting import eventually
+
+SITE = "nyc"
+
+
+@pytest.fixture
+def _snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch begins with one."""
+    monkeypatch.setattr(sequencer, "SNAPSHOT_EVERY_RECORDS", 1)
+    monkeypatch.setattr(sequencer, "SNAPSHOT_RECORDS_PER_SENDER", 0)
+
+
+def order(connection: Connection, group: str, count: int) -> None:
+    """One a batch, so one a snapshot."""
+    with TinySequencer(connection, group, SITE), Member(group, f"{SITE}/a", connection=connection) as member:
+        for number in range(count):
+            member.broadcast(b"%d" % number).result(20)
+
+
+def data_of(connection: Connection, group: str) -> list[Data]:
+    with DataLog(connection, group, SITE) as log:
+        return [stored.data for stored in log.records(log.beginning(), log.end())]
+
+
+def purge(connection: Connection, group: str, in_ledger: int, *, dry_run: bool = False) -> list[Purged]:
+    return purge_data(
+        *(connection, group, SITE),
+        kept_s=0.0,
+        in_ledger=in_ledger,
+        lacking=lacking_unknown_sites(connection),
+        dry_run=dry_run,
+    )
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("_snapshots")
+@pytest.mark.parametrize("transport", LIBRARIES)
+def test_what_the_ledger_has_goes(broker: EmbeddedBroker, transport: str, tmp_path: Path) -> None:
+    connection, group = Connection(broker.bootstrap_servers, transport=transport), f"data-purge-{transport}"
+    create_topics(connection, group, [SITE])
+    order(connection, group, 6)
+    whole = data_of(connection, group)
+    write_ledger(tmp_path / "ledger", [record for record in whole if record.seqno], group)
+    assert purge(connection, group, 0) == []
+    assert [each.records for each in purge(connection, group, 4, dry_run=True)] > [0]
+    assert data_of(connection, group) == whole
+    assert [each.records for each in purge(connection, group, 4)] > [0]
+    left = data_of(connection, group)
+    assert left == whole[-len(left) :]
+    assert left[0].payload, "a snapshot"
+    assert left[1].seqno in (4, 5)
+    assert purge(connection, group, 4) == []
+
+    order(connection, group, 2)
+    with Member(group, f"{SITE}/b", connection=connection) as member, pytest.raises(HistoryUnavailable):
+        next(member.deliveries(from_seqno=1, timeout=10))
+    with Member(group, f"{SITE}/b", connection=connection, ledger=tmp_path / "ledger") as member:
+        seqnos = [delivery.seqno for delivery in member.deliveries(from_seqno=1, timeout=10)]
+    assert seqnos == list(range(1, 9))
+
+
+@pytest.mark.usefixtures("_snapshots")
+def test_a_claim_whose_floor_is_below_what_is_deleted() -> None:
+    """It was on its way when the rest was deleted, and its sequencer is gone."""
+    kafka = MemoryConnection()
+    kafka.create("g", SITE)
+    order(kafka, "g", 4)
+    with DataLog(kafka, "g", SITE) as log:
+        snapshot = deletable(log, log.end(), 4)
+        assert snapshot is not None
+        note = missing_note(log, snapshot)
+        assert note is not None
+        append(kafka, log.claims_topic, (None, *encode_note(note)))
+        kafka.topics.drop(str(log.topic), snapshot.offset)
+        append(kafka, log.claims_topic, (None, b"1 host 7", [("abcast", b"2 claim")]))
+        assert log.state().seqno == 4
+    assert take_over(kafka, "g", SITE).seqno == 4
+
+
+class TestWhatIsLeftAlone:
+    @pytest.fixture
+    def kafka(self, _snapshots: None) -> MemoryConnection:
+        kafka = MemoryConnection()
+        kafka.create("g", SITE)
+        order(kafka, "g", 3)
+        return kafka
+
+    def test_what_no_ledger_has(self, kafka: MemoryConnection) -> None:
+        assert purge(kafka, "g", 0) == []
+
+    def test_sites_that_agree(self, kafka: MemoryConnection, caplog: pytest.LogCaptureFixture) -> None:
+        append(kafka, str(Topic("g", "epoch", SITE)), (None, b"0 host 7 isis", [("abcast", b"2 claim")]))
+        assert purge(kafka, "g", 3) == []
+        assert "its sites agree" in caplog.text
+
+    def test_other_sites_that_nobody_has_named(
+        self, kafka: MemoryConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("connectors.kafka.data_purge.find_topics", lambda _: [Topic("g", "relayed", SITE, "sfo")])
+        assert purge(kafka, "g", 3) == []
+        assert "give --sites" in caplog.text
+
+    @pytest.mark.parametrize("mode", ["hub", "mesh"])
+    def test_what_a_neighbour_lacks(self, kafka: MemoryConnection, mode: str) -> None:
+        """A copy that is as far, a site whose rows are, and one that has not begun."""
+        there = MemoryConnection()
+        there.create("g", "sfo")
+        home = SITE if mode == "hub" else None
+        links = frozenset({frozenset({SITE, "sfo"})})
+        sites = Sites(mode, home, "micro-batch", {SITE: kafka, "sfo": there}, links)  # type: ignore[arg-type]
+        with DataLog(kafka, "g", SITE) as log:
+            state = log.state()
+            records = list(log.records(0, log.end()))
+        lacking = lacking_beside(sites, SITE)
+        assert "sfo lacks something" in lacking("g", state)
+        assert lacking("another", state) == "", "it is not there"
+        if mode == "hub":
+            for stored in records:
+                record = kafka.topics.partitions[log.partition][stored.offset]
+                append(there, "abcast.g.data.sfo", (record.key, record.value or b"", record.headers))
+            assert lacking("g", state) == ""
+
+
+@pytest.mark.broker
+def test_a_retention_is_told_each_hour(broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture) -> None:
+    """And a tick keeps a snapshot in DATA."""
+    connection, group = Connection(broker.bootstrap_servers), "retention-told"
+    create_topics(connection, group, [SITE])
+    forward = Topic(group, "forward", SITE)
+    with closing(Keeper(connection, SITE, {}, "process")) as keeper:
+        keeper.take({group: [str(forward)]})
+        keeper.attend({}, time.monotonic() + LOOK_AT_SETTINGS_S)
+        assert caplog.text == ""
+        alter(connection, Topic(group, "data", SITE), retention_ms="604800000")
+        keeper.attend({}, time.monotonic() + LOOK_AT_SETTINGS_S)
+        assert caplog.text == "", "an hour is not over"
+        keeper.attend({}, time.monotonic() + 3 * LOOK_AT_SETTINGS_S)
+        [told] = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+        assert "retention.ms=604800000" in told
+        place = TopicPartition(str(forward), 0)
+        with closing(connection.consumer()) as consumer:
+            eventually(lambda: consumer.end_offsets([place])[place] == 1, what="a tick")
