@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from connectors.kafka.configuration import configured
-from jobs.interruption import end_line
+from jobs import interruption
 from jobs.options import (
     AsJson,
     BootstrapServers,
@@ -101,7 +101,7 @@ def deliver(
                 if taken == count:
                     break
         except KeyboardInterrupt:
-            end_line()
+            interruption.taken()
 
 
 def _told_of(stream: Stream[Any], client: MemberClient, from_seqno: int | None) -> Iterator[Any]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.streaming import EVERYTHING, Served, await_end, reachable, stop_on_signals, working
+from jobs import interruption
+from jobs.streaming import EVERYTHING, STOPPING, Served, await_end, reachable, working
 from ordering.errors import UsageError
 from ordering.names import check_site
 
@@ -111,6 +112,6 @@ def tune() -> None:
 def run_engine(job: EngineJob) -> None:
     """Run the sequencer in this process until SIGTERM or Ctrl-C."""
     tune()
+    interruption.stop_when_asked(STOPPING)
     with working([job]) as jobs:
-        stop_on_signals(jobs)
         await_end(jobs)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jobs import interruption
 from jobs.options import run_script
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def isis(
     try:
         _run(process, process_id, count, verbose=verbose)
     except KeyboardInterrupt:
-        return
+        interruption.taken()
     finally:
         process.close()
         if verbose:

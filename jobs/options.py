@@ -200,13 +200,16 @@ def _defaults(
 
 def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_script: bool = False) -> None:
     """Run a command line to its end and exit the process with the right code; no stack trace for a user's mistake."""
-    interruption.raise_in_order()
     try:
-        _set_up_logging()
-        # Typer itself ends the process: 0, what typer.Exit says, 2 for wrong usage, 130 after Ctrl-C, 1 when the
-        # reader of our output (say, `head`) has gone.
-        config = load_config(command, is_script=is_script)
-        command.main(args=arguments, default_map=config, auto_envvar_prefix="ABCAST")
+        interruption.raise_in_order()
+        try:
+            _set_up_logging()
+            # Typer itself ends the process: 0, what typer.Exit says, 2 for wrong usage, 130 after Ctrl-C, 1 when the
+            # reader of our output (say, `head`) has gone.
+            config = load_config(command, is_script=is_script)
+            command.main(args=arguments, default_map=config, auto_envvar_prefix="ABCAST")
+        finally:
+            interruption.end_at_once()
     except (KeyboardInterrupt, SystemExit, Exception) as error:
         if interruption.has_come() and getattr(error, "code", EXIT_FAILED) not in (0, None):
             interruption.tell()
@@ -221,8 +224,6 @@ def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_s
         if sentence is None:
             raise
         _tell(f"abcast: {sentence}", EXIT_USAGE if isinstance(error, UsageError | ImportError) else EXIT_FAILED)
-    finally:
-        interruption.end_at_once()
 
 
 def _tell(sentence: str, code: int) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from jobs.interruption import end_line
+from jobs.interruption import taken
 from jobs.options import (
     DEFAULT_DATA,
     EXIT_FAILED,
@@ -85,7 +85,7 @@ def _watch(read: Callable[[], _Found], found: _Found, site: str, *, as_json: boo
             except BrokerUnreachable as error:
                 typer.echo(f"abcast: {error}", err=True)
     except KeyboardInterrupt:
-        end_line()
+        taken()
         return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +34,9 @@ log = logging.getLogger(__name__)
 
 REAL_TIME_SLOTS = 64
 """Partitions that one relay can read in real time: threads, not cores."""
-_STOPPING = "stopping …"
+STOPPING = "stopping …"
+LOOK_S = 0.2
+"""How often it is looked whether the jobs are ready, have ended, or are asked to stop."""
 
 
 class Served(NamedTuple):
@@ -123,73 +124,78 @@ def run_jobs(
     Jobs that need no Spark run `beside`, and have begun before it starts. `agreement`: of a site that does not decide
     the order, but agrees on it.
     """
+    interruption.stop_when_asked(STOPPING)
     with working(beside) as first:
         what = [*names, *(f"relay {direction}" for direction in (relays.directions if relays else ()))]
         typer.echo(f"starting Spark for {' and '.join(what)} (about 5 s) …", err=True)
         from connectors.spark.session import hand_on_signals
 
-        session = start_session(f"abcast {' '.join(what)}", cores=task_slots(relays), data=options.data)
-        if session.spark is None:
+        spark = start_session(f"abcast {' '.join(what)}", cores=task_slots(relays), data=options.data)
+        if spark is None:
             return
-        spark = session.spark
         with running([*job_classes(names, agreement), *relay_makers(relays), *more], spark, options) as others:
-            jobs = [*first, *others]
-            stop_on_signals(jobs)
-            if session.asked_to_stop.is_set():
-                stop_all(jobs)
-            hand_on_signals(spark, lambda: stop_all(jobs))
-            await_end(jobs)
+            hand_on_signals(spark, interruption.ask_to_stop)
+            await_end([*first, *others])
     spark.stop()
 
 
 def await_end(jobs: Sequence[JobThread]) -> None:
-    """Return when all jobs have ended, as SIGTERM and Ctrl-C ask them to. Raises what ended one."""
+    """Return when all jobs have ended, as SIGTERM and Ctrl-C ask them to. Raises what ended one.
+
+    The signals are noted (`interruption.stop_when_asked`): their handler may not stop a job, which takes locks that
+    the code it interrupts may hold.
+    """
     await_ready(jobs)
     if not any(job.stopping for job in jobs):
         typer.echo("ready; Ctrl-C or SIGTERM stops after the batch in hand", err=True)
-    while not all(job.done.wait(0.2) for job in jobs):
+    _await(jobs, lambda job: job.done)
+
+
+def await_ready(jobs: Sequence[JobThread]) -> None:
+    """Wait until all jobs are ready, or have ended. Raises what ended one, as `raise_failures` does."""
+    _await(jobs, lambda job: job.ready)
+
+
+def _await(jobs: Sequence[JobThread], event: Callable[[JobThread], threading.Event]) -> None:
+    """Wait until all jobs have come to this event, or have ended. Raises as `raise_failures`."""
+    while True:
+        if interruption.is_asked_to_stop():
+            for job in jobs:
+                if not job.stopping:
+                    job.stop()
+        waiting = [event(job) for job in jobs if not (event(job).is_set() or job.done.is_set())]
         raise_failures(jobs)
+        if not waiting:
+            return
+        waiting[0].wait(LOOK_S)
 
 
-class Started(NamedTuple):
-    """A session, and whether a signal came while it started. None if it did not start, for that reason."""
+def start_session(name: str, *, cores: int | None = None, data: Location | None = None) -> SparkSession | None:
+    """Start Spark; None if it did not start because of a signal, which ends the JVM, too, if all processes get it.
 
-    spark: SparkSession | None
-    asked_to_stop: threading.Event
-
-
-def start_session(
-    name: str, *, cores: int | None = None, said: str = _STOPPING, data: Location | None = None
-) -> Started:
-    """Start Spark. Interrupted while it launches the JVM, pyspark would leave that behind: so a signal waits until
-    there is something to stop. `said`: what it is answered with.
+    Interrupted while it launches the JVM, pyspark would leave that behind: let signals be noted meanwhile.
     """
-    asked_to_stop = threading.Event()
+    from connectors.spark.session import build_session
 
-    def stop() -> None:
-        interruption.tell(said)
-        asked_to_stop.set()
-
-    interruption.hand_to(stop)
     try:
-        from connectors.spark.session import build_session
-
-        return Started(build_session(name, cores=cores, data=data), asked_to_stop)
+        return build_session(name, cores=cores, data=data)
     except Exception:
-        if asked_to_stop.is_set():  # and so was the JVM, if all processes were
-            return Started(None, asked_to_stop)
+        if interruption.is_asked_to_stop():
+            return None
         raise
 
 
 def session_of_command(name: str, data: Location | None = None) -> SparkSession:
     """Start Spark for a command that Ctrl-C may interrupt at any time. Raises KeyboardInterrupt if it has."""
-    started = start_session(name, said=interruption.SAID, data=data)
+    interruption.stop_when_asked(interruption.SAID)
+    spark = start_session(name, data=data)
+    is_asked = interruption.is_asked_to_stop()
     interruption.raise_in_order()
-    if started.spark is None or started.asked_to_stop.is_set():
-        if started.spark is not None:
-            started.spark.stop()
+    if spark is None or is_asked:
+        if spark is not None:
+            spark.stop()
         interruption.interrupt()
-    return started.spark
+    return spark
 
 
 def relay_makers(relays: Relays | None) -> list[MakeJob]:
@@ -285,14 +291,6 @@ def raise_failures(jobs: Sequence[JobThread]) -> None:
             job.raise_failure()
 
 
-def await_ready(jobs: Sequence[JobThread]) -> None:
-    """Wait until all jobs are ready, or have ended. Raises what ended one, as `raise_failures` does."""
-    for job in jobs:
-        while not (job.ready.wait(0.2) or job.done.is_set()):
-            raise_failures(jobs)
-    raise_failures(jobs)
-
-
 @contextmanager
 def running(makers: Sequence[MakeJob], spark: SparkSession, options: JobOptions) -> Iterator[list[JobThread]]:
     """`working` with jobs of Spark."""
@@ -313,21 +311,3 @@ def working(each: Sequence[SparkJob]) -> Iterator[list[JobThread]]:
             job.join()
     for job in jobs:
         job.raise_failure()
-
-
-def stop_all(jobs: Sequence[JobThread]) -> None:
-    """Ask all jobs to stop after the batch in hand."""
-    interruption.tell(_STOPPING)
-    for job in jobs:
-        job.stop()
-
-
-def stop_on_signals(jobs: Sequence[JobThread]) -> None:
-    """Let SIGTERM and Ctrl-C stop the jobs in order; a second one ends the process at once."""
-
-    def stop(number: int, _frame: object) -> None:
-        stop_all(jobs)
-        signal.signal(number, signal.SIG_DFL)
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)

@@ -36,7 +36,7 @@ def abcast_here(
     line = list(map(str, arguments))
     wanted = environment(**(variables or {}))
     said, told = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-    with _as_it_was(told), pytest.MonkeyPatch.context() as here:
+    with as_it_was(told), pytest.MonkeyPatch.context() as here:
         # One by one: another thread that starts a process meanwhile needs the others.
         for name in os.environ.keys() - wanted.keys():
             here.delenv(name)
@@ -58,7 +58,7 @@ def abcast_here(
 
 
 @contextlib.contextmanager
-def _as_it_was(told: TextIO) -> Iterator[None]:
+def as_it_was(told: TextIO) -> Iterator[None]:
     """A command sets signal handlers, a timer (pytest-timeout has one, too) and logging for its process.
 
     What is logged is `told`, as a command has it that finds no handler there; pytest's own handlers stay.

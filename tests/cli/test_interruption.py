@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs import interruption
 from tests.cli.process import ABCAST, environment
 
 COMMANDS = {
@@ -23,11 +24,19 @@ MOMENTS = [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0, 2.0]
 """Seconds after Python has come to our first line, some 40 ms after the start of the process."""
 
 
+QUICKLY_S = 0.0003
+"""Signals that come so close together were seen to end no job."""
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("signals", [1, 3])
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_ctrl_c_at_any_moment(tmp_path: Path, name: str, number: signal.Signals) -> None:
-    """One handler takes both signals (`jobs.interruption`), so SIGTERM at any moment is for the soak."""
+def test_ctrl_c_at_any_moment(tmp_path: Path, name: str, number: signal.Signals, signals: int) -> None:
+    """One handler takes both signals (`jobs.interruption`), so SIGTERM at any moment is for the soak.
+
+    `timeout`, and what else hands signals on, makes several of one.
+    """
     for moment in MOMENTS:
         process = subprocess.Popen(
             [ABCAST, *COMMANDS[name]],
@@ -41,7 +50,9 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, name: str, number: signal.Signals)
         await_first_line(process.pid)
         time.sleep(moment)
         was_over = process.poll() is not None
-        process.send_signal(number)
+        for _ in range(signals):
+            process.send_signal(number)
+            time.sleep(QUICKLY_S)
         out, said = process.communicate(timeout=30)
         if was_over:
             break
@@ -68,14 +79,17 @@ def caught(pid: int) -> int:
     return int(text.partition("SigCgt:")[2].split()[0], 16)
 
 
+STARTED = """
+import os, signal, sys, threading, time
+from jobs import interruption
+"""
 SWALLOWING = {
     "module": "import slow",
     "finalizer": "it = Slow(); del it",
 }
-LOST = """
-import signal, sys, time
-from jobs import interruption
-
+LOST = (
+    STARTED
+    + """
 class Slow:
     def __del__(self):
         print("begun", flush=True)
@@ -90,6 +104,7 @@ except KeyboardInterrupt:
     interruption.tell()
     sys.exit(130)
 """
+)
 MODULE = """
 import time
 print("begun", flush=True)
@@ -100,19 +115,142 @@ except BaseException:
 """
 
 
+class Script:
+    """A process of Python's that says `begun`."""
+
+    def __init__(self, text: str, **variables: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", text],
+            env=environment(**variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "begun\n"
+
+    def signal(self, number: signal.Signals = signal.SIGINT) -> None:
+        """Send it."""
+        self._process.send_signal(number)
+
+    def end(self) -> tuple[int, str, str]:
+        """Its exit code, and what it has printed and said."""
+        try:
+            out, said = self._process.communicate(timeout=30)
+        finally:
+            self._process.kill()
+        return self._process.returncode, out, said
+
+
 @pytest.mark.parametrize("how", SWALLOWING)
 def test_a_signal_where_it_would_be_lost(tmp_path: Path, how: str) -> None:
     """It is raised soon after, and ends the command all the same."""
     (tmp_path / "slow.py").write_text(MODULE, encoding="ascii")
-    process = subprocess.Popen(
-        [sys.executable, "-c", LOST.format(how=SWALLOWING[how])],
-        env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    script = Script(LOST.format(how=SWALLOWING[how]), PYTHONPATH=path)
+    script.signal()
+    code, out, said = script.end()
+    assert (code, out.strip() in ("", "went on"), said) == (130, True, "Aborted.\n")
+
+
+STOPPED = (
+    STARTED
+    + """
+from jobs import streaming
+
+class Job:
+    name, keeps_trying, ends_alone_with = "order", False, ()
+    def __init__(self):
+        self.ready, self._stop = threading.Event(), threading.Event()
+    def run(self):
+        self.ready.set()
+        self._stop.wait()
+    def stop(self):
+        self._stop.set()
+
+notify, sent = threading.Condition.notify, []
+def interrupted(self, n=1):
+    if sent.count(self) < {signals} and threading.current_thread() is threading.main_thread():
+        sent.append(self)
+        os.kill(os.getpid(), signal.{number})
+    notify(self, n)
+
+interruption.stop_when_asked("stopping")
+with streaming.working([Job(), Job()]) as jobs:
+    for job in jobs:
+        job.ready.wait()
+    print("begun", flush=True)
+    threading.Condition.notify = interrupted
+    streaming.await_end(jobs)
+print("ended", len(sent), flush=True)
+"""
+)
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("signals", [1, 3])
+def test_a_signal_while_a_job_is_stopped(number: str, signals: int) -> None:
+    """The first one has it stopped, which takes a lock that is not to be taken twice; the next one comes within."""
+    script = Script(STOPPED.format(number=number, signals=signals))
+    script.signal()
+    code, out, said = script.end()
+    assert (code, said.count("stopping\n")) == (0, 1), said
+    ended, count = out.split()
+    assert ended == "ended"
+    assert int(count) >= 1
+
+
+SLOW_TO_END = (
+    STARTED
+    + """
+interruption.{manner}
+try:
+    print("begun", flush=True)
+    while not interruption.is_asked_to_stop():
+        time.sleep(0.01)
+    raise KeyboardInterrupt
+except KeyboardInterrupt:
+    print("ending", flush=True)
+    time.sleep({takes_s})
+    print("ended", flush=True)
+"""
+)
+MANNERS = ["raise_in_order()", "stop_when_asked('stopping')"]
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+def test_a_key_held_down(manner: str) -> None:
+    """It interrupts neither what stops the command nor what ends it."""
+    script = Script(SLOW_TO_END.format(manner=manner, takes_s=1.5))
+    for _ in range(30):
+        script.signal()
+        time.sleep(0.03)
+    assert script.end()[:2] == (0, "ending\nended\n")
+
+
+@pytest.mark.parametrize("manner", MANNERS)
+def test_the_third_wish_forces(manner: str) -> None:
+    """A command that takes too long to end can be ended at once."""
+    script = Script(SLOW_TO_END.format(manner=manner, takes_s=60))
+    for _ in range(interruption.FORCES):
+        script.signal()
+        time.sleep(1.2 * interruption.ONE_WISH_S)
+    assert script.end()[:2] == (130, "ending\n")
+
+
+def test_a_signal_before_a_job_that_was_not_raised_yet(tmp_path: Path) -> None:
+    """A module was loaded meanwhile: the job learns of it."""
+    (tmp_path / "slow.py").write_text(MODULE, encoding="ascii")
+    text = (
+        STARTED
+        + """
+interruption.raise_in_order()
+import slow
+interruption.stop_when_asked("stopping")
+print(interruption.is_asked_to_stop())
+"""
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    process.send_signal(signal.SIGINT)
-    out, said = process.communicate(timeout=60)
-    assert (process.returncode, out in ("", "went on\n"), said) == (130, True, "Aborted.\n")
+    script = Script(text, PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    script.signal()
+    code, out, said = script.end()
+    assert (code, out, said) == (0, "True\n", "stopping\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
@@ -24,7 +26,7 @@ from jobs.publish import _Published
 from jobs.rows import show_sentence
 from ordering.errors import BrokerUnreachable, UsageError, counted
 from ordering.names import BY_RELAYS, ROLES
-from tests.cli.here import abcast_here
+from tests.cli.here import abcast_here, as_it_was
 from tests.waiting import eventually
 
 
@@ -197,29 +199,27 @@ class TestStatus:
 class TestCtrlC:
     def test_while_spark_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is answered at once, in one line, although what starts can only be stopped when it is there."""
-        handed: list[Callable[[], object]] = []
-        monkeypatch.setattr(interruption, "_said", [])
-        monkeypatch.setattr(interruption, "_signals", [])
-        monkeypatch.setattr(interruption, "hand_to", handed.append)
-        monkeypatch.setattr(interruption, "raise_in_order", lambda: None)
+        monkeypatch.setattr(interruption, "_now", interruption._Now())
+        said: list[bytes] = []
+        monkeypatch.setattr("jobs.interruption.os.write", lambda _descriptor, text: said.append(text))
         stopped: list[bool] = []
-        seen: list[str] = []
+        seen: list[bytes] = []
 
         class Session:
             def stop(self) -> None:
                 stopped.append(True)
 
         def build(*_: object, **__: object) -> Session:
-            handed[0]()
-            seen.append(terminal.getvalue())
+            signal.raise_signal(signal.SIGINT)
+            seen.extend(said)
             return Session()
 
         monkeypatch.setattr("connectors.spark.session.build_session", build)
-        with on_terminal(monkeypatch) as terminal:
+        with as_it_was(sys.stderr):
             with pytest.raises(KeyboardInterrupt):
                 streaming.session_of_command("test")
             interruption.tell()
-        assert seen == [terminal.getvalue()] == ["\nAborted.\n"]
+        assert seen == said == [b"Aborted.\n"]
         assert (stopped, interruption.has_come()) == ([True], True)
 
 
