@@ -25,10 +25,11 @@ from typing import Protocol, TypeVar
 
 from connectors.client.cast_reader import CastTopics
 from connectors.client.feed import Feed
-from connectors.client.merged_log import Begin, MergedLog
+from connectors.client.merged_log import Begin, MergedLog, ordered
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, Start
 from connectors.kafka.desk import Desk
+from connectors.kafka.effective import Effective
 from ordering.casts import Cast, Ordered
 from ordering.causal import CausalReceiver, CausalState
 from ordering.errors import AbcastError, HistoryUnavailable, NotOrderedInTime
@@ -237,11 +238,11 @@ class CastHub:
                 sender.failed(error)
 
     def _note_begins(self, log: MergedLog, delivered: Sequence[Cast | Ordered]) -> None:
-        """The first view of each life that sends."""
+        """The first view of each life that sends. A view that has no vector is delivered without its lives."""
         for at, record in enumerate(delivered):
-            if isinstance(record, Cast) or record.kind != VIEW:
+            if isinstance(record, Cast) or record.kind != VIEW or not isinstance(record.record, Effective):
                 continue
-            fresh = [life for life in record.lives if life in self._senders and life not in self.begins]
+            fresh = [life for life in ordered(record.record).lives if life in self._senders and life not in self.begins]
             if fresh:
                 begin = log.behind._replace(first=tuple(delivered[at:]))
                 self.begins.update(dict.fromkeys(fresh, begin))

@@ -79,9 +79,23 @@ class MergedSource:
         self._cut = cut
         self._shared: Shared | None = None
         self._log: MergedLog | None = None
+        self._waits_until_s: float | None = None
+
+    def may_open(self, timeout: float) -> bool:
+        """Wait so long at most until it is known where it begins. Raises AbcastError if that takes BEGIN_TIMEOUT_S."""
+        if self._log is not None or self._cut is not None or self._life is None:
+            return True
+        assert self.hub is not None
+        if self.hub.wait_for_begin(self._life, timeout) is not None:
+            return True
+        now_s = time.monotonic()
+        self._waits_until_s = self._waits_until_s or now_s + BEGIN_TIMEOUT_S
+        if now_s < self._waits_until_s:
+            return False
+        raise AbcastError(f"the first view of {self.address} was not delivered within {BEGIN_TIMEOUT_S:g} s.")
 
     def open(self, first: int, *, or_end: bool = True) -> MergedLog:
-        """The log, from that seqno on if it was not open. `or_end`: DATA need not reach that far.
+        """The log, from that seqno on if it was not open; once it may. `or_end`: DATA need not reach that far.
 
         Raises BrokerUnreachable, HistoryUnavailable, TopicMissing; ProtocolViolation, as `DataLog.after` does.
         """
@@ -95,7 +109,11 @@ class MergedSource:
     def _begin(self, topics: CastTopics, first: int, or_end: bool) -> Begin:
         if self._cut is not None:
             return self._begin_of_cut(topics, self._cut)
-        return self._begin_of_life() if self._life is not None else self._begin_at(topics, first, or_end)
+        if self._life is None:
+            return self._begin_at(topics, first, or_end)
+        begin = self.hub.wait_for_begin(self._life, 0.0) if self.hub is not None else None
+        assert begin is not None
+        return begin
 
     def _begin_of_cut(self, topics: CastTopics, cut: Cut) -> Begin:
         with (
@@ -108,14 +126,6 @@ class MergedSource:
             if cut.cluster_id == self.connection.cluster_id():
                 offsets |= {place: at for place, at in cut.offsets.items() if place in offsets}
             return Begin(log.after(cut.seqno), cut.state, offsets)
-
-    def _begin_of_life(self) -> Begin:
-        assert self.hub is not None
-        assert self._life is not None
-        begin = self.hub.wait_for_begin(self._life, BEGIN_TIMEOUT_S)
-        if begin is None:
-            raise AbcastError(f"the first view of {self.address} was not delivered within {BEGIN_TIMEOUT_S:g} s.")
-        return begin
 
     def _begin_at(self, topics: CastTopics, first: int, or_end: bool) -> Begin:
         with (
@@ -219,6 +229,8 @@ class MergedDeliveries(Deliveries):
 
     def _places(self, memory: MemberMemory) -> Iterator[list[Place]]:
         first = self._next_seqno
+        while not self._source.may_open(POLL_S):
+            yield []
         with DataLog(self.connection, self.group, self.address.site) as data:
             self._silence.expect(data.end())
         if self._events is not None and first <= self._counted:

@@ -12,9 +12,11 @@ import pytest
 from kafka.errors import TopicAuthorizationFailedError
 
 from connectors import Delivery, Member
+from connectors.client import merged_deliveries
 from connectors.client.cast_hub import CastHub
 from connectors.client.silence import Silence
 from connectors.kafka.connection import Connection
+from connectors.kafka.settings import change_settings
 from connectors.testing.memory_kafka import MemoryConnection, MemoryConsumer
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.casts import Cast, Ordered
@@ -60,6 +62,50 @@ def test_causal_order_is_refused_without_a_view(connection: Connection, group: s
         with pytest.raises(UsageError, match="causal order needs a view"):
             a.broadcast(b"m", order="causal")
         assert a.broadcast(b"m", order="fifo").result(WAIT) == 1
+
+
+@ALSO_ON_A_BROKER
+@pytest.mark.parametrize("casts_of_others", [False, True], ids=["others without casts", "others with casts"])
+@pytest.mark.parametrize("flush", ["never", "given up", "always"])
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
+def test_members_of_any_group_deliver(
+    connection: Connection, group: str, *, closed: bool, flush: str, casts_of_others: bool
+) -> None:
+    """Whatever the group's settings are, and were: who has connected delivers, from the first view on."""
+    change_settings(connection, group, "nyc", flush=flush != "never", closed=closed)
+    with contextlib.ExitStack() as closing:
+        other = closing.enter_context(Member(group, "nyc/other", connection=connection, casts=casts_of_others))
+        other.connect(timeout=WAIT)
+        if flush == "given up":
+            change_settings(connection, group, "nyc", flush=False)
+        a, b = (closing.enter_context(with_casts(connection, group, name)) for name in "ab")
+        for each in (a, b):
+            each.connect(timeout=WAIT)
+        orders = ["total", "fifo", *(["causal"] if flush == "always" else [])]
+        other.broadcast(b"first").result(WAIT)
+        for order in orders:
+            a.broadcast(order.encode(), order=order).result(WAIT)  # type: ignore[call-overload]
+        for each in (a, b):
+            seen = texts(each.deliveries(timeout=WAIT), 1 + len(orders))
+            assert sorted(seen) == sorted(["total first", *(f"{order} {order}" for order in orders)])
+        if flush != "always":
+            with pytest.raises(UsageError, match="causal order needs a view"):
+                a.broadcast(b"m", order="causal")
+
+
+def test_deliveries_end_in_time_where_the_first_view_does_not_come(
+    connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub waits for what the view depends on, say. `close`, and a timeout, end the stream all the same."""
+    monkeypatch.setattr(CastHub, "_note_begins", lambda *_: None)
+    with with_casts(connection, group, "a") as a:
+        a.connect(timeout=WAIT)
+        began = time.monotonic()
+        assert list(a.deliveries(timeout=0.5)) == []
+        assert time.monotonic() - began < merged_deliveries.BEGIN_TIMEOUT_S
+        monkeypatch.setattr(merged_deliveries, "BEGIN_TIMEOUT_S", 0.0)
+        with pytest.raises(AbcastError, match="the first view of nyc/a was not delivered"):
+            next(a.deliveries())
 
 
 def test_other_refusals(connection: Connection, group: str) -> None:
