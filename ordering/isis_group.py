@@ -22,16 +22,16 @@ Two jobs of different engines are in the same state after the same inputs: neith
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ordering.errors import HistoryUnavailable, ProtocolViolation
 from ordering.isis_codec import decode, encode
-from ordering.isis_log import Entry, Ordered, judge, ranges_of
+from ordering.isis_log import Entry, Ordered, Range, judge, ranges_of
 from ordering.isis_messages import Exclude
-from ordering.isis_site import Sequenced, Site
-from ordering.isis_site_state import Arrived, Heard, Mark, SiteState
+from ordering.isis_site import OUT_FOR_GOOD, Sequenced, Site
+from ordering.isis_site_state import Arrived, Dropped, Heard, Mark, SiteState
 from ordering.isis_state import Tick
 from ordering.records import ENTRY, EPOCH, Data, Exclusion
 from ordering.sequencer import SequencerState, begin_batch
@@ -43,7 +43,8 @@ LONGEST_STEP_MS = 1_000
 class Reading(NamedTuple):
     """A partition of FORWARD: all from `begin` to below `end` was read, and is needed from `needed` on.
 
-    `is_cut`: the beginning is gone, and the first record will tell where it begins now.
+    `is_cut`: the beginning is gone, and the first record will tell where it begins now. `is_told`: so is what comes
+    next in the order, and the operator knows.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Reading(NamedTuple):
     end: int
     needed: int
     is_cut: bool = False
+    is_told: bool = False
 
 
 class Decided(NamedTuple):
@@ -68,7 +70,7 @@ class GroupState:
     """All that a group knows between two steps, but for the sequencer's state, which is at `position`.
 
     `sent`: the last seqno that was passed to Kafka. `exclusions` are still to be carried out, in this view or a later
-    one; `excluded` were, in this one. `has_heard`: as `Site` has it.
+    one; `excluded` were, in this one. `has_heard`, `snapped_at_ms`: as `Site` has them.
     """
 
     site: SiteState
@@ -79,6 +81,7 @@ class GroupState:
     exclusions: tuple[Exclusion, ...] = ()
     excluded: tuple[Exclusion, ...] = ()
     has_heard: bool = False
+    snapped_at_ms: int = 0
 
     def to_bytes(self) -> bytes:
         """The state as JSON, equal states as equal bytes."""
@@ -101,7 +104,13 @@ def after_takeover(state: SiteState, taken: SequencerState) -> Group:
 def going_on(state: GroupState, sequencer: SequencerState) -> Group:
     """A group as it was at the end of a step. Raises ProtocolViolation."""
     sequenced = Sequenced(state.site, state.epoch, sequencer, state.position)
-    site = Site(state.site, state.epoch, sequenced=sequenced, has_heard=state.has_heard)
+    site = Site(
+        state.site,
+        state.epoch,
+        sequenced=sequenced,
+        has_heard=state.has_heard,
+        snapped_at_ms=state.snapped_at_ms,
+    )
     return Group(site, state.sent, state.readings, state.exclusions, state.excluded)
 
 
@@ -132,20 +141,36 @@ class Group:
             tuple(self._exclusions),
             tuple(self._excluded),
             self.site.has_heard,
+            self.site.snapped_at_ms,
         )
 
     # What is read
 
     def start_of_log(self, site: str, beginning: int) -> int:
-        """From where another site's log is to be read here, which has what stands from `beginning` on."""
-        return max(self.site.log_row(site).at, beginning)
+        """From where another site's log is to be read here, which has what stands from `beginning` on.
 
-    def start_of(self, name: str, beginning: int) -> int:
+        Raises HistoryUnavailable if there may have been an entry before that.
+        """
+        at = self.site.log_row(site).at
+        if at < beginning:
+            raise HistoryUnavailable(
+                f"site {self.site.me.name} has read the log of {site} up to offset {at} here, and retention has "
+                f"dropped what stood there up to offset {beginning}: what {site} has promised meanwhile is not known. "
+                f"{OUT_FOR_GOOD}"
+            )
+        return at
+
+    def start_of(self, name: str, beginning: int, *, is_copy: bool) -> int:
         """The same of a partition of FORWARD, and of the records in it that are to be told of."""
         mark = next(iter(self.site.place(name).marks), Mark(0, 0))
         if name not in self._readings:
             # What retention has dropped is not there, and must not be taken for offsets without a record.
-            self._readings[name] = Reading(name, mark.end, mark.end, self._needed(name), mark.at < beginning)
+            is_cut, needed = mark.at < beginning, self._needed(name)
+            if is_cut and not is_copy:  # offsets are those at home
+                self._readings[name] = Reading(name, beginning, beginning, needed)
+                self.site.take(Arrived(name, beginning, beginning, beginning))
+            else:
+                self._readings[name] = Reading(name, mark.end, mark.end, needed, is_cut)
         return max(mark.at, beginning)
 
     def _needed(self, name: str) -> int:
@@ -160,7 +185,7 @@ class Group:
             reading = reading._replace(begin=first, end=first, is_cut=False)
         kept = max(reading.end, reading.needed)
         self._readings[name] = reading = reading._replace(end=max(reading.end, last + 1))
-        self.site.take(Arrived(name, reading.end, at))
+        self.site.take(Arrived(name, reading.end, at, reading.begin))
         return kept
 
     def lacks(self, name: str) -> bool:
@@ -193,15 +218,24 @@ class Group:
 
     # What comes out
 
-    def end_step(self) -> Entry | None:
-        """The entry to write, if something is to leave the site."""
+    def end_step(self, *, is_last: bool = False) -> Entry | None:
+        """The entry to write, if something is to leave the site. `is_last`: the job ends with this step."""
         view = self.site.process.view.id
         now = [each for each in self._exclusions if each.view == view]
         for exclusion in now:
             self.site.take(Exclude(exclusion.sites))
         self._excluded = [each for each in self._excluded if each.view == view] + now
         self._exclusions = [each for each in self._exclusions if each.view > view]
-        return self.site.end_step()
+        entry = self.site.end_step(is_last=is_last)
+        self.site.notices += tuple(self._missed())
+        return entry
+
+    def _missed(self) -> Iterator[Dropped]:
+        """Of what waits for records that a relay may bring again, if ever: each partition once."""
+        for name, reading in self._readings.items():
+            if reading.is_cut and not reading.is_told and self.lacks(name):
+                self._readings[name] = reading._replace(is_told=True)
+                yield Dropped(name)
 
     def due(self) -> Ordered | None:
         """The next run that is ordered and read. To be decided, from `site.sequenced.state`.
@@ -216,11 +250,17 @@ class Group:
             return None
         for part, reading in readings:
             if reading is not None and part.first < reading.begin:
-                raise HistoryUnavailable(
-                    f"{part.place} was ordered from offset {part.first} on, and retention has dropped some of it here "
-                    "before it was in DATA. Exclude this site (`abcast site exclude`), and go on under another name."
-                )
+                raise HistoryUnavailable(self._what_is_lost(run, part))
         return run
+
+    def _what_is_lost(self, run: Ordered, part: Range) -> str:
+        is_in_data = "and it is not known to be in DATA"
+        if run.last <= self.site.complete:
+            is_in_data = "though it is in DATA: no snapshot has it"
+        return (
+            f"{part.place} was ordered from offset {part.first} on, and retention has dropped some of it here, "
+            f"{is_in_data}. {OUT_FOR_GOOD}"
+        )
 
     def open(self) -> tuple[Data, ...]:
         """A snapshot to be written before the DATA of the run that is due, if it is time, and all before stands."""

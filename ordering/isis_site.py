@@ -141,11 +141,23 @@ MAX_MARKS = 16
 MAX_TRAIL = 64
 """Entries of its own of which a site knows the digests: those that other sites may name next, and the last ones."""
 
+OUT_FOR_GOOD = (
+    "Have the other sites go on without this one (`abcast site exclude`). To have a site in its place, begin a new "
+    'group as docs/sites.md says ("A site that is lost").'
+)
+"""What to do about a site that can't go on."""
+
 SNAPSHOT_EVERY_RUNS = 32
 """Runs between two snapshots, about: what a job that starts has to sequence again."""
 
 SNAPSHOT_EVERY_ENTRIES = 64
-"""Entries between two that have the snapshot: what a job that starts has to read back, about."""
+"""Entries between two that have a snapshot: what a job that starts has to read back, about."""
+
+SNAPSHOT_AFTER_MS = 60_000
+"""How long what is in DATA may be in no snapshot, at most, while a job works."""
+
+SNAPSHOT_AFTER_SUSPICIONS = 6
+"""The same in times of `suspect_after_ms`, where that is shorter."""
 
 
 class Site:
@@ -162,8 +174,12 @@ class Site:
         now_ms: int = 0,
         sequenced: Sequenced | None = None,
         has_heard: bool = False,
+        snapped_at_ms: int | None = None,
     ) -> None:
-        """`sequenced`, `has_heard`: of a job that goes on. One that begins has been away until `now_ms`."""
+        """`sequenced`, `has_heard`, `snapped_at_ms`: of a job that goes on.
+
+        One that begins has been away until `now_ms`.
+        """
         self.group, self.epoch = state.group, epoch
         self.process = Process(awake(state.process, now_ms) if sequenced is None else state.process)
         self.me = self.process.me
@@ -177,6 +193,8 @@ class Site:
         self._ahead = {ordered.first: ordered for ordered in state.ahead}
         self._since = deque(state.since)
         self._snapshot, self._sequenced, self._base = state.snapshot, state.sequenced, state.base
+        self.snapped_at_ms = self.process.now_ms if snapped_at_ms is None else snapped_at_ms
+        """When the last snapshot was taken, or the job began."""
         self._news: list[Ordered] = []
         self._broken: list[OtherLog] = []
         self.has_heard = has_heard
@@ -238,16 +256,17 @@ class Site:
         else:
             self.process.take(event)
 
-    def end_step(self) -> Entry | None:
+    def end_step(self, *, is_last: bool = False) -> Entry | None:
         """The entry to write, if something is to leave: nothing else may be done before it stands in the log.
 
-        All DATA and dead letters before must stand in Kafka.
+        All DATA and dead letters before must stand in Kafka. `is_last`: the job ends with this step.
         """
         self._submit()
         self._waiting = [run for run in self._waiting if run.message.view == self.process.view.id]
         letters = self._take_outputs(self.process.end_batch())
         self.notices, broken, self._broken = (*self.notices, *self._broken), self._broken, []
-        if not letters and not self._news and not broken and self._refused <= self.complete:
+        is_snapshot_due = self._is_snapshot_due(is_last=is_last)
+        if not (letters or self._news or broken or self._refused > self.complete or is_snapshot_due):
             return None
         self.complete = max(self.complete, self.sequenced.position)
         ordered, self._news = tuple(self._news), []
@@ -255,8 +274,10 @@ class Site:
         self._forget_trail()
         self.number += 1
         self._since += ordered
-        if self._take_snapshot() or not self._base or self.number - self._base >= SNAPSHOT_EVERY_ENTRIES:
-            self._base = self.number
+        is_base = not self._base or self.number - self._base >= SNAPSHOT_EVERY_ENTRIES
+        if is_base or is_snapshot_due or len(self._since) >= SNAPSHOT_EVERY_RUNS:
+            is_base = self._take_snapshot() or is_base
+        self._base = self.number if is_base else self._base
         snapshot = self._snapshot if self._base == self.number else b""
         known = self.state()
         entry = Entry(
@@ -301,7 +322,9 @@ class Site:
         marks = (*(place.marks or (Mark(0, 0),)), Mark(event.end, event.at))
         if len(marks) > MAX_MARKS:
             marks = _without_nearest(marks)
-        self._places[event.place] = place._replace(end=event.end, marks=marks)
+        # Of what was not submitted, what is gone is in no run. Its sender sends it again.
+        submitted = max(place.submitted, event.begin) if self._is_own(event.place) else place.submitted
+        self._places[event.place] = place._replace(end=event.end, marks=marks, submitted=submitted)
         waiting, self._waiting = self._waiting, []
         for run in waiting:
             self._take_send(run.sender, run.message)
@@ -360,8 +383,7 @@ class Site:
         if named.epoch > self.epoch or named.number > self.number or named.digest != here or named.is_broken:
             raise Disagreement(
                 f"site {site} has read the log of {self.me.name} up to entry {named.number} of epoch {named.epoch}. "
-                f"It is another one now, up to entry {self.number} of epoch {self.epoch}: it was lost. Have the others "
-                "exclude this site, and take a new name."
+                f"It is another one now, up to entry {self.number} of epoch {self.epoch}: it was lost. {OUT_FOR_GOOD}"
             )
         self._logs[site] = self._logs[site]._replace(known=named.number)
 
@@ -453,12 +475,19 @@ class Site:
         submitted = max(place.submitted, ordered)
         self._places[part.place] = place._replace(ordered=ordered, submitted=submitted)
 
+    def _is_snapshot_due(self, *, is_last: bool) -> bool:
+        """Whether what is in DATA was in no snapshot for long enough, or the job can't take one later."""
+        after_ms = min(SNAPSHOT_AFTER_MS, SNAPSHOT_AFTER_SUSPICIONS * self.process.suspect_after_ms)
+        is_time = is_last or self.process.now_ms - self.snapped_at_ms >= after_ms
+        return is_time and self.sequenced.position > self._sequenced
+
     def _take_snapshot(self) -> bool:
-        """The sequencer's state, now and then, in the place of runs that it counts; whether it was time for that."""
+        """The sequencer's state in the place of runs that it counts; whether there are such."""
         done = self.sequenced
-        if done.position <= self._sequenced or len(self._since) < SNAPSHOT_EVERY_RUNS:
+        if done.position <= self._sequenced:
             return False
         self._snapshot, self._sequenced = done.state.to_bytes(), done.position
+        self.snapped_at_ms = self.process.now_ms
         while self._since and self._since[0].last <= done.position:
             run = self._since.popleft()
             for part in ranges_of(run.run):
@@ -493,6 +522,11 @@ class Sequenced:
     def expect(self, runs: Iterable[Ordered]) -> None:
         """These runs follow."""
         self._runs += runs
+
+    @property
+    def runs(self) -> Sequence[Ordered]:
+        """The runs that follow."""
+        return self._runs
 
     def next(self) -> Ordered | None:
         """The next run, None if there is none."""

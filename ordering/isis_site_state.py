@@ -23,11 +23,13 @@ class Arrived(NamedTuple):
     """FORWARD of a partition, the site's own or another's, stands at this site up to `end`, its offset at home.
 
     `at` is where to read on in this site's Kafka for what comes next. For what is the site's own it is `end`, too.
+    What stood below `begin` can't be read here.
     """
 
     place: str
     end: int
     at: int
+    begin: int = 0
 
 
 class Heard(NamedTuple):
@@ -48,7 +50,13 @@ class OtherLog(NamedTuple):
     site: str
 
 
-Notice = Installed | Outside | Stuck | NotExcluded | OtherLog
+class Dropped(NamedTuple):
+    """Records of that partition come next in the order, and what this site has of it begins behind where they stood."""
+
+    place: str
+
+
+Notice = Installed | Outside | Stuck | NotExcluded | OtherLog | Dropped
 """What an operator may want to know: which view is in force, what a site waits for, and who must not go on."""
 
 

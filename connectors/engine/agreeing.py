@@ -106,10 +106,10 @@ class AgreeingGroup:
     # What is read
 
     def start_of(self, source: Input, beginning: int) -> int:
-        """From which offset an input is to be read, whose first one is `beginning`."""
+        """From which offset an input is to be read, whose first one is `beginning`. Raises HistoryUnavailable."""
         if not source.place:
             return self._group.start_of_log(source.site, beginning)
-        return self._group.start_of(source.place, beginning)
+        return self._group.start_of(source.place, beginning, is_copy=source.is_copy)
 
     def is_full(self, source: Input) -> bool:
         """Whether an input is to be left alone for now."""
@@ -158,9 +158,9 @@ class AgreeingGroup:
 
     # What comes out
 
-    def end_step(self) -> Output | None:
-        """The entry to write, if something is to leave the site."""
-        entry = self._group.end_step()
+    def end_step(self, *, is_last: bool = False) -> Output | None:
+        """The entry to write, if something is to leave the site. `is_last`: the job ends with this step."""
+        entry = self._group.end_step(is_last=is_last)
         return None if entry is None else (self._topics.data, encode_data(write_entry(entry)))
 
     def due(self) -> list[Output]:

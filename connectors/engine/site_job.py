@@ -165,9 +165,19 @@ class SiteLoop:
             self.step()
             while self._left:
                 attendant.leave(self._left.pop())
+        self._say_last()
+
+    def _say_last(self) -> None:
+        """Wait for what is in flight; leave a snapshot of it all, so that the next start needs nothing from before."""
         deadline = time.monotonic() + STOP_S
-        for group in self._groups.values():
-            self._await_written(group, lambda: time.monotonic() > deadline)
+
+        def gives_up() -> bool:
+            return time.monotonic() > deadline
+
+        groups = [name for name, group in self._groups.items() if self._await_written(group, gives_up)]
+        outputs = [self._act(name, partial(AgreeingGroup.end_step, is_last=True)) for name in groups]
+        for entry in [self._writer.write([output]) for output in outputs if output is not None]:
+            self._writer.wait(entry, gives_up)
 
     def _act(self, name: str, act: Callable[[AgreeingGroup], _Result]) -> _Result | None:
         """Do it with a group, unless that was left; what is wrong with it ends its work, and no other's."""
@@ -226,8 +236,10 @@ class SiteLoop:
         with self._connection.reachable():
             beginnings = self._intake.beginnings(new)
         for place, (group, source) in new.items():
-            self._read[place] = group, source
-            self._intake.positions[place] = group.start_of(source, beginnings[place])
+            start = self._act(group.name, partial(AgreeingGroup.start_of, source=source, beginning=beginnings[place]))
+            if start is not None:
+                self._read[place] = group, source
+                self._intake.positions[place] = start
 
     def step(self) -> None:
         """Read what there is; write the entries, and when they stand in Kafka, DATA. Raises WriteFailed.

@@ -10,6 +10,7 @@ from connectors.kafka.epochs import Claim
 from connectors.kafka.ranges import windows_back
 from ordering.errors import HistoryUnavailable
 from ordering.isis_log import Entry, counting
+from ordering.isis_site import OUT_FOR_GOOD
 from ordering.isis_site_state import SiteState, state_of
 from ordering.records import ENTRY, EPOCH, MAX_NUMBER, Data
 
@@ -53,7 +54,7 @@ def _counting(data: DataLog, end: int, number: int) -> list[Entry]:
     if beginning > 0:
         raise HistoryUnavailable(
             f"retention has dropped all entries of {data.topic}: what this site has promised to the others is not "
-            "known any more. Exclude the site (`abcast site exclude`), and go on under another name."
+            f"known any more. {OUT_FOR_GOOD}"
         )
     return counting(tail, read_entry)
 

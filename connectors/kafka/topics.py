@@ -357,7 +357,7 @@ def _rules(topic: Topic) -> dict[str, Callable[[str], bool]]:
     }
     if topic.role in ("forward", "relayed", "data"):
         rules["message.timestamp.type"] = lambda value: value == "LogAppendTime"
-    if topic.role in ("data", "epoch"):
+    if topic.role in ("data", "epoch", "entries"):
         rules["retention.ms"] = rules["retention.bytes"] = lambda value: int(value) < 0
     return rules
 

@@ -39,7 +39,7 @@ from connectors.spark.forward_rows import forward_rows
 from connectors.spark.job import JobOptions
 from connectors.spark.session import PythonWorker
 from connectors.spark.sink import COPY_SINK_OPTIONS
-from ordering.errors import AbcastError
+from ordering.errors import AbcastError, HistoryUnavailable
 from ordering.isis_group import Group, after_takeover
 from ordering.isis_site import MAX_RUN_RECORDS
 from ordering.names import Topic
@@ -153,25 +153,30 @@ class AgreeingLane(SequencerLane):
         return {**source, "maxOffsetsPerTrigger": str(most), "failOnDataLoss": "true"}
 
     def _starts(self, names: list[str], groups: Mapping[str, Group]) -> dict[TopicPartition, int]:
-        """From where each partition is to be read; the groups know it from here on."""
+        """From where each partition is to be read; the groups know it from here on. Raises UnfitGroups."""
         consumer = self.options.connection.consumer()
         try:
             with self.options.connection.reachable():
                 found = find_backlog(consumer, names, {})
         finally:
             consumer.close()
-        starts = {}
+        starts: dict[TopicPartition, int] = {}
+        unfit: dict[str, AbcastError] = {}
         for partition, offsets in found.items():
             topic = _topic(partition.topic)
             source = self._agreement.neighbours.input(topic, partition.partition)
             if source is None:  # EPOCH, from its beginning
                 continue
-            group = groups[topic.group]
-            starts[partition] = (
-                group.start_of(source.place, offsets.beginning)
-                if source.place
-                else group.start_of_log(source.site, offsets.beginning)
-            )
+            group, beginning = groups[topic.group], offsets.beginning
+            try:
+                starts[partition] = (
+                    group.start_of(source.place, beginning, is_copy=source.is_copy)
+                    if source.place
+                    else group.start_of_log(source.site, beginning)
+                )
+            except HistoryUnavailable as error:
+                unfit[topic.group] = error
+        raise_unfit(unfit, groups)
         return starts
 
     def check(self) -> None:

@@ -289,7 +289,7 @@ class Step:
 
     def _take_forward(self, name: str, rows: pd.DataFrame) -> None:
         group = self.group
-        group.start_of(name, 0)  # of a partition that is new
+        group.start_of(name, 0, is_copy=False)  # of a partition that is new
         if self._size(name) >= KEPT_BYTES and not group.lacks(name):
             self._left_places.add(name)
         if name in self._left_places:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ordering.isis_messages import Installed, NotExcluded, Outside
-from ordering.isis_site_state import Notice, OtherLog
+from ordering.isis_site_state import Dropped, Notice, OtherLog
 
 
 def told(notice: Notice) -> tuple[int, str]:
@@ -19,6 +19,11 @@ def told(notice: Notice) -> tuple[int, str]:
     if isinstance(notice, OtherLog):
         return logging.WARNING, (
             f"the log of site {notice.site} was lost, and begun anew: what it says does not count here. Exclude it"
+        )
+    if isinstance(notice, Dropped):
+        return logging.WARNING, (
+            f"what comes next in the order stood in {notice.place}, and retention has dropped it here: it waits until "
+            "a relay brings it again"
         )
     reached = ", ".join(life.name for life in notice.reached)
     return logging.WARNING, f"it waits: only {reached} answer, and {notice.needed} are needed"

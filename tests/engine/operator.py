@@ -87,10 +87,13 @@ class OperatorLoop:
         """Begin with groups that were taken over, and read these inputs and EPOCH."""
         for name, state in taken.states.items():
             group = after_takeover(known_state(self._connection, self._agreement, state), state)
-            for place, source in inputs[name].items():
+            for place, beginning in self._intake.beginnings(inputs[name]).items():
+                source = inputs[name][place]
                 self._read[place] = name, source
                 self._intake.positions[place] = (
-                    group.start_of(source.place, 0) if source.place else group.start_of_log(source.site, 0)
+                    group.start_of(source.place, beginning, is_copy=source.is_copy)
+                    if source.place
+                    else group.start_of_log(source.site, beginning)
                 )
             epoch = TopicPartition(str(Topic(name, "epoch", self._agreement.neighbours.site)), 0)
             self._read[epoch] = name, None

@@ -36,7 +36,7 @@ from connectors.sequencer import agreeing_query
 from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
-from ordering import sequencer
+from ordering import isis_site, sequencer
 from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation, UsageError
 from ordering.forgetting import SenderRow
 from ordering.isis_log import Ordered, Range, counting, run_of
@@ -608,6 +608,7 @@ def test_the_log_read_back_tells_what_it_tells_from_its_beginning(
 ) -> None:
     """Of several epochs, with entries that have no snapshot, and with one that a fenced job has left behind."""
     monkeypatch.setattr(entries, "_FIRST_WINDOW", window)
+    monkeypatch.setattr(SiteLoop, "_say_last", lambda _: None)  # each job is killed
     with running(kafka, "sfo", "lax"):
         for attempt in range(4):
             with running(kafka, "nyc"):
@@ -731,6 +732,78 @@ def test_a_group_that_retention_has_hit_ends_no_other(
         assert len(effective(kafka, "lax")) == 2
         with running(kafka, "lax") as (lax,):
             eventually(lambda: isinstance(lax.failure, HistoryUnavailable), 20)
+
+
+@each_engine
+@pytest.mark.parametrize("sites", [("nyc",), SITES], ids=["alone", "three"])
+def test_what_all_have_in_data_may_be_dropped_between_two_starts(
+    kafka: MemoryConnection, sites: tuple[str, ...], engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few messages, then silence: a stop leaves a snapshot of them, and so does some time of work before a kill."""
+    if engine == SPARK:
+        monkeypatch.setattr(isis_site, "SNAPSHOT_AFTER_MS", 200)
+    for start in range(1, 7, 3):
+        with running(kafka, *sites, names=sites, engine=engine) as loops:
+            for site in sites:
+                send(kafka, site, range(start, start + 3))
+            all_have(kafka, len(sites) * (start + 2), sites)
+            if engine == SPARK:
+                eventually(lambda: all(is_in_a_snapshot(kafka, site) for site in sites), 20)
+            assert [loop.failure for loop in loops] == [None] * len(sites)
+        assert all(is_in_a_snapshot(kafka, site) for site in sites)
+        for site in sites:
+            kafka.drop(Topic("g", "forward", site))
+    with running(kafka, *sites, names=sites, engine=engine) as loops:
+        send(kafka, "nyc", range(7, 8))
+        all_have(kafka, 6 * len(sites) + 1, sites)
+        assert [loop.failure for loop in loops] == [None] * len(sites)
+
+
+def is_in_a_snapshot(kafka: MemoryConnection, site: str) -> bool:
+    """Whether all that is ordered is."""
+    state = state_of(kafka, site)
+    return state is not None and not state.since and state.sequenced == state.position
+
+
+def test_what_was_never_ordered_may_be_dropped_too(kafka: MemoryConnection) -> None:
+    """Its sender sends it again. No run names it."""
+    send(kafka, "nyc", range(1, 4))
+    kafka.drop(Topic("g", "forward", "nyc"))
+    with running(kafka, *SITES) as loops:
+        send(kafka, "nyc", range(1, 4))
+        all_have(kafka, 3)
+        assert [loop.failure for loop in loops] == [None] * 3
+
+
+def test_records_that_are_gone_before_they_were_ordered_everywhere_are_missed_at_once(kafka: MemoryConnection) -> None:
+    """Nothing need come behind them."""
+    with running(kafka, "nyc", "sfo"):
+        with running(kafka, "lax"):
+            send(kafka, "nyc", range(1, 3))
+            all_have(kafka, 2)
+        send(kafka, "nyc", range(3, 6))
+        all_have(kafka, 5, ("nyc", "sfo"))
+    kafka.drop(Topic("g", "forward", "nyc"))
+    with running(kafka, *SITES) as (nyc, sfo, lax):
+        eventually(lambda: isinstance(lax.failure, HistoryUnavailable), 20)
+        assert "dropped some of it here, and it is not known to be in DATA" in str(lax.failure)
+        assert (nyc.failure, sfo.failure) == (None, None)
+
+
+def test_what_is_gone_of_another_log_is_missed_aloud(kafka: MemoryConnection) -> None:
+    """A site that would go on behind it would take nothing of that log any more, and wait for ever."""
+    with running(kafka, "nyc", "sfo"):
+        with running(kafka, "lax"):
+            send(kafka, "nyc", range(1, 3))
+            all_have(kafka, 2)
+        send(kafka, "nyc", range(3, 6))
+        all_have(kafka, 5, ("nyc", "sfo"))
+    kafka.drop(Topic("g", "data", "sfo"))
+    loop = SiteLoop(kafka, Agreement(Neighbours("lax", SITES, frozenset({"nyc", "sfo"}))), threading.Event())
+    with closing(loop):
+        loop.take(Taken(take_over_groups(kafka, {"g": [forward("lax").topic]}, "lax", agreement="isis")))
+        with pytest.raises(HistoryUnavailable, match="lax has read the log of sfo up to offset"):
+            loop.find_inputs({"g": {TopicPartition(str(Topic("g", "data", "sfo")), 0): Input("sfo", "")}})
 
 
 def test_care_deletes_nothing_that_a_site_needs(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:

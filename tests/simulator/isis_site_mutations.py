@@ -18,7 +18,7 @@ from ordering.membership import Membership
 from ordering.records import EPOCH, Data, Forward, Malformed
 from ordering.sequencer import SequencerState, absorb
 from tests.simulator.isis_mutations import NONE, Mutation
-from tests.simulator.isis_sites import TWO_LOGS, UNREADABLE, UNTOLD, WRONG_STATE, known_state, taken
+from tests.simulator.isis_sites import ENDED, TWO_LOGS, UNREADABLE, UNTOLD, WRONG_STATE, known_state, taken
 from tests.simulator.isis_sites import sequence_run as true_sequence_run
 
 _true_compare = Site._compare
@@ -99,6 +99,11 @@ def wait_for_all(membership: Membership, _sites: Collection[str]) -> Membership:
     return membership
 
 
+def never_due(_site: Site, *, is_last: bool) -> bool:
+    """Snapshots are taken of many runs only."""
+    return False
+
+
 MUTATIONS = (
     Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 240),
     Mutation("no-seal", "a job takes over without a seal", WRONG_STATE, ((f"{_SITES}.take_over", without_seal),), 26),
@@ -142,6 +147,12 @@ MUTATIONS = (
         "members stay in the view without their site",
         VIEW_VIOLATION,
         (("ordering.isis_site.without_sites", wait_for_all),),
+    ),
+    Mutation(
+        "seldom-snapped",
+        "what little was ordered gets into no snapshot",
+        ENDED,
+        (("ordering.isis_site.Site._is_snapshot_due", never_due),),
     ),
 )
 

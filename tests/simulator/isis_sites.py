@@ -1,8 +1,10 @@
 """Sites of the ISIS agreement around the very same core, each with its Kafka, its job and its relays.
 
 Jobs are killed between any two records that they write, started while another of the site still runs, and cut off;
-relays stop, repeat and begin anew; clocks run ahead; an operator excludes who is down. Kafka forgets nothing, but for
-the log of one site at the end of some histories: the others then go on without it, and it is told.
+relays stop, repeat and begin anew; clocks run ahead; an operator excludes who is down. A retention drops FORWARD and
+copies of it, down to what all sites have in DATA (and had when the site's job was stopped, or so long before it was
+killed as `ordering.isis_site.SNAPSHOT_AFTER_MS` says), and logs, down to what was read. The log of one site is lost at
+the end of some histories: the others then go on without it, and it is told.
 
     python -m tests.simulator --isis-sites --seeds 2000
 """
@@ -15,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
-from ordering.errors import Disagreement, ProtocolViolation
+from ordering.errors import Disagreement, HistoryUnavailable, ProtocolViolation
 from ordering.isis_group import Group, GroupState, after_takeover, going_on
 from ordering.isis_log import Entry, Ordered, counting, ranges_of
-from ordering.isis_site import Site
+from ordering.isis_site import SNAPSHOT_AFTER_SUSPICIONS, Site
 from ordering.isis_site_state import SiteState, first_state, state_of
 from ordering.membership import Settings
 from ordering.reader import Reader, Verdict
@@ -58,6 +60,8 @@ KINDS = {
     "cut": 3,
     "heal": 4,
     "run_ahead": 1,
+    "stop": 4,
+    "retire": 8,
     "exclude": 1,
     "storm": 4,
 }
@@ -69,6 +73,9 @@ TWO_LOGS = "two-logs"
 """A site has read something of a log that was lost, and takes the one that was begun in its place."""
 UNTOLD = "untold"
 """A site goes on whose log was lost."""
+
+ENDED = "ended"
+"""A job says that what it needs is not there, though all sites have it in DATA."""
 
 Record = Data | Entry
 """What stands in a site's log: DATA, seals among it, and entries."""
@@ -91,6 +98,15 @@ class Kafka:
     is_lost: bool = False
     begun_anew: list[Entry] = field(default_factory=list)
     copied: dict[str, int] = field(default_factory=dict)
+    beginnings: dict[tuple[str, str], int] = field(default_factory=dict)
+    """What retention has left begins there: of ("forward", name) and ("log", name), as they stand at this site."""
+    in_data: dict[str, int] = field(default_factory=dict)
+    """Of each place, up to where its records are in DATA."""
+    settled: dict[str, int] = field(default_factory=dict)
+    """Of each place, up to where it may be dropped here: all sites have it in DATA, and have had it for long enough."""
+
+    def beginning(self, role: str, name: str) -> int:
+        return self.beginnings.get((role, name), 0)
 
     @property
     def place(self) -> str:
@@ -107,7 +123,7 @@ class Kafka:
     def entries(self) -> dict[Data, Entry | None]:
         """Entries and seals, as they stand in the log and as they are read."""
         found: dict[Data, Entry | None] = {}
-        for record in self.log:
+        for record in self.log[self.beginning("log", self.name) :]:
             if isinstance(record, Entry):
                 found[Data(ENTRY, record.epoch, local_seqno=record.number, payload=record.digest)] = record
             elif record.kind == EPOCH:
@@ -121,9 +137,13 @@ class Job:
     def __init__(self, world: World, kafka: Kafka) -> None:
         self.world, self.kafka = world, kafka
         self.group = take_over(world, kafka)
-        self.read = {place: self.group.start_of(place, 0) for place in world.places.values()}
+        self.read = {
+            place: self.group.start_of(place, kafka.beginning("forward", name), is_copy=name != kafka.name)
+            for name, place in world.places.items()
+        }
         self.records: dict[str, dict[int, Forward]] = {place: {} for place in self.read}
-        self.heard = {name: self.group.start_of_log(name, 0) for name in kafka.logs}
+        self.heard = {name: self.group.start_of_log(name, kafka.beginning("log", name)) for name in kafka.logs}
+        self.settling: tuple[int, dict[str, int]] | None = None
         self.told_ms = world.now_ms
         self.died = False
 
@@ -140,15 +160,52 @@ class Job:
     def step(self) -> None:
         """Take what there is, write the entry, then DATA; die on the way, perhaps."""
         self.poll()
+        self.write()
+        self._settle()
+
+    def stop(self) -> None:
+        """End with a last entry."""
+        passed = self._passed()
+        entry = self.group.end_step(is_last=True)
+        if self.dies():
+            return
+        if entry is not None:
+            self._append(entry)
+        if self.counts:
+            self.kafka.settled |= passed
+
+    def _settle(self) -> None:
+        """Note what has been in DATA for so long that no later job needs it."""
+        now_ms = self.site.process.now_ms
+        if self.died or not self.counts:
+            self.settling = None
+        elif self.settling is None:
+            self.settling = now_ms, self._passed()
+        elif now_ms - self.settling[0] >= SNAPSHOT_AFTER_SUSPICIONS * SUSPECT_AFTER_MS:
+            self.kafka.settled |= self.settling[1]
+            self.settling = None
+
+    def _passed(self) -> dict[str, int]:
+        """Of each place, what is in DATA of all sites, and this job is past."""
+        passed = self.world.in_data()
+        for run in self.site.sequenced.runs:
+            for part in ranges_of(run.run):
+                passed[part.place] = min(passed[part.place], part.first)
+        return passed
+
+    def _append(self, entry: Entry) -> None:
+        self.kafka.log.append(entry)
+        if self.kafka.is_lost:
+            self.kafka.begun_anew.append(entry)
+        else:
+            self.world.note_view(self)
+
+    def write(self) -> None:
         entry = self.group.end_step()
         if entry is not None:
             if self.dies():
                 return
-            self.kafka.log.append(entry)
-            if self.kafka.is_lost:
-                self.kafka.begun_anew.append(entry)
-            else:
-                self.world.note_view(self)
+            self._append(entry)
             if self.dies():
                 return
         self.sequence()
@@ -163,6 +220,7 @@ class Job:
                     return
                 self.kafka.log.append(data)
             self.group.written = self.group.sent
+            self.kafka.in_data |= {part.place: part.end for part in ranges_of(run.run)}
             self.world.note_members(self, run)
 
     def dies(self) -> bool:
@@ -282,6 +340,7 @@ class World:
         self.has_members = seed % 2 == 1
         self.loses_a_log = seed % 5 == 2
         self.stores_state = seed % 16 == 0
+        self.rests = seed % 4 == 1
         self.now_ms = 1_000
         self.ahead: dict[str, int] = {}
         self.cut: set[tuple[str, str]] = set()
@@ -310,6 +369,8 @@ class World:
         """Act, settle, and ask the checker."""
         for _ in range(ACTIONS):
             self._act()
+        if self.rests:
+            self._rest()
         if self.loses_a_log and not self.has_excluded:
             self._lose_log(self.dice.choice(self.names))
         self._settle()
@@ -323,6 +384,47 @@ class World:
 
     def _crash(self, name: str) -> None:
         self.jobs[name].clear()
+
+    def _stop(self, name: str) -> None:
+        for job in self.jobs[name]:
+            job.stop()
+        self.jobs[name].clear()
+
+    def in_data(self) -> dict[str, int]:
+        """Of each place, up to where its records are in DATA of all sites."""
+        return {
+            place: min(kafka.in_data.get(place, 0) for kafka in self.kafkas.values()) for place in self.places.values()
+        }
+
+    def _retire(self, name: str) -> None:
+        """Retention drops at a site what no start of its job needs, nor a relay."""
+        kafka = self.kafkas[name]
+        if kafka.is_lost:
+            return
+        rows = {row.site: row.at for row in known_state(self, kafka).logs}
+        for other, place in self.places.items():
+            settled = kafka.settled.get(place, 0)
+            if other == name:
+                self._drop(kafka, "forward", name, settled)
+                continue
+            copy, end = kafka.copies[other], kafka.beginning("forward", other)
+            while end < len(copy) and copy[end][0] < settled:
+                end += 1
+            self._drop(kafka, "forward", other, end)
+            self._drop(kafka, "log", other, rows.get(other, 0))
+        entries = kafka.entries()
+        counts = counting(entries, lambda record: cast("Entry", entries[record]))
+        if counts:
+            carried = min(
+                max((offset for offset, _ in there.logs[name]), default=0)
+                for there in self.kafkas.values()
+                if there is not kafka
+            )
+            firsts = [kafka.log.index(entry) for entry in counts if entry.number <= counts[-1].base]
+            self._drop(kafka, "log", name, max((first for first in firsts if first <= carried), default=0))
+
+    def _drop(self, kafka: Kafka, role: str, name: str, end: int) -> None:
+        kafka.beginnings[role, name] = max(kafka.beginning(role, name), end)
 
     def _restart(self, name: str) -> None:
         if not self.jobs[name]:
@@ -478,6 +580,14 @@ class World:
             self.jobs[name].append(Job(self, self.kafkas[name]))
         except ProtocolViolation as error:
             self.anomalies.append(Anomaly(WRONG_STATE, f"{name}: {error}", ()))
+        except HistoryUnavailable as error:
+            self._note_end(name, error)
+
+    def _note_end(self, name: str, error: HistoryUnavailable) -> None:
+        if self.kafkas[name].is_lost:
+            self.told.add(name)
+        else:
+            self.anomalies.append(Anomaly(ENDED, f"{name}: {error}", ()))
 
     def _step(self, name: str) -> None:
         for job in list(self.jobs[name]):
@@ -488,6 +598,9 @@ class World:
                     self.told.add(name)
                 elif job.counts:
                     self.anomalies.append(Anomaly(WRONG_STATE, f"{name}: {error}", ()))
+                job.died = True
+            except HistoryUnavailable as error:
+                self._note_end(name, error)
                 job.died = True
             self._note_held(job)
             is_told = not job.counts and self.dice.random() < 0.05  # that it was fenced
@@ -556,11 +669,12 @@ class World:
         back = self.dice.randrange(1, 12) if self.dice.random() < 0.1 else 0
         count = self.dice.randrange(1, 40)
         copy = there.copies[source]
-        start = max(0, 1 + max((offset for offset, _ in copy[-60:]), default=-1) - back)
+        known = copy[max(len(copy) - 60, there.beginning("forward", source)) :]
+        start = max(here.beginning("forward", source), 1 + max((offset for offset, _ in known), default=-1) - back)
         copy += enumerate(here.forward[start : start + count], start)
         log = there.logs[source]
-        known = log[max(len(log) - 60, here.copied.get(target, 0)) :]
-        start = max(0, 1 + max((offset for offset, _ in known), default=-1) - back)
+        known_log = log[max(len(log) - 60, here.copied.get(target, 0), there.beginning("log", source)) :]
+        start = max(here.beginning("log", source), 1 + max((offset for offset, _ in known_log), default=-1) - back)
         for offset, record in enumerate(here.log[start : start + count], start):
             log.append((offset, record if isinstance(record, Entry) else Data(EPOCH, record.epoch)))
 
@@ -579,6 +693,24 @@ class World:
             self.has_excluded = True
             group = self.jobs[name][-1].group
             group.exclude([Exclusion(group.site.process.view.id, down)])
+
+    # All have all, nothing comes for a while, and retention drops what there was
+
+    def _rest(self) -> None:
+        self._settle()
+        sites = self.dice.sample(self.names, self.dice.randrange(len(self.names) + 1))
+        for name in sites:
+            self._stop(name)
+            self._restart(name)
+        for _ in range(2 * SNAPSHOT_AFTER_SUSPICIONS * SUSPECT_AFTER_MS // ROUND_MS + 10):
+            self._round()
+        for name in self.names:
+            self._crash(name)
+        for name in self.names:
+            self._retire(name)
+            self._restart(name)
+        for _ in range(3):
+            self._send()
 
     # A log that is lost
 
@@ -620,6 +752,7 @@ class World:
         counting = [record for record in kafka.log if isinstance(record, Entry) and record.number <= left]
         end = 0 if not left else max(at for at, record in enumerate(kafka.log, 1) if record is counting[-1])
         del kafka.log[end:]
+        kafka.beginnings["log", kafka.name] = min(end, kafka.beginning("log", kafka.name))
         kafka.is_lost = True
         kafka.copied = {name: len(there.logs[kafka.name]) for name, there in self.kafkas.items() if there != kafka}
         if not end and self.dice.random() < 0.5:

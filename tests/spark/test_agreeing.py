@@ -71,7 +71,7 @@ def ticks(spark: SparkSession) -> DataFrame:
 def decide(spark: SparkSession, rows: list[Row], chunk_rows: int) -> DataFrame:
     """The first batch of a site alone, as the sink takes it."""
     group = after_takeover(first_state(GROUP, SITE, [SITE]), SequencerState(GROUP, epoch=1))
-    group.start_of(f"{Topic(GROUP, 'forward', SITE)}-0", 0)
+    group.start_of(f"{Topic(GROUP, 'forward', SITE)}-0", 0, is_copy=False)
     read = forward_rows(source_frame(spark, rows), SITE, agreed=True, lean=True).unionByName(ticks(spark))
     with instead_of_state(["input", "topic", "partition", "at"], chunk_rows):
         runs = agree(read, ALONE, {GROUP: begun(group)})
@@ -183,7 +183,7 @@ def test_a_relay_that_begins_again(spark: SparkSession, tmp_path: Path) -> None:
     blocks: Any = in_blocks(placed, ["group", "input", "topic", "partition", "at"], with_records=True).toPandas()
     assert blocks["offset"].tolist() == [40, 42, 43, 45]
     group = after_takeover(first_state(GROUP, SITE, [SITE, "sfo"]), SequencerState(GROUP, epoch=1))
-    group.start_of(f"{home}-0", 0)
+    group.start_of(f"{home}-0", 0, is_copy=True)
     shelf = Shelf(tmp_path / GROUP, "1")
     shelf.clear()
     Step(begun(group), Neighbours(SITE, (SITE, "sfo")), shelf).take(blocks)
