@@ -241,7 +241,7 @@ class Attendant:
         ends = self._keeper.ends_of_data(topics)
         for group, state in states.items():
             watchdog = self._watchdogs[group] = Watchdog(self._keeper.log)
-            watchdog.watch(group, state.epoch, state.seqno, ends[group])
+            watchdog.watch(group, state.epoch, state.seqno, ends.get(group, 0))
             self._told[group] = state.seqno
         partitions = self._starts(topics, positions_of(states.values()))
         self._places.update(partitions)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -75,7 +76,7 @@ class Connection:
         except KafkaError as error:
             if error.retriable:
                 # What kafka-python says of it are four tracebacks, and no more than this sentence.
-                raise self.unreachable(time.monotonic() - began) from None
+                raise self.unreachable(time.monotonic() - began, resource) from None
             if isinstance(error, AuthorizationError | SaslAuthenticationFailedError):
                 raise self.refused(error, operation, resource) from None
             raise
@@ -86,6 +87,18 @@ class Connection:
             found = map(Topic.parse, admin.list_topics())
             return sorted((topic for topic in found if topic and (topic.group, topic.role) == (group, role)), key=str)
 
+    def leaderless(self, topics: Iterable[str]) -> set[str]:
+        """Those of the topics that have a partition without a leader, as far as Kafka tells now."""
+        asked = sorted(topics)
+        with contextlib.suppress(KafkaError, BrokerUnreachable), self.admin() as admin:
+            described = admin.describe_topics(asked) if asked else []
+            return {
+                each["name"]
+                for each in described
+                if any(partition["leader_id"] < 0 for partition in each["partitions"])
+            }
+        return set()
+
     def cluster_id(self) -> str:
         """Which Kafka this is. Raises BrokerUnreachable."""
         with self.admin() as admin:
@@ -95,15 +108,21 @@ class Connection:
         """The error that says who may not do what."""
         return refused(self.bootstrap_servers, self.security, error, operation, resource)
 
-    def unreachable(self, waited_s: float = 0.0) -> BrokerUnreachable | KafkaRefused:
+    def unreachable(self, waited_s: float = 0.0, resource: str = "") -> BrokerUnreachable | KafkaRefused:
         """The error that says why no broker answers, for how long it was waited for, and what to do.
 
-        The reason is looked for, which takes some seconds at most. Raises UsageError.
+        `resource`: the topic that was asked for. The reason is looked for, which takes some seconds at most. Raises
+        UsageError.
         """
         findings = probe(self.bootstrap_servers, self.security, self.timeout)
         if why := refusal(findings):
             return KafkaRefused(why)
         waited = f" (waited {waited_s:.0f} s)" if waited_s >= 1 else ""
+        if resource and any(found.failed is None for found in findings):
+            return BrokerUnreachable(
+                f"Kafka at {self.bootstrap_servers} answers, but no broker that leads {resource}{waited}: is one down? "
+                f"`kafka-topics --bootstrap-server {self.bootstrap_servers} --describe --topic {resource}` tells."
+            )
         why = found_there(findings)
         return BrokerUnreachable(
             f"no Kafka broker answers at {self.bootstrap_servers}{waited}{f': {why}' if why else '. Is it running?'} "

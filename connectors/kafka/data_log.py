@@ -137,6 +137,12 @@ class DataLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def read_with(self, consumer: Consumer) -> None:
+        """Read with this shared one from here on. Raises BrokerUnreachable, TopicMissing."""
+        self.close()
+        self._consumer, self._is_shared = consumer, True
+        self._check_partitions()  # a consumer has to hear of a topic before it can tell its offsets
+
     def close(self) -> None:
         """Close the connection, if it is the log's own."""
         if not self._is_shared:

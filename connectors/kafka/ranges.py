@@ -43,7 +43,7 @@ def read_range(
             ) from error
         is_silent = consumer.position(partition) == position
         if is_silent and time.monotonic() > patient_until:
-            raise connection.unreachable(connection.timeout)
+            raise connection.unreachable(connection.timeout, partition.topic)
         position = consumer.position(partition)
         for record in polled.get(partition, ()):
             if record.offset >= end:

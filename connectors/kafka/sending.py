@@ -34,6 +34,7 @@ def append(
     *,
     partition: int | None = 0,
     producer: Producer | None = None,
+    timeout_s: float = WRITTEN_S,
 ) -> int:
     """Write one record and wait until Kafka has it; return its offset. Raises BrokerUnreachable.
 
@@ -45,4 +46,4 @@ def append(
     key, value, headers = record
     with connection.reachable("WRITE", topic):
         sent = producer.send(topic, key=key, value=value, headers=headers, partition=partition)
-        return int(sent.get(timeout=WRITTEN_S).offset)
+        return int(sent.get(timeout=timeout_s).offset)

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 from ordering.errors import (
     AbcastError,
+    EnvironmentProblem,
+    Fenced,
     HistoryUnavailable,
     KafkaRefused,
     ProtocolViolation,
@@ -17,6 +19,8 @@ from ordering.names import Topic
 
 Answer = TypeVar("Answer")
 
+OF_THE_JOB = (Fenced, EnvironmentProblem)
+"""What is wrong with the job: no group can be served."""
 OF_ONE_GROUP = (UsageError, HistoryUnavailable, ProtocolViolation, KafkaRefused)
 """What may be wrong with a group, and with that one alone."""
 BEFORE_ITS_START = (*OF_ONE_GROUP, TopicMissing)
@@ -37,8 +41,8 @@ def raise_unfit(errors: Mapping[str, AbcastError], groups: Collection[str]) -> N
         return
     if len(errors) < len(groups):
         raise UnfitGroups(errors)
-    first = next(iter(errors.values()))
-    raise first if len(errors) == 1 else type(first)(_as_text(errors))
+    first = next((error for error in errors.values() if error.retriable), next(iter(errors.values())))
+    raise first if len(set(map(str, errors.values()))) == 1 else type(first)(_as_text(errors))
 
 
 def ask_each(topics: Collection[Topic], ask: Callable[[Topic], Answer]) -> dict[Topic, Answer]:
@@ -56,4 +60,4 @@ def ask_each(topics: Collection[Topic], ask: Callable[[Topic], Answer]) -> dict[
 
 
 def _as_text(errors: Mapping[str, AbcastError]) -> str:
-    return "\n".join(map(str, errors.values()))
+    return "\n".join(dict.fromkeys(map(str, errors.values())))

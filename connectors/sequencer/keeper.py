@@ -2,13 +2,18 @@
 
 None of it decides anything: a keeper that sleeps delays a snapshot or a suspicion, or lets a fenced sequencer write on,
 which readers ignore. So it keeps nothing that a crash could cost.
+
+It asks for all groups with one question. Where that is not answered, it goes on without the groups that have a
+partition without a leader, and asks group by group of the others. Those of which nothing is answered are asked again
+later and later (`connectors.kafka.left_out`): they get no sign of life meanwhile, and hold up no other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
 from kafka.errors import KafkaError
@@ -16,15 +21,21 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog, consumer_of_logs
+from connectors.kafka.left_out import LeftOut
 from connectors.kafka.sign_of_life import SignsOfLife
 from connectors.kafka.topics import wrong_in_logs
 from connectors.kafka.transport import Consumer, Producer
+from connectors.kafka.unfit import OF_ONE_GROUP, raise_unfit
 from connectors.sequencer.takeover import check_not_fenced
 from connectors.sequencer.ticks import tick
+from ordering.errors import AbcastError, BrokerUnreachable
 from ordering.names import Topic
 
 _ASK_MS = 3000
 """How long a check asks for the newest claims. It has other groups to look after than one whose topics are gone."""
+_ASK_ONE_MS = 500
+_ASK_EACH_S = 3.0
+"""How long it asks group by group: the rest is asked the next time."""
 
 LOOK_AT_SETTINGS_S = 3600.0
 """How often it looks whether somebody has set a retention where there must be none."""
@@ -55,6 +66,8 @@ class Keeper:
         self._signs = SignsOfLife(connection, site, engine)
         self._logs: dict[str, DataLog] = {}
         self._claims_seen: dict[str, int] = {}  # where EPOCH ended when it was last looked at
+        self.away = LeftOut(f"{engine} sequencer")
+        """Groups of which Kafka tells nothing now."""
 
     def take(self, forward: Mapping[str, list[str]]) -> None:
         """Look after these groups, too; or read other forward topics of them. Raises BrokerUnreachable."""
@@ -70,6 +83,7 @@ class Keeper:
         self.forward.pop(group, None)
         self._claims_seen.pop(group, None)
         self._logs.pop(group, None)
+        self.away.forget(group)
 
     def log(self, group: str) -> DataLog:
         """The group's DATA, for the keeper's thread."""
@@ -80,24 +94,51 @@ class Keeper:
         return self._logs[group]
 
     def ends_of_data(self, groups: Iterable[str]) -> dict[str, int]:
-        """The offset after the last record of DATA, by group. Raises BrokerUnreachable."""
-        return self._ends("data", groups)
+        """The offset after the last record of DATA, by group; of those of which it is told."""
+        return self._ends("data", list(groups))
 
     def check_not_fenced(self) -> None:
-        """See that no newer epoch has begun, with one question for all groups. Raises Fenced, BrokerUnreachable."""
-        if not self.forward:
-            return
-        for group, end in self._ends("epoch", self.forward, _ASK_MS).items():
-            if end != self._claims_seen.get(group):
-                check_not_fenced(self.log(group), self._epochs[group])
-                self._claims_seen[group] = end
+        """See that no newer epoch has begun, with one question for all groups.
+
+        Raises Fenced, BrokerUnreachable; UnfitGroups, or the error itself where there is no other group.
+        """
+        asked = [group for group in self.forward if self.away.is_due(group)]
+        unfit: dict[str, AbcastError] = {}
+        for group, end in self._ends("epoch", asked).items() if asked else ():
+            try:
+                with self.trouble_of(group):
+                    if end != self._claims_seen.get(group):
+                        check_not_fenced(self.log(group), self._epochs[group])
+                        self._claims_seen[group] = end
+                    self.away.take_back([group])
+            except OF_ONE_GROUP as error:
+                unfit[group] = error
+        raise_unfit(unfit, self.forward)
+
+    @contextlib.contextmanager
+    def trouble_of(self, group: str) -> Iterator[None]:
+        """What is not answered here is this group's trouble. Where it is the only one, raises BrokerUnreachable."""
+        try:
+            yield
+        except KafkaError as error:
+            if not error.retriable:
+                raise
+            self._leave(group, self._connection.unreachable())
+        except BrokerUnreachable as error:
+            self._leave(group, error)
+
+    def _leave(self, group: str, error: AbcastError) -> None:
+        self.away.put(group, error)
+        if all(each in self.away for each in self.forward):
+            raise error
 
     def sign(self, considered: Mapping[TopicPartition, int], now: float) -> None:
         """Give a sign of life for all groups, right after `check_not_fenced`, if it is time to.
 
         `considered`: of forward partitions, the first offset that is not considered yet.
         """
-        self._signs.give({group: self._epochs[group] for group in self.forward}, considered, now)
+        here = {group: self._epochs[group] for group in self.forward if group not in self.away}
+        self._signs.give(here, considered, now)
 
     def attend(self, watched: Mapping[str, int], now: float) -> None:
         """Tick for `watched`, each with a seqno that stands in DATA, and see now and then that DATA and EPOCH are kept.
@@ -109,12 +150,12 @@ class Keeper:
             return
         if self._ticker is None:
             self._ticker = self._connection.producer()
-        try:
-            for group, seqno in sorted(ticked.items()):
-                for topic in self.forward[group]:
+        for group, seqno in sorted(ticked.items()):
+            for topic in self.forward[group]:
+                try:
                     tick(self._ticker, topic, self._ticker.partitions_for(topic), seqno)
-        except KafkaError as error:  # made up for by the next
-            _logger.warning("a tick could not be written: %r", error)
+                except KafkaError as error:  # made up for by the next
+                    _logger.warning("a tick could not be written to %s: %r", topic, error)
 
     def _look_at_settings(self, now: float) -> list[str]:
         """Groups whose DATA or EPOCH Kafka may delete, told as an error; a tick has their DATA hold a snapshot."""
@@ -136,10 +177,39 @@ class Keeper:
         if self._ticker is not None:
             self._ticker.close(timeout=1)
 
-    def _ends(self, role: _Role, groups: Iterable[str], timeout_ms: int | None = None) -> dict[str, int]:
-        """Where the groups' topics of that role end. Raises BrokerUnreachable."""
+    def _ends(self, role: _Role, groups: Collection[str]) -> dict[str, int]:
+        """Where the groups' topics of that role end. Raises BrokerUnreachable if none is told."""
         partitions = {group: TopicPartition(str(Topic(group, role, self._site)), 0) for group in groups}
-        with self._connection.reachable():
+        try:
+            return self._ask(partitions, _ASK_MS)
+        except BrokerUnreachable as error:
+            if len(self.forward.keys() | partitions.keys()) == 1:
+                raise
+            leaderless = self._connection.leaderless(partition.topic for partition in partitions.values())
+            for group in [group for group, partition in partitions.items() if partition.topic in leaderless]:
+                self.away.put(group, BrokerUnreachable(f"{partitions.pop(group).topic} has no leader."))
+            return self._ask_each(partitions, error)
+
+    def _ask_each(self, partitions: Mapping[str, TopicPartition], error: BrokerUnreachable) -> dict[str, int]:
+        ends: dict[str, int] = {}
+        deadline = time.monotonic() + _ASK_EACH_S
+        for group, partition in partitions.items():
+            if time.monotonic() > deadline:
+                break
+            try:
+                ends |= self._ask({group: partition}, _ASK_ONE_MS)
+            except BrokerUnreachable as own:
+                self.away.put(group, own)
+        if not ends:
+            raise error
+        return ends
+
+    def _ask(self, partitions: Mapping[str, TopicPartition], timeout_ms: int) -> dict[str, int]:
+        """Raises BrokerUnreachable."""
+        if not partitions:
+            return {}
+        topics = [partition.topic for partition in partitions.values()]
+        with self._connection.reachable("READ", topics[0] if len(topics) == 1 else ""):
             try:
                 ends = self._consumer.end_offsets(list(partitions.values()), timeout_ms=timeout_ms)
             except KeyError as error:  # how kafka-python says that a topic is gone

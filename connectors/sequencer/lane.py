@@ -115,7 +115,7 @@ class SequencerLane(StreamingJob):
         ends = self._keeper.ends_of_data(forward)
         self._watchdog = Watchdog(self._keeper.log)
         for group, state in states.items():
-            self._watchdog.watch(group, state.epoch, state.seqno, ends[group])
+            self._watchdog.watch(group, state.epoch, state.seqno, ends.get(group, 0))
         self._watched, self._stale = _watched(states), set()
         self._query = (
             self.decide(topics, states)

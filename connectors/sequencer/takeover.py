@@ -24,33 +24,41 @@ stands behind a move to another site, so the seal of who has fenced it (`connect
 from __future__ import annotations
 
 import contextlib
-import itertools
+import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from kafka.errors import KafkaError
 
 from connectors.kafka.backlog import find_backlog
 from connectors.kafka.codec import encode_data
 from connectors.kafka.connection import Connection
-from connectors.kafka.data_log import DataLog, consumer_of_logs
+from connectors.kafka.data_log import DataLog
 from connectors.kafka.epochs import Claim, Note, encode_claim, encode_note, seconds_to_yield, this_host
 from connectors.kafka.group_choice import ALL_GROUPS, GroupChoice
 from connectors.kafka.liveness import ALIVE, judge
 from connectors.kafka.sending import Record, append
-from connectors.kafka.sign_of_life import read_signs
+from connectors.kafka.sign_of_life import Sign, read_signs
 from connectors.kafka.topics import find_groups
 from connectors.kafka.transport import Consumer, Producer
-from connectors.kafka.unfit import BEFORE_ITS_START, raise_unfit
-from ordering.errors import AbcastError, Fenced, HistoryUnavailable, NoSnapshot, ProtocolViolation, UsageError
-from ordering.names import Topic
+from connectors.kafka.unfit import raise_unfit
+from connectors.sequencer.side_by_side import SideBySide
+from ordering.errors import (
+    AbcastError,
+    BrokerUnreachable,
+    Fenced,
+    HistoryUnavailable,
+    NoSnapshot,
+    ProtocolViolation,
+    UsageError,
+)
+from ordering.names import Role, Topic
 from ordering.reader import Seal
-from ordering.records import Data, Partition
+from ordering.records import MAX_RECORD_BYTES, Data, Partition
 from ordering.sequencer import SequencerState, absorb, seal, snapshot
 
 _logger = logging.getLogger(__name__)
@@ -59,17 +67,24 @@ Fitness = Callable[[SequencerState], object]
 """Raises what keeps a group whose DATA tells this state from being served."""
 
 
-GROUPS_AT_ONCE = 32
-"""So many are looked at, and taken over, at the same time."""
-
-_Answer = TypeVar("_Answer")
+STALL_S = 0.5
+"""When no group has been looked at for so long, the others are claimed."""
+_WRITTEN_S = 10.0
+"""How long a takeover waits until Kafka has a record."""
+_BOTH_S = 0.02
+"""Claims are waited for so long, while groups are still looked at."""
+MAX_SNAPSHOT_BYTES = MAX_RECORD_BYTES - 4096
+"""Beside it a record has a header, and the state gets a seal more."""
 
 
 class _Survey(NamedTuple):
-    """What a group's DATA tells below offset `end`."""
+    """What a group's DATA tells below offset `end`. `server`: who seems to serve the group; "" for nobody."""
 
+    data: DataLog
     state: SequencerState
     end: int
+    horizon: Mapping[Partition, int] = {}
+    server: str = ""
 
 
 def take_over(connection: Connection, group: str, site: str, claimed: dict[str, int] | None = None) -> SequencerState:
@@ -89,89 +104,196 @@ def take_over_groups(
 ) -> dict[str, SequencerState]:
     """Become the sequencer of the groups (each with the forward topics it reads); return the states to go on from.
 
-    All groups are looked at before the first is claimed. `claimed` has the epochs that this process has claimed so
-    far, by group, and is kept up to date: it takes no group back from a newer sequencer. `agreement`: "isis" for a job
-    that agrees with other sites. `fitness` is asked of every group before it is claimed.
+    All groups are looked at before the first is claimed, and none is claimed where one is unfit. The arguments are
+    those of `Takeover`.
 
     Raises BrokerUnreachable, Fenced; TopicMissing, HistoryUnavailable, UsageError where all groups are unfit, and
     UnfitGroups where some are.
     """
-    claimed = {} if claimed is None else claimed
-    with contextlib.ExitStack() as open_until_then:
-        producer = connection.producer()
-        open_until_then.callback(producer.close, timeout=10)
-        logs = _open_logs(connection, groups, site, open_until_then)
-        found = _ask_each(groups, lambda group: _survey(logs[group], claimed, agreement))
-        if fitness is not None:
-            _ask_each(groups, lambda group: fitness(found[group].state))
-        _tell_who_serves(connection, site, {group: data for group, data in logs.items() if group not in claimed})
-        horizons = _horizons(connection, groups, [found[group].state for group in groups])
-        states = _ask_each(groups, lambda group: _claim(logs[group], producer, found[group], claimed, agreement))
-        return {
-            group: replace(state, membership=replace(state.membership, horizon=horizon))
-            for (group, state), horizon in zip(states.items(), horizons, strict=True)
-        }
-
-
-def _open_logs(
-    connection: Connection, groups: Collection[str], site: str, open_until_then: contextlib.ExitStack
-) -> dict[str, DataLog]:
-    """Those of all groups, to be asked by `_ask_each`.
-
-    Each share of the groups, which a thread looks after, has one connection: a thousand would take minutes.
-    """
-    consumers = _open(lambda: consumer_of_logs(connection), min(GROUPS_AT_ONCE, len(groups)), open_until_then)
-    consumer_of = dict(zip(groups, itertools.cycle(consumers), strict=False))
-    return _ask_each(groups, lambda group: DataLog(connection, group, site, consumer_of[group]))
-
-
-def _open(make: Callable[[], Consumer], count: int, open_until_then: contextlib.ExitStack) -> list[Consumer]:
-    """So many, side by side. Those that are open when one fails are closed with the others."""
-    with ThreadPoolExecutor(max(1, count), "abcast-takeover") as pool:
-        futures = [pool.submit(make) for _ in range(count)]
-    for future in futures:
-        if future.exception() is None:
-            open_until_then.callback(future.result().close)
-    return [future.result() for future in futures]
-
-
-def _ask_each(groups: Iterable[str], ask: Callable[[str], _Answer]) -> dict[str, _Answer]:
-    """Ask of every group, each share of them in a thread. The error of one group has its name.
-
-    What is wrong with one group alone keeps nobody from asking of the others, and is raised at the end, with that of
-    others; all else ends the asking. The same groups are always dealt to the same shares.
-    """
-    asked, has_failed = list(groups), threading.Event()
-    answers: dict[str, _Answer] = {}
+    states: dict[str, SequencerState] = {}
     unfit: dict[str, AbcastError] = {}
-
-    def of_one(group: str) -> None:
-        try:
-            answers[group] = ask(group)
-        except BEFORE_ITS_START as error:
-            unfit[group] = _named(group, error)
-        except AbcastError as error:
-            raise _named(group, error) from error.__cause__
-
-    def of_share(share: Sequence[str]) -> None:
-        for group in share:
-            if has_failed.is_set():
-                break  # what has failed is raised below
-            try:
-                of_one(group)
-            except BaseException:
-                has_failed.set()
-                raise
-
-    shares = [asked[first::GROUPS_AT_ONCE] for first in range(min(GROUPS_AT_ONCE, len(asked)))]
-    with ThreadPoolExecutor(max(1, len(shares)), "abcast-takeover") as pool:
-        list(pool.map(of_share, shares))
-    raise_unfit(dict(sorted(unfit.items())), asked)
-    return {group: answers[group] for group in asked}
+    with contextlib.closing(
+        Takeover(
+            connection,
+            groups,
+            site,
+            claimed,
+            agreement=agreement,
+            fitness=fitness,
+            claims_some=False,
+        )
+    ) as takeover:
+        while takeover.is_running:
+            for group, found in takeover.results(_WRITTEN_S).items():
+                if isinstance(found, AbcastError):
+                    unfit[group] = found
+                else:
+                    states[group] = found
+    raise_unfit(dict(sorted(unfit.items())), groups)
+    return {group: states[group] for group in groups}
 
 
-def _named(group: str, error: AbcastError) -> AbcastError:
-    return error if group in str(error) else type(error)(f"group {group}: {error}")
+class Takeover:
+    """Takes groups over side by side. What is wrong with one, or is not answered of it, holds up no other.
+
+    `groups`: each with the forward topics it reads. `claimed` has the epochs that this process
+    has claimed so far, by group, and is kept up to date: it takes no group back from a newer sequencer. `agreement`:
+    "isis" for a job that agrees with other sites. `fitness` is asked of every group before it is claimed.
+    `claims_some`: those that are fit are claimed, whatever the others are.
+
+    Claims begin when all groups have been looked at, since what is wrong with the job itself must fence nobody. A group
+    of which nothing is answered for STALL_S is no longer waited for; it is claimed when it has been looked at. One
+    thread at a time; close it.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        groups: Mapping[str, Iterable[str]],
+        site: str,
+        claimed: dict[str, int] | None = None,
+        *,
+        agreement: str = "",
+        fitness: Fitness | None = None,
+        claims_some: bool = True,
+    ) -> None:
+        """Raises BrokerUnreachable."""
+        self._connection, self._site, self._agreement = connection, site, agreement
+        self._groups = {group: list(names) for group, names in groups.items()}
+        self._fitness = fitness
+        self._claimed = {} if claimed is None else claimed
+        self._claims_some = claims_some
+        self._may_claim = False
+        self._unfit = 0
+        self._answered_at = time.monotonic()
+        self._surveyed: dict[str, _Survey] = {}
+        self._told: dict[str, SequencerState | AbcastError] = {}
+        self._is_closed = threading.Event()
+        self._producer = connection.producer()
+        self._signs = self._read_signs()
+        self._surveys = SideBySide[_Survey](connection)
+        self._claims = SideBySide[SequencerState](connection)
+        leaderless = self._leaderless()
+        for group in self._groups:
+            if group in leaderless:
+                self._take_unfit(group, BrokerUnreachable(f"group {group}: {leaderless[group]} has no leader."))
+            else:
+                self._surveys.ask(group, functools.partial(self._look_at, group))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there are groups of which `results` has not told."""
+        return bool(self._told or self._surveys.is_waiting or self._surveyed or self._claims.is_waiting)
+
+    def results(self, timeout_s: float) -> dict[str, SequencerState | AbcastError]:
+        """The next states to go on from, by group, or what is wrong with it; none if none come in time.
+
+        Raises Fenced, EnvironmentProblem.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self._told and self.is_running:
+            left = min(deadline - time.monotonic(), STALL_S)
+            if not self._may_claim:
+                self._take_surveys(max(left, 0.0))
+            elif self._claims.is_waiting:
+                self._take_claims(max(left, 0.0) if not self._surveys.is_waiting else _BOTH_S)
+                self._take_surveys(0.0)
+            else:
+                self._take_surveys(max(left, 0.0))
+            if left <= 0:
+                break
+        told, self._told = self._told, {}
+        return told
+
+    def close(self) -> None:
+        """Claim nothing more. What is being asked is waited for."""
+        self._is_closed.set()
+        self._producer.abandon()
+        self._surveys.close()
+        self._claims.close()
+
+    def _take_surveys(self, timeout_s: float) -> None:
+        answers = self._surveys.answers(timeout_s)
+        for group, found in answers.items():
+            if isinstance(found, AbcastError):
+                self._take_unfit(group, found)
+            else:
+                self._surveyed[group] = found
+        now = time.monotonic()
+        self._answered_at = now if answers else self._answered_at
+        is_stalled = self._claims_some and bool(self._surveyed) and now - self._answered_at >= STALL_S
+        if not self._may_claim and (is_stalled or not self._surveys.is_waiting):
+            if self._unfit and not self._claims_some:
+                self._surveyed.clear()
+                return
+            self._may_claim = True
+            self._tell_who_serves()
+        if self._may_claim:
+            for group, survey in self._surveyed.items():
+                self._claims.ask(group, functools.partial(self._claim, group, survey))
+            self._surveyed.clear()
+
+    def _take_claims(self, timeout_s: float) -> None:
+        for group, found in self._claims.answers(timeout_s).items():
+            if isinstance(found, AbcastError):
+                self._take_unfit(group, found)
+            else:
+                self._told[group] = found
+
+    def _take_unfit(self, group: str, error: AbcastError) -> None:
+        self._told[group] = error
+        self._unfit += 1
+
+    def _leaderless(self) -> dict[str, str]:
+        """Groups that have a topic without a leader, each with one. Nothing is asked of these: it would take long."""
+        roles: tuple[Role, ...] = ("data", "epoch")
+        group_of = {
+            name: group
+            for group, forward in self._groups.items()
+            for name in (*forward, *(str(Topic(group, role, self._site)) for role in roles))
+        }
+        return {group_of[name]: name for name in sorted(self._connection.leaderless(group_of))}
+
+    def _read_signs(self) -> Mapping[str, Sign]:
+        with contextlib.suppress(AbcastError, KafkaError):
+            return read_signs(self._connection, self._groups, self._site).of_groups
+        return {}
+
+    def _look_at(self, group: str, consumer: Consumer) -> _Survey:
+        data = DataLog(self._connection, group, self._site, consumer)
+        found = _survey(data, self._claimed, self._agreement)
+        if self._fitness is not None:
+            self._fitness(found.state)
+        horizon = _horizon(self._connection, consumer, self._groups[group], found.state)
+        return found._replace(horizon=horizon, server=self._who_serves(data))
+
+    def _who_serves(self, data: DataLog) -> str:
+        """Which other process seems to serve the group now; "" if none does."""
+        group = data.topic.group
+        claim = data.newest_claim()
+        if group in self._claimed or claim is None or claim.is_over:
+            return ""
+        return claim.who if judge(data, self._signs.get(group)).state == ALIVE else ""
+
+    def _tell_who_serves(self) -> None:
+        """Say which groups another process serves, as its signs of life tell. Nothing rests on it."""
+        served: dict[str, list[str]] = {}
+        for group, survey in self._surveyed.items():
+            if survey.server:
+                served.setdefault(survey.server, []).append(group)
+        for who, groups in served.items():
+            _logger.warning(
+                "%s serves %s, as its signs of life tell. It stops now, as this process takes over.",
+                who,
+                ", ".join(groups),
+            )
+
+    def _claim(self, group: str, survey: _Survey, consumer: Consumer) -> SequencerState:
+        survey.data.read_with(consumer)
+        if self._is_closed.is_set():
+            raise BrokerUnreachable(f"group {group}: the takeover was ended.")
+        state = _claim(survey, self._producer, self._claimed, self._agreement)
+        return replace(state, membership=replace(state.membership, horizon=survey.horizon))
 
 
 def _survey(data: DataLog, claimed: Mapping[str, int], agreement: str) -> _Survey:
@@ -198,23 +320,8 @@ def _survey(data: DataLog, claimed: Mapping[str, int], agreement: str) -> _Surve
             "was it deleted? The two must be kept together."
         )
     _check_agreement(data, agreement)
-    return _Survey(state, end)
-
-
-def _tell_who_serves(connection: Connection, site: str, logs: Mapping[str, DataLog]) -> None:
-    """Say which groups another process seems to serve now, as its signs of life tell. Nothing rests on it."""
-    served: dict[str, list[str]] = {}
-    with contextlib.suppress(AbcastError, KafkaError):
-        signs = read_signs(connection, logs, site).of_groups
-        for group, data in logs.items():
-            claim = data.newest_claim()
-            if claim is None or judge(data, signs.get(group)).state != ALIVE or claim.is_over:
-                continue
-            served.setdefault(claim.who, []).append(group)
-    for who, groups in served.items():
-        _logger.warning(
-            "%s serves %s, as its signs of life tell. It stops now, as this process takes over.", who, ", ".join(groups)
-        )
+    _check_size(state)
+    return _Survey(data, state, end)
 
 
 def _check_agreement(data: DataLog, agreement: str) -> None:
@@ -225,36 +332,41 @@ def _check_agreement(data: DataLog, agreement: str) -> None:
         raise UsageError(f"the order of {data.topic} is that of {was}, and can't go on with {now}: take a new group.")
 
 
-def _horizons(
-    connection: Connection, groups: Mapping[str, Iterable[str]], states: Iterable[SequencerState]
-) -> list[dict[Partition, int]]:
-    """For each group, the ends of the forward partitions of which something is to be read (see `ordering.log_time`)."""
-    consumer = connection.consumer()
-    try:
-        with connection.reachable():
-            backlogs = [find_backlog(consumer, forward, {}) for forward in groups.values()]
-    finally:
-        consumer.close()
-    horizons = []
-    for state, backlog in zip(states, backlogs, strict=True):
-        horizons.append(
-            {
-                Partition(*partition): offsets.end
-                for partition, offsets in sorted(backlog.items())
-                if max(state.positions.get(Partition(*partition), 0), offsets.beginning) < offsets.end
-            }
+def _check_size(state: SequencerState) -> None:
+    """See that the state can be written as a snapshot: a claim without one would be in vain. Raises UsageError."""
+    size = len(state.to_bytes())
+    if size > MAX_SNAPSHOT_BYTES:
+        raise UsageError(
+            f"the state of group {state.group} takes {size:,} bytes, and a record of Kafka at most "
+            f"{MAX_RECORD_BYTES:,}: it knows {len(state.received):,} senders, which are too many. Go on in a new group."
         )
-    return horizons
 
 
-def _claim(
-    data: DataLog, producer: Producer, found: _Survey, claimed: dict[str, int], agreement: str
-) -> SequencerState:
+def _horizon(
+    connection: Connection, consumer: Consumer, forward: Iterable[str], state: SequencerState
+) -> dict[Partition, int]:
+    """The ends of the forward partitions of which something is to be read (see `ordering.log_time`)."""
+    with connection.reachable("READ", " and ".join(forward)):
+        backlog = find_backlog(consumer, forward, {})
+    return {
+        Partition(*partition): offsets.end
+        for partition, offsets in sorted(backlog.items())
+        if max(state.positions.get(Partition(*partition), 0), offsets.beginning) < offsets.end
+    }
+
+
+def _claim(found: _Survey, producer: Producer, claimed: dict[str, int], agreement: str) -> SequencerState:
     """Claim, seal, read the rest, open the epoch."""
+    data = found.data
     group = data.topic.group
     if group in claimed:
         check_not_fenced(data, claimed[group])
-    claimed_at = _append(data, producer, data.claims_topic, (None, *encode_claim(data.end(), agreement)))
+    claim = (None, *encode_claim(data.end(), agreement))
+    try:
+        claimed_at = _append(data, producer, data.claims_topic, claim)
+    except AbcastError:
+        claimed.pop(group, None)  # it may get there yet: then a newer claim is our own
+        raise
     if claimed_at > data.known_below:  # something came in between
         check_is_home(data)
     epoch = data.epoch_of_claim(claimed_at)
@@ -286,7 +398,7 @@ def find_state(data: DataLog, end: int) -> SequencerState:
 
 
 def _append(data: DataLog, producer: Producer, topic: str, record: Record) -> int:
-    return append(data.connection, topic, record, producer=producer)
+    return append(data.connection, topic, record, producer=producer, timeout_s=_WRITTEN_S)
 
 
 def check_is_home(data: DataLog) -> None:
@@ -341,7 +453,15 @@ def yield_to_rival(
 
 
 def _claims_of_groups(connection: Connection, site: str, groups: GroupChoice) -> dict[str, list[Claim]]:
-    with contextlib.ExitStack() as open_until_then:
-        chosen = list(filter(groups.has, find_groups(connection, site)))
-        logs = _open_logs(connection, chosen, site, open_until_then)
-        return _ask_each(logs, lambda group: logs[group].claims())
+    """The claims of each group, as far as they are told at once."""
+
+    def claims(group: str, consumer: Consumer) -> list[Claim]:
+        return DataLog(connection, group, site, consumer).claims()
+
+    found: dict[str, list[Claim]] = {}
+    with contextlib.closing(SideBySide[list[Claim]](connection)) as asking:
+        for group in filter(groups.has, find_groups(connection, site)):
+            asking.ask(group, functools.partial(claims, group))
+        while answers := asking.answers(STALL_S):
+            found |= {group: answer for group, answer in answers.items() if not isinstance(answer, AbcastError)}
+    return found

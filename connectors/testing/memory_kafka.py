@@ -2,7 +2,7 @@
 
 It keeps what the code relies on (offsets, the broker's timestamps, a bounded poll, committed positions). Nothing fails
 here unless a test says so, by the methods of `Topics`: the beginning of a log is dropped, commits are forgotten,
-produce requests are refused, a producer's first batch is passed by its second.
+produce requests are refused, a producer's first batch is passed by its second, one partition is away.
 """
 
 from __future__ import annotations
@@ -15,15 +15,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kafka.errors import KafkaError, NotEnoughReplicasError, OffsetOutOfRangeError
+from kafka.errors import (
+    KafkaError,
+    KafkaTimeoutError,
+    LeaderNotAvailableError,
+    NotEnoughReplicasError,
+    OffsetOutOfRangeError,
+)
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 
 from connectors.kafka.connection import Connection
 from connectors.kafka.desk import Desk
 from connectors.kafka.transport import PlainRecord
 from connectors.kafka.transport.kafka_python import PRODUCER_SETTINGS
+from ordering.errors import BrokerUnreachable
 from ordering.names import ROLES, Role, Topic
 
+READS, WRITES, OFFSETS = "reads", "writes", "offsets"
+"""What may be away of a partition. Of one without a leader all is."""
 RETRY_S = 0.05
 """After so long a producer asks again with a batch that was refused."""
 
@@ -45,6 +54,33 @@ class Topics:
         """Of each new producer, the first batch to a partition is refused and the second one taken (KAFKA-15591)."""
         self.ahead_ms = 0
         """The broker's clock is so far before this machine's."""
+        self.away: dict[TopicPartition, frozenset[str]] = {}
+        """Partitions of which a part is away, and which."""
+        self.silence_s = 0.1
+        """A client waits at most so long for an answer about a partition that is away, then it is an error."""
+        self._on_their_way: dict[TopicPartition, list[tuple[MemoryFuture, tuple[Any, ...]]]] = {}
+
+    def take_away(self, topic: str, *what: str, partition: int = 0) -> None:
+        """READS of one partition give nothing, WRITES stay on their way, OFFSETS are not told; or all of it."""
+        self.away[TopicPartition(topic, partition)] = frozenset(what or (READS, WRITES, OFFSETS))
+
+    def bring_back(self, topic: str, partition: int = 0) -> None:
+        """The partition is there again, and takes what was on its way, in its order."""
+        place = TopicPartition(topic, partition)
+        with self.changed:
+            self.away.pop(place, None)
+            for sent, record in self._on_their_way.pop(place, ()):
+                if not sent.is_done:
+                    sent.written(self.append(place, *record))
+            self.changed.notify_all()
+
+    def lacks(self, place: TopicPartition, what: str) -> bool:
+        """Whether that is away."""
+        return what in self.away.get(place, ())
+
+    def keep(self, sent: MemoryFuture, *record: Any) -> None:
+        """A record is on its way until its partition is back."""
+        self._on_their_way.setdefault(sent.topic_partition, []).append((sent, record))
 
     def numbers(self, topic: str) -> set[int]:
         """The topic's partitions."""
@@ -107,10 +143,14 @@ class MemoryConnection(Connection):
         """Which Kafka this is."""
         return f"memory-{id(self.topics)}"
 
-    @contextmanager
-    def reachable(self, operation: str = "", resource: str = "") -> Iterator[None]:  # noqa: ARG002 - as it has them
-        """It always is."""
-        yield
+    def unreachable(self, waited_s: float = 0.0, resource: str = "") -> BrokerUnreachable:  # noqa: ARG002 - as it has them
+        """Only a partition may be away."""
+        return BrokerUnreachable(f"no broker that leads {resource or 'what was asked for'} answers.")
+
+    def leaderless(self, topics: Iterable[str]) -> set[str]:
+        """Topics with a partition of which all is away."""
+        gone = {place.topic for place, what in self.topics.away.items() if len(what) == 3}
+        return gone & set(topics)
 
     def producer(self, **settings: Any) -> MemoryProducer:
         """In the place of a `Producer`."""
@@ -160,9 +200,12 @@ class MemoryFuture:
             errback(error)
 
     def get(self, timeout: float | None = None) -> MemoryFuture:
-        """Wait a tenth of a second at most, and raise why it failed, if it did."""
-        if not self.is_done:
-            time.sleep(min(timeout or 0.1, 0.1))
+        """Wait, and raise why it failed, if it did; KafkaTimeoutError if nothing is known by then."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.is_done:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise KafkaTimeoutError("it is still on its way")
+            time.sleep(0.005)
         if self.exception is not None:
             raise self.exception
         return self
@@ -181,6 +224,7 @@ class MemoryProducer:
         self.kafka = kafka
         self._is_pipelined = settings["max_in_flight_requests_per_connection"] > 1
         self._first: dict[TopicPartition, tuple[Any, ...] | None] = {}
+        self._on_their_way: list[MemoryFuture] = []
 
     def send(
         self,
@@ -195,7 +239,10 @@ class MemoryProducer:
         place = TopicPartition(topic, sum(key or b"") % count if partition is None else partition)
         sent = MemoryFuture(place)
         with self.kafka.changed:
-            if self.kafka.refusals[topic]:
+            if self.kafka.lacks(place, WRITES):
+                self.kafka.keep(sent, key, value, headers or [])
+                self._on_their_way.append(sent)
+            elif self.kafka.refusals[topic]:
                 self.kafka.refusals[topic] -= 1
                 sent.fail(NotEnoughReplicasError())
             elif self.kafka.passes_first_batches and self._is_pipelined and place not in self._first:
@@ -229,7 +276,10 @@ class MemoryProducer:
         """Nothing to do, here and below: there is no thread."""
 
     def abandon(self) -> None:
-        """Nothing is on its way."""
+        """What is on its way fails."""
+        for sent in self._on_their_way:
+            if not sent.is_done:
+                sent.fail(KafkaError("the producer was closed"))
 
 
 class MemoryDesk(Desk):
@@ -311,19 +361,30 @@ class MemoryConsumer:
 
     def beginning_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """What retention has left begins there."""
-        return {place: self.kafka.beginnings.get(place, 0) for place in places}
+        asked = self._asked(places)
+        return {place: self.kafka.beginnings.get(place, 0) for place in asked}
 
     def end_offsets(
         self,
         places: Iterable[TopicPartition],
-        timeout_ms: int | None = None,  # noqa: ARG002 - as kafka-python has it
+        timeout_ms: int | None = None,
     ) -> dict[TopicPartition, int]:
         """The offsets of the next records."""
-        return {place: len(self.kafka.partitions[place]) for place in places}
+        asked = self._asked(places, timeout_ms)
+        return {place: len(self.kafka.partitions[place]) for place in asked}
+
+    def _asked(self, places: Iterable[TopicPartition], timeout_ms: int | None = None) -> list[TopicPartition]:
+        """The libraries give no answer about any of the partitions if there is none about one of them."""
+        asked = list(places)
+        if any(self.kafka.lacks(place, OFFSETS) for place in asked):
+            time.sleep(self.kafka.silence_s if timeout_ms is None else min(self.kafka.silence_s, timeout_ms / 1000))
+            raise LeaderNotAvailableError
+        return asked
 
     def offsets_for_times(self, times: dict[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Of each partition, the first record that is not older."""
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        self._asked(times)
         for place, at_ms in times.items():
             later = (record for record in self.kafka.partitions[place] if record.timestamp >= at_ms)
             first = next(later, None)
@@ -341,6 +402,8 @@ class MemoryConsumer:
             for place, offset in self.next.items():
                 if offset < self.kafka.beginnings.get(place, 0):
                     raise OffsetOutOfRangeError
+                if self.kafka.lacks(place, READS):
+                    continue
                 if records := self.kafka.partitions[place][offset : offset + 500]:
                     found[place] = records
             return bool(found)

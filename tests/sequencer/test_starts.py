@@ -17,7 +17,8 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.epochs import Claim, Note, encode_note, seconds_to_yield, this_host
 from connectors.kafka.settings import change_settings
 from connectors.kafka.unfit import UnfitGroups
-from connectors.sequencer.takeover import GROUPS_AT_ONCE, take_over, take_over_groups, yield_to_rival
+from connectors.sequencer.side_by_side import GROUPS_AT_ONCE
+from connectors.sequencer.takeover import take_over, take_over_groups, yield_to_rival
 from connectors.sequencer.ticks import tick
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
@@ -220,7 +221,7 @@ class TestTwoUnderSupervisors:
 
         monkeypatch.setattr(MemoryConnection, "consumer", counted)
         assert not yield_to_rival(kafka, "nyc", lambda _: pytest.fail("there is no rival"))
-        assert len(opened) == GROUPS_AT_ONCE
+        assert 0 < len(opened) <= GROUPS_AT_ONCE
 
     @pytest.mark.parametrize("claimer", ["elsewhere 7", f"{this_host()} {os.getppid()}"])
     def test_who_is_replaced_is_told(self, kafka: MemoryConnection, claimer: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.unfit import UnfitGroups
 from connectors.ledger.job import LedgerJob
 from connectors.sequencer.agreeing_lane import RoomAgain
-from connectors.sequencer.takeover import GROUPS_AT_ONCE, _ask_each
 from connectors.spark.job import JobOptions, StreamingJob
 from jobs.streaming import JobThread, raise_failures
 from ordering.errors import (
@@ -178,50 +176,6 @@ def test_relays_that_all_failed_are_a_failure() -> None:
         thread.join()
     with pytest.raises(UsageError):
         raise_failures(threads)
-
-
-def test_groups_are_asked_side_by_side_and_an_error_has_the_groups_name() -> None:
-    together = threading.Barrier(3, timeout=60)
-
-    def ask(group: str) -> int:
-        together.wait()
-        return len(group)
-
-    assert list(_ask_each(["a", "bb", "ccc"], ask).items()) == [("a", 1), ("bb", 2), ("ccc", 3)]
-    names = ["g" * number for number in range(1, 3 * GROUPS_AT_ONCE)]
-    assert list(_ask_each(names, len).items()) == [(name, len(name)) for name in names]
-    assert _ask_each([], len) == {}
-
-    def refuse(group: str) -> None:
-        if group == "bb":
-            raise HistoryUnavailable("retention has dropped it.")
-
-    with pytest.raises(UnfitGroups, match="group bb: retention has dropped it") as unfit:
-        _ask_each(["a", "bb", "ccc"], refuse)
-    assert {group: type(error) for group, error in unfit.value.errors.items()} == {"bb": HistoryUnavailable}
-    with pytest.raises(HistoryUnavailable, match="group bb: retention has dropped it"):
-        _ask_each(["bb"], refuse)
-
-
-def test_a_failure_ends_the_asking_of_all_groups() -> None:
-    """A group that is claimed is taken from another sequencer: none is, once it is known that this start fails.
-
-    What is wrong with one group alone does not make it fail.
-    """
-    asked: list[int] = []
-
-    def ask(group: str) -> None:
-        number = int(group)
-        asked.append(number)
-        if number == 0:
-            raise HistoryUnavailable("retention has dropped it.")
-        if number == 1:
-            raise Fenced("a newer sequencer took over.")
-        time.sleep(0.05)
-
-    with pytest.raises(Fenced, match="group 1: "):
-        _ask_each([str(number) for number in range(100 * GROUPS_AT_ONCE)], ask)
-    assert len(asked) <= 3 * GROUPS_AT_ONCE
 
 
 class _Cluster:

@@ -1,0 +1,76 @@
+"""Groups that a job goes on without for a while: which, why, and when each is tried again.
+
+A group's trouble is told once, and again when it changes. The waits grow, up to half a minute, so that a group that
+can't be served costs the others nothing, and one that can again is served soon.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from connectors.kafka.retrying import HEALTHY_S, News
+from ordering.errors import AbcastError
+
+WAITS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Trouble:
+    """Of one group. `why`: what is wrong now; "" if it is served, since `since`."""
+
+    why: str = ""
+    since: float = 0.0
+    failures: int = 0
+    news: News = field(default_factory=News)
+
+
+class LeftOut:
+    """For one job; outlives its attempts. One thread at a time."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._troubles: dict[str, _Trouble] = {}
+
+    def put(self, group: str, error: AbcastError) -> None:
+        """The others go on without the group."""
+        trouble = self._troubles.setdefault(group, _Trouble())
+        now = time.monotonic()
+        is_new = not trouble.why and now - trouble.since >= HEALTHY_S
+        trouble.failures = 1 if is_new else trouble.failures + 1
+        trouble.why, trouble.since = str(error), now
+        if is_new:
+            trouble.news.forget()
+        if trouble.news.has(str(error)):
+            _logger.error("%s: %s The other groups go on; %s is tried again.", self._job, error, group)
+
+    def is_due(self, group: str) -> bool:
+        """Whether it is to be tried: it was not left out, or its time has come."""
+        trouble = self._troubles.get(group)
+        if trouble is None or not trouble.why:
+            return True
+        return time.monotonic() - trouble.since >= WAITS_S[min(trouble.failures, len(WAITS_S)) - 1]
+
+    def take_back(self, groups: Iterable[str]) -> None:
+        """They are served again."""
+        for group in groups:
+            trouble = self._troubles.get(group)
+            if trouble is not None and trouble.why:
+                trouble.why, trouble.since = "", time.monotonic()
+                _logger.info("%s: group %s is served again", self._job, group)
+
+    def forget(self, group: str) -> None:
+        """The group is gone."""
+        self._troubles.pop(group, None)
+
+    def __contains__(self, group: object) -> bool:
+        return group in self.reasons
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """What is wrong with each group that is left out now."""
+        return {group: trouble.why for group, trouble in self._troubles.items() if trouble.why}

@@ -1,0 +1,172 @@
+"""One group has a partition of which a part is away: the others are taken over, and looked after, all the same."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors.kafka.unfit import UnfitGroups
+from connectors.sequencer.keeper import Keeper
+from connectors.sequencer.takeover import Takeover, take_over, take_over_groups
+from connectors.testing.memory_kafka import OFFSETS, READS, WRITES, MemoryConnection
+from ordering.errors import AbcastError, BrokerUnreachable, KafkaRefused, UsageError
+from ordering.names import Role, Topic
+from ordering.sequencer import SequencerState
+from tests.waiting import eventually
+
+GROUPS = ("away", "fine", "other")
+ROLES: tuple[Role, ...] = ("data", "epoch", "forward")
+PARTS = [(READS,), (WRITES,), (OFFSETS,), ()]
+SLOW_S = 3.0
+"""What a client waits for a partition that is away."""
+
+
+def name(role: Role, group: str = "away") -> str:
+    return str(Topic(group, role, "nyc"))
+
+
+FORWARD = {group: [name("forward", group)] for group in GROUPS}
+
+
+@pytest.fixture
+def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
+    connection = MemoryConnection()
+    for group in GROUPS:
+        connection.create(group, "nyc")
+    take_over_groups(connection, FORWARD, "nyc")  # there is something to read
+    connection.topics.silence_s = SLOW_S
+    monkeypatch.setattr("connectors.sequencer.takeover._WRITTEN_S", SLOW_S)
+    monkeypatch.setattr("connectors.kafka.ranges.SILENCE_S", SLOW_S)
+    return connection
+
+
+@pytest.mark.parametrize("what", PARTS)
+@pytest.mark.parametrize("role", ROLES)
+def test_a_takeover(kafka: MemoryConnection, role: Role, what: tuple[str, ...]) -> None:
+    """The others are there within a second; the one fails when its time is over, unless nothing of it is needed."""
+    kafka.topics.take_away(name(role), *what)
+    started, found, took = time.monotonic(), dict[str, SequencerState | AbcastError](), dict[str, float]()
+    with closing(Takeover(kafka, FORWARD, "nyc")) as takeover:
+        while takeover.is_running:
+            for group, result in takeover.results(0.1).items():
+                found[group], took[group] = result, time.monotonic() - started
+    for group in ("fine", "other"):
+        assert isinstance(found[group], SequencerState)
+        assert took[group] < 1.0
+    needed = role != "forward" or OFFSETS in what or not what
+    assert isinstance(found["away"], BrokerUnreachable if needed else SequencerState)
+    assert what or took["away"] < 1.0, "that it has no leader is known at once"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_takeover_of_all_or_none(kafka: MemoryConnection, role: Role) -> None:
+    """Where it is known before the claims, nobody is fenced."""
+    kafka.topics.take_away(name(role))
+    before = len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)])
+    with pytest.raises(UnfitGroups) as unfit:
+        take_over_groups(kafka, FORWARD, "nyc")
+    assert {group: type(error) for group, error in unfit.value.errors.items()} == {"away": BrokerUnreachable}
+    assert len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)]) == before
+    kafka.topics.bring_back(name(role))
+    assert list(take_over_groups(kafka, FORWARD, "nyc")) == list(GROUPS)
+
+
+def test_a_claim_of_which_nothing_was_heard_is_no_rival_of_ours(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may get there when it is given up."""
+    monkeypatch.setattr("connectors.sequencer.takeover._WRITTEN_S", 0.1)
+    claimed: dict[str, int] = {}
+    take_over(kafka, "away", "nyc", claimed=claimed)
+    kafka.topics.take_away(name("epoch"), WRITES)
+    monkeypatch.setattr("connectors.testing.memory_kafka.MemoryProducer.abandon", lambda _: None)
+    with pytest.raises(BrokerUnreachable):
+        take_over(kafka, "away", "nyc", claimed=claimed)
+    kafka.topics.bring_back(name("epoch"))
+    assert take_over(kafka, "away", "nyc", claimed=claimed).epoch == claimed["away"]
+
+
+@pytest.mark.parametrize("raw", [b"\x00", b"garbage" * 99])
+def test_a_snapshot_that_can_not_be_read(kafka: MemoryConnection, raw: bytes) -> None:
+    data = TopicPartition(name("data"), 0)
+    newest = max(len(kafka.topics.partitions[data]) - 1, 0)
+    stored = kafka.topics.partitions[data][newest]
+    kafka.topics.partitions[data][newest] = stored._replace(value=raw)
+    with pytest.raises(UnfitGroups) as unfit:
+        take_over_groups(kafka, FORWARD, "nyc")
+    assert list(unfit.value.errors) == ["away"]
+    assert "away" in str(unfit.value)
+
+
+def test_a_state_that_no_record_can_have(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is found before the claim."""
+    monkeypatch.setattr("connectors.sequencer.takeover.MAX_SNAPSHOT_BYTES", 10)
+    before = len(kafka.topics.partitions[TopicPartition(name("epoch"), 0)])
+    with pytest.raises(UsageError, match="which are too many"):
+        take_over(kafka, "away", "nyc")
+    assert len(kafka.topics.partitions[TopicPartition(name("epoch"), 0)]) == before
+
+
+class TestAKeeper:
+    @pytest.fixture
+    def keeper(self, kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> Keeper:
+        epochs: dict[str, int] = {}
+        take_over_groups(kafka, FORWARD, "nyc", claimed=epochs)
+        keeper = Keeper(kafka, "nyc", epochs, "process")
+        keeper.take(FORWARD)
+        return keeper
+
+    def look(self, kafka: MemoryConnection, keeper: Keeper) -> dict[str, int]:
+        """As both engines do; how many ticks each group got."""
+        before = {group: len(kafka.topics.partitions[TopicPartition(name("forward", group), 0)]) for group in GROUPS}
+        keeper.check_not_fenced()
+        keeper.sign({}, time.monotonic())
+        keeper.attend(dict.fromkeys(GROUPS, 1), time.monotonic())
+        return {
+            group: len(kafka.topics.partitions[TopicPartition(name("forward", group), 0)]) - before[group]
+            for group in GROUPS
+        }
+
+    @pytest.mark.parametrize("what", PARTS)
+    @pytest.mark.parametrize("role", ROLES)
+    def test_the_others_get_ticks(
+        self, kafka: MemoryConnection, keeper: Keeper, role: Role, what: tuple[str, ...]
+    ) -> None:
+        kafka.topics.take_away(name(role), *what)
+        for _ in range(3):
+            assert self.look(kafka, keeper)["fine"] == 1
+        if role == "epoch" and OFFSETS in (what or (OFFSETS,)):
+            assert list(keeper.away.reasons) == ["away"]
+            started = time.monotonic()
+            keeper.check_not_fenced()
+            assert time.monotonic() - started < 1.0, "it is asked again each time"
+        kafka.topics.bring_back(name(role))
+        eventually(lambda: (self.look(kafka, keeper), not keeper.away.reasons)[1], 20)
+
+    def test_signs_of_life(self, kafka: MemoryConnection, keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+        """None for a group of which it is not known whether another has claimed it."""
+        signed: list[set[str]] = []
+        monkeypatch.setattr(keeper._signs, "give", lambda epochs, *_: signed.append(set(epochs)))
+        self.look(kafka, keeper)
+        kafka.topics.take_away(name("epoch"), OFFSETS)
+        self.look(kafka, keeper)
+        assert signed == [set(GROUPS), {"fine", "other"}]
+
+    def test_all_are_away(self, kafka: MemoryConnection, keeper: Keeper) -> None:
+        for group in GROUPS:
+            kafka.topics.take_away(name("epoch", group), OFFSETS)
+        with pytest.raises(BrokerUnreachable):
+            keeper.check_not_fenced()
+
+    def test_what_is_wrong_with_one_group(self, kafka: MemoryConnection, keeper: Keeper) -> None:
+        def refused(*_: object) -> None:
+            raise KafkaRefused("no right to group away")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(keeper, "log", lambda group: refused() if group == "away" else None)
+            patch.setattr("connectors.sequencer.keeper.check_not_fenced", lambda *_: None)
+            with pytest.raises(UnfitGroups, match="no right"):
+                keeper.check_not_fenced()
