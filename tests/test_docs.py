@@ -329,7 +329,7 @@ def test_limits() -> None:
     """The limits it lists are those in the code."""
     from connectors.client.go_back_n import MAX_RESEND_S
     from connectors.client.lives import SendingLimits
-    from connectors.engine.job import IN_FLIGHT_BYTES
+    from connectors.engine.group import IN_FLIGHT_BYTES
     from connectors.kafka.backlog import BATCH_BYTES
     from connectors.kafka.connection import Connection
     from connectors.kafka.transport.librdkafka import QUEUE_BYTES, QUEUE_RECORDS

@@ -6,6 +6,7 @@ changed by values that it puts into a queue, and reads the loop's pipelines, whi
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -20,23 +21,23 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.backlog import find_backlog
 from connectors.kafka.connection import Connection
-from connectors.kafka.retrying import News
+from connectors.kafka.left_out import LeftOut
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
-from connectors.kafka.unfit import UnfitGroups
+from connectors.kafka.unfit import OF_ONE_GROUP, OF_THE_JOB, UnfitGroups, raise_unfit
 from connectors.sequencer.groups import forward_topics, positions_of
 from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.takeover import take_over_groups
-from connectors.sequencer.watchdog import Watchdog
+from connectors.sequencer.takeover import STALL_S, Takeover
+from connectors.sequencer.watchdog import NotCounting, Watchdog
 from connectors.storage.location import Location
-from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem, Fenced
+from ordering.errors import AbcastError, BrokerUnreachable, TopicMissing
 from ordering.pipeline import Pipeline
 from ordering.sequencer import SequencerState
 
 WATCH_S = 1.0
 """How often it looks: for a newer epoch, for new groups, and for those that need a tick."""
-RETRY_S = 30.0
-"""After so long, a group that came later and could not be taken over is tried again."""
+_TAKING_S = 0.05
+"""The same, for groups that are being taken over."""
 _CLOSE_S = 15.0
 
 _logger = logging.getLogger(__name__)
@@ -67,10 +68,10 @@ class Attendant:
         ledger: Location | None,
         finder: TopicFinder,
         epochs: dict[str, int],
-        failed: dict[str, float],
+        left_out: LeftOut,
     ) -> None:
-        """`epochs`: what this process has claimed, by group. `failed`: when it last failed to take over a group that
-        came later. Both are kept up to date, and outlive the attempt. Raises BrokerUnreachable.
+        """`epochs`: what this process has claimed, by group. `left_out`: groups that the others go on without. Both are
+        kept up to date, and outlive the attempt. Raises BrokerUnreachable.
         """
         self.pipelines: Mapping[str, Pipeline] = {}
         """The loop's, by group; it puts a new mapping here."""
@@ -82,8 +83,9 @@ class Attendant:
         self._keeper = Keeper(connection, site, epochs, "process")
         self._watchdogs: dict[str, Watchdog] = {}
         self._told: dict[str, int] = {}  # what each watchdog knows to be written
-        self._failed = failed
-        self._news: dict[str, News] = {}
+        self._left_out = left_out
+        self._leaving: queue.SimpleQueue[tuple[str, AbcastError]] = queue.SimpleQueue()
+        self._takeovers: list[tuple[Takeover, Mapping[str, list[str]]]] = []
         self._places: set[TopicPartition] = set()
         self._changes: queue.SimpleQueue[Taken] = queue.SimpleQueue()
         self._failure: BaseException | None = None
@@ -91,22 +93,34 @@ class Attendant:
         self._thread = threading.Thread(target=self._run, name="abcast-attendant", daemon=True)
 
     def take_all(self) -> Taken:
-        """Take over every group that there is. Those that can't be are tried again later; raises if none can be."""
+        """Take over every group that there is; those of which nothing is answered come as changes.
+
+        Those that can't be are tried again later; raises if none can be.
+        """
         topics = self._topics(fresh=True)
-        while True:
-            try:
-                return self._take({group: names for group, names in topics.items() if group not in self._failed})
-            except UnfitGroups as unfit:
-                for group, error in unfit.errors.items():
-                    if self._news.setdefault(group, News()).has(str(error)):
-                        _logger.error(
-                            "sequence: %s The other groups go on. It is tried again every %g s.", error, RETRY_S
-                        )
-                    self._failed[group] = time.monotonic()
+        unfit = self._begin({group: names for group, names in topics.items() if self._left_out.is_due(group)})
+        taken = Taken()
+        while self._takeovers:
+            came, failed = self._arrived(STALL_S)
+            unfit |= failed
+            if taken.states and not came.states and not failed:
+                break
+            taken = Taken({**taken.states, **came.states}, {**taken.partitions, **came.partitions})
+        if topics and len(unfit) == len(topics):
+            raise_unfit(unfit, topics)
+        for group, error in sorted(unfit.items()):
+            self._left_out.put(group, error)
+        return taken
 
     def start(self) -> None:
         """Look after the groups, in a thread."""
         self._thread.start()
+
+    def leave(self, group: str, error: AbcastError) -> None:
+        """The loop can't go on with the group: nobody is to be told that it is alive; it is tried again later. For any
+        thread.
+        """
+        self._leaving.put((group, error))
 
     def changes(self) -> Iterator[Taken]:
         """What has changed since the last call."""
@@ -126,13 +140,19 @@ class Attendant:
         self._ends.set()
         if self._thread.is_alive():
             self._thread.join(_CLOSE_S)
+        for takeover, _ in self._takeovers:
+            takeover.close()
         self._keeper.close()
 
     def _run(self) -> None:
+        next_look = time.monotonic() + WATCH_S
         try:
-            while not self._ends.wait(WATCH_S):
+            while not self._ends.wait(_TAKING_S if self._takeovers else WATCH_S):
                 try:
-                    self._look()
+                    self._take_on()
+                    if time.monotonic() >= next_look:
+                        next_look = time.monotonic() + WATCH_S
+                        self._look()
                 except (BrokerUnreachable, KafkaError) as error:
                     if isinstance(error, KafkaError) and not error.retriable:
                         raise
@@ -144,9 +164,16 @@ class Attendant:
             self._failure = error
 
     def _look(self) -> None:
+        while not self._leaving.empty():
+            self._leave(*self._leaving.get())
         # First of all: what is asked of a topic that is gone is asked for seconds.
         self._find_changes()
-        self._keeper.check_not_fenced()
+        try:
+            self._keeper.check_not_fenced()
+        except UnfitGroups as unfit:
+            self._changes.put(Taken(gone=frozenset(unfit.errors)))
+            for group, error in unfit.errors.items():
+                self._leave(group, error)
         now = time.monotonic()
         # What is decided and not yet written counts as considered: that is so for some milliseconds.
         self._keeper.sign(positions_of(pipeline.state for pipeline in self.pipelines.values()), now)
@@ -156,8 +183,23 @@ class Attendant:
             if watchdog is not None and (seqnos := pipeline.written - self._told[group]) > 0:
                 watchdog.decided([group], seqnos)
                 self._told[group] = pipeline.written
-            if watchdog is not None:
+            if watchdog is not None and group not in self._keeper.away:
+                self._watch(group, watchdog, now)
+
+    def _watch(self, group: str, watchdog: Watchdog, now: float) -> None:
+        try:
+            with self._keeper.trouble_of(group):
                 watchdog.look(now)
+        except (NotCounting, *OF_ONE_GROUP) as error:
+            if len(self._keeper.forward) == 1:
+                raise
+            self._changes.put(Taken(gone=frozenset({group})))
+            self._leave(group, error)
+
+    def _leave(self, group: str, error: AbcastError) -> None:
+        if group in self._keeper.forward:
+            self._release(group)
+        self._left_out.put(group, error)
 
     def _to_be_ticked(self) -> dict[str, int]:
         """Groups with members, and those that have left a snapshot for the next batch, which may be long in coming."""
@@ -184,13 +226,15 @@ class Attendant:
         )
         for group in gone:
             self._release(group)
+            self._left_out.forget(group)
         if gone:
             _logger.info("sequence: topics are gone of: %s", ", ".join(sorted(gone)))
             self._changes.put(Taken(gone=gone))
         self._find_partitions({group: topics[group] for group in known})
-        for group in sorted(topics.keys() - known.keys()):
-            if time.monotonic() - self._failed.get(group, float("-inf")) >= RETRY_S:
-                self._take_later(group, topics[group])
+        new = topics.keys() - known.keys() - {group for _, names in self._takeovers for group in names}
+        due = {group: topics[group] for group in sorted(new) if self._left_out.is_due(group)}
+        for group, error in (self._begin(due) if due else {}).items():
+            self._left_out.put(group, error)
 
     def _find_partitions(self, topics: Mapping[str, list[str]]) -> None:
         """Have the partitions read that have come to known groups: those have nothing to take over."""
@@ -203,49 +247,76 @@ class Attendant:
         }
         if not grown:
             return
-        found = self._starts(grown, {})
+        found, _ = self._starts(grown, {})  # what fails is tried again
         new = {partition: start for partition, start in found.items() if partition not in self._places}
         self._keeper.take(grown)
         self._places.update(new)
         self._changes.put(Taken(partitions=new))
 
-    def _take_later(self, group: str, names: list[str]) -> None:
-        """Take over a group that was not there at the start. If that fails, the others go on."""
+    def _begin(self, topics: Mapping[str, list[str]]) -> dict[str, AbcastError]:
+        """Begin to take groups over. Returns what is wrong with those that can't be."""
+        unfit: dict[str, AbcastError] = {}
         try:
-            taken = self._take({group: names})
-        except (Fenced, EnvironmentProblem):
+            check_topics(self._connection, topics, self._site)
+        except UnfitGroups as found:
+            unfit = dict(found.errors)
+        except OF_THE_JOB:
             raise
         except AbcastError as error:
-            if self._news.setdefault(group, News()).has(str(error)):
-                _logger.error("sequence: %s It is tried again every %g s.", error, RETRY_S)
-            self._failed[group] = time.monotonic()
-            return
-        self._failed.pop(group, None)
-        self._news.pop(group, None)
-        _logger.info("sequence: a new group: %s", group)
-        self._changes.put(taken)
+            return dict.fromkeys(topics, error)
+        fit = {group: names for group, names in topics.items() if group not in unfit}
+        if fit:
+            takeover = Takeover(
+                self._connection,
+                fit,
+                self._site,
+                self._epochs,
+                agreement=self.agreement,
+                fitness=self._check_group,
+            )
+            self._takeovers.append((takeover, fit))
+        return unfit
 
-    def _take(self, topics: Mapping[str, list[str]]) -> Taken:
-        if not topics:
-            return Taken()
-        check_topics(self._connection, topics, self._site)
-        states = take_over_groups(
-            self._connection,
-            topics,
-            self._site,
-            self._epochs,
-            agreement=self.agreement,
-            fitness=self._check_group,
-        )
+    def _take_on(self) -> None:
+        """Serve groups that were taken over after the start. If one can't be, the others go on."""
+        if not self._takeovers:
+            return
+        taken, unfit = self._arrived(0.0)
+        for group, error in unfit.items():
+            self._left_out.put(group, error)
+        if taken.states:
+            _logger.info("sequence: more groups: %s", ", ".join(taken.states))
+            self._changes.put(taken)
+
+    def _arrived(self, timeout_s: float) -> tuple[Taken, dict[str, AbcastError]]:
+        """Groups that are taken over by now, and what is wrong with others."""
+        states: dict[str, SequencerState] = {}
+        topics: dict[str, list[str]] = {}
+        unfit: dict[str, AbcastError] = {}
+        for running in list(self._takeovers):
+            takeover, names = running
+            for group, found in takeover.results(timeout_s).items():
+                if isinstance(found, AbcastError):
+                    unfit[group] = found
+                else:
+                    states[group], topics[group] = found, names[group]
+            if not takeover.is_running:
+                self._takeovers.remove(running)
+                takeover.close()
+        if not states:
+            return Taken(), unfit
+        partitions, lost = self._starts(topics, positions_of(states.values()))
+        for group in lost:
+            del states[group], topics[group]
         self._keeper.take(topics)
         ends = self._keeper.ends_of_data(topics)
         for group, state in states.items():
             watchdog = self._watchdogs[group] = Watchdog(self._keeper.log)
             watchdog.watch(group, state.epoch, state.seqno, ends.get(group, 0))
             self._told[group] = state.seqno
-        partitions = self._starts(topics, positions_of(states.values()))
         self._places.update(partitions)
-        return Taken(states, partitions)
+        self._left_out.take_back(states)
+        return Taken(states, partitions), unfit | lost
 
     def _check_group(self, state: SequencerState) -> None:
         """Raises what keeps this group from being served, if its DATA does not tell; called before it is claimed."""
@@ -258,17 +329,19 @@ class Attendant:
 
     def _starts(
         self, topics: Mapping[str, Iterable[str]], positions: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, tuple[str, int]]:
-        """Every partition of the topics: its group, and from where it is to be read."""
-        consumer = self._connection.consumer()
-        try:
-            with self._connection.reachable():
-                return {
-                    partition: (group, offsets.start)
-                    for group, names in topics.items()
-                    for partition, offsets in find_backlog(consumer, names, positions).items()
-                }
-        except KeyError as error:  # how kafka-python says that a topic is gone
-            raise self._connection.unreachable() from error
-        finally:
-            consumer.close()
+    ) -> tuple[dict[TopicPartition, tuple[str, int]], dict[str, AbcastError]]:
+        """Every partition of the topics: its group, and from where it is to be read; and groups that do not tell."""
+        starts: dict[TopicPartition, tuple[str, int]] = {}
+        lost: dict[str, AbcastError] = {}
+        with contextlib.closing(self._connection.consumer()) as consumer:
+            for group, names in topics.items():
+                try:
+                    with self._connection.reachable("READ", " and ".join(names)):
+                        backlog = find_backlog(consumer, names, positions)
+                except BrokerUnreachable as error:
+                    lost[group] = error
+                except KeyError as error:  # how kafka-python says that a topic is gone
+                    lost[group] = TopicMissing(f"group {group}: topic {error} is gone.")
+                else:
+                    starts |= {partition: (group, offsets.start) for partition, offsets in backlog.items()}
+        return starts, lost

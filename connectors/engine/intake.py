@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from kafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from kafka.errors import (
+    KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
+)
 from kafka.structs import TopicPartition
 
 from connectors.engine.batch import Polled
@@ -26,6 +31,14 @@ class InputLost(AbcastError):
     retriable = True
 
 
+class PartitionsFailed(Exception):
+    """What is wrong with some of the partitions; the others may be read."""
+
+    def __init__(self, error: AbcastError, places: Collection[TopicPartition]) -> None:
+        super().__init__(str(error))
+        self.error, self.places = error, places
+
+
 class Intake:
     """Reads partitions, each from its own position. One thread at a time; close it."""
 
@@ -33,7 +46,8 @@ class Intake:
         """`stop` ends a wait. Raises BrokerUnreachable."""
         self.positions: dict[TopicPartition, int] = {}
         """The next offset of each partition. Who changes one lets them be read again."""
-        self._stop = stop
+        self._connection, self._stop = connection, stop
+        self._assigned: list[TopicPartition] = []
         # What a producer takes back was not broadcast.
         self._consumer = connection.consumer(max_poll_records=POLL_RECORDS, isolation_level="read_committed")
         self._is_idle = True
@@ -41,7 +55,7 @@ class Intake:
 
     def read(self, partitions: Iterable[TopicPartition]) -> None:
         """From here on read these, from their positions, and no others."""
-        assigned = list(partitions)
+        assigned = self._assigned = list(partitions)
         self._consumer.assign(assigned)
         for partition in assigned:
             self._consumer.seek(partition, self.positions[partition])
@@ -51,15 +65,21 @@ class Intake:
         """The first offset that each still has. Raises KafkaError."""
         return self._consumer.beginning_offsets(list(partitions))
 
-    def poll(self) -> Polled:
-        """What has come within POLL_S. Nothing while the broker is away. Raises InputLost, KafkaError."""
+    def poll(self, timeout_s: float = POLL_S) -> Polled:
+        """What has come within `timeout_s`. Nothing while the broker is away. Raises PartitionsFailed, KafkaError."""
         if self._is_idle:
-            self._stop.wait(POLL_S)
+            self._stop.wait(timeout_s)
             return {}
         try:
-            polled = self._consumer.poll(timeout_ms=int(POLL_S * 1000))
+            polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000))
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
-            raise InputLost("what was to be read is gone: taking over anew.") from error
+            raise PartitionsFailed(InputLost("what was to be read is gone: taking over anew."), self._lost()) from error
+        except TopicAuthorizationFailedError as error:
+            topics: set[str] = set(*error.args)
+            raise PartitionsFailed(
+                self._connection.refused(error, "READ", ", ".join(sorted(topics))),
+                [place for place in self._assigned if place.topic in topics] or self._assigned,
+            ) from error
         except KafkaError as error:
             if not error.retriable:
                 raise
@@ -72,6 +92,17 @@ class Intake:
         for partition, records in polled.items():
             self.positions[partition] = records[-1].offset + 1
         return polled
+
+    def _lost(self) -> list[TopicPartition]:
+        """Partitions that do not have what is to be read next; all, if that is not told."""
+        try:
+            beginnings, ends = (
+                ask(self._assigned) for ask in (self._consumer.beginning_offsets, self._consumer.end_offsets)
+            )
+        except KafkaError:
+            return self._assigned
+        lost = [place for place in self._assigned if not beginnings[place] <= self.positions[place] <= ends[place]]
+        return lost or self._assigned
 
     def close(self) -> None:
         """Disconnect."""

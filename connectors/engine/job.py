@@ -8,15 +8,18 @@ Invariant: what is in DATA is all that was ever decided, and it is the same when
 * *Killed between any two sends.* DATA has a prefix of what was passed to Kafka. The next start reads the state from it,
   whatever its engine is, and FORWARD again from the last snapshot (`connectors.sequencer.takeover`).
 * *A write fails, is uncertain, or only a part of it arrives.* The memory may then know numbers that DATA does not have.
-  So it is thrown away: `WriteFailed` ends the attempt, and the next one takes over with an epoch of its own. Retries
-  inside the producer are invisible: it is idempotent, with one request in flight (KAFKA-15591).
+  So it is thrown away: `WriteFailed` ends the work on that group, which is taken over anew with an epoch of its own.
+  Retries inside the producer are invisible: it is idempotent, with one request in flight (KAFKA-15591).
 * *Several batches in flight* are one sequence in one partition (`ordering.pipeline`).
 * *Another sequencer takes over.* Readers ignore what stands behind its seal with our epoch. The attendant sees its
   claim within a second, and this process ends with `Fenced`. Until then the two differ in nothing that counts.
 * *The order* is what a batch has in the log: topic, partition, offset. What falls into one batch is decided by what was
   there to be read, as in a micro-batch of Spark, and from then on DATA tells it.
 
-Failures that may pass are tried again (`connectors.kafka.retrying`); each attempt begins with a takeover.
+What is wrong with one group is that group's. The loop waits for no write: a group whose DATA can't be written now holds
+what was read of it, which is bounded, and then is not read. A group that fails is left out, and taken over again later
+and later (`connectors.kafka.left_out`). If none is left, the attempt fails. Failures that may pass are tried again
+(`connectors.kafka.retrying`); each attempt begins with a takeover.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from kafka.errors import KafkaError
@@ -34,21 +38,24 @@ from kafka.structs import TopicPartition
 from connectors.engine.attendant import Attendant, Taken
 from connectors.engine.batch import Polled
 from connectors.engine.group import GroupSequencer
-from connectors.engine.intake import Intake
-from connectors.engine.writing import Writer
+from connectors.engine.intake import POLL_S, Intake, PartitionsFailed
+from connectors.engine.writing import WriteFailed, Writer
 from connectors.kafka.connection import Connection
 from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
+from connectors.kafka.left_out import LeftOut
 from connectors.kafka.retrying import Retries
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.transport import Record
 from connectors.sequencer.takeover import yield_to_rival
 from connectors.storage.location import Location
-from ordering.errors import AbcastError
+from ordering.errors import AbcastError, ProtocolViolation
 
 STOP_S = 10.0
 """How long a stop waits for what is in flight."""
-IN_FLIGHT_BYTES = 16 * 1024 * 1024
-"""With more payload in flight, a group waits for its oldest batch."""
+LATE_S = 5.0
+"""After so long the log says that DATA of a group can't be written."""
+_SOON_S = 0.005
+"""How long the loop waits for what Kafka should have taken by now."""
 
 _logger = logging.getLogger(__name__)
 
@@ -89,7 +96,7 @@ class EngineJob:
         self.ready = threading.Event()
         self._stop = threading.Event()
         self._epochs: dict[str, int] = {}
-        self._failed: dict[str, float] = {}
+        self._left_out = LeftOut(self.name)
         self._finder = TopicFinder(options.connection, options.groups, options.look_every_s)
 
     def stop(self) -> None:
@@ -117,7 +124,7 @@ class EngineJob:
         options = self.options
         self._work(
             lambda: Attendant(
-                options.connection, options.site, options.ledger, self._finder, self._epochs, self._failed
+                options.connection, options.site, options.ledger, self._finder, self._epochs, self._left_out
             ),
             lambda: Loop(options.connection, options.site, self._stop),
         )
@@ -150,6 +157,9 @@ class Loop:
         self._stop = stop
         self._groups: dict[str, GroupSequencer] = {}
         self._group_of: dict[TopicPartition, str] = {}
+        self._assigned: set[TopicPartition] | None = None  # not known to be what is wanted
+        self._left: dict[str, AbcastError] = {}
+        self._late: frozenset[str] = frozenset()
         self._writer = Writer(connection)
         try:
             self._intake = Intake(connection, stop)
@@ -163,16 +173,81 @@ class Loop:
             attendant.raise_failure()
             for change in attendant.changes():
                 self.take(change)
-            for group in self._groups.values():
-                group.see_written()
+            for name in list(self._groups):
+                self._act(name, GroupSequencer.see_written)
             attendant.pipelines = {name: group.pipeline for name, group in self._groups.items()}
-            polled = self._intake.poll()
-            for name, of_group in self._by_group(polled).items():
-                self._decide(self._groups[name], of_group)
+            for name in [name for name, group in self._groups.items() if group.holds]:
+                self._act(name, self._decide)
+                self._tell_late(name)
+            for name, polled in self._by_group(self._poll()).items():
+                self._groups[name].take(polled)
+                self._act(name, self._decide)
+            while self._left:
+                attendant.leave(*self._left.popitem())
         deadline = time.monotonic() + STOP_S
-        for group in self._groups.values():
-            while group.oldest is not None and self._writer.wait(group.oldest, lambda: time.monotonic() > deadline):
-                group.see_written()
+        for name in list(self._groups):
+            self._act(name, partial(self._await_written, deadline=deadline))
+
+    def _act(self, name: str, act: Callable[[GroupSequencer], object]) -> None:
+        """Do it with a group, unless that was left; what is wrong with it ends its work, and no other's."""
+        group = self._groups.get(name)
+        if group is None:
+            return
+        try:
+            act(group)
+        except AbcastError as error:
+            self._leave(name, error)
+        except Exception as error:
+            if len(self._groups) == 1:
+                raise
+            _logger.exception("group %s", name)
+            self._leave(name, ProtocolViolation(f"group {name} can't be sequenced ({error!r})."))
+
+    def _leave(self, name: str, error: AbcastError) -> None:
+        """Go on without a group. Raises the error if there is no other."""
+        self.take(Taken(gone=frozenset({name})))
+        if not self._groups:
+            raise error
+        self._left[name] = error
+
+    def _tell_late(self, name: str) -> None:
+        group = self._groups.get(name)
+        is_late = group is not None and group.late_s >= LATE_S
+        if is_late and name not in self._late:
+            _logger.warning("sequence: Kafka takes no DATA of group %s now. The other groups go on.", name)
+        self._late = self._late | {name} if is_late else self._late - {name}
+
+    def _poll(self) -> Polled:
+        """What has come. While a group holds something that Kafka should take soon, that is what is waited for."""
+        holding = [group for group in self._groups.values() if group.holds]
+        on_time = [group for group in holding if group.oldest is not None and not group.is_late]
+        soon = max(on_time, key=lambda group: group.is_full, default=None)
+        if soon is None or not soon.is_full:
+            self._read()
+            try:
+                polled = self._intake.poll(POLL_S if not holding else _SOON_S if soon is None else 0.0)
+            except PartitionsFailed as failed:
+                for name in {self._group_of[place] for place in failed.places if place in self._group_of}:
+                    self._leave(name, failed.error)
+                return {}
+            if polled or soon is None:
+                return polled
+        until = time.monotonic() + _SOON_S
+        assert soon.oldest is not None
+        with contextlib.suppress(WriteFailed):  # that is seen when the group is looked at
+            self._writer.wait(soon.oldest, lambda: time.monotonic() >= until, _SOON_S)
+        return {}
+
+    def _read(self) -> None:
+        """Read all partitions but those of groups that are full."""
+        wanted = {place for place, group in self._group_of.items() if not self._groups[group].is_full}
+        if wanted != self._assigned:
+            self._assigned = wanted
+            self._intake.read(sorted(wanted))
+
+    def _await_written(self, group: GroupSequencer, deadline: float) -> None:
+        while group.oldest is not None and self._writer.wait(group.oldest, lambda: time.monotonic() > deadline):
+            group.see_written()
 
     def take(self, taken: Taken) -> None:
         """Read other partitions from now on, of groups that may be new."""
@@ -184,22 +259,22 @@ class Loop:
             self._group_of[partition], self._intake.positions[partition] = group, offset
         for partition in [place for place, group in self._group_of.items() if group not in self._groups]:
             del self._group_of[partition], self._intake.positions[partition]
-        self._intake.read(self._group_of)
+        self._assigned = None  # the same places may come again, to be read from elsewhere
 
     def _by_group(self, polled: Polled) -> Mapping[str, Polled]:
         groups: dict[str, dict[TopicPartition, Sequence[Record]]] = {}
         for partition, records in polled.items():
-            groups.setdefault(self._group_of[partition], {})[partition] = records
+            if partition in self._group_of:
+                groups.setdefault(self._group_of[partition], {})[partition] = records
         return groups
 
-    def _decide(self, group: GroupSequencer, polled: Polled) -> None:
-        """Decide a batch, as soon as that may be. Stopped meanwhile, leave it to the next start."""
-        while (outputs := group.decide(polled) if group.bytes_in_flight < IN_FLIGHT_BYTES else None) is None:
-            assert group.oldest is not None
-            if not self._writer.wait(group.oldest, self._stop.is_set):
-                return
-            group.see_written()
-        group.passed(self._writer.write(outputs))
+    def _decide(self, group: GroupSequencer) -> None:
+        """Decide what is held, if that may be now."""
+        outputs = group.decide()
+        if outputs is None:
+            group.measure()
+        else:
+            group.passed(self._writer.write(outputs))
 
     def close(self) -> None:
         """Close the connections. What is still in flight is left to chance."""

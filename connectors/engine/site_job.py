@@ -5,8 +5,10 @@ loop adds is the order of writing that `ordering.isis_group` asks for: it waits 
 it writes DATA, and until DATA stands there before it writes the next entry. A write that failed, or of which nothing is
 known, ends the attempt, and the next one takes over.
 
-What is wrong with one group (retention was faster, other sites, an order of a sequencer) ends the work on that group
-alone: the job says so, and goes on with the others. If none is left, the job ends with it.
+What is wrong with one group (retention was faster, other sites, an order of a sequencer, a write that failed) ends the
+work on that group alone: it is tried again later, and the others go on. If none is left, the attempt fails with it. A
+group whose write is not there within PATIENCE_S is *stuck*: it is not read, has no time and takes no step until it is
+there, so it is where it was, and the others go on without it.
 
 Time is that of a steady clock while the loop works. A stall (a broker that restarts) counts as one second.
 """
@@ -25,19 +27,21 @@ from kafka.structs import TopicPartition
 from connectors.engine.agreeing import AgreeingGroup
 from connectors.engine.attendant import Attendant, Taken
 from connectors.engine.batch import Polled
-from connectors.engine.intake import Intake
-from connectors.engine.job import IN_FLIGHT_BYTES, STOP_S, EngineJob, EngineOptions
-from connectors.engine.writing import Writer
+from connectors.engine.group import IN_FLIGHT_BYTES, PATIENCE_S
+from connectors.engine.intake import Intake, PartitionsFailed
+from connectors.engine.job import STOP_S, EngineJob, EngineOptions
+from connectors.engine.writing import WriteFailed, Writer, Written
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.inputs import Input
+from connectors.kafka.left_out import LeftOut
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.unfit import OF_ONE_GROUP
 from connectors.sequencer.agreement import ISIS, Agreement, known_state
 from connectors.sequencer.notices import told
 from connectors.sequencer.takeover import check_not_fenced
-from ordering.errors import AbcastError
+from ordering.errors import AbcastError, BrokerUnreachable
 from ordering.isis_site_state import Notice
 from ordering.names import Topic
 from ordering.records import Exclusion
@@ -58,15 +62,14 @@ class SiteAttendant(Attendant):
         agreement: Agreement,
         finder: TopicFinder,
         epochs: dict[str, int],
-        failed: dict[str, float],
+        left_out: LeftOut,
     ) -> None:
         """As every attendant's. Raises BrokerUnreachable."""
-        super().__init__(connection, agreement.neighbours.site, None, finder, epochs, failed)
+        super().__init__(connection, agreement.neighbours.site, None, finder, epochs, left_out)
         self._agreement = agreement
         self.inputs: Mapping[str, Mapping[TopicPartition, Input]] = {}
         self.exclusions: Mapping[str, Sequence[Exclusion]] = {}
         """The decisions of operators, by group."""
-        self._left: set[str] = set()
 
     def take_all(self) -> Taken:
         """As every attendant does."""
@@ -74,27 +77,21 @@ class SiteAttendant(Attendant):
         self._find_inputs()
         return taken
 
-    def leave(self, group: str) -> None:
-        """The loop can't go on with the group: nobody is to be told that it is alive, and the next attempt is not to
-        fail for it. For any thread.
-        """
-        self._failed[group] = time.monotonic()
-        self._left.add(group)
-
     def _look(self) -> None:
-        for group in self._left & set(self._keeper.forward):
-            self._release(group)
         super()._look()
         self._find_inputs()
         # EPOCH was read on for the claims, if there was anything new.
-        self.exclusions = {group: self._keeper.log(group).known_exclusions for group in self._keeper.forward}
+        self.exclusions = {
+            group: self._keeper.log(group).known_exclusions
+            for group in self._keeper.forward
+            if group not in self._keeper.away
+        }
 
     def _topics(self, *, fresh: bool = False) -> dict[str, list[str]]:
         # Ticks are for the site's own members; relays' topics are read, and not ticked.
         own = {
             group: [name for name in names if (topic := Topic.parse(name)) and topic.role == "forward"]
             for group, names in super()._topics(fresh=fresh).items()
-            if group not in self._left
         }
         return {group: names for group, names in own.items() if names}
 
@@ -129,7 +126,7 @@ class SiteJob(EngineJob):
     def _attempt(self) -> None:
         connection = self.options.connection
         self._work(
-            lambda: SiteAttendant(connection, self._agreement, self._finder, self._epochs, self._failed),
+            lambda: SiteAttendant(connection, self._agreement, self._finder, self._epochs, self._left_out),
             lambda: SiteLoop(connection, self._agreement, self._stop),
         )
 
@@ -149,8 +146,10 @@ class SiteLoop:
         except BaseException:
             self._writer.abandon()
             raise
-        self._ticked_at = time.monotonic()
-        self._left: list[str] = []
+        self._ticked_at: dict[str, float] = {}
+        self._stuck: dict[str, Written | None] = {}
+        """Groups that wait for a write: for their entry, or None for DATA."""
+        self._left: dict[str, AbcastError] = {}
 
     def run(self, attendant: SiteAttendant) -> None:
         """Work until stopped; then wait for what is in flight. Raises what ends the attempt."""
@@ -164,7 +163,7 @@ class SiteLoop:
             attendant.pipelines = {name: group.pipeline for name, group in self._groups.items()}
             self.step()
             while self._left:
-                attendant.leave(self._left.pop())
+                attendant.leave(*self._left.popitem())
         self._say_last()
 
     def _say_last(self) -> None:
@@ -174,16 +173,27 @@ class SiteLoop:
         def gives_up() -> bool:
             return time.monotonic() > deadline
 
-        groups = [name for name, group in self._groups.items() if self._await_written(group, gives_up)]
-        outputs = [self._act(name, partial(AgreeingGroup.end_step, is_last=True)) for name in groups]
-        for entry in [self._writer.write([output]) for output in outputs if output is not None]:
-            self._writer.wait(entry, gives_up)
+        def write_last(group: AgreeingGroup) -> Written | None:
+            if not self._await_written(group, gives_up):
+                return None
+            output = group.end_step(is_last=True)
+            return None if output is None else self._writer.write([output])
+
+        entries = {name: self._act(name, write_last) for name in list(self._groups) if name not in self._stuck}
+        for name, entry in entries.items():
+            self._act(name, partial(self._await_entry, entry=entry, gives_up=gives_up))
+
+    def _await_entry(self, _: AgreeingGroup, entry: Written | None, gives_up: Callable[[], bool]) -> bool:
+        return entry is None or self._writer.wait(entry, gives_up)
 
     def _act(self, name: str, act: Callable[[AgreeingGroup], _Result]) -> _Result | None:
         """Do it with a group, unless that was left; what is wrong with it ends its work, and no other's."""
         group = self._groups.get(name)
         try:
             return None if group is None else act(group)
+        except (WriteFailed, BrokerUnreachable) as error:
+            self._leave(name, error)
+            return None
         except OF_ONE_GROUP as error:
             assert group is not None
             self._check_not_fenced(name, group)
@@ -196,25 +206,29 @@ class SiteLoop:
             check_not_fenced(data, group.site.epoch)
 
     def _leave(self, name: str, error: AbcastError) -> None:
-        self._groups.pop(name, None)
-        self._forget(name)
-        if error.retriable or not self._groups:
+        """Go on without a group. Raises the error if there is no other."""
+        self._drop(name)
+        if not self._groups:
             raise error
-        self._left.append(name)
-        _logger.error("sequence: %s Group %s is left alone until the job starts again.", error, name)
+        self._left[name] = error
+
+    def _drop(self, name: str) -> None:
+        self._groups.pop(name, None)
+        self._stuck.pop(name, None)
+        self._ticked_at.pop(name, None)
+        self._forget(name)
 
     def take(self, taken: Taken) -> None:
         """Go on with groups that were taken over, from what their logs tell. Raises what is wrong with the only one."""
         failed: dict[str, AbcastError] = {}
         for group, state in taken.states.items():
-            self._forget(group)
+            self._drop(group)
             try:
                 self._groups[group] = AgreeingGroup(known_state(self._connection, self._agreement, state), state)
             except OF_ONE_GROUP as error:
                 failed[group] = error
         for group in taken.gone:
-            self._groups.pop(group, None)
-            self._forget(group)
+            self._drop(group)
         for group, failure in failed.items():
             self._leave(group, failure)
 
@@ -233,37 +247,70 @@ class SiteLoop:
         }
         if not new:
             return
-        with self._connection.reachable():
-            beginnings = self._intake.beginnings(new)
-        for place, (group, source) in new.items():
-            start = self._act(group.name, partial(AgreeingGroup.start_of, source=source, beginning=beginnings[place]))
-            if start is not None:
-                self._read[place] = group, source
-                self._intake.positions[place] = start
+        for name in {group.name for group, _ in new.values()}:
+            places = {place: source for place, (group, source) in new.items() if group.name == name}
+            self._act(name, partial(self._begin_to_read, places=places))
+
+    def _begin_to_read(self, group: AgreeingGroup, places: Mapping[TopicPartition, Input]) -> None:
+        with self._connection.reachable("READ", " and ".join(sorted({place.topic for place in places}))):
+            beginnings = self._intake.beginnings(places)
+        for place, source in places.items():
+            self._intake.positions[place] = group.start_of(source, beginnings[place])
+            self._read[place] = group, source
 
     def step(self) -> None:
-        """Read what there is; write the entries, and when they stand in Kafka, DATA. Raises WriteFailed.
+        """Read what there is; write the entries, and when they stand in Kafka, DATA.
 
         Stopped meanwhile, it leaves the rest to the next start.
         """
+        for name in list(self._stuck):
+            self._act(name, self._see_stuck)
         for place, records in self._poll().items():
             if place in self._read:
                 group, source = self._read[place]
                 self._act(group.name, partial(AgreeingGroup.take, source=source, records=records))
-        now, before = time.monotonic(), self._ticked_at
-        self._ticked_at = now
-        for name in list(self._groups):
-            self._act(name, partial(AgreeingGroup.tick, elapsed_ms=round((now - before) * 1000)))
-        for group in self._groups.values():
-            if not self._await_written(group, self._stop.is_set):
-                return
-        outputs = [self._act(name, AgreeingGroup.end_step) for name in list(self._groups)]
-        entries = [self._writer.write([output]) for output in outputs if output is not None]
-        if not all(self._writer.wait(entry, self._stop.is_set) for entry in entries):
+        until = time.monotonic() + PATIENCE_S
+
+        def gives_up() -> bool:
+            return self._stop.is_set() or time.monotonic() >= until
+
+        entries: dict[str, Written | None] = {}
+        for name in [name for name in self._groups if name not in self._stuck]:
+            self._act(name, self._tick)
+            if self._act(name, partial(self._await_written, gives_up=gives_up)) is False:
+                self._stuck[name] = None
+        for name in [name for name in self._groups if name not in self._stuck]:
+            entries[name] = self._act(name, self._write_entry)
+        for name, entry in entries.items():
+            self._act(name, partial(self._end_step, entry=entry, gives_up=gives_up))
+
+    def _tick(self, group: AgreeingGroup) -> None:
+        now = time.monotonic()
+        before = self._ticked_at.get(group.name, now)
+        self._ticked_at[group.name] = now
+        group.tick(round((now - before) * 1000))
+
+    def _write_entry(self, group: AgreeingGroup) -> Written | None:
+        output = group.end_step()
+        return None if output is None else self._writer.write([output])
+
+    def _end_step(self, group: AgreeingGroup, entry: Written | None, gives_up: Callable[[], bool]) -> None:
+        """Write DATA, once the entry stands in Kafka."""
+        if not self._await_entry(group, entry, gives_up):
+            self._stuck[group.name] = entry
             return
-        for name, group in list(self._groups.items()):
-            self._tell(name, group.notices)
-            self._act(name, self._write_due)
+        self._tell(group.name, group.notices)
+        self._write_due(group)
+
+    def _see_stuck(self, group: AgreeingGroup) -> None:
+        """Go on with a group if what it waits for is there now."""
+        entry = self._stuck[group.name]
+        group.see_written()
+        if entry is not None and entry.is_there():
+            self._end_step(group, entry, lambda: True)
+        elif entry is not None or group.oldest is not None:
+            return
+        del self._stuck[group.name]
 
     def _write_due(self, group: AgreeingGroup) -> None:
         size = 0
@@ -285,11 +332,20 @@ class SiteLoop:
             _logger.log(level, "group %s: %s", group, words)
 
     def _poll(self) -> Polled:
-        wanted = frozenset(place for place, (group, source) in self._read.items() if not group.is_full(source))
+        wanted = frozenset(
+            place
+            for place, (group, source) in self._read.items()
+            if group.name not in self._stuck and not group.is_full(source)
+        )
         if wanted != self._assigned:
             self._assigned = wanted
             self._intake.read(sorted(wanted))
-        return self._intake.poll()
+        try:
+            return self._intake.poll()
+        except PartitionsFailed as failed:
+            for name in {self._read[place][0].name for place in failed.places if place in self._read}:
+                self._leave(name, failed.error)
+            return {}
 
     def close(self) -> None:
         """Close the connections. What is still in flight is left to chance."""

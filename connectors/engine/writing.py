@@ -2,9 +2,9 @@
 
 One producer for all groups of an attempt: what goes to one partition stands there in the order in which it was passed,
 up to the first record that fails (`connectors.kafka.transport.seam`). A write that fails, or whose outcome is
-not known, is `WriteFailed`. It ends the attempt, and its producer, and the next one begins with a takeover
-(`ordering.pipeline`). What the producer still writes after that stands behind the new seal, or before it: in the first
-case no reader counts it, in the second the takeover does.
+not known, is `WriteFailed`. It ends the work on its group, which begins again with a takeover (`ordering.pipeline`).
+What the producer still writes after that stands behind the new seal, or before it: in the first case no reader counts
+it, in the second the takeover does.
 """
 
 from __future__ import annotations
@@ -65,15 +65,18 @@ class Writer:
             raise WriteFailed(f"a record could not be passed to Kafka ({error!r}): taking over anew.") from error
         return Written(sent, size)
 
-    def wait(self, written: Written, gives_up: Callable[[], bool]) -> bool:
-        """Wait until Kafka has the batch; False if `gives_up` said so before. Raises WriteFailed."""
+    def wait(self, written: Written, gives_up: Callable[[], bool], ask_s: float = _POLL_S) -> bool:
+        """Wait until Kafka has the batch; False if `gives_up` said so before. Raises WriteFailed.
+
+        It is asked after every `ask_s`.
+        """
         while not written.is_there():
             if gives_up():
                 return False
             # Of records to several topics the last one may be there before others are.
             pending = next((one for one in reversed(written.sent) if not one.is_done), written.sent[-1])
             try:
-                pending.get(_POLL_S)
+                pending.get(ask_s)
             except KafkaTimeoutError:
                 continue
             except KafkaError as error:

@@ -29,6 +29,7 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_state
 from connectors.kafka.entry_codec import read_entry
 from connectors.kafka.inputs import Input, Neighbours
+from connectors.kafka.left_out import LeftOut
 from connectors.kafka.purge import purge_group
 from connectors.kafka.senders import Forgotten, forget_senders
 from connectors.kafka.transport import PlainRecord
@@ -94,7 +95,8 @@ class Running:
             raise_failure=lambda: None, changes=lambda: (), pipelines={}, inputs=inputs, exclusions={}
         )
         self.left: list[str] = []
-        self.attendant.leave = self.left.append
+        self.why: list[str] = []
+        self.attendant.leave = self._leave
         topics = {group: [forward(site, group).topic] for group in groups}
         states = take_over_groups(kafka, topics, site, agreement="isis")
         agreement = Agreement(neighbours, SUSPECT_AFTER_MS)
@@ -107,6 +109,10 @@ class Running:
             self.loop.take(Taken(states))
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def _leave(self, group: str, error: Exception) -> None:
+        self.left.append(group)
+        self.why.append(str(error))
 
     def _run(self) -> None:
         try:
@@ -624,7 +630,7 @@ def test_the_log_read_back_tells_what_it_tells_from_its_beginning(
 
 @pytest.mark.parametrize("log", [(), (Data(ENTRY, 1, local_seqno=1, payload=b"no entry"),)])
 def test_a_group_that_comes_later_and_can_not_go_on_ends_no_other(
-    kafka: MemoryConnection, caplog: pytest.LogCaptureFixture, log: tuple[Data, ...]
+    kafka: MemoryConnection, log: tuple[Data, ...]
 ) -> None:
     """One, say, that has an order, and no entry of an agreement, or none that can be read."""
     kafka.create("h", "nyc")
@@ -634,10 +640,14 @@ def test_a_group_that_comes_later_and_can_not_go_on_ends_no_other(
     with running(kafka, *SITES) as loops:
         loops[0].attendant.changes = lambda: [changes.pop()] if changes else []
         eventually(lambda: loops[0].left == ["h"], 10, "the next attempt does not fail for it")
-        assert "left alone" in caplog.text
+        assert "entry" in loops[0].why[0]
         send(kafka, "nyc", range(1, 3))
         all_have(kafka, 2)
         assert loops[0].failure is None
+
+
+def attendant_of(kafka: MemoryConnection, sites: tuple[str, ...], finder: Any) -> SiteAttendant:
+    return SiteAttendant(kafka, Agreement(Neighbours("nyc", sites)), finder, {}, LeftOut("sequence"))
 
 
 def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
@@ -650,15 +660,15 @@ def test_a_group_of_a_sequencer_keeps_nobody_from_the_others(
     roles: tuple[Role, ...] = ("forward", "data", "epoch")
     topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
     finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
-    failed: dict[str, float] = {}
-    with closing(SiteAttendant(kafka, Agreement(Neighbours("nyc", SITES)), finder, {}, failed)) as attendant:
+    left_out = LeftOut("sequence")
+    with closing(SiteAttendant(kafka, Agreement(Neighbours("nyc", SITES)), finder, {}, left_out)) as attendant:
         assert list(attendant.take_all().states) == ["g"]
         assert "is that of a sequencer" in caplog.text
-        assert list(failed) == ["h"]
+        assert list(left_out.reasons) == ["h"]
     for role in roles:
         del topics[Topic("g", role, "nyc")]
     with (
-        closing(SiteAttendant(kafka, Agreement(Neighbours("nyc", SITES)), finder, {}, {})) as attendant,
+        closing(attendant_of(kafka, SITES, finder)) as attendant,
         pytest.raises(UsageError, match="is that of a sequencer"),
     ):
         attendant.take_all()
@@ -675,7 +685,7 @@ def test_a_job_with_other_sites_stops_nobody(kafka: MemoryConnection, monkeypatc
         all_have(kafka, 1)
         before = data.newest_claim()
         with (
-            closing(SiteAttendant(kafka, Agreement(Neighbours("nyc", SITES[:2])), finder, {}, {})) as attendant,
+            closing(attendant_of(kafka, SITES[:2], finder)) as attendant,
             pytest.raises(UsageError, match="other sites than nyc, sfo"),
         ):
             attendant.take_all()
@@ -685,30 +695,34 @@ def test_a_job_with_other_sites_stops_nobody(kafka: MemoryConnection, monkeypatc
 def test_nobody_is_told_that_a_group_is_alive_that_was_left(
     kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attendant looks after it no longer, and does not take it over again."""
+    """The attendant looks after it no longer, until its time has come."""
     kafka.create("h", "nyc")
     monkeypatch.setattr("connectors.engine.attendant.check_topics", lambda *_: None)
-    monkeypatch.setattr("connectors.engine.attendant.RETRY_S", 0.0)
     roles: tuple[Role, ...] = ("forward", "data", "epoch")
     topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
     finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
-    with closing(SiteAttendant(kafka, Agreement(Neighbours("nyc", SITES)), finder, {}, {})) as attendant:
+    with closing(attendant_of(kafka, SITES, finder)) as attendant:
         assert sorted(attendant.take_all().states) == ["g", "h"]
         signs: list[Mapping[str, int]] = []
         monkeypatch.setattr(attendant._keeper._signs, "give", lambda epochs, *_: signs.append(epochs))
         monkeypatch.setattr(attendant._keeper, "attend", lambda *_: None)
         attendant._look()
-        attendant.leave("h")
+        attendant.leave("h", ProtocolViolation("it can't go on."))
         attendant._look()
         assert signs == [{"g": 1, "h": 1}, {"g": 1}]
         assert list(attendant.changes()) == []
         assert list(attendant.exclusions) == ["g"]
 
+        def is_back() -> bool:
+            attendant._look()
+            attendant._take_on()
+            return list(attendant.exclusions) == ["g", "h"]
+
+        eventually(is_back, 20)
+
 
 @pytest.mark.slow
-def test_a_group_that_retention_has_hit_ends_no_other(
-    kafka: MemoryConnection, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_group_that_retention_has_hit_ends_no_other(kafka: MemoryConnection) -> None:
     """A site was away for so long that records are gone which it has to put into DATA: of one group of two."""
     groups = ("g", "h")
     for site in SITES:
@@ -725,7 +739,7 @@ def test_a_group_that_retention_has_hit_ends_no_other(
         with running(kafka, "lax", groups=groups) as (lax,):
             eventually(lambda: len(effective(kafka, "lax", "h")) == 5, 20)
             eventually(lambda: lax.left == ["g"], 20)
-            assert "retention has dropped some of it here" in caplog.text
+            assert "retention has dropped some of it here" in lax.why[0]
             send(kafka, "lax", range(1, 2), group="h")
             eventually(lambda: all(len(effective(kafka, site, "h")) == 6 for site in SITES), 20)
             assert lax.failure is None

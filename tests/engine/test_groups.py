@@ -36,11 +36,8 @@ def ordered(connection: Connection, group: str) -> int:
         return alice.broadcast(b"x").result(WAIT)
 
 
-def test_a_group_that_lacks_a_topic_keeps_nobody_from_the_others(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_that_lacks_a_topic_keeps_nobody_from_the_others(broker: EmbeddedBroker) -> None:
     """It is served once it is whole."""
-    monkeypatch.setattr("connectors.engine.attendant.RETRY_S", 0.5)
     connection = Connection(broker.bootstrap_servers)
     for group in ("lacking", "whole"):
         create_topics(connection, group, [SITE])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -19,9 +18,11 @@ from connectors.engine.job import Loop
 from connectors.engine.writing import WriteFailed, Writer, Written
 from connectors.kafka.codec import forward_headers
 from connectors.kafka.data_log import DataLog
+from connectors.kafka.left_out import LeftOut
 from connectors.sequencer.groups import positions_of
 from connectors.sequencer.takeover import take_over
 from connectors.testing.memory_kafka import MemoryConnection
+from ordering.errors import TopicMissing
 from ordering.names import Role, Topic
 from ordering.pipeline import Pipeline
 from ordering.reader import Reader, Verdict
@@ -159,13 +160,21 @@ def test_waiting_is_for_a_record_that_is_not_there(kafka: MemoryConnection) -> N
     assert (late.asked, there.asked) == (3, 0)
 
 
-def test_a_group_without_its_epoch_topic_keeps_nobody_from_the_others(kafka: MemoryConnection) -> None:
+def test_a_group_without_its_epoch_topic_keeps_nobody_from_the_others(
+    kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The keeper asks for the claims of all groups at once: it must not ask for one that has none."""
     kafka.create("h", "nyc")
     roles: tuple[Role, ...] = ("forward", "data", "epoch")
     topics = {Topic(group, role, "nyc"): 1 for group in "gh" for role in roles}
     finder: Any = SimpleNamespace(find=lambda **_: list(topics), count_partitions=lambda: topics)
-    attendant = Attendant(kafka, "nyc", None, finder, {}, {"g": time.monotonic()})
+
+    def lacks(*_: object) -> None:
+        raise TopicMissing("abcast.g.epoch.nyc does not exist.")
+
+    monkeypatch.setattr("connectors.engine.attendant.check_topics", lacks)
+    left_out = LeftOut("sequence")
+    attendant = Attendant(kafka, "nyc", None, finder, {}, left_out)
     attendant._keeper.take({group: [str(Topic(group, "forward", "nyc"))] for group in "gh"})
     attendant._places |= {TopicPartition(str(Topic(group, "forward", "nyc")), 0) for group in "gh"}
     attendant._find_changes()
@@ -174,4 +183,5 @@ def test_a_group_without_its_epoch_topic_keeps_nobody_from_the_others(kafka: Mem
     attendant._find_changes()
     assert [change.gone for change in attendant.changes()] == [{"g"}]
     assert list(attendant._keeper.forward) == ["h"]
+    assert list(left_out.reasons) == ["g"]
     attendant.close()

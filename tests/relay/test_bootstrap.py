@@ -19,6 +19,7 @@ from connectors.relay.bootstrap import _hub_records, _write_session, bootstrap
 from connectors.relay.link_start import link_start
 from connectors.relay.promotion import first_difference
 from connectors.testing.memory_kafka import MemoryConnection, MemoryProducer
+from ordering.errors import BrokerUnreachable
 from ordering.links import carry
 from ordering.names import Topic, relay_of
 from ordering.reader import epoch_of
@@ -99,7 +100,7 @@ def test_a_hubs_copy_is_cut_off_and_goes_on(tmp_path: Path, monkeypatch: pytest.
         try:
             bootstrap(sites, "g", ledger, WAY)
             break
-        except KafkaTimeoutError:
+        except (KafkaTimeoutError, BrokerUnreachable):
             tries += 1
             known = reached()
             assert known.seqno

@@ -33,13 +33,12 @@ FORWARD = {group: [name("forward", group)] for group in GROUPS}
 
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
-    connection = MemoryConnection()
+    connection = MemoryConnection(timeout=SLOW_S)
     for group in GROUPS:
         connection.create(group, "nyc")
     take_over_groups(connection, FORWARD, "nyc")  # there is something to read
     connection.topics.silence_s = SLOW_S
     monkeypatch.setattr("connectors.sequencer.takeover._WRITTEN_S", SLOW_S)
-    monkeypatch.setattr("connectors.kafka.ranges.SILENCE_S", SLOW_S)
     return connection
 
 

@@ -403,6 +403,8 @@ class _Consumer:
         failure = translated(error)
         if isinstance(failure, errors.GroupAuthorizationFailedError | errors.KafkaConnectionError):
             return  # we are in no group; and the client connects again by itself
+        if isinstance(failure, errors.TopicAuthorizationFailedError):
+            failure = errors.TopicAuthorizationFailedError({message.topic()})  # as the other library tells it
         _logger.debug("reading %s: %r", message.topic(), failure)
         # It is told again after the records that came before it, since the position has not moved.
         self._is_moved = True

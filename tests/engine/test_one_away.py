@@ -1,0 +1,195 @@
+"""One group has a partition of which a part is away: the process engine orders the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.errors import TopicAuthorizationFailedError
+from kafka.structs import TopicPartition
+
+from connectors.engine.group import HELD_RECORDS
+from connectors.engine.job import EngineJob, EngineOptions
+from connectors.engine.site_job import SiteJob
+from connectors.kafka.codec import forward_headers
+from connectors.kafka.inputs import Neighbours
+from connectors.sequencer.agreement import Agreement
+from connectors.testing.memory_kafka import OFFSETS, READS, WRITES, MemoryConnection, MemoryConsumer
+from ordering.names import ROLES, Role, Topic
+from tests.waiting import eventually
+
+GROUPS = ("away", "fine")
+PARTS = [(READS,), (WRITES,), (OFFSETS,), ()]
+TOPICS: tuple[Role, ...] = ("data", "epoch", "forward")
+QUICK_S = 1.0
+ENGINES = ["process", "agreeing"]
+
+
+def name(role: Role, group: str = "away") -> str:
+    return str(Topic(group, role, "nyc"))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.engine.attendant.check_topics", lambda *_: {})
+    monkeypatch.setattr("connectors.engine.job.yield_to_rival", lambda *_: False)
+    monkeypatch.setattr("connectors.sequencer.takeover._WRITTEN_S", 3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Kafka(MemoryConnection):
+    """With the groups, and what is sent and ordered."""
+
+    timeout: float = 3.0
+    sent: dict[str, int] = field(default_factory=lambda: dict.fromkeys(GROUPS, 0))
+
+    def __post_init__(self) -> None:
+        for group in GROUPS:
+            self.create(group, "nyc")
+        self.topics.silence_s = 3.0
+
+    def send(self, group: str) -> None:
+        self.sent[group] += 1
+        place = TopicPartition(name("forward", group), 0)
+        self.topics.append(place, b"nyc/a", b"x", forward_headers(5, self.sent[group]))
+
+    def is_ordered(self, group: str) -> bool:
+        records = self.topics.partitions[TopicPartition(name("data", group), 0)]
+        found = {int(record.headers[0][1].split()[3]) for record in records if b" message " in record.headers[0][1]}
+        return found == set(range(1, self.sent[group] + 1))
+
+
+@pytest.fixture
+def kafka() -> Kafka:
+    return Kafka()
+
+
+@contextmanager
+def serving(kafka: Kafka, engine: str) -> Iterator[EngineJob]:
+    topics = {Topic(group, role, "nyc"): 1 for group in GROUPS for role in ROLES if role != "relayed"}
+    finder: Any = SimpleNamespace(
+        find=lambda **_: list(topics),
+        count_partitions=lambda **_: topics,
+        has_news=lambda: False,
+        close=lambda: None,
+    )
+    job: EngineJob = EngineJob(EngineOptions(kafka, "nyc"))
+    if engine == "agreeing":
+        job = SiteJob(kafka, Agreement(Neighbours("nyc", ("nyc",), frozenset())))
+    job._finder = finder
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            job.run()
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield job
+    finally:
+        job.stop()
+        for group in GROUPS:
+            for role in ROLES:
+                kafka.topics.bring_back(name(role, group))
+        thread.join(60)
+        assert not thread.is_alive()
+    if failed:
+        raise failed[0]
+
+
+def the_other_is_ordered(kafka: Kafka, within: float = QUICK_S) -> None:
+    kafka.send("fine")
+    started = time.monotonic()
+    eventually(lambda: kafka.is_ordered("fine"), 20)
+    assert time.monotonic() - started < within
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("what", PARTS)
+@pytest.mark.parametrize("role", TOPICS)
+def test_while_it_runs(kafka: Kafka, role: Role, what: tuple[str, ...], engine: str) -> None:
+    with serving(kafka, engine) as job:
+        assert job.ready.wait(20)
+        for group in GROUPS:
+            kafka.send(group)
+        eventually(lambda: all(map(kafka.is_ordered, GROUPS)), 20)
+        kafka.topics.take_away(name(role), *what)
+        for _ in range(4):
+            kafka.send("away")
+            the_other_is_ordered(kafka)
+        time.sleep(1.5)  # the attendant has looked meanwhile
+        the_other_is_ordered(kafka)
+        kafka.topics.bring_back(name(role))
+        eventually(lambda: kafka.is_ordered("away"), 20)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("what", PARTS)
+@pytest.mark.parametrize("role", TOPICS)
+def test_at_the_start(kafka: Kafka, role: Role, what: tuple[str, ...], engine: str) -> None:
+    with serving(kafka, engine) as job:
+        assert job.ready.wait(20)
+        kafka.send("away")
+        eventually(lambda: kafka.is_ordered("away"), 20)
+    kafka.topics.take_away(name(role), *what)
+    with serving(kafka, engine) as job:
+        started = time.monotonic()
+        assert job.ready.wait(20)
+        the_other_is_ordered(kafka)
+        assert time.monotonic() - started < 3 * QUICK_S
+        kafka.topics.bring_back(name(role))
+        kafka.send("away")
+        eventually(lambda: kafka.is_ordered("away"), 30)
+
+
+def test_a_write_that_fails_ends_no_other(kafka: Kafka, caplog: pytest.LogCaptureFixture) -> None:
+    """It is taken over anew, again and again; that is told once."""
+    with serving(kafka, "process") as job:
+        assert job.ready.wait(20)
+        epochs = len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)])
+        kafka.topics.refuse(name("data"), 3)
+        kafka.send("away")
+        eventually(lambda: "The other groups go on; away is tried again" in caplog.text, 20)
+        the_other_is_ordered(kafka)
+        eventually(lambda: kafka.is_ordered("away"), 30)
+        assert len(kafka.topics.partitions[TopicPartition(name("epoch", "fine"), 0)]) == epochs
+
+
+def test_what_is_held_is_bounded(kafka: Kafka) -> None:
+    with serving(kafka, "process") as job:
+        assert job.ready.wait(20)
+        kafka.topics.take_away(name("data"), WRITES)
+        for _ in range(4 * HELD_RECORDS):
+            kafka.send("away")
+        the_other_is_ordered(kafka)
+        the_other_is_ordered(kafka)
+        kafka.topics.bring_back(name("data"))
+        eventually(lambda: kafka.is_ordered("away"), 30)
+
+
+def test_a_right_that_is_taken(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And retention that was faster: each is that group's."""
+    poll, is_refused = MemoryConsumer.poll, threading.Event()
+
+    def refused(self: MemoryConsumer, timeout_ms: int = 0) -> Any:
+        if is_refused.is_set() and TopicPartition(name("forward"), 0) in self.next:
+            raise TopicAuthorizationFailedError({name("forward")})
+        return poll(self, timeout_ms)
+
+    with serving(kafka, "process") as job:
+        assert job.ready.wait(20)
+        monkeypatch.setattr(MemoryConsumer, "poll", refused)
+        is_refused.set()
+        the_other_is_ordered(kafka)
+        is_refused.clear()
+        kafka.send("away")
+        eventually(lambda: kafka.is_ordered("away"), 30)
