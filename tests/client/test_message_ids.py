@@ -270,6 +270,9 @@ class TestClones:
         (MESSAGE, b"x", (("k", b"v"),), True),
         (MESSAGE, b"y", (("k", b"v"),), False),
         (MESSAGE, b"x", (("k", b"w"),), False),
+        (MESSAGE, b"x", (("trace", b"1"), ("k", b"v"), ("via", b"2")), True),
+        (MESSAGE, b"y", (("k", b"v"), ("via", b"2")), False),
+        (MESSAGE, b"x", (("via", b"2"),), False),
         (MESSAGE, b"x", (), False),
         (JOIN, b"x", (("k", b"v"),), False),
         (REFUSED, b'{"kind":"join"}', (), False),
@@ -279,6 +282,16 @@ def test_what_is_the_same_message(
     kind: str, payload: bytes, headers: tuple[tuple[str, bytes], ...], same: bool
 ) -> None:
     assert is_same(Pending(1, b"x", (("k", b"v"),)), kind, payload, headers) is same
+
+
+def test_headers_are_there_in_their_order() -> None:
+    """As often as they were given."""
+    a, b, added = ("k", b"a"), ("k", b"b"), ("via", b"2")
+    ours = Pending(1, b"x", (a, b, a))
+    assert is_same(ours, MESSAGE, b"x", (a, added, b, a))
+    assert not is_same(ours, MESSAGE, b"x", (a, a, b))
+    assert not is_same(ours, MESSAGE, b"x", (a, b, added))
+    assert is_same(Pending(1, b"x", ()), MESSAGE, b"x", (added,))
 
 
 def test_what_is_the_same_control_record() -> None:

@@ -1,0 +1,83 @@
+"""What an instrumentor, a proxy or a gateway adds to a record's headers ends no member, and reaches the others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors import Member
+from connectors.kafka.connection import Connection
+from connectors.testing.tiny_sequencer import TinySequencer
+from tests.client.conftest import ALSO_ON_A_BROKER
+from tests.client.members import kill, with_casts
+from tests.waiting import WAIT
+
+BEFORE, BEHIND = ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), ("via", b"a gateway")
+BY_THE_SEQUENCER = ("data", "epoch")
+"""What it writes there begins with its own header; instrumentors add theirs at the end."""
+GIVEN = [("n", b"v"), ("n", b"w"), ("via", b"the application")]
+
+
+@pytest.fixture(autouse=True)
+def traced(connection: Connection, group: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every producer of the process adds headers: an application's members, and also what runs beside them."""
+    producer = type(connection.producer())
+    send = producer.send
+
+    def send_more(self: Any, topic: str, value: Any = None, key: Any = None, headers: Any = None, **rest: Any) -> Any:
+        before = [BEFORE] if topic.split(".")[2] not in BY_THE_SEQUENCER else []
+        return send(self, topic, value, key, [*before, *(headers or ()), BEHIND], **rest)
+
+    monkeypatch.setattr(producer, "send", send_more)
+    with TinySequencer(connection, group):
+        yield
+
+
+@ALSO_ON_A_BROKER
+def test_messages(connection: Connection, flushing: str) -> None:
+    """Those of members, with headers of their own and without."""
+    with contextlib.ExitStack() as closing:
+        a, b = (closing.enter_context(Member(flushing, f"nyc/{name}", connection=connection)) for name in "ab")
+        for each in (a, b):
+            each.connect(timeout=WAIT)
+        for number in range(5):
+            assert a.broadcast(b"plain").result(WAIT)
+            assert a.broadcast(b"with", GIVEN).result(WAIT), number
+        seen = [got for got, _ in zip(b.deliveries(timeout=WAIT), range(10), strict=False)]
+        assert [got.payload for got in seen] == [b"plain", b"with"] * 5
+        for got in seen:
+            assert [header for header in got.headers if header in GIVEN] == (GIVEN if got.payload == b"with" else [])
+            assert BEFORE in got.headers
+
+
+@ALSO_ON_A_BROKER
+def test_an_outbox(connection: Connection, group: str, tmp_path: Path) -> None:
+    """The next start finds its own messages in DATA."""
+    a = Member(group, "nyc/a", connection=connection, outbox=tmp_path / "outbox")
+    receipts = [a.broadcast(b"m", headers) for headers in ((), GIVEN, [("x", b"y")])]
+    assert [receipt.result(WAIT) for receipt in receipts] == [1, 2, 3]
+    a.broadcast(b"left", GIVEN)
+    kill(a)
+    with Member(group, "nyc/a", connection=connection, outbox=tmp_path / "outbox") as a:
+        assert a.broadcast(b"next").result(WAIT) == 5
+
+
+@ALSO_ON_A_BROKER
+def test_casts_and_letters(connection: Connection, flushing: str) -> None:
+    with contextlib.ExitStack() as closing:
+        a, b = (closing.enter_context(with_casts(connection, flushing, name)) for name in "ab")
+        for each in (a, b):
+            each.connect(timeout=WAIT)
+        for order in ("fifo", "causal", "total", "causal", "fifo"):
+            for headers in ((), GIVEN):
+                a.broadcast(order.encode(), headers, order=order).result(WAIT)
+        seen = [got for got, _ in zip(b.deliveries(timeout=WAIT), range(10), strict=False)]
+        assert sorted(got.order.encode() for got in seen) == sorted(got.payload for got in seen)
+        assert len(seen) == 10
+        a.send("nyc/b", b"letter", GIVEN).result(WAIT)
+        letter = next(b.inbox(timeout=WAIT))
+        assert (letter.payload, [header for header in letter.headers if header in GIVEN]) == (b"letter", GIVEN)
