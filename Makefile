@@ -52,6 +52,7 @@ simulate: setup ## run SEEDS=1000 simulated histories with crashes through the c
 	@$(BIN)/python -m tests.simulator --seeds $(SEEDS) $(ARGS)
 	@$(BIN)/python -m tests.simulator --membership --seeds $$(($(SEEDS) / 10)) $(ARGS)
 	@$(BIN)/python -m tests.simulator --sites --seeds $$(($(SEEDS) / 2)) $(ARGS)
+	@$(BIN)/python -m tests.simulator --hub --seeds $$(($(SEEDS) / 10)) $(ARGS)
 	@$(BIN)/python -m tests.simulator --orders --seeds $(SEEDS) $(ARGS)
 	@$(BIN)/python -m tests.simulator --isis --seeds $$(($(SEEDS) / 2)) $(ARGS)
 	@$(BIN)/python -m tests.simulator --isis-sites --seeds $$(($(SEEDS) / 10)) $(ARGS)

@@ -110,7 +110,7 @@ def promote(
     if done.copied:
         typer.echo(f"copied from other sites first: {counted(done.copied, 'seqno')}")
     for silent in done.not_copied:
-        typer.echo(f"{silent} did not answer: what it alone had ordered is not in the order any more")
+        typer.echo(f"{silent} did not answer in time: what it alone had ordered is not in the order any more")
 
 
 @app.command()

@@ -275,8 +275,8 @@ class DataLog:
         return move is not None and move.home == self.topic.site
 
     def has_decided(self) -> bool:
-        """Whether it has, had or may soon have a sequencer of its own: it was claimed, or made the home."""
-        return bool(self.claims()) or self.is_promoted()
+        """Whether it has, had or may soon have a sequencer of its own: it was claimed, or made the home once."""
+        return bool(self.claims()) or self._known_move is not None
 
     def is_copy(self) -> bool:
         """Whether a relay fills the topic: then it has DATA without a claim, and it was not made the home."""

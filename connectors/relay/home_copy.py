@@ -9,9 +9,9 @@ from connectors.kafka.sending import append
 from connectors.kafka.sites import Direction
 from connectors.relay.job import ask_the_ledger
 from connectors.relay.promotion import fence_former_home, first_difference
-from connectors.sequencer.takeover import check_is_home
 from ordering.errors import HistoryUnavailable, UsageError
 from ordering.reader import epoch_of
+from ordering.records import Data
 from ordering.sequencer import SNAPSHOT_EVERY_RECORDS, SequencerState, seal, snapshot
 
 _LAST_RECORDS = 50
@@ -24,6 +24,8 @@ class HomeCopy:
     def __init__(self, home: Connection, there: Connection, group: str, direction: Direction) -> None:
         self.home = DataLog(home, group, direction.source)
         self.copy = DataLog(there, group, direction.target)
+        self._unseen: SequencerState | None = None
+        """The home's at the start, until the copy has its epoch. Then no other home's is taken any more."""
         self._base: SequencerState | None = None
         self._looked_at = 0
 
@@ -40,16 +42,17 @@ class HomeCopy:
         """
         if fence_former_home(self.home, self.copy):
             raise UsageError(f"{self.copy.topic.site} was the home of the group before: {self._anew}")
-        check_is_home(self.home)
         self._check_is_copy()
         known, home = self.copy.state(), self.home.state()
-        self._check_same(known, home)
+        self._check_same(home)
+        self._check_counts(known.epoch)
         try:
             start = self.home.after(known.seqno)  # raises, too, if the home never had it
         except HistoryUnavailable as error:
             raise HistoryUnavailable(f"{error} {ask_the_ledger(self.copy.topic.site, self.home.topic.site)}") from error
         if start.reader.epoch > known.epoch:
             append(self.copy.connection, str(self.copy.topic), encode_data(seal(start.reader.epoch)))
+        self._unseen = home
         return start.offset
 
     @property
@@ -60,16 +63,20 @@ class HomeCopy:
         """Raise UsageError if the copy has a sequencer of its own."""
         if self.copy.has_decided():
             raise UsageError(
-                f"{self.copy.topic} has a sequencer of its own, so it can't be the copy of {self.home.topic}: "
-                "the site belongs to a mesh, or another site is the home."
+                f"{self.copy.topic} has a sequencer of its own, so it can't be the copy of {self.home.topic}: the site "
+                "belongs to a mesh, or is the home itself, or was made it once. "
+                f"If {self.home.topic.site} is the home, {self._anew}"
             )
 
-    def _check_same(self, known: SequencerState, home: SequencerState) -> None:
-        """Raise UsageError if the copy has what another home has decided, or does not count what this one decides."""
-        differing = first_difference(known, home)
+    def _check_same(self, home: SequencerState) -> None:
+        """Raise UsageError if the copy has what another home has decided, by a state of this one."""
+        differing = first_difference(self.copy.state(), home)
         if differing is not None:
             raise UsageError(f"{self.copy.topic} has another seqno {differing} than {self.home.topic}: {self._anew}")
-        if known.epoch > home.epoch:
+
+    def _check_counts(self, epoch: int) -> None:
+        """Raise UsageError if an epoch that the copy has seen is above all of the home's."""
+        if epoch > self.home.highest_epoch():
             raise UsageError(
                 f"{self.copy.topic} follows a home that came after {self.home.topic.site}, or beside it: give this "
                 f"site the new sites' file. If {self.home.topic.site} is the home, {self._anew}"
@@ -81,13 +88,16 @@ class HomeCopy:
         Raises UsageError if the copy was made the home meanwhile, or another home fills it, too.
         """
         self._check_is_copy()
+        if self._unseen is not None and self._has_epoch(self._unseen.epoch):
+            self._check_same(self._unseen)
+            self._unseen = None
         end = self.home.end()
         base = self._base
         if base is None and end - self._looked_at >= SNAPSHOT_EVERY_RECORDS:
             base = self._base = self.home.state(end)
             self._looked_at = end
-        if base is not None and self._has(base):
-            self._check_same(base, self.copy.state())
+        if base is not None and self._unseen is None and self._has(base):
+            self._check_same(base)
             post_base(self.copy.connection, self.copy.claims_topic, base)
             self._base = None
 
@@ -97,11 +107,17 @@ class HomeCopy:
         Records come in the order of the home's. So it has all up to the last seqno if it has that one or a later one,
         of an epoch that is no older; and all up to the last seal if it has a record of that epoch.
         """
-        end = self.copy.end()
-        last = [stored.data for stored in self.copy.records(max(end - _LAST_RECORDS, self.copy.beginning()), end)]
         decided = epoch_of(base.seals, base.seqno) if base.seqno else 0
+        last = self._last_of_copy()
         has_seqno = not base.seqno or any(data.seqno >= base.seqno and data.epoch >= decided for data in last)
         return has_seqno and any(data.epoch >= base.epoch for data in last)
+
+    def _has_epoch(self, epoch: int) -> bool:
+        return any(data.epoch >= epoch for data in self._last_of_copy())
+
+    def _last_of_copy(self) -> list[Data]:
+        end = self.copy.end()
+        return [stored.data for stored in self.copy.records(max(end - _LAST_RECORDS, self.copy.beginning()), end)]
 
 
 def post_base(connection: Connection, epoch_topic: str, base: SequencerState) -> None:

@@ -54,7 +54,7 @@ _logger = logging.getLogger(__name__)
 class Promotion(NamedTuple):
     """What was done: the order goes on after `last_seqno`, of which `copied` seqnos were copied just now.
 
-    `not_copied`: sites that did not answer, so that what only they had is not in the order.
+    `not_copied`: sites that did not answer before it was the home, so that what only they had is not in the order.
     """
 
     last_seqno: int
@@ -65,15 +65,15 @@ class Promotion(NamedTuple):
 def promote(sites: Sites, group: str, site: str) -> Promotion:
     """Make `site`, which must be the home in the sites' file, the home of the group. May be done again.
 
-    Raises UsageError (it is no copy, or has another order than a site that reaches further), BrokerUnreachable.
+    Raises UsageError (it has a sequencer, or another order than a site that reaches further), BrokerUnreachable.
     """
     if sites.home != site:
         raise UsageError(f'write home = "{site}" into the sites\' file first, and give that file to all sites.')
     with ExitStack() as open_logs:
         copy = open_logs.enter_context(DataLog(sites.connection(site), group, site))
         is_done = copy.is_promoted()
-        if not is_done and not copy.is_copy():
-            raise UsageError(f"{site} is no copy of group {group}: it has a sequencer of its own, or no history.")
+        if copy.has_decided() and not is_done:
+            raise UsageError(f"{site} is no copy of group {group}: it has a sequencer of its own.")
         others: list[DataLog] = []
         silent: list[str] = []
         for name in sites.connections:
@@ -84,19 +84,28 @@ def promote(sites: Sites, group: str, site: str) -> Promotion:
                     _logger.warning("%s does not answer: %s", name, error)
                     silent.append(name)
         former = [other for other in others if other.has_decided()]
+        if not (is_done or former or copy.is_copy()):
+            raise UsageError(f"{site} has no history of group {group}, and no home answers: promote a copy.")
         for other in former:
             if is_done:
                 _check_is_later(copy, other)
             fence(other, site)
-        before = copy.state().seqno
         if is_done:
-            return Promotion(before, 0, tuple(silent))
+            silent += [other.topic.site for other in others if _has_more(other, copy)]
+            return Promotion(copy.state().seqno, 0, tuple(silent))
+        before = copy.state().seqno
         for other in sorted(others, key=lambda known: known.state().seqno):
             copy_rest(other, copy)
         state = copy.state()
         above = _epochs_above(max([state.epoch, *(other.highest_epoch() for other in former)]))
         append(copy.connection, copy.claims_topic, (None, *encode_move(Move(site, above))))
         return Promotion(state.seqno, state.seqno - before, tuple(silent))
+
+
+def _has_more(other: DataLog, home: DataLog) -> bool:
+    """Whether a site has what the home has not, or has other messages."""
+    theirs, known = other.state(), home.state()  # in this order: a copy is never ahead of its home
+    return theirs.seqno > known.seqno or first_difference(theirs, known) is not None
 
 
 def _epochs_above(known: int) -> int:
@@ -172,13 +181,16 @@ def copy_rest(other: DataLog, copy: DataLog) -> None:
 
 
 def first_difference(one: SequencerState, other: SequencerState) -> int | None:
-    """The first seqno up to which both reach, and which two epochs have decided; None if there is none.
+    """The first seqno that two epochs have decided, or from which on the logs differ; None if they tell of none.
 
-    An epoch is one sequencer's. So where it is the same, the message is.
+    An epoch is one sequencer's, and begins with one seqno. So where it is the same in both, the messages are, and a log
+    in which it begins later has others before it.
     """
-    begun = sorted({seal.first_seqno for seal in (*one.seals, *other.seals)})
-    for seqno in begun:
+    begins = ({seal.epoch: seal.first_seqno for seal in state.seals} for state in (one, other))
+    ours, theirs = begins
+    found = {min(ours[epoch], theirs[epoch]) for epoch in ours.keys() & theirs if ours[epoch] != theirs[epoch]}
+    for seqno in {*ours.values(), *theirs.values()}:
         decided = {epoch_of(one.seals, seqno), epoch_of(other.seals, seqno)} - {0}  # of 0 nothing is known
         if seqno <= min(one.seqno, other.seqno) and len(decided) > 1:
-            return seqno
-    return None
+            found.add(seqno)
+    return min(found, default=None)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tests.simulator import (
+    hub,
+    hub_mutations,
     isis,
     isis_mutations,
     isis_site_mutations,
@@ -73,6 +76,12 @@ def report_orders(seed: int, _: str) -> list[str]:
     return [f"{name}: {detail}" for name, detail in Orders(seed).run()]
 
 
+def report_hub(seed: int, name: str) -> list[str]:
+    """A hub whose home is replaced."""
+    found = hub.run(seed, next((each for each in hub_mutations.MUTATIONS if each.name == name), None))
+    return [f"{anomaly.name}: {anomaly.detail}" for anomaly in found]
+
+
 def report_isis(seed: int, name: str) -> list[str]:
     """Processes that agree without a sequencer."""
     return [f"{anomaly.name}: {anomaly.detail}" for anomaly in isis.run(seed, isis_mutations.by_name(name))]
@@ -87,6 +96,9 @@ def report_isis_sites(seed: int, name: str) -> list[str]:
 GROUP = Simulation("a group", report_group, [mutation.name for mutation in mutations.MUTATIONS])
 SIMULATIONS: Mapping[str, Simulation] = {
     "sites": Simulation("meshes of sites", report_mesh, [mutation.name for mutation in mesh_mutations.MESH_MUTATIONS]),
+    "hub": Simulation(
+        "hubs whose home is replaced", report_hub, [mutation.name for mutation in hub_mutations.MUTATIONS]
+    ),
     "membership": Simulation(
         "histories of joins, leaves and flushes",
         report_membership,
@@ -118,6 +130,7 @@ def main() -> int:
             f"--{name}", dest="what", action="store_const", const=name, help=f"{simulation.help} instead"
         )
     options = parser.parse_args()
+    logging.disable(logging.WARNING)  # of what ships, and is broken here on purpose
     simulation = SIMULATIONS.get(options.what, GROUP)
     if options.mutation not in (NO_MUTATION, *simulation.mutations):
         known = ", ".join(simulation.mutations) or "there is none"
