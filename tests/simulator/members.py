@@ -75,6 +75,10 @@ class MemoryOfIncarnations:
     def incarnation(self) -> int:
         return self.latest
 
+    def is_of_a_wrong_clock(self, _incarnation: int) -> bool:
+        """Here they are counted."""
+        return False
+
     def claim_incarnation(self, above: int, claimed: set[int]) -> int:
         self.latest = max(self.latest, above) + 1
         claimed.add(self.latest)
