@@ -3,6 +3,8 @@
 A value is a NamedTuple, a frozen dataclass, a tuple of them, a text, bytes, a whole number, a truth value, or None;
 records become lists in the order of their fields. `decode` takes nothing that `encode` has not written for that type:
 it reads what came from elsewhere, so what does not fit raises ProtocolViolation, never anything else.
+
+A dataclass may have fields at its end that are `LATER`: these are left out at their defaults.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from ordering.records import MAX_NUMBER
 
 MAX_PLACES = 1_024
 """More than processes that a view can have: each answers for each run."""
+
+LATER = {"later": True}
+"""The metadata of a field that was not always there: earlier versions go on with each other as long as none uses it."""
 
 T = TypeVar("T")
 _Reader = Callable[[object], object]
@@ -45,7 +50,12 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+        plain = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        for field in reversed(dataclasses.fields(value)):
+            if not field.metadata.get("later") or plain[-1] != field.default:
+                break
+            plain.pop()
+        return plain
     raise TypeError(f"{value!r:.40} can't be stored")
 
 
@@ -77,7 +87,8 @@ def _reader(kind: Any) -> _Reader:
         return _bytes
     if kind in (bool, str):
         return _exactly(kind)
-    return _record(lambda values: kind(*values), tuple(map(_reader, _fields(kind))))
+    later = [field for field in dataclasses.fields(kind) if field.metadata] if dataclasses.is_dataclass(kind) else []
+    return _record(lambda values: kind(*values), tuple(map(_reader, _fields(kind))), len(later))
 
 
 def _optional(read: _Reader) -> _Reader:
@@ -91,12 +102,14 @@ def _many(read: _Reader) -> _Reader:
     return many
 
 
-def _record(make: Callable[[Iterable[object]], object], readers: tuple[_Reader, ...]) -> _Reader:
+def _record(make: Callable[[Iterable[object]], object], readers: tuple[_Reader, ...], later: int = 0) -> _Reader:
+    """`later`: so many fields at its end may be left out."""
+
     def record(plain: object) -> object:
         items = _list(plain)
-        if len(items) != len(readers):
+        if not len(readers) - later <= len(items) <= len(readers):
             raise ValueError(f"{len(readers)} fields are wanted, not {len(items)}")
-        return make(read(item) for read, item in zip(readers, items, strict=True))
+        return make(read(item) for read, item in zip(readers, items, strict=False))
 
     return record
 

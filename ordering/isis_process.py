@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ordering.errors import ProtocolViolation
 from ordering.hold_back import Run
-from ordering.isis_codec import decode, encode
+from ordering.isis_codec import LATER, decode, encode
 from ordering.isis_formation import Life, View
 from ordering.isis_messages import NO_BALLOT, Ballot, NextView, Promise, Vote
 from ordering.isis_state import RESEND_AFTER_MS, AgreementState, Placed, begin
@@ -39,7 +39,8 @@ class ProcessState:
     `settled` is how the view before it ended, `promised` and `vote` are about the next one, `attempt` the ballot of its
     own. `heard` is when each member was heard last, `joiners` when each life last asked to join, `hears` when each
     member last said which of these it hears, `told` when each was last told the view, `excluded` what the operator has
-    decided. `patience_ms` is when to open a ballot, 0 without a reason.
+    decided. `patience_ms` is when to open a ballot, 0 without a reason. `slower` has the processes that suspect later
+    than this one, and after how long.
     """
 
     me: Life
@@ -64,6 +65,7 @@ class ProcessState:
     ignored: int = 0
     resend_after_ms: int = RESEND_AFTER_MS
     hears: tuple[tuple[Life, int, tuple[Life, ...]], ...] = ()
+    slower: tuple[tuple[str, int], ...] = field(default=(), metadata=LATER)
 
     def to_bytes(self) -> bytes:
         """The state as JSON, equal states as equal bytes."""
@@ -104,6 +106,14 @@ def awake(state: ProcessState, now_ms: int) -> ProcessState:
     """A process that goes on after some time. It suspects no process for what it was not there to hear."""
     now_ms = max(state.now_ms, now_ms)
     return replace(state, now_ms=now_ms, heard=tuple((life, now_ms) for life, _ in state.heard))
+
+
+def suspecting_after(state: ProcessState, suspect_after_ms: int) -> ProcessState:
+    """The process with another value. The others may have the one that it had, until they say so."""
+    others = (life.name for life in state.view.members if life != state.me)
+    slower = {**dict.fromkeys(others, state.suspect_after_ms), **dict(state.slower)}
+    kept = tuple(sorted((name, ms) for name, ms in slower.items() if ms > suspect_after_ms))
+    return replace(state, suspect_after_ms=suspect_after_ms, slower=kept)
 
 
 def fresh(me: Life, *, now_ms: int = 0, suspect_after_ms: int = SUSPECT_AFTER_MS) -> ProcessState:

@@ -87,6 +87,7 @@ which is O(senders of the group).
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -182,10 +183,13 @@ class Site:
         """
         self.group, self.epoch = state.group, epoch
         self.process = Process(awake(state.process, now_ms) if sequenced is None else state.process)
+        if sequenced is None:
+            self.process.beat()
         self.me = self.process.me
         self._absent = absent_from(self.process.view)
         self.position, self.number, self.rejected = state.position, state.number, state.rejected
         self._trail = dict(state.trail)
+        self._paced: dict[str, int] = {}  # of each other site, the epoch that has said how it suspects
         self.complete, self._refused = state.complete, state.refused
         self._places = {place.name: place for place in state.places}
         self._logs = {row.site: row for row in state.logs}
@@ -396,7 +400,16 @@ class Site:
             numbers = numbers[: MAX_TRAIL // 2] + numbers[-MAX_TRAIL // 2 :]
         self._trail = {number: self._trail[number] for number in numbers}
 
+    def _note_pace(self, site: str, entry: Entry) -> None:
+        """After how long it suspects others is in its file, so its next job may have another value."""
+        if self._paced.get(site) == entry.epoch:
+            return
+        self._paced[site] = entry.epoch
+        with contextlib.suppress(ProtocolViolation):  # of another version
+            self.process.note_pace(site, SiteState.from_bytes(entry.state).process.suspect_after_ms)
+
     def _take_entry(self, site: str, entry: Entry) -> None:
+        self._note_pace(site, entry)
         for ordered in entry.ordered:
             self._order(ordered)
         for letter in entry.letters:

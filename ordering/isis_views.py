@@ -154,7 +154,7 @@ class Process:
         self._own_row, self._backlog = state.own_row, deque(state.backlog)
         self._heard, self._joiners, self._told = dict(state.heard), dict(state.joiners), dict(state.told)
         self._hears = {life: (at, joiners) for life, at, joiners in state.hears}
-        self._excluded = set(state.excluded)
+        self._excluded, self._slower = set(state.excluded), dict(state.slower)
         self._beat_at_ms, self._patience_ms = state.beat_at_ms, state.patience_ms
         self.ignored = state.ignored
         self._places = {life: place for place, life in enumerate(self.view.members)}
@@ -184,6 +184,7 @@ class Process:
             patience_ms=self._patience_ms,
             ignored=self.ignored,
             hears=tuple((life, at, joiners) for life, (at, joiners) in sorted(self._hears.items())),
+            slower=tuple(sorted(self._slower.items())),
         )
 
     @property
@@ -341,6 +342,19 @@ class Process:
         """It is so late, and what has come meanwhile is taken now, before anybody is suspected for his silence."""
         self.now_ms = max(self.now_ms, now_ms)
 
+    def note_pace(self, name: str, suspect_after_ms: int) -> None:
+        """Another process suspects after so long. It beats by that, so it is suspected no earlier."""
+        self._slower.pop(name, None)
+        if suspect_after_ms > self.suspect_after_ms:
+            self._slower[name] = suspect_after_ms
+
+    def beat(self) -> None:
+        """Say that it is there, if it is in a view."""
+        if self.agreement is not None:
+            self._beat_at_ms = self.now_ms
+            self._cast(Beat(self.view.id) if self.agreement.is_frozen else self.agreement.known())
+            self._say_who_joins()
+
     def tick(self, now_ms: int) -> None:
         """It is so late: suspect, send again, open a ballot."""
         self.now_ms = max(self.now_ms, now_ms)
@@ -349,9 +363,7 @@ class Process:
             return
         self.agreement.tick(self.now_ms)
         if self.now_ms - self._beat_at_ms >= self.suspect_after_ms // 4:
-            self._beat_at_ms = self.now_ms
-            self._cast(Beat(self.view.id) if self.agreement.is_frozen else self.agreement.known())
-            self._say_who_joins()
+            self.beat()
         reason = self._reason()
         if self._attempt is not None:
             self._go_on(self._attempt)
@@ -375,25 +387,25 @@ class Process:
             self._outputs.append(To(Life(name), Join(self.view.id)))
 
     def _reason(self) -> _Reason:
-        late = self.now_ms - self.suspect_after_ms
-        self._joiners = {life: at for life, at in self._joiners.items() if at > late}
+        self._joiners = {life: at for life, at in self._joiners.items() if not self._is_long_ago(life, at)}
         again = {life.name for life in self._joiners}
         suspects = {
             place
             for life, place in self._places.items()
-            if life != self.me and (self._heard[life] <= late or life.name in again or life in self._excluded)
+            if life != self.me
+            and (self._is_long_ago(life, self._heard[life]) or life.name in again or life in self._excluded)
         }
-        hearing = [
-            self._hears.get(life, (late, ()))
-            for life, place in self._places.items()
-            if life != self.me and place not in suspects
-        ]
-        heard_by_all = [
-            joiner
-            for joiner in sorted(self._joiners)
-            if all(at > late and joiner in joiners for at, joiners in hearing)
-        ]
+        hearing: list[tuple[Life, ...]] = []
+        for life, place in self._places.items():
+            if life != self.me and place not in suspects:
+                at, joiners = self._hears.get(life, (None, ()))
+                hearing.append(() if at is None or self._is_long_ago(life, at) else joiners)
+        heard_by_all = [joiner for joiner in sorted(self._joiners) if all(joiner in joiners for joiners in hearing)]
         return _Reason(suspects, heard_by_all)
+
+    def _is_long_ago(self, life: Life, at_ms: int) -> bool:
+        """Whether a process that was heard then is silent for too long."""
+        return self.now_ms - at_ms >= self._slower.get(life.name, self.suspect_after_ms)
 
     def _rank(self, suspects: set[int]) -> int:
         """How many unsuspected members stand before this one: the first opens the ballot, the others wait longer."""

@@ -287,8 +287,9 @@ class SiteLoop:
     def _tick(self, group: AgreeingGroup) -> None:
         now = time.monotonic()
         before = self._ticked_at.get(group.name, now)
-        self._ticked_at[group.name] = now
-        group.tick(round((now - before) * 1000))
+        elapsed_ms = int((now - before) * 1000)
+        self._ticked_at[group.name] = before + elapsed_ms / 1000  # the rest counts in the next step
+        group.tick(elapsed_ms)
 
     def _write_entry(self, group: AgreeingGroup) -> Written | None:
         output = group.end_step()

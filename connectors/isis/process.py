@@ -55,6 +55,9 @@ BATCH_DATAGRAMS = 64
 SOCKET_BYTES = 4 * 1024 * 1024
 """What the socket is asked to buffer in each direction; the machine may give less."""
 
+MAX_SUSPECT_AFTER_MS = 3_600_000
+"""Whatever another process says, it is waited for no longer."""
+
 MAX_DELAYED = 4_096
 """Datagrams that may wait on purpose; one more is sent at once."""
 
@@ -207,6 +210,7 @@ class IsisProcess:
             self.rejected[str(error)] += 1
             return True
         sender = Life(name_of(place), datagram.incarnation)
+        self.process.note_pace(sender.name, min(datagram.suspect_after_ms, MAX_SUSPECT_AFTER_MS))
         for message in datagram.messages:
             if isinstance(message, Ask):
                 outgoing.setdefault(sender.name, []).append(self._history.answer(message))
@@ -234,7 +238,7 @@ class IsisProcess:
                     encoded[id(message)] = list(encode_message(message))
                 parts += encoded[id(message)]
             address = self._addresses[int(name)]
-            for datagram in pack(self._group, self.me, self.life.incarnation, parts):
+            for datagram in pack(self._group, self.me, self.life.incarnation, parts, self._suspect_after_ms):
                 self._send_datagram(address, datagram)
 
     def _send_datagram(self, address: tuple[str, int], datagram: bytes) -> None:

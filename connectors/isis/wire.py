@@ -1,6 +1,7 @@
 """ISIS messages as datagrams: several in one, each datagram checked as a whole.
 
-    header    `AI`, version, CRC-32 of all that follows, digest of the hostfile, the sender's id and incarnation
+    header    `AI`, version, CRC-32 of all that follows, digest of the hostfile, the sender's id and incarnation, and
+              after how long it suspects others, in ms
     message   kind, length, body
 
 The four messages that every run needs are packed by hand; the rest, which is rare, is compressed JSON. A body that is
@@ -37,9 +38,9 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 
 Packet = Message | Ask | Answer
 
-_MAGIC, _VERSION = b"AI", 2
+_MAGIC, _VERSION = b"AI", 3
 _HEADER = struct.Struct("!2sBI")
-_ORIGIN = struct.Struct("!8sHQ")
+_ORIGIN = struct.Struct("!8sHQI")
 _MESSAGE = struct.Struct("!BI")
 _SEND, _RUN = struct.Struct("!QQH"), struct.Struct("!QII")
 _PROPOSE, _FINALS, _KNOWN = struct.Struct("!QHQH"), struct.Struct("!QQH"), struct.Struct("!QQH")
@@ -55,10 +56,11 @@ class Malformed(Exception):
 
 
 class Datagram(NamedTuple):
-    """What has come: the sender's id and incarnation, and its messages."""
+    """What has come: the sender's id and incarnation, after how long it suspects others, and its messages."""
 
     sender: int
     incarnation: int
+    suspect_after_ms: int
     messages: tuple[Packet, ...]
 
 
@@ -82,9 +84,11 @@ def encode_message(message: Packet) -> Iterator[bytes]:
     yield _framed(_NUMBER_OF[type(message)], body)
 
 
-def pack(group: bytes, sender: int, incarnation: int, messages: Iterable[bytes]) -> Iterator[bytes]:
+def pack(
+    group: bytes, sender: int, incarnation: int, messages: Iterable[bytes], suspect_after_ms: int = 0
+) -> Iterator[bytes]:
     """Encoded messages as datagrams."""
-    origin = _ORIGIN.pack(group, sender, incarnation)
+    origin = _ORIGIN.pack(group, sender, incarnation, suspect_after_ms)
     parts, size = [origin], len(origin)
     for message in messages:
         if size + len(message) > PACKED_BYTES and len(parts) > 1:
@@ -106,11 +110,11 @@ def unpack(group: bytes, raw: bytes) -> Datagram:
         raise Malformed("not of this version")
     if zlib.crc32(memoryview(raw)[_HEADER.size :]) != check:
         raise Malformed("damaged")
-    their_group, sender, incarnation = _ORIGIN.unpack_from(raw, _HEADER.size)
+    their_group, sender, incarnation, suspect_after_ms = _ORIGIN.unpack_from(raw, _HEADER.size)
     if their_group != group:
         raise Malformed("of another hostfile")
     try:
-        return Datagram(sender, incarnation, tuple(_messages(raw, _HEADER.size + _ORIGIN.size)))
+        return Datagram(sender, incarnation, suspect_after_ms, tuple(_messages(raw, _HEADER.size + _ORIGIN.size)))
     except (struct.error, ProtocolViolation, zlib.error, IndexError) as error:
         raise Malformed("not a message") from error
 

@@ -16,6 +16,7 @@ from connectors.kafka.inputs import Neighbours
 from connectors.kafka.sites import SUSPECT_AFTER_MS, Sites
 from ordering.errors import UsageError
 from ordering.isis_formation import Life, first_view
+from ordering.isis_process import suspecting_after
 from ordering.isis_site_state import SiteState, first_state
 from ordering.sequencer import SequencerState
 
@@ -54,7 +55,7 @@ def known_state(connection: Connection, agreement: Agreement, taken: SequencerSt
             f"group {group} was begun with other sites than {', '.join(names)}: name those in the sites' file that "
             "it was begun with, or take a new group."
         )
-    return replace(state, process=replace(state.process, suspect_after_ms=agreement.suspect_after_ms))
+    return replace(state, process=suspecting_after(state.process, agreement.suspect_after_ms))
 
 
 def neighbours_of(sites: Sites, site: str) -> Neighbours:

@@ -66,13 +66,13 @@ MESSAGES: list[Packet] = [
 
 def datagrams(*messages: Packet) -> list[bytes]:
     parts = [part for message in messages for part in encode_message(message)]
-    return list(pack(GROUP, 3, 1_700_000_000_000_000, parts))
+    return list(pack(GROUP, 3, 1_700_000_000_000_000, parts, 2_000))
 
 
 def test_all_messages_travel_together() -> None:
     (raw,) = datagrams(*MESSAGES)
     found = unpack(GROUP, raw)
-    assert (found.sender, found.incarnation) == (3, 1_700_000_000_000_000)
+    assert (found.sender, found.incarnation, found.suspect_after_ms) == (3, 1_700_000_000_000_000, 2_000)
     assert list(found.messages) == MESSAGES
 
 
@@ -105,8 +105,8 @@ def test_a_damaged_datagram_is_malformed(which: int, where: int, by: int) -> Non
 @given(st.binary(max_size=200))
 def test_whatever_comes_is_a_datagram_or_malformed(body: bytes) -> None:
     """Also with a header that is right."""
-    rest = GROUP + bytes(10) + body
-    raw = b"AI\x01" + zlib.crc32(rest).to_bytes(4, "big") + rest
+    rest = GROUP + bytes(14) + body
+    raw = b"AI\x03" + zlib.crc32(rest).to_bytes(4, "big") + rest
     for guess in (body, raw):
         with suppress(Malformed):
             unpack(GROUP, guess)

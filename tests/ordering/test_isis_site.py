@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -24,6 +25,7 @@ from ordering.isis_log import (
     write_letter,
 )
 from ordering.isis_messages import Exclude, Stuck
+from ordering.isis_process import suspecting_after
 from ordering.isis_site import (
     MAX_MARKS,
     MAX_RUNS_IN_FLIGHT,
@@ -290,10 +292,39 @@ def test_a_sealed_job_is_not_heard() -> None:
     entry = cluster.step("nyc")
     assert entry is not None
     sfo = cluster.sites["sfo"]
+    assert sfo.end_step() is not None, "it says that it is there"
     sfo.take(Heard("nyc", 1, 2))
     sfo.take(Heard("nyc", 2, entry.epoch, entry))
     assert sfo.log_row("nyc") == LogRow("nyc", 2, 0, 2)
     assert sfo.end_step() is None
+
+
+@pytest.mark.parametrize("other_ms", [11_000, 60_000, 24 * 3_600_000])
+@pytest.mark.parametrize("is_longer", [False, True])
+def test_sites_that_suspect_after_different_times(other_ms: int, *, is_longer: bool) -> None:
+    """While a changed `suspect_after_ms` is rolled out: nobody who is there is suspected, in no order of starts."""
+    before_ms, after_ms = (10_000, other_ms) if is_longer else (other_ms, 10_000)
+    cluster = Cluster()
+
+    def run(seconds: int, *names: str) -> list[int]:
+        for _ in range(10 * seconds):
+            cluster.now_ms += 100
+            for name in names:
+                cluster.step(name)
+        return [cluster.sites[name].process.view.id for name in names]
+
+    for name in SITES:
+        cluster.sites[name] = Site(first_state("g", name, SITES, suspect_after_ms=before_ms), 1)
+    run(30, *SITES)
+    for epoch, name in enumerate(("sfo", "nyc"), 2):
+        state = state_told(name, cluster.logs[name])
+        state = replace(state, process=suspecting_after(state.process, after_ms))
+        cluster.sites[name] = Site(state, epoch, now_ms=cluster.now_ms)
+        cluster.read[name] = {other: cluster.sites[name].log_row(other).at for other in SITES}
+        assert run(100, *SITES) == [1, 1, 1]
+    cluster.down.add("lax")
+    if max(before_ms, after_ms) < 100_000:
+        assert run(100, "nyc", "sfo") == [2, 2], "lax is out"
 
 
 # A log that is lost

@@ -105,7 +105,7 @@ def never_due(_site: Site, *, is_last: bool) -> bool:
 
 
 MUTATIONS = (
-    Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 240),
+    Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 640),
     Mutation("no-seal", "a job takes over without a seal", WRONG_STATE, ((f"{_SITES}.take_over", without_seal),), 26),
     Mutation("forget", "a job forgets the last entries", WRONG_STATE, ((f"{_SITES}.counting", without_last),), 35),
     Mutation("from-data", "the sequencer is rebuilt from DATA", DIVERGENT, ((f"{_SITES}.take_over", from_data),)),
@@ -121,7 +121,7 @@ MUTATIONS = (
         UNREADABLE,
         (("ordering.isis_site.Site._is_here", always_here),),
     ),
-    Mutation("any-log", "a lost log's successor is read", TWO_LOGS, (("ordering.isis_site.read_on", any_log),), 140),
+    Mutation("any-log", "a lost log's successor is read", TWO_LOGS, (("ordering.isis_site.read_on", any_log),), 57),
     Mutation(
         "one-look",
         "a site that has written an entry does not look whether its log was lost",
