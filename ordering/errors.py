@@ -114,6 +114,13 @@ class HistoryUnavailable(AbcastError):
     """Kafka's retention has dropped records that are needed, and no ledger was given to read them from."""
 
 
+class HistoryChanged(AbcastError):
+    """A log is not the one that it was: it was made anew, or has lost its end. What was read stands there no more.
+
+    Nobody goes on by itself: what comes may be other messages under numbers that were given before.
+    """
+
+
 class PositionLost(AbcastError):
     """Kafka has forgotten how far a member's name had delivered. It does not begin at the first message unless told to.
 

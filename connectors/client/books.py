@@ -27,7 +27,7 @@ from connectors.client.receipt import Receipt
 from connectors.kafka.connection import Connection
 from connectors.kafka.effective import Effective
 from connectors.kafka.liveness import say_why
-from ordering.errors import AbcastError, EnvironmentProblem, HistoryUnavailable
+from ordering.errors import AbcastError, EnvironmentProblem, HistoryChanged, HistoryUnavailable
 from ordering.forgetting import is_told
 from ordering.forward_table import Pending, carried_from, carried_over, is_control, was_ordered
 from ordering.membership import Life
@@ -171,6 +171,11 @@ class Books:
         Raises HistoryUnavailable if it does not, as the sender is forgotten: what is left may be ordered, or may not.
         """
         ordered = state.ordered(self._name)
+        if ordered.incarnation == self.incarnation and ordered.local_seqno < self.table.acknowledged:
+            raise HistoryChanged(
+                f"the group has ordered {self.address} up to local seqno {ordered.local_seqno}, and had up to "
+                f"{self.table.acknowledged} before: DATA was made anew, or has lost its end. Begin with a new Member."
+            )
         if not self._is_told(state, self.incarnation) and not all(map(is_control, self.table.pending())):
             raise HistoryUnavailable(
                 f"the group has forgotten {self.address}, and which messages that it still has were ordered can't "

@@ -28,12 +28,13 @@ from kafka.structs import TopicPartition
 
 from connectors.client.follower import Follower
 from connectors.client.hearing import Hearing, Listener
+from connectors.client.promise import raised_again
 from connectors.client.window import Batch, Window
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_cursor import DataCursor
 from connectors.kafka.data_log import DataLog, Start
 from connectors.kafka.effective import Effective, Messages
-from ordering.errors import BrokerUnreachable, HistoryUnavailable
+from ordering.errors import BrokerUnreachable, HistoryChanged, HistoryUnavailable
 from ordering.names import Address, Topic
 from ordering.reader import Reader
 from ordering.records import MESSAGE
@@ -58,6 +59,7 @@ class Feed:
         self.site = site
         self.partition = TopicPartition(str(Topic(group, "data", site)), 0)
         self.has_failed = False
+        self._changed: HistoryChanged | None = None
         self._users = 0
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -90,6 +92,7 @@ class Feed:
     def enter(self, cursor: DataCursor | None = None) -> bool:
         """One more uses it. If it does not run, it goes on with that cursor, or at the end; True if it took it."""
         with self._starting:
+            self.check()
             if self._thread is not None:
                 self._users += 1
                 return False
@@ -102,6 +105,11 @@ class Feed:
             )
             self._thread.start()
             return begins is cursor
+
+    def check(self) -> None:
+        """Raise HistoryChanged if the log has turned out to be another one."""
+        if self._changed is not None:
+            raise raised_again(self._changed)
 
     def leave(self) -> None:
         """One less uses it."""
@@ -148,7 +156,9 @@ class Feed:
             try:
                 if self._log is None:
                     self._log = DataLog(self.connection, self.group, self.site)
-                end = self._log.end()
+                end, known = self._log.end(), self._known
+                if known is not None and end < known[0]:
+                    raise ends_earlier(self.partition.topic, known[1].seqno, self._log.state(end).seqno)
                 self._known = (end, self._state_at(self._log, end))
             except BaseException:
                 self._close_log()
@@ -212,6 +222,8 @@ class Feed:
     def _start_anew(self, cursor: DataCursor, gone: HistoryUnavailable, stopping: threading.Event) -> DataCursor:
         try:
             start, state = self.end()
+            if state.seqno < cursor.reader.last_seqno:
+                raise ends_earlier(self.partition.topic, cursor.reader.last_seqno, state.seqno)
             fresh = self.cursor(start)
         except BrokerUnreachable:
             stopping.wait(POLL_S)
@@ -226,6 +238,7 @@ class Feed:
     def _fail(self, error: Exception, stopping: threading.Event) -> None:
         if stopping.is_set():
             return
+        self._changed = error if isinstance(error, HistoryChanged) else None
         self.has_failed = True
         self.window.end()
         with self.telling:
@@ -237,6 +250,14 @@ class Feed:
         left = [each for each in self._hearings.pop(hearing.key) if each is not hearing]
         if left:
             self._hearings[hearing.key] = left
+
+
+def ends_earlier(topic: str, before: int, now: int) -> HistoryChanged:
+    """The error that says that a log ends earlier than it did."""
+    return HistoryChanged(
+        f"{topic} ends at seqno {now}, and was at {before} before: it was made anew, or has lost its end. What comes "
+        "now may be other messages under the same seqnos: begin with what the group has now, with a new Member."
+    )
 
 
 def _look_after(listener: Listener) -> None:

@@ -37,6 +37,9 @@ class Followed(Protocol):
     partition: TopicPartition
     has_failed: bool
 
+    def check(self) -> None:
+        """Raise HistoryChanged if it has found so."""
+
     def cursor(self, start: Start) -> DataCursor:
         """A cursor of its own. Raises BrokerUnreachable."""
 
@@ -69,15 +72,18 @@ class Follower:
     def poll(self, timeout: float, or_when: Callable[[], bool] = bool) -> Sequence[Effective]:
         """The next effective records; none if none come in time, or no broker answers.
 
-        Raises as `DataCursor.poll`; KafkaRefused for a right that is missing.
+        Raises as `DataCursor.poll`, also where the feed has found that the log has changed; KafkaRefused for a right
+        that is missing.
 
         `or_when`: it waits no longer when that holds, and the feed was woken (`Feed.wake`).
         """
+        self._feed.check()
         if self._is_user:
             batch = self._feed.window.batch_at(self, self.position, timeout, or_when)
             if batch is not None:
                 return self._taken(batch)
             self._leave()
+            self._feed.check()
         elif self._cursor is None and self._feed.window.approach(self, self.position):
             with contextlib.suppress(BrokerUnreachable):  # the feed has ended just now: it reads by itself, then
                 self._join()

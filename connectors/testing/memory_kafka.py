@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafka.errors import (
+    KafkaConnectionError,
     KafkaError,
     KafkaTimeoutError,
     LeaderNotAvailableError,
@@ -52,6 +53,7 @@ class Topics:
         """By topic: so many of the next produce requests fail."""
         self.passes_first_batches = False
         """Of each new producer, the first batch to a partition is refused and the second one taken (KAFKA-15591)."""
+        self.restarts = 0
         self.ahead_ms = 0
         """The broker's clock is so far before this machine's."""
         self.away: dict[TopicPartition, frozenset[str]] = {}
@@ -89,6 +91,30 @@ class Topics:
     def drop(self, topic: str, below: int, partition: int = 0) -> None:
         """Retention takes what stands below the offset."""
         self.beginnings[TopicPartition(topic, partition)] = below
+
+    def truncate(self, topic: str, end: int) -> None:
+        """A power failure takes what stands at `end` and behind it."""
+        with self.changed:
+            del self.partitions[TopicPartition(topic, 0)][end:]
+            self.restart()
+
+    def make_anew(self, topics: Iterable[str]) -> None:
+        """Delete the topics, with the positions in them, and create them again."""
+        with self.changed:
+            names = set(topics)
+            for place in self.partitions:
+                if place.topic in names:
+                    self.partitions[place] = []
+                    self.beginnings.pop(place, None)
+            for known in [key for key in self.committed if key[1].topic in names]:
+                del self.committed[known]
+            self.restart()
+
+    def restart(self) -> None:
+        """The broker is away for a moment: all who read from it lose their connections."""
+        with self.changed:
+            self.restarts += 1
+            self.changed.notify_all()
 
     def forget_commits(self) -> None:
         """`offsets.retention.minutes` are over, for every name."""
@@ -342,6 +368,7 @@ class MemoryConsumer:
 
     def __init__(self, kafka: Topics) -> None:
         self.kafka = kafka
+        self._restarts = kafka.restarts
         self.next: dict[TopicPartition, int] = {}
 
     def partitions_for_topic(self, topic: str) -> set[int]:
@@ -351,6 +378,7 @@ class MemoryConsumer:
     def assign(self, places: Iterable[TopicPartition]) -> None:
         """Read these partitions, from their beginnings."""
         self.next = dict.fromkeys(places, 0)
+        self._restarts = self.kafka.restarts
 
     def seek(self, place: TopicPartition, offset: int) -> None:
         """Read on there."""
@@ -394,14 +422,14 @@ class MemoryConsumer:
     def poll(self, timeout_ms: int = 0) -> dict[TopicPartition, list[PlainRecord]]:
         """What comes next, 500 records a partition at most; waits for something."""
         found: dict[TopicPartition, list[PlainRecord]] = {}
-        for place, offset in self.next.items():
-            if offset < self.kafka.beginnings.get(place, 0):
-                raise OffsetOutOfRangeError({place: offset})
 
         def look() -> bool:
+            if self._restarts != self.kafka.restarts:
+                self._restarts = self.kafka.restarts
+                raise KafkaConnectionError
             for place, offset in self.next.items():
-                if offset < self.kafka.beginnings.get(place, 0):
-                    raise OffsetOutOfRangeError
+                if not self.kafka.beginnings.get(place, 0) <= offset <= len(self.kafka.partitions[place]):
+                    raise OffsetOutOfRangeError({place: offset})
                 if self.kafka.lacks(place, READS):
                     continue
                 if records := self.kafka.partitions[place][offset : offset + 500]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
+from kafka.errors import KafkaConnectionError
 from kafka.structs import TopicPartition
 
 from connectors.kafka.codec import decode_forward, encode_data
@@ -84,7 +85,10 @@ class TinySequencer:
                 if self.state.membership.is_watched and time.monotonic() - ticked > 0.2:
                     ticked = time.monotonic()
                     tick(self._producer, topic, [p.partition for p in partitions], self.state.seqno)
-                polled = consumer.poll(timeout_ms=50)
+                try:
+                    polled = consumer.poll(timeout_ms=50)
+                except KafkaConnectionError:  # it connects again
+                    continue
                 batch: list[Forward | Malformed] = []
                 for partition in sorted(polled):
                     for record in polled[partition]:

@@ -1,0 +1,155 @@
+"""A log that was made anew, or has lost its end, under members that live: nobody goes on in silence."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors import Member
+from connectors.kafka import data_cursor
+from connectors.kafka.codec import decode_data, encode_data
+from connectors.kafka.connection import Connection
+from connectors.kafka.topics import create_topics, delete_topics, find_topics
+from connectors.kafka.transport import LIBRARIES
+from connectors.local.broker import EmbeddedBroker
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
+from ordering.errors import AbcastError, HistoryChanged
+from ordering.names import ROLES, Topic
+from ordering.records import Data
+from ordering.sequencer import seal
+from tests.waiting import eventually
+
+SITE = "nyc"
+
+
+class Reader:
+    """Delivers in a thread; `got` is what, `problem` what has ended it."""
+
+    def __init__(self, member: Member) -> None:
+        self.got: list[tuple[int, bytes]] = []
+        self.problem: AbcastError | None = None
+        self._member = member
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for delivery in self._member.deliveries():
+                self.got.append((delivery.seqno, delivery.payload))
+        except AbcastError as error:
+            self.problem = error
+
+    def join(self) -> None:
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def ending_so(member: Member) -> Iterator[Member]:
+    """A member whose log changes: its end says it, too."""
+    with contextlib.suppress(HistoryChanged), member:
+        yield member
+        with pytest.raises(HistoryChanged):
+            member.broadcast(b"more")
+
+
+def broadcast(connection: Connection, group: str, name: str, texts: list[bytes]) -> None:
+    with Member(group, f"{SITE}/{name}", connection=connection) as member:
+        for receipt in [member.broadcast(text) for text in texts]:
+            receipt.result(20)
+
+
+def regrow(kafka: MemoryConnection, topic: str, epoch: int, count: int) -> None:
+    """What another sequencer decides, in the place of what is gone."""
+    place = TopicPartition(topic, 0)
+    seqno = max((decode_data(*record[-3:]).seqno for record in kafka.topics.partitions[place]), default=0)
+    records = [seal(epoch), *(Data("message", epoch, seqno + n, 0, f"{SITE}/b", 1, n) for n in range(1, count))]
+    for record in records[:count]:
+        kafka.topics.append(place, *encode_data(record))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_was_read_stands_there_or_it_is_told(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is cut anywhere, or made anew, and grows again before a reader looks, or later, or never."""
+    monkeypatch.setattr(data_cursor, "LOOK_S", 0.2)
+    rng = random.Random(seed)
+    kafka = MemoryConnection(timeout=5.0)
+    kafka.create("g", SITE)
+    data = str(Topic("g", "data", SITE))
+    log = kafka.topics.partitions[TopicPartition(data, 0)]
+    with (
+        Member("g", f"{SITE}/r", connection=kafka) as member,
+        ending_so(Member("g", f"{SITE}/s", connection=kafka)) as sender,
+    ):
+        with TinySequencer(kafka, "g", SITE):
+            broadcast(kafka, "g", "a", [b"old %d" % number for number in range(8)])
+            sender.broadcast(b"mine").result(20)
+            reader = Reader(member)
+            eventually(lambda: len(reader.got) == 9, what="all is read")
+        waits = sender.broadcast(b"never ordered")
+        length = len(log)
+        with kafka.topics.changed:  # nobody looks in between
+            if rng.random() < 0.3:
+                kafka.topics.make_anew(str(Topic("g", role, SITE)) for role in ROLES)
+            else:
+                kafka.topics.truncate(data, rng.randrange(length))
+            epoch = rng.choice((1, 9))
+            if rng.random() < 0.7:
+                regrow(kafka, data, epoch, rng.randrange(2 * length))
+        reader.join()
+        assert isinstance(reader.problem, HistoryChanged)
+        assert "was made anew, or has lost its end" in str(reader.problem)
+        assert len(reader.got) == 9
+        with pytest.raises(HistoryChanged):
+            waits.result(20)
+
+
+def test_a_broker_that_was_away_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same log, of which the last record is read once more."""
+    monkeypatch.setattr(data_cursor, "LOOK_S", 0.2)
+    kafka = MemoryConnection(timeout=5.0)
+    kafka.create("g", SITE)
+    with TinySequencer(kafka, "g", SITE), Member("g", f"{SITE}/r", connection=kafka) as member:
+        reader = Reader(member)
+        for number in range(10):
+            broadcast(kafka, "g", f"a{number}", [b"%d" % number])
+            if number == 5:  # what was read last is gone, as it may be
+                kafka.topics.drop(str(Topic("g", "data", SITE)), len(reader.got))
+            kafka.topics.restart()
+        eventually(lambda: len(reader.got) == 10, what="all is read")
+        assert reader.got == [(number + 1, b"%d" % number) for number in range(10)]
+        assert reader.problem is None
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("transport", LIBRARIES)
+def test_topics_that_are_made_anew(broker: EmbeddedBroker, transport: str) -> None:
+    """With more in them than the old ones had."""
+    connection = Connection(broker.bootstrap_servers, transport=transport)
+    other = Connection(broker.bootstrap_servers, transport=transport, timeout=11.0)  # as another process would
+    group = f"anew-{transport}"
+    create_topics(connection, group, [SITE])
+    with (
+        Member(group, f"{SITE}/r", connection=connection) as member,
+        ending_so(Member(group, f"{SITE}/s", connection=connection, resend_after_s=1.0)) as sender,
+    ):
+        with TinySequencer(connection, group, SITE):
+            for number in range(5):
+                sender.broadcast(b"old %d" % number).result(20)
+            reader = Reader(member)
+            eventually(lambda: len(reader.got) == 5, what="all is read")
+        delete_topics(other, [topic for topic in find_topics(other) if topic.group == group])
+        eventually(lambda: not [topic for topic in find_topics(other) if topic.group == group], what="they are gone")
+        create_topics(other, group, [SITE])
+        with TinySequencer(other, group, SITE):
+            broadcast(other, group, "z", [b"new %d" % number for number in range(8)])
+            reader.join()
+            assert isinstance(reader.problem, HistoryChanged)
+            assert [payload for _, payload in reader.got] == [b"old %d" % number for number in range(5)]
