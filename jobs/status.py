@@ -26,6 +26,7 @@ from jobs.options import (
 )
 from jobs.progress import Progress
 from ordering.errors import AbcastError, BrokerUnreachable, UsageError
+from ordering.formats import NEWEST
 from ordering.names import DEFAULT_SITE
 
 if TYPE_CHECKING:
@@ -145,6 +146,11 @@ def _sentences(row: GroupStatus, site: str) -> Iterator[str]:
         )
     if row.wrong_settings:
         yield row.wrong_settings
+    if row.format < NEWEST.number:
+        yield (
+            f"it has format {row.format}: `abcast topics upgrade --group {row.group} --site {site}` gives it "
+            f"{NEWEST.number}, once all that read it are of abcast {NEWEST.version} or later"
+        )
     if row.agreement is not None:
         yield f"{site} {row.agreement}"
     for neighbour, silent_s in row.relays.items():

@@ -17,7 +17,9 @@ SHORTEST_SILENCE_MS = 3_000
 SHORTEST_FLUSH_MS = 1_000
 """A flush takes two batches of the sequencer at least."""
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, list and delete the topics of groups.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Create, list, delete and upgrade the topics of groups."
+)
 
 
 @app.command()
@@ -75,6 +77,32 @@ def create(
         holds = change_settings(connection, group, sites[0], **changes)
         when = "in force" if holds else "asked for, and in force once a sequencer of the group has read it"
         typer.echo(f"{', '.join(f'{name} = {value}' for name, value in changes.items())}: {when}".lower())
+
+
+@app.command()
+def upgrade(
+    group: Group,
+    site: Annotated[list[str] | None, typer.Option("--site", help="A site of the group; repeat for more.")] = None,
+    bootstrap_servers: BootstrapServers = None,
+    kafka_config: KafkaConfig = None,
+) -> None:
+    """Give a group the newest format, for good.
+
+    Do so once all of its processes know it: whoever does not stops, and says which version to install. It is in force
+    once the sequencer starts again.
+    """
+    from connectors.kafka.upgrade import upgrade as upgraded
+
+    connection = connection_to(bootstrap_servers, kafka_config, "topics")
+    for name in site or [DEFAULT_SITE]:
+        done = upgraded(connection, group, name)
+        if done.before == done.after:
+            typer.echo(f"{group} at {name} has format {done.after} already")
+        else:
+            typer.echo(
+                f"{group} at {name} has format {done.after}, which abcast {done.version} or later knows: in force once "
+                "its sequencer starts again"
+            )
 
 
 @app.command("list")

@@ -104,7 +104,7 @@ class Checker:
             self.start(site, Reader())
         log = self._logs[site]
         epoch_before = log.reader.epoch
-        verdict = log.reader.accept(record.kind, record.epoch, record.seqno)
+        verdict = log.reader.judge(record)
         if log.reader.epoch > epoch_before:
             log.furthest = 0  # what stood ahead was never decided: the new epoch numbers from the gap on
         if verdict is Verdict.TAKE:
@@ -112,7 +112,7 @@ class Checker:
             if broken := log.views.next(record):
                 self._find(VIEW_VIOLATION, f"DATA of {site} {broken}", record.seqno)
             if record.kind != MESSAGE:
-                self._controls.add(record.seqno)
+                self._controls.update(range(record.seqno, record.seqno + record.count))
             if record.link is not None:
                 self._linked.add(record.sender)
             # A control record takes a local seqno as a message does; a relay's are the ids of another site's views.

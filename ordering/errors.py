@@ -145,5 +145,9 @@ class ProtocolViolation(AbcastError):
     """What was read from the log breaks a rule that no correct writer breaks (a bug, or a foreign writer)."""
 
 
+class LaterVersion(ProtocolViolation):
+    """What was read is of a later version of abcast, and can't be passed over. It says which version to install."""
+
+
 class Disagreement(ProtocolViolation):
     """Of sites that agree: what one has promised or ordered is not what another one knows of it. It must not go on."""

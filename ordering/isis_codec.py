@@ -4,7 +4,11 @@ A value is a NamedTuple, a frozen dataclass, a tuple of them, a text, bytes, a w
 records become lists in the order of their fields. `decode` takes nothing that `encode` has not written for that type:
 it reads what came from elsewhere, so what does not fit raises ProtocolViolation, never anything else.
 
-A dataclass may have fields at its end that are `LATER`: these are left out at their defaults.
+A record may be of another version. Fields that a later one has written behind those that are known are passed over. A
+field that was added has a default, which it has where an earlier version has written the record. 0.1.0 passes over
+none; so those that are `LATER` in a dataclass, and the last `added` of what is encoded, are left out at their defaults.
+What a version has promised to others must not be passed over: then entries are readable from that one on only
+(`ordering.isis_log`).
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import binascii
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -32,9 +36,10 @@ T = TypeVar("T")
 _Reader = Callable[[object], object]
 
 
-def encode(value: object) -> bytes:
-    """A value as JSON, equal values as equal bytes."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=True, default=_plain).encode("ascii")
+def encode(value: object, added: int = 0) -> bytes:
+    """A value as JSON, equal values as equal bytes. `added`: so many of its last fields readers may not know."""
+    plain = _without_defaults(value, added) if added else value
+    return json.dumps(plain, separators=(",", ":"), ensure_ascii=True, default=_plain).encode("ascii")
 
 
 def decode(kind: type[T], raw: bytes) -> T:
@@ -45,17 +50,37 @@ def decode(kind: type[T], raw: bytes) -> T:
         raise ProtocolViolation(f"not a {kind.__name__}: {error}") from error
 
 
+def _without_defaults(value: object, added: int) -> list[object]:
+    """The fields of a record without those of the last `added` that have their defaults, as do all behind them."""
+    values, defaults = _values(value), _defaults(cast("Any", type(value)))
+    while added and values[-1] == defaults[len(values) - 1]:
+        values, added = values[:-1], added - 1
+    return values
+
+
+def _values(value: object) -> list[object]:
+    if dataclasses.is_dataclass(value):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return list(cast("Iterable[object]", value))
+
+
+@functools.cache
+def _defaults(kind: Any) -> dict[int, object]:
+    """What the fields of a record have where nobody says anything else, by their places; of those that have that."""
+    if dataclasses.is_dataclass(kind):
+        fields = enumerate(dataclasses.fields(kind))
+        return {at: field.default for at, field in fields if field.default is not dataclasses.MISSING}
+    names = getattr(kind, "_fields", ())
+    return {names.index(name): value for name, value in getattr(kind, "_field_defaults", {}).items()}
+
+
 def _plain(value: object) -> object:
     """What JSON does not know by itself: it writes tuples, named ones too, as lists."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        plain = [getattr(value, field.name) for field in dataclasses.fields(value)]
-        for field in reversed(dataclasses.fields(value)):
-            if not field.metadata.get("later") or plain[-1] != field.default:
-                break
-            plain.pop()
-        return plain
+        later = sum(map(bool, (field.metadata for field in dataclasses.fields(value))))
+        return _without_defaults(value, later)
     raise TypeError(f"{value!r:.40} can't be stored")
 
 
@@ -78,7 +103,7 @@ def _reader(kind: Any) -> _Reader:
         kinds = get_args(kind)
         if len(kinds) == 2 and kinds[1] is Ellipsis:
             return _many(_reader(kinds[0]))
-        return _record(tuple, tuple(map(_reader, kinds)))
+        return _record(tuple, tuple(map(_reader, kinds)), {})
     if kind is Places:
         return _places
     if kind is int:
@@ -87,8 +112,7 @@ def _reader(kind: Any) -> _Reader:
         return _bytes
     if kind in (bool, str):
         return _exactly(kind)
-    later = [field for field in dataclasses.fields(kind) if field.metadata] if dataclasses.is_dataclass(kind) else []
-    return _record(lambda values: kind(*values), tuple(map(_reader, _fields(kind))), len(later))
+    return _record(lambda values: kind(*values), tuple(map(_reader, _fields(kind))), _defaults(kind))
 
 
 def _optional(read: _Reader) -> _Reader:
@@ -102,12 +126,12 @@ def _many(read: _Reader) -> _Reader:
     return many
 
 
-def _record(make: Callable[[Iterable[object]], object], readers: tuple[_Reader, ...], later: int = 0) -> _Reader:
-    """`later`: so many fields at its end may be left out."""
-
+def _record(
+    make: Callable[[Iterable[object]], object], readers: tuple[_Reader, ...], defaults: Mapping[int, object]
+) -> _Reader:
     def record(plain: object) -> object:
         items = _list(plain)
-        if not len(readers) - later <= len(items) <= len(readers):
+        if any(place not in defaults for place in range(len(items), len(readers))):
             raise ValueError(f"{len(readers)} fields are wanted, not {len(items)}")
         return make(read(item) for read, item in zip(readers, items, strict=False))
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ordering.errors import HistoryUnavailable, ProtocolViolation
+from ordering.errors import HistoryUnavailable, LaterVersion, ProtocolViolation
 from ordering.isis_codec import decode, encode
 from ordering.isis_log import Entry, Ordered, Range, judge, ranges_of
 from ordering.isis_messages import Exclude
@@ -196,11 +196,13 @@ class Group:
     def hear(self, site: str, at: int, record: Data, read_entry: Callable[[Data], Entry]) -> None:
         """Take a record of another site's log. One that nobody of the agreement can have written is counted.
 
-        `read_entry`: how the record is read as an entry. Raises Disagreement.
+        `read_entry`: how the record is read as an entry. Raises Disagreement, LaterVersion.
         """
         try:
             counts = judge(self.site.log_row(site), record)[1]
             entry = read_entry(record) if record.kind == ENTRY and counts else None
+        except LaterVersion:
+            raise
         except ProtocolViolation:
             self.site.rejected += 1
             return

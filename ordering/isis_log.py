@@ -17,11 +17,13 @@ same chain.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import NamedTuple, cast
 
 from ordering.errors import ProtocolViolation
+from ordering.formats import later
 from ordering.hold_back import Run
 from ordering.isis_codec import decode, encode
 from ordering.isis_formation import Life, View
@@ -31,6 +33,10 @@ from ordering.reader import Reader, Verdict
 from ordering.records import ENTRY, EPOCH, MESSAGE, Data
 
 _DIGEST_BYTES = 8
+
+FORMAT = 1
+"""Of entries. What stands behind the fields that a reader knows is passed over, and an added field has a default: if
+others, or the site itself after a restart, must know it, entries are `readable_from` a higher format."""
 
 _KINDS = {
     kind.__name__.lower(): kind
@@ -109,6 +115,9 @@ class Entry(NamedTuple):
     business. The snapshot is large and seldom new, so most entries have none: `base` is the entry whose snapshot is
     part of the state. `before` is the digest of the entry before it, and `logs` how far the site has read the others'
     logs: it is part of the state, and stands here for those others.
+
+    It says as which format it was `written`, and from which one on it is readable; `version` is the first of abcast
+    that reads that.
     """
 
     origin: int
@@ -121,6 +130,9 @@ class Entry(NamedTuple):
     snapshot: bytes = b""
     before: bytes = b""
     logs: tuple[LogRow, ...] = ()
+    written: int = FORMAT
+    readable_from: int = FORMAT
+    version: str = ""
 
     @property
     def digest(self) -> bytes:
@@ -131,12 +143,24 @@ class Entry(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """As the payload of a record."""
-        return encode(self)
+        return encode(self, added=3)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Entry:
-        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        """Inverse of `to_bytes`. Raises LaterVersion for what can't be read, ProtocolViolation for anything else."""
+        _check_readable(raw)
         return decode(cls, raw)
+
+
+def _check_readable(raw: bytes) -> None:
+    """Raise LaterVersion if an entry says that it is for later versions only, whatever else it has."""
+    try:
+        fields = json.loads(raw)
+        needed, version = fields[Entry._fields.index("readable_from")], str(fields[Entry._fields.index("version")])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return  # it says nothing
+    if type(needed) is int and needed > FORMAT:
+        raise later(f"an entry is readable from format {needed} on, and this version of abcast reads {FORMAT}", version)
 
 
 def judge(row: LogRow, record: Data) -> tuple[LogRow, bool]:

@@ -42,6 +42,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -222,11 +223,17 @@ class Carried(NamedTuple):
     link: Link
 
 
-def carry(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> Carried:
-    """What the relay from `source` says of a DATA record there. `carries`: whether it carries messages of an origin.
+def carry_each(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> list[Carried]:
+    """`carry`, and a skip for each further number of a record of a kind that only a later version knows.
 
     `connectors.relay.columns` has the same as Spark columns.
     """
+    numbers = range(record.seqno, record.seqno + record.count)
+    return [carry(replace(record, seqno=number), source, session, carries) for number in numbers]
+
+
+def carry(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> Carried:
+    """What the relay from `source` says of a DATA record there. `carries`: whether it carries messages of an origin."""
     origin = origin_of(record.sender)
     has_number = record.link is not None or origin == source  # else it came without a link, and has none there
     if record.kind == MESSAGE and has_number and carries(origin):

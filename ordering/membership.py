@@ -129,26 +129,37 @@ class Settings:
     flush: every view is installed inside a flush, so that a message is delivered in the view in which it was sent.
     suspect_after_ms: how long a member may be silent, by the log's clock. Its client sends a heartbeat each second.
     flush_timeout_ms: how long a flush may take, by the log's clock, from when START_FLUSH is known to be written.
+
+    `unknown` are those that a later version has decided, with their JSON values. They are kept, and change nothing.
     """
 
     closed: bool = False
     flush: bool = False
     suspect_after_ms: int = 10_000
     flush_timeout_ms: int = 30_000
+    unknown: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def known(self) -> dict[str, Any]:
+        """Those that this version knows, as JSON values."""
+        return {name: getattr(self, name) for name in _SETTINGS}
 
     def to_json(self) -> bytes:
         """As the payload of a `settings` record."""
-        return canonical_json(asdict(self))
+        return canonical_json(self.known())
+
+    def decided(self, raw: bytes) -> Settings:
+        """`updated` by what stands in DATA: what a later version has decided is kept. Raises UsageError."""
+        changes = _changes(raw)
+        unknown = {name: value for name, value in changes.items() if name not in _SETTINGS}
+        mine = {name: value for name, value in changes.items() if name not in unknown}
+        after = self.updated(canonical_json(mine)) if mine else self
+        return replace(after, unknown={**self.unknown, **unknown}) if unknown else after
 
     def updated(self, raw: bytes) -> Settings:
         """These settings with those of the JSON object `raw` in their place. Raises UsageError."""
-        try:
-            changes = json.loads(raw)
-        except (ValueError, RecursionError) as error:
-            raise UsageError("settings are not JSON.") from error
-        names = {item.name for item in fields(self)}
-        if not isinstance(changes, dict) or not changes or not names.issuperset(changes):
-            raise UsageError(f"settings are a JSON object with some of {', '.join(sorted(names))}.")
+        changes = _changes(raw)
+        if not set(_SETTINGS).issuperset(changes):
+            raise UsageError(_NOT_SETTINGS)
         for name, value in changes.items():
             if name in ("closed", "flush"):
                 if not isinstance(value, bool):
@@ -158,6 +169,21 @@ class Settings:
         return replace(self, **changes)
 
 
+_SETTINGS = tuple(item.name for item in fields(Settings) if item.name != "unknown")
+_NOT_SETTINGS = f"settings are a JSON object with some of {', '.join(sorted(_SETTINGS))}."
+
+
+def _changes(raw: bytes) -> dict[str, Any]:
+    """What a `settings` record says. Raises UsageError."""
+    try:
+        changes = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise UsageError("settings are not JSON.") from error
+    if not isinstance(changes, dict) or not changes:
+        raise UsageError(_NOT_SETTINGS)
+    return changes
+
+
 @dataclass(frozen=True)
 class Membership:
     """All that a sequencer knows of a group's members; see the module. `members` stand oldest first.
@@ -165,7 +191,8 @@ class Membership:
     `announced_flush` is the newest flush of which a tick knows, and `announced_ms` has the time of the first such tick
     in each partition. `horizon` is where each forward partition ended when the sequencer took over; it is empty once
     all of that is considered. `lives_over` has the incarnation of each sender whose newest life is over.
-    `heard`, `clock` and `stamped` are explained in `ordering.log_time`.
+    `heard`, `clock` and `stamped` are explained in `ordering.log_time`. `unknown` is what a snapshot of a later version
+    says besides, as JSON values.
     """
 
     settings: Settings = Settings()
@@ -183,6 +210,7 @@ class Membership:
     announced_ms: Mapping[Partition, int] = field(default_factory=dict)
     horizon: Mapping[Partition, int] = field(default_factory=dict)
     stamped: Mapping[Partition, int] = field(default_factory=dict)
+    unknown: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_watched(self) -> bool:
@@ -253,10 +281,11 @@ class Membership:
             return self
         return replace(self, heard={}, clock={}, stamped={}, announced_flush=0, announced_ms={})
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+    def to_json(self, *, later: bool = True) -> dict[str, Any]:
+        """As JSON values. `later`: with what is not known, of a later version."""
         body: dict[str, Any] = {
-            "settings": asdict(self.settings),
+            **(self.unknown if later else {}),
+            "settings": {**(self.settings.unknown if later else {}), **self.settings.known()},
             "members": self.members,
             "joining": self.joining,
             "leaving": self.leaving,
@@ -276,32 +305,40 @@ class Membership:
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Membership:
         """Inverse of `to_json`."""
-        flush = body.pop("flush")
+        flush = {item.name: body["flush"][item.name] for item in fields(Flush)}
         flush["phase"], flush["answered"] = Phase(flush["phase"]), tuple(flush["answered"])
-        return cls(
-            settings=Settings(**body.pop("settings")),
-            members=tuple(Life(*row) for row in body.pop("members")),
-            joining=tuple(Life(*row) for row in body.pop("joining")),
-            leaving=tuple(body.pop("leaving")),
-            flush=Flush(**flush),
-            left=tuple(FormerMember(*row) for row in body.pop("left")),
-            remote={
-                name: RemoteSite(tuple(Life(*row) for row in members), is_silent)
-                for name, (members, is_silent) in body.pop("remote").items()
+        parsed = {
+            "settings": Settings(**with_unknown(Settings, body["settings"])),
+            "members": tuple(Life(*row[:2]) for row in body["members"]),
+            "joining": tuple(Life(*row[:2]) for row in body["joining"]),
+            "leaving": tuple(body["leaving"]),
+            "flush": Flush(**flush),
+            "left": tuple(FormerMember(*row[:3]) for row in body["left"]),
+            "remote": {
+                name: RemoteSite(tuple(Life(*row[:2]) for row in members), is_silent)
+                for name, (members, is_silent, *_) in body["remote"].items()
             },
-            heard={
+            "heard": {
                 address: LastHeard(Partition.parse(where) if where else None, at_ms)
-                for address, (where, at_ms) in body.pop("heard").items()
+                for address, (where, at_ms, *_) in body["heard"].items()
             },
-            clock=parsed_partitions(body.pop("clock")),
-            announced_ms=parsed_partitions(body.pop("announced_ms")),
-            horizon=parsed_partitions(body.pop("horizon")),
-            stamped=parsed_partitions(body.pop("stamped", {})),
-            **body,
-        )
+            "clock": parsed_partitions(body["clock"]),
+            "announced_ms": parsed_partitions(body["announced_ms"]),
+            "horizon": parsed_partitions(body["horizon"]),
+            "stamped": parsed_partitions(body.get("stamped", {})),
+        }
+        return cls(**with_unknown(cls, {**body, **parsed}))
 
 
 NO_MEMBERS = Membership()
+
+
+def with_unknown(kind: type, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of that dataclass, and under `unknown` all else of the object."""
+    names = {item.name for item in fields(kind)} - {"unknown"}
+    known = {name: value for name, value in body.items() if name in names}
+    unknown = {name: value for name, value in body.items() if name not in names}
+    return {**known, "unknown": unknown}
 
 
 def forgotten_by(membership: Membership, record: Forward, received: Mapping[str, Accepted]) -> tuple[SenderRow, ...]:
@@ -375,7 +412,7 @@ def _changed(membership: Membership, record: Data) -> Membership:
             membership, joining=joining, leaving=(*membership.leaving, life.address) if leaves else membership.leaving
         )
     if kind == SETTINGS:
-        return replace(membership, settings=membership.settings.updated(record.payload))
+        return replace(membership, settings=membership.settings.decided(record.payload))
     if kind == REMOTE_VIEW:
         return _apply_remote_view(membership, record)
     if kind == START_FLUSH:

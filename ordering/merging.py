@@ -108,7 +108,7 @@ class Merger:
         if isinstance(record, Cast):
             return (self.fifo if record.view == NO_VIEW else self.causal).step(record)
         if record.kind == SETTINGS:
-            self.flush = Settings(flush=self.flush).updated(record.payload).flush
+            self.flush = Settings(flush=self.flush).decided(record.payload).flush
         elif record.kind == VIEW and not separates(record, self.causal.lives, flush=self.flush):
             record = record._replace(lives=())
         return self.causal.step(record)

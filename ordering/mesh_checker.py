@@ -62,7 +62,7 @@ class MeshChecker:
 
     def data(self, site: str, record: Data) -> None:
         """The next record of a site's DATA topic, in offset order, effective or not."""
-        if self._readers[site].accept(record.kind, record.epoch, record.seqno) is not Verdict.TAKE:
+        if self._readers[site].judge(record) is not Verdict.TAKE:
             return
         if record.kind == MESSAGE:
             row = self._rows.setdefault((site, origin_of(record.sender)), _Row())

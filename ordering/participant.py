@@ -300,7 +300,7 @@ def _is_own(now: Participant, record: Data) -> bool:
 
 
 def _take_settings(here: Step, payload: bytes) -> Step:
-    here = here.but(settings=here.participant.settings.updated(payload))
+    here = here.but(settings=here.participant.settings.decided(payload))
     return _see_whether_closed(here, here.participant.settings.closed)
 
 

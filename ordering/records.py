@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ordering.formats import FIRST, Format
+
 Headers = tuple[tuple[str, bytes], ...]
 """The application's headers of a message, in the order they were given."""
 
@@ -42,6 +44,12 @@ WITHOUT_SEQNO = (EPOCH, ENTRY)
 
 CONTROL_KINDS = (JOIN, LEAVE, SETTINGS, FORGET, START_FLUSH, FLUSH_OK, STOP_FLUSH, REMOTE_VIEW)
 """FORWARD kinds that take a local seqno, as messages do, and change the membership (`ordering.membership`)."""
+
+DECIDED_KINDS = (VIEW, START_FLUSH, FLUSH_COMPLETED, STOP_FLUSH, REMOTE_VIEW)
+"""DATA that may come from the sequencer itself, without a sender and a source."""
+
+DATA_KINDS = frozenset((MESSAGE, REFUSED, *WITHOUT_SEQNO, *CONTROL_KINDS, *DECIDED_KINDS))
+"""All DATA kinds that this version knows. Another one is of a later version: it takes its numbers, and no more."""
 
 MAX_PAYLOAD_BYTES = 1_000_000
 """Largest payload of a message, in bytes. A larger one is refused by the client and dead-lettered by the sequencer."""
@@ -178,6 +186,9 @@ class Data:
 
     With kind `entry` it takes no seqno either: it is one of a site's log (`ordering.isis_log`), its number there is
     `local_seqno`.
+
+    It takes `count` numbers from `seqno` on; all kinds that are known take one. A seal says the group's `format`
+    (`ordering.formats`).
     """
 
     kind: str
@@ -192,6 +203,8 @@ class Data:
     headers: Headers = ()
     forwarded_at_ms: int = 0
     link: Link | None = None
+    count: int = 1
+    format: Format = FIRST
 
     @property
     def id(self) -> MessageId:

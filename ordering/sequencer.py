@@ -34,8 +34,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ordering.canonical import canonical_json, inflated
-from ordering.errors import ProtocolViolation
+from ordering.errors import LaterVersion, ProtocolViolation
 from ordering.forgetting import to_payload
+from ordering.formats import ADDITIONS, FIRST, follow, known, later
 from ordering.links import LinkRow, LinkTable
 from ordering.log_time import Watch, before_horizon
 from ordering.membership import (
@@ -47,6 +48,7 @@ from ordering.membership import (
     fold,
     forgotten_by,
     refusal,
+    with_unknown,
 )
 from ordering.names import is_address, is_relay
 from ordering.reader import Reader, Seal, Verdict
@@ -88,8 +90,15 @@ SNAPSHOT_RECORDS_PER_SENDER = 8
 BAD_ADDRESS = "sender is not SITE/NAME"
 FORGOTTEN = "the sender is unknown, and its incarnation is not higher than those of senders that were forgotten"
 
-FORMAT = 4
-"""Of snapshots."""
+SNAPSHOTS = {4: "0.1.0", 5: "0.2.0"}
+"""The formats of snapshots that are read, each with the first version of abcast that does. A snapshot says as which one
+it was `written`, and from which one on readers can read it. They keep fields that they do not know, and write them back
+with their own snapshots. So a later version adds a field if it stays true while nobody keeps it up to date, and
+else raises the number from which on its snapshots are readable. Rows (of senders, seals, links …) do not grow.
+
+In a group of format 1 snapshots are those of 4: its readers stop at any field more."""
+READABLE_FROM = 5
+"""The format from which on readers can read what is written now."""
 
 MAX_INFLATED_BYTES = 32 * MAX_RECORD_BYTES
 """Most that a snapshot may inflate to, in bytes. JSON with a row a sender shrinks to a third or a tenth; what inflates
@@ -106,7 +115,8 @@ class SequencerState:
     records considered since the last snapshot. In a mesh, `links` has the link rows by neighbour, `origins` the origin
     rows by site, and `own_seqno` is that of the last message of the site's own (`ordering.links`).
     `latest_ms` is the newest broker timestamp of a FORWARD record considered, and `snapshot_ms` what it was at the last
-    snapshot (0: unknown).
+    snapshot (0: unknown). `format` is the group's (`ordering.formats`), and `unknown` has what a snapshot of a later
+    version says besides, as JSON values.
     """
 
     group: str
@@ -125,11 +135,13 @@ class SequencerState:
     origins: Mapping[str, int] = field(default_factory=dict)
     latest_ms: int = 0
     snapshot_ms: int = 0
+    format: int = FIRST.number
+    unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """The state as gzip'd JSON, equal states as equal bytes: a snapshot's payload, and Spark's state store."""
         body: dict[str, Any] = {
-            "format": FORMAT,
+            "format": min(SNAPSHOTS),
             "group": self.group,
             "epoch": self.epoch,
             "seqno": self.seqno,
@@ -147,24 +159,30 @@ class SequencerState:
         if self.latest_ms:
             body |= {"latest_ms": self.latest_ms, "snapshot_ms": self.snapshot_ms}
         if self.membership != NO_MEMBERS:
-            body["membership"] = self.membership.to_json()
+            body["membership"] = self.membership.to_json(later=self.format >= ADDITIONS.number)
+        if self.format >= ADDITIONS.number:
+            written = max(SNAPSHOTS)
+            says = {"format": written, "readable_from": READABLE_FROM, "version": SNAPSHOTS[READABLE_FROM]}
+            body = {**self.unknown, **body, **says, "group_format": self.format}
         return gzip.compress(canonical_json(body), compresslevel=1, mtime=0)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> SequencerState:
-        """Inverse of `to_bytes`. Raises ProtocolViolation for anything else."""
+        """Inverse of `to_bytes`. Raises LaterVersion for what can't be read, ProtocolViolation for anything else."""
         try:
             body: dict[str, Any] = json.loads(inflated(raw, MAX_INFLATED_BYTES))
-            if body.pop("format") != FORMAT:
-                raise ValueError("unknown format")
+            _check_readable(body.pop("format"), body.pop("readable_from", None), body.pop("version", ""))
             if "membership" in body:
                 body["membership"] = Membership.from_json(body["membership"])
             body["positions"] = parsed_partitions(body["positions"])
             body["decided"] = parsed_partitions(body["decided"])
-            body["received"] = {sender: Accepted(*row) for sender, row in body["received"].items()}
-            body["seals"] = tuple(Seal(*row) for row in body["seals"])
-            body["links"] = {neighbour: LinkRow(*row) for neighbour, row in body["links"].items()}
-            return cls(**body)
+            body["received"] = {sender: Accepted(*row[:2]) for sender, row in body["received"].items()}
+            body["seals"] = tuple(Seal(*row[:2]) for row in body["seals"])
+            body["links"] = {neighbour: LinkRow(*row[:3]) for neighbour, row in body["links"].items()}
+            body["format"] = body.pop("group_format", FIRST.number)
+            return cls(**with_unknown(cls, body))
+        except LaterVersion:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ProtocolViolation(f"not a snapshot that this version can read: {error}") from error
 
@@ -184,6 +202,18 @@ class SequencerState:
         if self.latest_ms - self.snapshot_ms >= SNAPSHOT_EVERY_MS:
             return True
         return self.unsnapped >= max(SNAPSHOT_EVERY_RECORDS, SNAPSHOT_RECORDS_PER_SENDER * len(self.received))
+
+
+def _check_readable(written: int, readable_from: int | None, version: str) -> None:
+    """Raise LaterVersion, or ValueError, unless a snapshot that says so can be read."""
+    needed = written if readable_from is None else readable_from
+    if needed > max(SNAPSHOTS):
+        raise later(
+            f"a snapshot is readable from format {needed} on, and this version of abcast reads up to {max(SNAPSHOTS)}",
+            str(version),
+        )
+    if written < min(SNAPSHOTS):
+        raise ValueError(f"it is of format {written}, and those before {min(SNAPSHOTS)} were never released")
 
 
 class Step(NamedTuple):
@@ -388,54 +418,48 @@ def end_batch(state: SequencerState) -> tuple[SequencerState, tuple[Data, ...]]:
 
 
 def snapshot(state: SequencerState) -> Data:
-    """The state as an epoch record: what a successor starts from instead of the whole history."""
+    """The state as an epoch record: what a successor starts from instead of the whole history.
+
+    In a group of format 1 without the time, of which its readers don't know all, and which no successor takes.
+    """
+    if state.format < ADDITIONS.number:
+        state = replace(state, membership=state.membership.without_time())
     return Data(kind=EPOCH, epoch=state.epoch, payload=state.to_bytes())
 
 
-def seal(epoch: int) -> Data:
-    """The record that ends all lower epochs for every reader of the log."""
-    return Data(kind=EPOCH, epoch=epoch)
+def seal(epoch: int, of_format: int = FIRST.number) -> Data:
+    """The record that ends all lower epochs for every reader of the log, and says the group's format to them."""
+    return Data(kind=EPOCH, epoch=epoch, format=known(of_format))
 
 
 def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
     """The state after DATA `records`, in log order: how a successor learns what its predecessors decided.
 
-    Only effective records count (`ordering.reader`). An empty state takes the snapshot that the records begin with,
+    Only effective records count (`ordering.reader`). Raises LaterVersion behind a seal of a format that is not known.
+    An empty state takes the snapshot that the records begin with,
     which must be in force where it stands. Any later one counts only at its own seqno: what a failed attempt of the
     same epoch left behind may repeat an old snapshot, or bring one whose DATA were lost in the middle.
     """
     base_expected = state.epoch == 0 and state.seqno == 0
     reader = Reader(state.epoch, state.seqno)
-    received, positions, seals = dict(state.received), state.positions, list(state.seals)
-    view, duplicates, unsnapped = state.view, state.duplicates, state.unsnapped
-    latest_ms, snapshot_ms = state.latest_ms, state.snapshot_ms
-    membership = state.membership.without_time()
-    decided, own_seqno, links = dict(state.decided), state.own_seqno, LinkTable(state.links, state.origins)
+    received, seals, decided, links, membership = _opened(state)
+    view, unsnapped, own_seqno, of_format = state.view, state.unsnapped, state.own_seqno, state.format
     for record in records:
         epoch_before = reader.epoch
-        verdict = reader.accept(record.kind, record.epoch, record.seqno)
+        verdict = reader.judge(record)
         if record.kind == ENTRY:
             continue
         if verdict is Verdict.CONTROL and record.payload:
             snapshot_state = SequencerState.from_bytes(record.payload)
             if snapshot_state.seqno != reader.last_seqno and not base_expected:
                 continue
-            reader = Reader(record.epoch, snapshot_state.seqno)
-            received, positions, seals = (
-                dict(snapshot_state.received),
-                snapshot_state.positions,
-                list(snapshot_state.seals),
-            )
-            view, duplicates, unsnapped = snapshot_state.view, snapshot_state.duplicates, 0
-            latest_ms, snapshot_ms = snapshot_state.latest_ms, snapshot_state.snapshot_ms
-            membership = snapshot_state.membership.without_time()
-            decided, own_seqno, links = (
-                dict(snapshot_state.decided),
-                snapshot_state.own_seqno,
-                LinkTable(snapshot_state.links, snapshot_state.origins),
-            )
-        elif verdict is Verdict.CONTROL and record.epoch > epoch_before:
-            seals.append(Seal(record.epoch, reader.last_seqno + 1))
+            state, reader = snapshot_state, Reader(record.epoch, snapshot_state.seqno)
+            received, seals, decided, links, membership = _opened(state)
+            view, unsnapped, own_seqno, of_format = state.view, 0, state.own_seqno, max(of_format, state.format)
+        elif verdict is Verdict.CONTROL:
+            follow(f"group {state.group}", record.format)
+            of_format = max(of_format, record.format.number)
+            seals += [Seal(record.epoch, reader.last_seqno + 1)] if record.epoch > epoch_before else []
         elif verdict is Verdict.TAKE:
             view = record.view
             unsnapped += 1
@@ -456,15 +480,20 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
         seqno=reader.last_seqno,
         view=view,
         received=received,
-        positions=positions,
         seals=tuple(seals),
-        duplicates=duplicates,
         unsnapped=unsnapped,
         membership=membership,
         decided=decided,
         own_seqno=own_seqno,
         links=links.rows,
         origins=links.origins,
-        latest_ms=latest_ms,
-        snapshot_ms=snapshot_ms,
+        format=of_format,
     )
+
+
+def _opened(
+    state: SequencerState,
+) -> tuple[dict[str, Accepted], list[Seal], dict[Partition, int], LinkTable, Membership]:
+    """What of a state changes with many records, as it stands in DATA, to be changed."""
+    links = LinkTable(state.links, state.origins)
+    return dict(state.received), list(state.seals), dict(state.decided), links, state.membership.without_time()

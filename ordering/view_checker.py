@@ -91,7 +91,7 @@ class ViewChecker:
 
     def _control(self, record: Data) -> str:
         if record.kind == SETTINGS:
-            self._settings = self._settings.updated(record.payload)
+            self._settings = self._settings.decided(record.payload)
         elif record.kind == FLUSH_OK and self._flush_id in (None, int(record.payload)):
             self._answered.add(record.sender)
         elif record.kind in (START_FLUSH, STOP_FLUSH):

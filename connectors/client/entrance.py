@@ -144,7 +144,7 @@ class Entrance:
                 return True  # what was dropped was not empty
             for stored in log.records(0, log.end()):
                 data = stored.data
-                is_taken = reader.accept(data.kind, data.epoch, data.seqno) is Verdict.TAKE
+                is_taken = reader.judge(data) is Verdict.TAKE
                 if is_taken and data.kind == MESSAGE:
                     return not view.seqno or data.seqno < view.seqno
         return False

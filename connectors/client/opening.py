@@ -83,6 +83,6 @@ def _ordered_since(connection: Connection, group: str, address: Address, seqno: 
         start = log.after(seqno, or_end=True)
         for stored in log.records(start.offset, end):
             data = stored.data
-            is_taken = start.reader.accept(data.kind, data.epoch, data.seqno) is Verdict.TAKE
+            is_taken = start.reader.judge(data) is Verdict.TAKE
             if is_taken and data.sender == str(address):
                 yield data

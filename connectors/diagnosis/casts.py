@@ -108,10 +108,10 @@ def _read_data(checker: CastChecker, connection: Connection, group: str, site: s
             if not reader.last_seqno and data.seqno:
                 # Retention may have dropped what stood before, and the group may have set flush there.
                 reader, flush = Reader(data.epoch, data.seqno - 1), flush or data.seqno > 1
-            if reader.accept(data.kind, data.epoch, data.seqno) is not Verdict.TAKE:
+            if reader.judge(data) is not Verdict.TAKE:
                 continue
             if data.kind == SETTINGS:
-                flush = Settings(flush=flush).updated(data.payload).flush
+                flush = Settings(flush=flush).decided(data.payload).flush
             elif data.kind == VIEW:
                 view = _view(data)
                 lives = view.lives if separates(view, lives, flush=flush) else ()

@@ -72,7 +72,7 @@ def check_data(
             checker.data(site, stored.data)
             if mesh is not None:
                 mesh.data(site, stored.data)
-            highest = max(highest, stored.data.seqno)
+            highest = max(highest, stored.data.seqno + stored.data.count - 1)
             if stored.data.kind == STRAY:
                 count, first_stray = count + 1, stored.offset if first_stray < 0 else first_stray
         return highest, Strays(count, first_stray) if count else None

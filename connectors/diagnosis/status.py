@@ -20,6 +20,7 @@ from connectors.kafka.ranges import newest_record, read_range, windows_back
 from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import find_topics, wrong_in_logs
 from connectors.kafka.transport.seam import Consumer
+from ordering.formats import FIRST
 from ordering.isis_site_state import SiteState
 from ordering.isis_state import Drop
 from ordering.names import BY_RELAYS, Topic
@@ -75,7 +76,8 @@ class GroupStatus(NamedTuple):
     `relays`: for each site whose relay brings records here, the seconds since it was last heard. `strays`: records of
     DATA that are no DATA, of those that are read here: back to the newest snapshot. `ledger_lag`: seqnos that the
     ledger does not have yet; None where there is no ledger. `gaps`: of senders that have one open.
-    `agreement`: None where no sites agree. `wrong_settings`: of DATA and EPOCH, and what mends them.
+    `agreement`: None where no sites agree. `wrong_settings`: of DATA and EPOCH, and what mends them. `format`: see
+    `ordering.formats`.
     """
 
     group: str
@@ -95,6 +97,7 @@ class GroupStatus(NamedTuple):
     gaps: Sequence[Gap] = ()
     agreement: AgreementStatus | None = None
     wrong_settings: str = ""
+    format: int = FIRST.number
 
     @property
     def is_stuck(self) -> bool:
@@ -132,7 +135,7 @@ def read_status(
             before = data.strays
             state = data.state()
             strays = data.strays - before
-            agreement = _agreement(data)
+            agreement, of_format = _agreement(data), data.format()
         if agreement is not None:  # what relays bring is another site's, and not in this site's hands
             forward = [partition for partition in forward if partition.topic == str(Topic(group, "forward", site))]
         with connection.reachable():
@@ -159,6 +162,7 @@ def read_status(
                 gaps=() if is_copy else _gaps(connection, consumer, state, spans, reached),
                 agreement=agreement,
                 wrong_settings="" if is_copy else wrong_in_logs(connection, [group], site).get(group, ""),
+                format=max(state.format, of_format),
             )
     finally:
         consumer.close()

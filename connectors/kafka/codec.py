@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from ordering.casts import Depends
 from ordering.errors import ProtocolViolation, UsageError
+from ordering.formats import FIRST, Format
 from ordering.names import (
     ADDRESS_PATTERN,
     ADMIN_NAME,
@@ -32,13 +33,15 @@ from ordering.names import (
 from ordering.records import (
     CLOCK_AHEAD_MS,
     CONTROL_KINDS,
+    DATA_KINDS,
+    DECIDED_KINDS,
     ENTRY,
     EPOCH,
-    FLUSH_COMPLETED,
     FORGET,
     HEARTBEAT,
     INCARNATIONS_A_MS,
     LEAVE,
+    LETTER,
     LINK_START,
     MAX_HEADERS_BYTES,
     MAX_NUMBER,
@@ -48,11 +51,9 @@ from ordering.records import (
     REMOTE_VIEW,
     SETTINGS,
     SKIP,
-    START_FLUSH,
-    STOP_FLUSH,
+    STATE,
     STRAY,
     STRAY_EPOCH,
-    VIEW,
     Data,
     DeadLetter,
     Forward,
@@ -76,8 +77,12 @@ AGREED_FIELDS = (*RELAYED_FIELDS, "AT_MS")
 """Between sites that agree: AT_MS is the time that the neighbouring broker has given the record."""
 LETTER_FIELDS = (*FORWARD_FIELDS, "SENDER", "RELAYED_FROM")
 """The key of a letter is its receiver."""
-DATA_FIELDS = (*FORWARD_FIELDS, "SEQNO", "EPOCH", "VIEW", "SOURCE", "FORWARDED_AT_MS", "LINK")
-"""LINK is there only where a link brought the record."""
+DATA_FIELDS = (
+    *(*FORWARD_FIELDS, "SEQNO", "EPOCH", "VIEW", "SOURCE", "FORWARDED_AT_MS"),
+    *("LINK", "COUNT", "FORMAT", "FORMAT_VERSION"),
+)
+"""LINK is there only where a link brought the record. COUNT is how many numbers the record takes, one if it is not
+there. A seal says the group's format, and the first version that knows it, unless that is the first one."""
 DEPENDS_HEADER = "abcast-depends"
 """`VIEW CLOCK` of a total message, and of FLUSH_OK: what it depends on (`ordering.casts`). It travels as those of the
 application do; where a program reads it wrongly, nothing but its own messages waits too little."""
@@ -88,9 +93,6 @@ RELAY_KINDS = (HEARTBEAT, REMOTE_VIEW, LEAVE, SKIP, LINK_START)
 """FORWARD kinds of a relay's own."""
 LINKED_KINDS = (MESSAGE, REMOTE_VIEW, SKIP)
 """FORWARD kinds of which a link may say something."""
-DECIDED_KINDS = (VIEW, START_FLUSH, FLUSH_COMPLETED, STOP_FLUSH, REMOTE_VIEW)
-"""DATA that may come from the sequencer itself, without a sender and a source."""
-
 # Reasons for a dead letter, in the order in which they are looked for.
 REPEATED_HEADER = "the header abcast is given twice"
 RESERVED_HEADER = "a header has a name that begins with abcast, which is reserved"
@@ -123,26 +125,35 @@ SOURCE_TOPIC_PATTERN = "[A-Za-z0-9._-]+"
 _ANYTHING_PATTERN = r"(?: [\s\S]*)?"
 _BY_LINK_PATTERN = rf"(?: (?:-|{LINK_PATTERN}){_ANYTHING_PATTERN})?"
 _SOURCE_PATTERN = rf"{SOURCE_TOPIC_PATTERN}-{NUMBER_PATTERN}:{NUMBER_PATTERN}"
+_OF_SENDERS_ONLY = sorted({*DATA_KINDS, *FORWARD_KINDS, LETTER, STATE}.difference(DECIDED_KINDS))
 DATA_PATTERN = "|".join(
     (
         rf"2 (?!{EPOCH} |{ENTRY} )[a-z][a-z-]*(?: {FROM_1_PATTERN}){{3}}(?: {NUMBER_PATTERN}){{2}} "
         rf"{_SOURCE_PATTERN} {NUMBER_PATTERN}{_BY_LINK_PATTERN}",
-        rf"2 (?:{'|'.join(DECIDED_KINDS)}) - - {FROM_1_PATTERN}(?: {NUMBER_PATTERN}){{2}} - -{_ANYTHING_PATTERN}",
+        rf"2 (?!(?:{'|'.join(_OF_SENDERS_ONLY)}) )[a-z][a-z-]* - - {FROM_1_PATTERN}(?: {NUMBER_PATTERN}){{2}} - -"
+        rf"{_ANYTHING_PATTERN}",
         rf"2 {EPOCH} - - - {NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
         rf"2 {ENTRY} - {FROM_1_PATTERN} - {NUMBER_PATTERN} - - -{_ANYTHING_PATTERN}",
     )
 )
 """The whole of the header of DATA: of what the sequencer has from a sender (nearly all), what it decides by itself, an
 epoch record, an entry. It means the same in Python and in Java. Only what comes from a sender has a key: its address.
+
+A kind that is not known is none of a stray: a later version writes it. Nor does it matter what stands behind the fields
+that readers of format 1 know, so these see the same strays; a COUNT that is no number of up to six digits is one.
 """
 _DATA = re.compile(DATA_PATTERN.encode("ascii"))
 _MESSAGE = re.compile(
     (
         rf"2 {MESSAGE}" + rf" ({FROM_1_PATTERN})" * 3 + rf" ({NUMBER_PATTERN})" * 2 + rf" {_SOURCE_PATTERN} "
-        rf"({NUMBER_PATTERN}){_BY_LINK_PATTERN}"
+        rf"({NUMBER_PATTERN})(?: (?:-|{LINK_PATTERN}))?"
     ).encode("ascii")
 )
-"""The same of a message, of which there are more than of all else; its groups are its numbers."""
+"""The same of a message, of which there are more than of all else, unless it has fields of later versions. Its
+groups are its numbers."""
+COUNT_PATTERN = "[1-9][0-9]{0,5}"
+_COUNT = re.compile(COUNT_PATTERN.encode("ascii"))
+_VERSION_TEXT = re.compile(rb"[0-9a-z.+-]{1,40}")
 _ADDRESS = re.compile(ADDRESS_PATTERN.encode("ascii"))
 _LINK = re.compile(LINK_PATTERN.encode("ascii"))
 _VERSION = VERSION.encode("ascii")
@@ -243,16 +254,18 @@ def decode_forward(
 def encode_data(data: Data) -> tuple[bytes | None, bytes, list[tuple[str, bytes]]]:
     """(key, value, headers) of a DATA record."""
     if data.kind == EPOCH:
-        return None, data.payload, [_data_header(f"{EPOCH} - - - {data.epoch} - - -")]
+        said = "" if data.format == FIRST else f" - - {data.format.number} {data.format.version}"
+        return None, data.payload, [_data_header(f"{EPOCH} - - - {data.epoch} - - -{said}")]
     if data.kind == ENTRY:
         return None, data.payload, [_data_header(f"{ENTRY} - {data.local_seqno} - {data.epoch} - - -")]
+    counted = "" if data.count == 1 else f" {data.count}"
+    by_link = f" {data.link or NOTHING}" if data.link or counted else ""
     if data.source is None:  # the sequencer's own: a view, a step of a flush
-        own = _data_header(f"{data.kind} - - {data.seqno} {data.epoch} {data.view} - -")
+        own = _data_header(f"{data.kind} - - {data.seqno} {data.epoch} {data.view} - -{by_link}{counted}")
         return None, data.payload, [own]
-    by_link = "" if data.link is None else f" {data.link}"
     header = _data_header(
         f"{data.kind} {data.incarnation} {data.local_seqno} {data.seqno} {data.epoch} {data.view} {data.source} "
-        f"{data.forwarded_at_ms}{by_link}"
+        f"{data.forwarded_at_ms}{by_link}{counted}"
     )
     return data.sender.encode("ascii"), data.payload, [header, *data.headers]
 
@@ -262,7 +275,7 @@ def _data_header(fields: str) -> tuple[str, bytes]:
 
 
 def data_fields(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> list[bytes]:
-    """The fields of a DATA record, at least all of `DATA_FIELDS` but LINK; none if it is a stray.
+    """The fields of a DATA record, at least all of `DATA_FIELDS` up to LINK; none if it is a stray.
 
     Its header is the first one: sequencers write it there.
     """
@@ -274,9 +287,9 @@ def data_fields(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> list
 
 
 def message_numbers(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> tuple[int, ...]:
-    """INCARNATION, LOCAL_SEQNO, SEQNO, EPOCH, VIEW and FORWARDED_AT_MS of a DATA record; none if it is no message.
+    """INCARNATION, LOCAL_SEQNO, SEQNO, EPOCH, VIEW and FORWARDED_AT_MS of a DATA record.
 
-    The same as `data_fields` has, for those who read many.
+    The same as `data_fields` has, for those who read many. None if it is no message, or has fields behind LINK.
     """
     if not headers or headers[0][0] != HEADER or not headers[0][1]:
         return ()
@@ -295,6 +308,20 @@ def data_number(field: bytes) -> int:
     return 0 if field == _NOTHING else int(field)
 
 
+def data_count(fields: Sequence[bytes]) -> int:
+    """How many numbers the record with these `data_fields` takes."""
+    text = fields[10] if len(fields) > 10 else b""
+    return int(text) if _COUNT.fullmatch(text) else 1
+
+
+def data_format(fields: Sequence[bytes]) -> Format:
+    """The format of the group, as a seal with these `data_fields` says it."""
+    number, version, *_ = [*fields[11:], b"", b""]
+    if not _COUNT.fullmatch(number):
+        return FIRST
+    return Format(int(number), version.decode("ascii") if _VERSION_TEXT.fullmatch(version) else "")
+
+
 def decode_data(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Data:
     """One record of a data topic; of the kind `STRAY` if no sequencer can have written it."""
     fields = data_fields(key, headers)
@@ -303,11 +330,11 @@ def decode_data(key: bytes | None, value: bytes | None, headers: Sequence[tuple[
     _, raw_kind, incarnation, local_seqno, seqno, epoch, view, source, at_ms, *more = fields
     kind = raw_kind.decode("ascii")
     if kind == EPOCH:
-        return Data(kind=EPOCH, epoch=int(epoch), payload=value or b"")
+        return Data(kind=EPOCH, epoch=int(epoch), payload=value or b"", format=data_format(fields))
     if kind == ENTRY:
         return Data(kind=ENTRY, epoch=int(epoch), local_seqno=int(local_seqno), payload=value or b"")
     if key is None:
-        return Data(kind, int(epoch), int(seqno), int(view), payload=value or b"")
+        return Data(kind, int(epoch), int(seqno), int(view), payload=value or b"", count=data_count(fields))
     return Data(
         kind=kind,
         epoch=int(epoch),
@@ -321,6 +348,7 @@ def decode_data(key: bytes | None, value: bytes | None, headers: Sequence[tuple[
         headers=tuple(headers[1:]),
         forwarded_at_ms=int(at_ms),
         link=decode_link(more[0]) if more else None,
+        count=data_count(fields),
     )
 
 

@@ -22,14 +22,22 @@ from kafka.errors import AuthorizationError, KafkaError, NoOffsetForPartitionErr
 from kafka.structs import TopicPartition
 from numpy.typing import NDArray
 
-from connectors.kafka.codec import data_fields, data_number, given_headers, message_numbers
+from connectors.kafka.codec import (
+    data_count,
+    data_fields,
+    data_format,
+    data_number,
+    given_headers,
+    message_numbers,
+)
 from connectors.kafka.data_log import Start
 from connectors.kafka.effective import Effective, MessageColumns, Messages, effective
 from connectors.kafka.message_columns import messages_numbers
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryChanged, HistoryUnavailable
+from ordering.formats import follow
 from ordering.reader import Reader, Verdict
-from ordering.records import MESSAGE
+from ordering.records import DATA_KINDS, MESSAGE
 
 RETRY_PAUSE_S = 0.2
 _AT_ONCE = 1000
@@ -41,6 +49,9 @@ LOOK_S = 5.0
 """Who has read nothing for so long, or not even asked, sees whether it is still the same log."""
 
 _logger = logging.getLogger(__name__)
+
+_told: set[tuple[str, str]] = set()
+"""The kinds of later versions that this process has told of, by topic. Only sequencers write there: they are few."""
 
 
 class _Trace(NamedTuple):
@@ -60,7 +71,7 @@ class DataCursor:
     """Reads on from a `Start`. Not thread-safe. `close` it, and the consumer with it.
 
     `position`: the offset of the record that is read next. `strays`: how many records it has passed over that are no
-    DATA.
+    DATA. Of a kind that only a later version knows, a record is handed out with the last of its numbers.
     """
 
     def __init__(self, consumer: Consumer, partition: TopicPartition, start: Start) -> None:
@@ -98,6 +109,7 @@ class DataCursor:
         Raises:
             HistoryUnavailable: retention has dropped records before they were read.
             HistoryChanged: the log was made anew, or has lost its end.
+            LaterVersion: the group has a format from here on that this version does not know.
         """
         if not self._unjudged:
             self._unjudged = self._read(timeout)
@@ -222,7 +234,7 @@ class DataCursor:
         taken = []
         for record in records:
             key, headers = record.key, record.headers
-            numbers = message_numbers(key, headers)
+            numbers, fields = message_numbers(key, headers), list[bytes]()
             if numbers:
                 kind = MESSAGE
                 incarnation, local_seqno, seqno, epoch, view, forwarded_at_ms = numbers
@@ -233,11 +245,28 @@ class DataCursor:
             else:
                 self._pass_over(record.offset)
                 continue
-            if accept(kind, epoch, seqno) is Verdict.TAKE:
+            count = data_count(fields) if fields else 1
+            verdict = accept(kind, epoch, seqno, count)
+            if verdict is Verdict.CONTROL:
+                follow(self._partition.topic, data_format(fields))
+            elif verdict is Verdict.TAKE:
+                if kind not in DATA_KINDS:
+                    self._tell_of(kind, record.offset)
+                seqno += count - 1
                 where, who = (seqno, record.offset, kind, key), (incarnation, local_seqno, epoch, view, forwarded_at_ms)
                 given = given_headers(headers[1:]) if len(headers) > 1 else ()
                 taken.append(effective((*where, *who, given, record.value, record.timestamp)))
         return taken
+
+    def _tell_of(self, kind: str, offset: int) -> None:
+        """Tell of a kind that is not known, once."""
+        topic = self._partition.topic
+        if (topic, kind) not in _told:
+            _told.add((topic, kind))
+            _logger.warning(
+                "%s at offset %d: records of the kind %s are of a later version of abcast, and are passed over.",
+                *(topic, offset, kind),
+            )
 
     def _pass_over(self, offset: int) -> None:
         """Count a stray. The first one is told: a console producer may have written thousands."""

@@ -42,8 +42,9 @@ from connectors.kafka.epochs import Claim, Move, Note, StrayClaim, decode
 from connectors.kafka.ranges import newest_record, read_range, windows_back
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, TopicMissing, UsageError
+from ordering.formats import ADDITIONS, FIRST, Format, follow
 from ordering.names import Topic
-from ordering.reader import Reader, Seal, epoch_of
+from ordering.reader import Reader, epoch_of
 from ordering.records import ENTRY, EPOCH, MESSAGE, STRAY, Data, Exclusion
 from ordering.sequencer import SequencerState, absorb
 
@@ -102,6 +103,7 @@ class DataLog:
         self._known_notes: list[Note] = []
         self._known_move: Move | None = None
         self._claims_before_move = 0
+        self._known_format = FIRST.number
         self.known_exclusions: tuple[Exclusion, ...] = ()
         """As far as EPOCH was read. One says nothing of another: of the same view there may be several."""
         self._known_base = -1
@@ -170,10 +172,14 @@ class DataLog:
         return int(found.offset) if found is not None else end
 
     def records(self, start: int, end: int) -> Iterator[Stored]:
-        """The records of DATA with `start` <= offset < `end`, in order; strays as such."""
+        """The records of DATA with `start` <= offset < `end`, in order; strays as such.
+
+        Raises LaterVersion at the seal from which on the group has a format that this version does not know.
+        """
         for record in read_range(self.connection, self._consumer, self.partition, start, end):
             data = decode_data(record.key, record.value, record.headers)
             self.strays += data.kind == STRAY
+            follow(str(self.topic), data.format)
             yield Stored(record.offset, record.timestamp, data)
 
     def claims(self) -> list[Claim]:
@@ -197,12 +203,16 @@ class DataLog:
         return newest.epoch if newest is not None else 0
 
     def _learn(self) -> None:
-        """Read what is new in EPOCH. Raises HistoryUnavailable if retention has dropped its beginning."""
+        """Read what is new in EPOCH. Raises HistoryUnavailable if retention has dropped its beginning.
+
+        Raises LaterVersion at what this version can't follow.
+        """
         end = self._end_of_epochs()
         if end < self.known_below:  # made anew
             self._known_claims, self._known_notes, self.known_below = [], [], 0
             self._known_move, self._claims_before_move = None, 0
             self._known_base, self.known_exclusions = -1, ()
+            self._known_format = FIRST.number
         if not self.known_below and end:
             with self.connection.reachable("READ", self.claims_topic):
                 beginning = int(self._consumer.beginning_offsets([self._claims])[self._claims])
@@ -224,12 +234,15 @@ class DataLog:
                 raise
             if isinstance(entry, Claim):
                 self._known_claims.append(entry)
+                self._known_format = max(self._known_format, entry.format)
             elif isinstance(entry, Note):
                 self._known_notes.append(entry)
             elif isinstance(entry, Move):
                 self._known_move, self._claims_before_move = entry, len(self._known_claims)
             elif isinstance(entry, Exclusion):
                 self.known_exclusions = (*self.known_exclusions, entry)
+            elif isinstance(entry, Format):
+                self._known_format = max(self._known_format, entry.number)
             else:
                 self._known_base = record.offset
         self.known_below = max(self.known_below, end)  # what stands last may be a transaction's mark
@@ -245,6 +258,11 @@ class DataLog:
     @property
     def _above(self) -> int:
         return self._known_move.above if self._known_move is not None else 0
+
+    def format(self) -> int:
+        """The group's format as EPOCH tells it; of a copy, DATA tells it (`SequencerState.format`)."""
+        self._learn()
+        return self._known_format
 
     def move(self) -> Move | None:
         """Which site is the group's home, if it ever moved."""
@@ -329,7 +347,7 @@ class DataLog:
         return lambda stored: _is_snapshot_in_force(stored, claims, notes)
 
     def _from_base(self, base: SequencerState, end: int) -> SequencerState:
-        start = max(self.where(base.seqno + 1, base.seals), self.beginning())
+        start = max(self.where(base.seqno, base) if base.seqno else 0, self.beginning())
         return absorb(base, (stored.data for stored in self.records(start, end)))
 
     def after(self, seqno: int, *, or_end: bool = False, known: tuple[int, SequencerState] | None = None) -> Start:
@@ -346,7 +364,7 @@ class DataLog:
             raise ProtocolViolation(f"asked to read on after seqno {seqno}, but {self.topic} ends at {state.seqno}.")
         if seqno >= state.seqno:
             return Start(end, Reader(state.epoch, state.seqno))
-        epoch, offset = epoch_of(state.seals, seqno + 1), self.where(seqno + 1, state.seals)
+        epoch, offset = epoch_of(state.seals, seqno + 1), self.where(seqno + 1, state)
         beginning = self.beginning()
         if beginning > offset and not self._holds(seqno + 1, epoch, beginning, end):
             raise HistoryUnavailable(
@@ -358,17 +376,35 @@ class DataLog:
         end = self.end()
         return end, self.state(end)
 
-    def where(self, seqno: int, seals: Sequence[Seal]) -> int:
-        """The offset of the effective record of `seqno`, or a lower one; `seals` reach at least that far.
+    def where(self, seqno: int, state: SequencerState) -> int:
+        """The offset of the effective record of `seqno`, which `state` has, or a lower one.
 
-        Behind a mark, each seqno takes an offset of its own at least, in their order (see the module).
+        Behind a mark, each seqno takes an offset of its own at least, in their order (see the module). Where a record
+        may take several, that may be too far: then it is the record itself that tells, and the mark if it does not.
         """
-        epoch = epoch_of(seals, seqno)
-        first = min((seal.first_seqno for seal in seals if seal.epoch == epoch), default=seqno)
+        epoch = epoch_of(state.seals, seqno)
+        first = min((seal.first_seqno for seal in state.seals if seal.epoch == epoch), default=seqno)
         marks = [(0, 1)]
         marks += [(claim.floor + 1, first) for claim in self.claims() if claim.epoch == epoch]
         marks += [(note.offset, note.seqno + 1) for note in self.notes()]
-        return max(offset + seqno - known for offset, known in marks if known <= seqno)
+        last, offset = max((offset + seqno - known, offset) for offset, known in marks if known <= seqno)
+        back = _FIRST_WINDOW
+        while last > offset and state.format >= ADDITIONS.number and not self._stands_from(last, seqno, epoch):
+            last, back = max(offset, last - back), 2 * back
+        return last
+
+    def _stands_from(self, offset: int, seqno: int, epoch: int) -> bool:
+        """Whether the record of `seqno`, decided by `epoch`, stands there or behind: the first that is not lower tells.
+
+        A repeat does as well. What a fenced sequencer has left, and what was repeated in part, tells nothing.
+        """
+        for stored in self.records(max(offset, self.beginning()), self.end()):
+            data = stored.data
+            if data.epoch > epoch or (data.epoch == epoch and data.seqno > seqno):
+                return False
+            if data.epoch == epoch and data.seqno and seqno < data.seqno + data.count:
+                return True
+        return False
 
     def _holds(self, seqno: int, epoch: int, beginning: int, end: int) -> bool:
         """Whether the effective record of `seqno`, decided by `epoch`, is still there: the first of its epoch tells.

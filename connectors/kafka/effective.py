@@ -11,7 +11,7 @@ from ordering.records import MESSAGE, Headers
 
 
 class Effective(NamedTuple):
-    """A DATA record that was taken. Numbers are 0 where its header has none.
+    """A DATA record that was taken; `seqno` is the last of its numbers. Numbers are 0 where its header has none.
 
     What the sequencer decided by itself has no key, and so no sender. `forwarded_at_ms`: when the broker had the
     FORWARD record that it was made from; `timestamp_ms`: when it had this one. Both in ms since the epoch.

@@ -26,7 +26,7 @@ def write_entry(entry: Entry) -> Data:
 
 
 def read_entry(record: Data) -> Entry:
-    """Inverse of `write_entry`. Raises ProtocolViolation."""
+    """Inverse of `write_entry`. Raises ProtocolViolation, LaterVersion."""
     try:
         entry = Entry.from_bytes(inflated(record.payload, MAX_INFLATED_BYTES))
     except ValueError as error:

@@ -4,6 +4,8 @@
 | record | header `abcast` | value |
 | --- | --- | --- |
 | claim | `2 claim` | `FLOOR HOST PID AGREEMENT`: who takes over, and where DATA ended before |
+| claim of a format | `2 claim-as` | `FLOOR HOST PID AGREEMENT FORMAT VERSION`: the same, above format 1 |
+| format | `2 format` | `FORMAT VERSION`: the group's from the next claim on (`ordering.formats`) |
 | note | `2 note` | `OFFSET EPOCH SEQNO` |
 | base | that of an `epoch` record | a state; in a copy |
 | exclusion | `2 exclude` | `VIEW SITE …`: in that view of sites that agree, these are not waited for any more |
@@ -11,7 +13,8 @@
 
 A claim's epoch is its offset plus one, and plus ABOVE if a move stands before it. So a note, which claims nothing,
 makes the epochs skip a number, and no more. So does a stray: what has none of these forms is passed over by all alike.
-Only a kind that this version does not know stops who reads it, since it may be a later version's.
+Only a kind that this version does not know stops who reads it, since it may be a later version's: so do claims above
+format 1 stop those who know no formats. A format that is not known stops who reads it, too.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from connectors.kafka.codec import HEADER, VERSION, first_fields
-from ordering.errors import ProtocolViolation
+from connectors.kafka.codec import HEADER, NOTHING, VERSION, first_fields
+from ordering.formats import FIRST, Format, follow, known, later
 from ordering.records import EPOCH, Exclusion
 
 _CLAIM = f"{VERSION} claim".encode("ascii")
+_CLAIM_AS = f"{VERSION} claim-as".encode("ascii")
+_FORMAT = f"{VERSION} format".encode("ascii")
 _NOTE = f"{VERSION} note".encode("ascii")
 _MOVE = f"{VERSION} move".encode("ascii")
 EXCLUSION = f"{VERSION} exclude".encode("ascii")
@@ -53,7 +58,7 @@ class Claim(NamedTuple):
     """One takeover: the seal of `epoch` stands in DATA at offset `floor` or later, if it was written at all.
 
     `host`, `pid`: who claims ("" and 0 in those of earlier versions); `at_ms`: when the broker had it. `agreement`:
-    "isis" if the claimer agrees with other sites, "" if it decides alone.
+    "isis" if the claimer agrees with other sites, "" if it decides alone. `format` is the group's from here on.
     """
 
     epoch: int
@@ -62,6 +67,7 @@ class Claim(NamedTuple):
     pid: int = 0
     at_ms: int = 0
     agreement: str = ""
+    format: int = FIRST.number
 
     @property
     def who(self) -> str:
@@ -112,9 +118,24 @@ def this_host() -> str:
     return "".join(socket.gethostname().split()).encode("ascii", "replace").decode("ascii") or "unknown"
 
 
-def encode_claim(floor: int, agreement: str = "") -> tuple[bytes, list[tuple[str, bytes]]]:
+def encode_claim(
+    floor: int, agreement: str = "", of_format: int = FIRST.number
+) -> tuple[bytes, list[tuple[str, bytes]]]:
     """(value, headers) of this process's claim."""
-    return f"{floor} {this_host()} {os.getpid()} {agreement}".rstrip().encode("ascii"), [(HEADER, _CLAIM)]
+    who = f"{floor} {this_host()} {os.getpid()}"
+    if of_format == FIRST.number:
+        return f"{who} {agreement}".rstrip().encode("ascii"), [(HEADER, _CLAIM)]
+    text = f"{who} {agreement or NOTHING} {_text(known(of_format))}"
+    return text.encode("ascii"), [(HEADER, _CLAIM_AS)]
+
+
+def encode_format(wanted: Format) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """(value, headers) of the record that gives the group a format."""
+    return _text(wanted).encode("ascii"), [(HEADER, _FORMAT)]
+
+
+def _text(wanted: Format) -> str:
+    return f"{wanted.number} {wanted.version}"
 
 
 def encode_note(note: Note) -> tuple[bytes, list[tuple[str, bytes]]]:
@@ -134,16 +155,23 @@ def encode_exclusion(exclusion: Exclusion) -> tuple[bytes, list[tuple[str, bytes
 
 def decode(
     topic: str, offset: int, value: bytes | None, headers: Sequence[tuple[str, bytes]], at_ms: int, above: int = 0
-) -> Claim | Note | Move | Exclusion | None:
+) -> Claim | Note | Move | Exclusion | Format | None:
     """One record of an EPOCH topic; None for a base.
 
-    Raises StrayClaim for what nobody of ours has written, ProtocolViolation for what only a later version knows.
+    Raises StrayClaim for what nobody of ours has written, LaterVersion for what only a later version knows.
     """
     try:
         version_and_kind = b" ".join(first_fields(headers, 2))
         if version_and_kind == _CLAIM:
             floor, host, pid, *more = (value or b"").decode("ascii").split()
             return Claim(above + offset + 1, int(floor), host, int(pid), at_ms, more[0] if more else "")
+        if version_and_kind == _CLAIM_AS:
+            floor, host, pid, agreement, *of_format = (value or b"").decode("ascii").split()
+            claimed = _followed(topic, of_format)
+            agreement = "" if agreement == NOTHING else agreement
+            return Claim(above + offset + 1, int(floor), host, int(pid), at_ms, agreement, claimed.number)
+        if version_and_kind == _FORMAT:
+            return _followed(topic, (value or b"").decode("ascii").split())
         if version_and_kind == _MOVE:
             home, highest = (value or b"").decode("ascii").split()[:2]
             return Move(home, int(highest))
@@ -157,11 +185,18 @@ def decode(
     except (ValueError, TypeError) as error:
         raise StrayClaim(f"{topic} at offset {offset} can't be read ({error})") from error
     if _LATER.fullmatch(version_and_kind):
-        raise ProtocolViolation(
-            f"{topic} at offset {offset} is of a kind that this version does not know ({version_and_kind!r}): is it of "
-            "a later version of abcast? Then use that one."
-        )
+        raise later(f"{topic} at offset {offset} is of a kind that only a later version of abcast knows")
     raise StrayClaim(f"{topic} at offset {offset} is neither a claim nor a note ({HEADER}: {version_and_kind!r})")
+
+
+def _followed(topic: str, fields: Sequence[str]) -> Format:
+    """The format that these fields begin with. Raises LaterVersion, or ValueError."""
+    number, version, *_ = [*fields, ""]
+    found = Format(int(number), version)
+    if found.number < FIRST.number:
+        raise ValueError("formats begin at 1")
+    follow(topic, found)
+    return found
 
 
 def seconds_to_yield(claims: Sequence[Claim], host: str, now_ms: int) -> tuple[float, Claim] | None:
@@ -175,10 +210,10 @@ def seconds_to_yield(claims: Sequence[Claim], host: str, now_ms: int) -> tuple[f
     if not claims or claims[-1].host in ("", host):
         return None
     rival, changes = claims[-1], 0
-    for later, earlier in pairwise(reversed(claims)):
-        if later.at_ms - earlier.at_ms > FEUD_GAP_MS or earlier.host not in (host, rival.host):
+    for newer, earlier in pairwise(reversed(claims)):
+        if newer.at_ms - earlier.at_ms > FEUD_GAP_MS or earlier.host not in (host, rival.host):
             break
-        changes += later.host != earlier.host
+        changes += newer.host != earlier.host
     if changes < FEUD_CHANGES:
         return None
     whole = min(LONGEST_YIELD_S, FIRST_YIELD_S * 2.0 ** min(changes - FEUD_CHANGES, 10))

@@ -96,7 +96,7 @@ def _ordered(data: DataLog, start: Start, sender: str, incarnation: int, deadlin
         end = data.end()
         for stored in data.records(offset, end):
             record = stored.data
-            if reader.accept(record.kind, record.epoch, record.seqno) is not Verdict.TAKE or record.sender != sender:
+            if reader.judge(record) is not Verdict.TAKE or record.sender != sender:
                 continue
             if record.incarnation >= incarnation:
                 return record

@@ -77,7 +77,8 @@ def in_line(rows: DataFrame, following: Mapping[str, Next]) -> InLine:
             F.coalesce(
                 (F.col("offset") == F.col("next.offset") + F.col("place"))
                 & (F.col("epoch") == F.col("next.epoch"))
-                & (F.col("kind") != VIEW),
+                & (F.col("kind") != VIEW)
+                & (F.col("count") == 1),
                 F.lit(False),
             ),
         )

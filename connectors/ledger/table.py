@@ -33,6 +33,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyarrow import Table
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -56,6 +57,7 @@ from connectors.spark import codec as spark_codec
 from connectors.spark.table_store import prepare
 from connectors.storage.location import Location
 from ordering.errors import AbcastError
+from ordering.formats import NEWEST, Format, follow
 from ordering.reader import Reader
 from ordering.records import MESSAGE, STRAY, STRAY_EPOCH, VIEW, WITHOUT_SEQNO
 
@@ -66,6 +68,9 @@ LEDGER_SCHEMA = (
     "origin_seqno long, data_offset long"
 )
 VIEWS_SCHEMA = "group string, view_id long, seqno long, site string, members array<string>"
+
+BESIDE = ("topic", "offset", "count", "format")
+"""Columns of `ledger_rows` that are none of the table's."""
 
 _logger = logging.getLogger(__name__)
 _LEDGER = Layout(
@@ -97,7 +102,7 @@ def create_tables(spark: SparkSession, data: Location, is_ending: Callable[[], b
 
 
 def ledger_rows(kafka_rows: DataFrame) -> DataFrame:
-    """Rows of Spark's Kafka source over DATA topics → the columns of the ledger, plus topic and offset."""
+    """Rows of Spark's Kafka source over DATA topics → the columns of the ledger, and `BESIDE`."""
     source, sender, is_data = spark_codec.data_field("SOURCE"), F.col("key").cast("string"), spark_codec.is_data()
     kind = F.when(is_data, spark_codec.data_field("KIND")).otherwise(STRAY)
     return spark_codec.with_fields(kafka_rows).select(
@@ -122,7 +127,21 @@ def ledger_rows(kafka_rows: DataFrame) -> DataFrame:
         F.col("offset").alias("data_offset"),
         "topic",
         "offset",
+        spark_codec.data_count().alias("count"),
+        spark_codec.data_format().alias("format"),
     )
+
+
+def each_number(rows: DataFrame) -> DataFrame:
+    """The same rows, and one more for each further number that a record takes.
+
+    It is of a kind that only a later version knows. The table has its numbers without a gap, as it promises, and what a
+    later version needs to make more of it: the record's kind, and in the first row all else.
+    """
+    numbers = rows.withColumn("number", F.explode(F.expr("sequence(seqno, seqno + count - 1)")))
+    is_first = F.col("number") == F.col("seqno")
+    payload = F.when(is_first, F.col("payload"))
+    return numbers.withColumns({"payload": payload, "seqno": F.col("number")}).drop("number")
 
 
 def view_rows(ledger: DataFrame) -> DataFrame:
@@ -175,7 +194,7 @@ class LedgerWriter(BatchWriter):
         if not self._table.holds_just(held):
             return False  # another writer was faster
         line = in_line(rows, {group: follower.next for group, follower in self._followers.items()})
-        reached = self._table.append_next(line.rows.drop("topic", "offset"))
+        reached = self._table.append_next(line.rows.drop(*BESIDE))
         if reached is None:
             return False
         counted = counted_in(line)
@@ -191,7 +210,7 @@ class LedgerWriter(BatchWriter):
 
     def _append_effective(self, rows: DataFrame) -> None:
         """Append what the reading rule takes: it is asked in a first pass."""
-        spans, reached, views = self._effective(rows)
+        spans, reached, views, has_counts = self._effective(rows)
         if not spans:
             return
         effective = rows.filter(
@@ -201,10 +220,12 @@ class LedgerWriter(BatchWriter):
         )
         if views:
             self._views.append(view_rows(effective), views)
-        self._table.append(effective.drop("topic", "offset"), reached)
+        self._table.append((each_number(effective) if has_counts else effective).drop(*BESIDE), reached)
 
-    def _effective(self, rows: DataFrame) -> tuple[list[tuple[str, int, int]], dict[str, int], dict[str, int]]:
-        """The offset ranges of the records to take; the seqnos of each group's last record and last view in them."""
+    def _effective(self, rows: DataFrame) -> tuple[list[tuple[str, int, int]], dict[str, int], dict[str, int], bool]:
+        """The offset ranges of the records to take; the seqnos of each group's last record and last view in them; and
+        whether a record takes several numbers. Raises LaterVersion.
+        """
         ids = rows.select(
             "topic",
             "group",
@@ -213,7 +234,10 @@ class LedgerWriter(BatchWriter):
             F.coalesce("seqno", F.lit(0)).alias("seqno"),
             F.col("kind").isin(*WITHOUT_SEQNO).alias("is_control"),
             (F.col("kind") == VIEW).alias("is_view"),
+            "count",
+            "format",
         ).toArrow()
+        _check_format(ids)
         strays = ids.filter(pc.equal(ids["epoch"], STRAY_EPOCH))
         if len(strays):
             first = strays.slice(0, 1).to_pylist()[0]
@@ -227,9 +251,9 @@ class LedgerWriter(BatchWriter):
         for topic in pc.unique(ids["topic"]).to_pylist():
             of_topic = ids.filter(pc.equal(ids["topic"], topic)).sort_by("offset")
             group = of_topic["group"][0].as_py()
-            offset, epoch, seqno = (of_topic[name].to_numpy() for name in ("offset", "epoch", "seqno"))
+            offset, epoch, seqno, count = (of_topic[name].to_numpy() for name in ("offset", "epoch", "seqno", "count"))
             follower = self._followers[group]
-            taken = np.flatnonzero(follower.accept(offset, of_topic["is_control"].to_numpy(), epoch, seqno))
+            taken = np.flatnonzero(follower.accept(offset, of_topic["is_control"].to_numpy(), epoch, seqno, count))
             if len(taken):
                 reached[group] = follower.last_seqno
                 is_view = of_topic["is_view"].to_numpy()[taken]
@@ -238,7 +262,15 @@ class LedgerWriter(BatchWriter):
                 breaks = np.flatnonzero(np.diff(taken) > 1)
                 firsts, lasts = taken[np.append(0, breaks + 1)], taken[np.append(breaks, len(taken) - 1)]
                 spans += [(topic, int(offset[a]), int(offset[b])) for a, b in zip(firsts, lasts, strict=True)]
-        return spans, reached, views
+        return spans, reached, views, pc.max(ids["count"]).as_py() > 1
+
+
+def _check_format(ids: Table) -> None:
+    """Raise LaterVersion if a seal says a format that this version does not know."""
+    highest = pc.max(ids["format"]).as_py()
+    if highest > NEWEST.number:
+        row = ids.filter(pc.equal(ids["format"], highest)).slice(0, 1).to_pylist()[0]
+        follow(row["topic"], Format(highest, ""))
 
 
 class _Follower:
@@ -276,6 +308,7 @@ class _Follower:
         is_control: NDArray[np.bool_],
         epoch: NDArray[np.int64],
         seqno: NDArray[np.int64],
+        count: NDArray[np.int64],
     ) -> NDArray[np.bool_]:
         """The mask of the rows taken, which stand in the order of their offsets. Raises DataSkipped."""
         wanted = np.append(self._next_offset, offset[:-1] + 1)
@@ -287,7 +320,7 @@ class _Follower:
                 f"to {offset[-1]} is there: retention has dropped some, or the topic was made anew."
             )
         self._next_offset = int(offset[-1]) + 1
-        return self._reader.accept_columns(is_control, epoch, seqno)
+        return self._reader.accept_columns(is_control, epoch, seqno, count)
 
 
 class _SeqnoTable(AppendOnlyTable[TableState]):

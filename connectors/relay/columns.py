@@ -100,7 +100,7 @@ def _forward(direction: Direction, behind: str) -> _Way:
 def relay_mesh_data(
     rows: DataFrame, direction: Direction, sessions: Mapping[str, int], not_carried: Collection[str]
 ) -> DataFrame:
-    """DATA of one mesh site → FORWARD at its neighbour: `ordering.links.carry`, as columns.
+    """DATA of one mesh site → FORWARD at its neighbour: `ordering.links.carry_each`, as columns.
 
     `sessions`: by DATA topic. `not_carried`: the origins whose messages this link does not carry.
     """
@@ -109,9 +109,13 @@ def relay_mesh_data(
     has_number = text.isNotNull() | (origin == direction.source)
     is_carried = has_number & ~origin.isin(*sorted(not_carried))
     is_view = kind == VIEW
+    first = spark_codec.data_number("SEQNO")
+    last = first + spark_codec.data_count() - 1
+    number = spark_codec.followed(F.col("number").cast("string"))
     named = (
         spark_codec.with_fields(rows)
         .filter(spark_codec.is_data())
+        .withColumn("number", F.explode(F.sequence(F.coalesce(first, F.lit(0)), F.coalesce(last, F.lit(0)))))
         .withColumn("is_message", F.coalesce((kind == MESSAGE) & is_carried, F.lit(False)))
     )
     is_message = F.col("is_message")
@@ -120,7 +124,7 @@ def relay_mesh_data(
         ".",
         _session(sessions),
         spark_codec.data_field("EPOCH"),
-        F.when(kind == EPOCH, "0").otherwise(seqno),
+        number,
         origin_seqno,
     )
     # A view's epoch and number are its incarnation and local seqno.

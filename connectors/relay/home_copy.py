@@ -50,8 +50,9 @@ class HomeCopy:
             start = self.home.after(known.seqno)  # raises, too, if the home never had it
         except HistoryUnavailable as error:
             raise HistoryUnavailable(f"{error} {ask_the_ledger(self.copy.topic.site, self.home.topic.site)}") from error
-        if start.reader.epoch > known.epoch:
-            append(self.copy.connection, str(self.copy.topic), encode_data(seal(start.reader.epoch)))
+        if start.reader.epoch > known.epoch or home.format > known.format:  # a ledger tells no format
+            learned = seal(max(start.reader.epoch, known.epoch), home.format)
+            append(self.copy.connection, str(self.copy.topic), encode_data(learned))
         self._unseen = home
         return start.offset
 

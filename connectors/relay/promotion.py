@@ -122,10 +122,11 @@ def fence(old_home: DataLog, new_home: str) -> None:
         append(old_home.connection, old_home.claims_topic, (None, *encode_move(Move(new_home, above))))
     elif _is_sealed(old_home):
         return
-    claim = None, *encode_claim(old_home.end())
+    of_format = old_home.format()
+    claim = None, *encode_claim(old_home.end(), of_format=of_format)
     claimed_at = append(old_home.connection, old_home.claims_topic, claim)
     epoch = old_home.epoch_of_claim(claimed_at)
-    append(old_home.connection, str(old_home.topic), encode_data(seal(epoch)))
+    append(old_home.connection, str(old_home.topic), encode_data(seal(epoch, of_format)))
     _logger.warning("group %s: %s is not the home any more, %s is", old_home.topic.group, old_home.topic.site, new_home)
 
 
@@ -173,7 +174,7 @@ def copy_rest(other: DataLog, copy: DataLog) -> None:
         )
     start = other.after(known.seqno)
     if start.reader.epoch > known.epoch:
-        append(copy.connection, str(copy.topic), encode_data(seal(start.reader.epoch)))
+        append(copy.connection, str(copy.topic), encode_data(seal(start.reader.epoch, theirs.format)))
     with producing(copy.connection) as producer:
         for stored in other.records(start.offset, other.end()):  # they are few, and this is done once
             if stored.data.kind != STRAY:

@@ -4,7 +4,7 @@ There is one way to start, and it trusts no lock and no checkpoint, only DATA:
 
 1. read DATA up to where it ends now, from the newest snapshot in force (`connectors.kafka.data_log`), and rebuild the
    state. What is wrong with the group is found here, before anything is written: a start that can't go on must not
-   fence another sequencer;
+   fence another sequencer. So one that does not know the group's format (`ordering.formats`) stops here;
 2. note where DATA ends (the *floor*) and append it to the EPOCH topic: the claim. Its offset plus one is our epoch,
    so no other sequencer has it;
 3. append the seal to DATA: an empty epoch record. From here on every reader ignores what lower epochs still write;
@@ -56,6 +56,7 @@ from ordering.errors import (
     ProtocolViolation,
     UsageError,
 )
+from ordering.formats import FIRST, NEWEST
 from ordering.names import Role, Topic
 from ordering.reader import Seal
 from ordering.records import MAX_RECORD_BYTES, Data, Partition
@@ -78,13 +79,17 @@ MAX_SNAPSHOT_BYTES = MAX_RECORD_BYTES - 4096
 
 
 class _Survey(NamedTuple):
-    """What a group's DATA tells below offset `end`. `server`: who seems to serve the group; "" for nobody."""
+    """What a group's DATA tells below offset `end`. `server`: who seems to serve the group; "" for nobody.
+
+    `format`: the group's from here on.
+    """
 
     data: DataLog
     state: SequencerState
     end: int
     horizon: Mapping[Partition, int] = {}
     server: str = ""
+    format: int = FIRST.number
 
 
 def take_over(connection: Connection, group: str, site: str, claimed: dict[str, int] | None = None) -> SequencerState:
@@ -321,7 +326,16 @@ def _survey(data: DataLog, claimed: Mapping[str, int], agreement: str) -> _Surve
         )
     _check_agreement(data, agreement)
     _check_size(state)
-    return _Survey(data, state, end)
+    return _Survey(data, state, end, format=_format(data, state, end))
+
+
+def _format(data: DataLog, state: SequencerState, end: int) -> int:
+    """The group's format from here on: what EPOCH and DATA say; a group that begins has the newest.
+
+    Raises LaterVersion where that is not known, before anything is claimed.
+    """
+    begins = not data.claims() and not end and data.move() is None
+    return NEWEST.number if begins else max(data.format(), state.format)
 
 
 def _check_agreement(data: DataLog, agreement: str) -> None:
@@ -361,7 +375,7 @@ def _claim(found: _Survey, producer: Producer, claimed: dict[str, int], agreemen
     group = data.topic.group
     if group in claimed:
         check_not_fenced(data, claimed[group])
-    claim = (None, *encode_claim(data.end(), agreement))
+    claim = (None, *encode_claim(data.end(), agreement, found.format))
     try:
         claimed_at = _append(data, producer, data.claims_topic, claim)
     except AbcastError:
@@ -371,14 +385,15 @@ def _claim(found: _Survey, producer: Producer, claimed: dict[str, int], agreemen
         check_is_home(data)
     epoch = data.epoch_of_claim(claimed_at)
     claimed[group] = epoch
-    sealed_at = _append_data(data, producer, seal(epoch))
+    sealed_at = _append_data(data, producer, seal(epoch, found.format))
     before = absorb(found.state, (stored.data for stored in data.records(found.end, sealed_at)))
     if before.epoch >= epoch:
         check_not_fenced(data, epoch)
         raise ProtocolViolation(
             f"{data.topic} has epoch {before.epoch} before the seal of {epoch}: who else writes there?"
         )
-    state = replace(before, epoch=epoch, seals=(*before.seals, Seal(epoch, before.seqno + 1)), unsnapped=0)
+    seals = (*before.seals, Seal(epoch, before.seqno + 1))
+    state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=found.format)
     _append_data(data, producer, snapshot(state))
     _append(data, producer, data.claims_topic, (None, *encode_note(Note(sealed_at + 1, epoch, state.seqno))))
     _logger.info("group %s: epoch %d begins after seqno %d", group, epoch, state.seqno)

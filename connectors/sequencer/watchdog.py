@@ -106,7 +106,7 @@ class _Group:
             if skips and record.epoch == self._epoch and record.seqno > self._reader.last_seqno:
                 self._reader = Reader(self._epoch, record.seqno - 1)
                 skips = False
-            self._reader.accept(record.kind, record.epoch, record.seqno)
+            self._reader.judge(record)
 
     def read_state(self, data: DataLog) -> None:
         """Read what DATA tells as a whole."""

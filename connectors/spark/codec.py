@@ -7,8 +7,12 @@ from pyspark.sql import functions as F
 
 from connectors.kafka import codec
 from connectors.spark.own_columns import words_of
+from ordering.formats import NEWEST
 from ordering.names import ADDRESS_PATTERN
+from ordering.records import EPOCH
 
+LATER_FORMAT = "abcast: a later format:"
+"""Begins the error of a query that met one."""
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 _DATA_AT = {name: position for position, name in enumerate(codec.DATA_FIELDS)}
 
@@ -56,6 +60,32 @@ def data_field(name: str) -> Column:
 def data_number(name: str) -> Column:
     """The same of a field that is a number; null where it has no value."""
     return data_field(name).try_cast("bigint")
+
+
+def data_count() -> Column:
+    """How many numbers the record of a `with_fields` row of DATA takes: as `codec.data_count` has it."""
+    return _counted("COUNT")
+
+
+def data_format() -> Column:
+    """The number of the group's format, as a seal says it: as `codec.data_format` has it."""
+    return _counted("FORMAT")
+
+
+def followed(column: Column) -> Column:
+    """The column, of `with_fields` rows of DATA; the query ends at a seal whose format this version does not know.
+
+    What ends it is found again by `connectors.spark.query_failure`.
+    """
+    number, version = data_field("FORMAT"), F.coalesce(data_field("FORMAT_VERSION"), F.lit(""))
+    says = F.concat_ws(" ", F.lit(LATER_FORMAT), F.col("topic"), number, version)
+    is_later = (data_field("KIND") == EPOCH) & (data_format() > NEWEST.number)
+    return F.when(is_later, F.raise_error(says)).otherwise(column)
+
+
+def _counted(name: str) -> Column:
+    text = data_field(name)
+    return F.when(text.rlike(rf"\A{codec.COUNT_PATTERN}\z"), text.cast("bigint")).otherwise(1)
 
 
 def application_headers() -> Column:

@@ -6,8 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
+from connectors.spark.codec import LATER_FORMAT
 from connectors.spark.data_directory import disk_full
-from ordering.errors import AbcastError, Disagreement, EnvironmentProblem, HistoryUnavailable
+from ordering.errors import AbcastError, Disagreement, EnvironmentProblem, HistoryUnavailable, LaterVersion
+from ordering.formats import Format, later_format
 
 REASON_CHARACTERS = 600
 """A reason is cut off after so many characters."""
@@ -34,7 +36,8 @@ _NO_MEMORY = (
 _TOO_LITTLE_SPACE = 1024 * 1024
 """Bytes. With less free, a query that failed is taken to have failed for that reason: Spark does not always tell."""
 _OF_OURS = re.compile(rf"{re.escape(AbcastError.__module__)}\.(\w+): (.*)")
-_OWN = {error.__name__: error for error in (EnvironmentProblem, HistoryUnavailable, Disagreement)}
+_LATER_FORMAT = re.compile(rf"{re.escape(LATER_FORMAT)} (\S+) (\d+) ?([0-9a-z.+-]*)")
+_OWN = {each.__name__: each for each in (EnvironmentProblem, HistoryUnavailable, Disagreement, LaterVersion)}
 """What code of ours raises inside a query to end the job. Anything else is worth another query."""
 
 
@@ -46,6 +49,8 @@ def explain(error: Exception, data: Path) -> AbcastError:
     if any(words in text for words in _NO_MEMORY):
         return BatchTooLarge("a batch did not fit into memory.")
     reason = true_reason(text)
+    if (met := _LATER_FORMAT.search(text)) is not None:
+        return later_format(met[1], Format(int(met[2]), met[3]))
     own = _OF_OURS.match(reason)
     if own is not None and own[1] in _OWN:
         return _OWN[own[1]](own[2])

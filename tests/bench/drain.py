@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from connectors.kafka.data_log import DataLog
-from connectors.ledger.table import LedgerWriter, create_tables, ledger_rows
+from connectors.ledger.table import BESIDE, LedgerWriter, create_tables, ledger_rows
 from connectors.sequencer.lane import SequencerLane
 from connectors.sequencer.query import encode_decided, sequence
 from connectors.sequencer.takeover import take_over
@@ -106,7 +106,7 @@ def drain_append(lab: Lab, output: Place) -> Drained:
         create_tables(lab.spark, tables)
         with DataLog(lab.connection, output.group, output.site) as log:
             start = log.after(0)
-        rows = ledger_rows(read(lab, output.data, start.offset)).where("seqno IS NOT NULL").drop("topic", "offset")
+        rows = ledger_rows(read(lab, output.data, start.offset)).where("seqno IS NOT NULL").drop(*BESIDE)
         return measure_drain(lab, rows.writeStream.format("delta").option("path", str(tables / "ledger")))
     finally:
         shutil.rmtree(tables, ignore_errors=True)

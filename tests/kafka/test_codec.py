@@ -13,6 +13,7 @@ from connectors.kafka import codec
 from ordering.errors import UsageError
 from ordering.reader import Reader, Verdict
 from ordering.records import (
+    DECIDED_KINDS,
     ENTRY,
     EPOCH,
     MAX_HEADERS_BYTES,
@@ -113,7 +114,7 @@ def test_data_round_trip(record: Data) -> None:
     assert codec.decode_data(key, value, headers) == record
 
 
-@given(st.sampled_from(codec.DECIDED_KINDS), numbers, numbers, st.integers(0, 99), st.binary(max_size=20))
+@given(st.sampled_from(DECIDED_KINDS), numbers, numbers, st.integers(0, 99), st.binary(max_size=20))
 def test_what_the_sequencer_decides_round_trip(kind: str, epoch: int, seqno: int, view: int, payload: bytes) -> None:
     record = Data(kind, epoch, seqno, view, payload=payload)
     key, value, headers = codec.encode_data(record)
@@ -175,7 +176,11 @@ def test_no_record_in_data_raises(key: bytes | None, headers: list[tuple[str, by
 
 def _numbers_of_a_message(key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> tuple[int, ...]:
     fields = codec.data_fields(key, headers)
-    return tuple(map(codec.data_number, (*fields[2:7], fields[8]))) if fields[1:2] == [b"message"] else ()
+    return (
+        tuple(map(codec.data_number, (*fields[2:7], fields[8])))
+        if fields[1:2] == [b"message"] and len(fields) < 11
+        else ()
+    )
 
 
 @pytest.mark.parametrize("case", data_corpus.CASES, ids=lambda case: case.name)

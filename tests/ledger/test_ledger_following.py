@@ -23,7 +23,7 @@ def follower(start: Start, beginning: int = 0) -> _Follower:
 def accept(reader: _Follower, rows: Sequence[tuple[int, int, int]]) -> list[int]:
     """The seqnos taken of (offset, epoch, seqno); seqno 0 is a seal."""
     offset, epoch, seqno = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
-    taken = reader.accept(offset, seqno == 0, epoch, seqno)
+    taken = reader.accept(offset, seqno == 0, epoch, seqno, np.ones_like(seqno))
     return [int(number) for number in seqno[taken]]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from connectors.relay.link_start import link_start
-from ordering.links import carry, origin_of
+from ordering.links import carry_each, origin_of
 from ordering.names import TICK_NAME, Topic, relay_of
 from ordering.records import (
     HEARTBEAT,
@@ -129,8 +129,12 @@ class LinkedLog:
         state = absorb(SequencerState("g"), data[:begin])
         start = link_start(state, neighbour, lambda _: True)
         yield replace(self._word(neighbour, LINK_START), payload=start.to_json() if dice.random() < 0.95 else b"{}")
-        for record in data[begin:]:
-            said = carry(record, neighbour, session, lambda origin: origin != SITE)
+        carried = (
+            (record, said)
+            for record in data[begin:]
+            for said in carry_each(record, neighbour, session, lambda origin: origin != SITE)
+        )
+        for record, said in carried:
             headers = record.headers if said.kind == MESSAGE else ()
             life = (said.sender, said.incarnation, said.local_seqno)
             yield Forward(*life, said.payload, Source("", 0, 0), headers, said.kind, link=said.link)

@@ -135,7 +135,7 @@ class TestNothingIsClaimedInVain:
         """What it says may matter."""
         kafka.producer().send(str(EPOCH), value=b"0 host 7", headers=[("abcast", b"2 lease")])
         for _ in range(2):
-            with pytest.raises(ProtocolViolation, match=r"abcast\.g\.epoch\.nyc at offset 0 is of a kind that this"):
+            with pytest.raises(ProtocolViolation, match=r"abcast\.g\.epoch\.nyc at offset 0 is of a kind that only"):
                 take_over(kafka, "g", "nyc")
 
 
@@ -265,10 +265,10 @@ class TestNotes:
         with DataLog(kafka, "g", "nyc") as data:
             state = data.state()
             at = {stored.data.seqno: stored.offset for stored in data.records(0, data.end()) if stored.data.seqno}
-            assert [data.where(seqno, state.seals) <= at[seqno] for seqno in range(1, 6)] == [True] * 5
+            assert [data.where(seqno, state) <= at[seqno] for seqno in range(1, 6)] == [True] * 5
             value, headers = encode_note(Note(at[4], state.epoch, 3))
             kafka.producer().send(str(EPOCH), value=value, headers=headers)
-            assert [data.where(seqno, state.seals) for seqno in (4, 5)] == [at[4], at[5]]
+            assert [data.where(seqno, state) for seqno in (4, 5)] == [at[4], at[5]]
 
 
 def test_a_takeover_tells_its_horizon(kafka: MemoryConnection) -> None:

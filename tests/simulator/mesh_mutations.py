@@ -115,8 +115,8 @@ def known_sites_only(sites: Sites, direction: Direction, origin: str) -> bool:
 class GreedyLinkReader(Reader):
     """Takes what stands behind a hole."""
 
-    def accept(self, kind: str, epoch: int, seqno: int) -> Verdict:
-        verdict = super().accept(kind, epoch, seqno)
+    def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
+        verdict = super().accept(kind, epoch, seqno, count)
         if verdict is Verdict.AHEAD:
             self.last_seqno = seqno
             return Verdict.TAKE

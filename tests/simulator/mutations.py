@@ -43,15 +43,15 @@ NONE = Mutation("none", "all rules hold", "")
 class EpochBlindReader(Reader):
     """Takes what a fenced sequencer left behind the seal."""
 
-    def accept(self, kind: str, epoch: int, seqno: int) -> Verdict:
-        return super().accept(kind, max(epoch, self.epoch), seqno)
+    def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
+        return super().accept(kind, max(epoch, self.epoch), seqno, count)
 
 
 class GreedyReader(Reader):
     """Takes a record ahead of its turn."""
 
-    def accept(self, kind: str, epoch: int, seqno: int) -> Verdict:
-        verdict = super().accept(kind, epoch, seqno)
+    def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
+        verdict = super().accept(kind, epoch, seqno, count)
         if verdict is Verdict.AHEAD:
             self.last_seqno = seqno
             return Verdict.TAKE
@@ -61,17 +61,17 @@ class GreedyReader(Reader):
 class RepeatingReader(Reader):
     """Takes what it has taken before."""
 
-    def accept(self, kind: str, epoch: int, seqno: int) -> Verdict:
-        verdict = super().accept(kind, epoch, seqno)
+    def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
+        verdict = super().accept(kind, epoch, seqno, count)
         return Verdict.TAKE if verdict is Verdict.DUPLICATE else verdict
 
 
 class StrayReader(Reader):
     """Counts what is no DATA as if it had a seqno."""
 
-    def accept(self, kind: str, epoch: int, seqno: int) -> Verdict:
+    def accept(self, kind: str, epoch: int, seqno: int, count: int = 1) -> Verdict:
         self.last_seqno += kind == STRAY
-        return super().accept(kind, epoch, seqno)
+        return super().accept(kind, epoch, seqno, count)
 
 
 def epoch_0(_right: int) -> int:

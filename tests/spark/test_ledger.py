@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from connectors.kafka.data_log import Start
 from connectors.ledger.state import state_from_ledger
 from connectors.ledger.table import (
+    BESIDE,
     LEDGER_SCHEMA,
     DataSkipped,
     LedgerWriter,
@@ -158,7 +159,7 @@ def test_ledger_rows(spark: SparkSession) -> None:
         ],
         schema,
     )
-    assert_df_equality(ledger_rows(source_frame(spark, rows)), wanted, ignore_nullable=True)
+    assert_df_equality(ledger_rows(source_frame(spark, rows)).drop("count", "format"), wanted, ignore_nullable=True)
 
 
 @pytest.mark.slow
@@ -450,7 +451,7 @@ def test_a_table_of_an_earlier_layout(spark: SparkSession, tmp_path: Path, group
     ddl = ", ".join(f"`{name}` {kind}" for name, kind in (column.split(maxsplit=1) for column in columns.split(", ")))
     spark.sql(f"CREATE TABLE delta.`{table}` ({ddl}) USING delta PARTITIONED BY (`group`)")
     first = ledger_rows(source_frame(spark, messages(group, 1, 2)))
-    old = first.drop("topic", "offset", "origin_seqno", "data_offset")
+    old = first.drop(*BESIDE, "origin_seqno", "data_offset")
     old.write.format("delta").mode("append").option("txnAppId", TRANSACTION).option("txnVersion", 1).save(str(table))
     create_tables(spark, tmp_path)
     create_tables(spark, tmp_path)  # twice does no harm

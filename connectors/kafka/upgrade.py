@@ -1,0 +1,35 @@
+"""Switching on a later format for a group (`ordering.formats`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.epochs import encode_format
+from connectors.kafka.sending import append
+from ordering.errors import UsageError
+from ordering.formats import NEWEST
+
+
+class Upgraded(NamedTuple):
+    """The group's format before and after, and the first version that knows the latter."""
+
+    before: int
+    after: int
+    version: str
+
+
+def upgrade(connection: Connection, group: str, site: str) -> Upgraded:
+    """Give the group the newest format at that site. May be done again.
+
+    One record says so, which each claim behind it repeats. Raises UsageError for a copy, LaterVersion, TopicMissing,
+    BrokerUnreachable.
+    """
+    with DataLog(connection, group, site) as data:
+        if data.is_copy():
+            raise UsageError(f"{data.topic} is the copy of another site's: upgrade the group there.")
+        before = data.format()
+        if before < NEWEST.number:
+            append(connection, data.claims_topic, (None, *encode_format(NEWEST)))
+    return Upgraded(before, NEWEST.number, NEWEST.version)

@@ -1,0 +1,161 @@
+"""What earlier versions have left behind is read, and gone on from: logs, snapshots, entries, outboxes, tables.
+
+`tests/formats/make.py` has made the files, with the code of each version.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors import Member
+from connectors.diagnosis.check import check_ledger
+from connectors.diagnosis.report import check_group
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.entries import last_state
+from connectors.ledger.state import state_from_ledger
+from connectors.sequencer.takeover import take_over
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
+from ordering.checker import Checker
+from ordering.formats import FIRST
+from ordering.isis_log import Entry
+from ordering.isis_site_state import SiteState
+from ordering.records import EPOCH, MESSAGE
+from tests.engine.test_agreeing import SITES, all_have, effective, running, send
+from tests.formats.make import kafka_of
+
+VERSIONS = sorted(path for path in Path(__file__).parent.iterdir() if (path / "group.jsonl").exists())
+
+_SNAPSHOT = """
+format group epoch seqno view received positions seals duplicates unsnapped decided own_seqno links origins latest_ms
+snapshot_ms membership
+"""
+_MEMBERSHIP = """
+settings members joining leaving flush left lives_over incarnation_floor remote heard clock announced_flush announced_ms
+horizon
+"""
+SNAPSHOT, MEMBERSHIP = frozenset(_SNAPSHOT.split()), frozenset(_MEMBERSHIP.split())
+SETTINGS = frozenset(("closed", "flush", "suspect_after_ms", "flush_timeout_ms"))
+"""What readers of 0.1.0 know of a snapshot. At anything more they stop."""
+HEADER_FIELDS, ENTRY_FIELDS, SITE_FIELDS = 10, 10, 16
+EPOCH_KINDS = {"claim", "note"}
+
+_GZIP = b"\x1f\x8b"
+
+each_version = pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
+
+
+def body_of(snapshot: bytes) -> dict[str, Any]:
+    body = json.loads(gzip.decompress(snapshot))
+    assert isinstance(body, dict)
+    return body
+
+
+@each_version
+def test_a_group_goes_on(version: Path) -> None:
+    """Members deliver what was ordered, a sequencer goes on with the next number, and all promises hold."""
+    kafka = kafka_of(version / "group.jsonl")
+    with DataLog(kafka, "g", "nyc") as data:
+        before = data.state()
+    assert (before.seqno, before.view, before.format) == (26, 4, FIRST.number)
+    with TinySequencer(kafka, "g", "nyc") as sequencer:
+        assert sequencer.state.seqno == before.seqno
+        assert sequencer.state.membership.settings == before.membership.settings
+        with Member("g", "nyc/dave", connection=kafka) as dave:
+            dave.connect(timeout=10)
+            seqno = dave.broadcast(b"new").result(10)
+            taken = list(dave.deliveries(from_seqno=1, timeout=1))
+    assert [len(taken), taken[-1].seqno, taken[-1].payload] == [12, seqno, b"new"]
+    assert check_group("g", kafka, names=["nyc"]).anomalies == []
+
+
+@each_version
+def test_readers_of_the_version_can_read_what_is_written_now(version: Path) -> None:
+    """As nobody has upgraded the group: nothing is written of which they do not know."""
+    kafka = kafka_of(version / "group.jsonl")
+    data, epochs = (TopicPartition(f"abcast.g.{role}.nyc", 0) for role in ("data", "epoch"))
+    written_before = [len(kafka.topics.partitions[place]) for place in (data, epochs)]
+    with TinySequencer(kafka, "g", "nyc"), Member("g", "nyc/dave", connection=kafka) as dave:
+        dave.connect(timeout=10)
+        assert dave.broadcast(b"new").result(10)
+    take_over(kafka, "g", "nyc")  # with a view, and a flush
+    records, claims = (
+        kafka.topics.partitions[place][count:] for place, count in zip((data, epochs), written_before, strict=True)
+    )
+    headers = [record.headers[0][1].decode().split(" ") for record in records]
+    assert all(len(fields) <= HEADER_FIELDS for fields in headers)
+    values = [record.value or b"" for record in records if record.key is None]
+    snapshots = [body_of(value) for value in values if value.startswith(_GZIP)]
+    assert len(snapshots) >= 2
+    for body in snapshots:
+        assert body["format"] == 4
+        assert SNAPSHOT.issuperset(body)
+        assert MEMBERSHIP.issuperset(body.get("membership", {}))
+        assert SETTINGS.issuperset(body.get("membership", {}).get("settings", {}))
+    assert {record.headers[0][1].decode().split(" ")[1] for record in claims} == EPOCH_KINDS
+    assert all(len((record.value or b"").split()) == 3 for record in claims)
+
+
+@each_version
+def test_sites_that_agree_go_on(version: Path) -> None:
+    """With entries that the version could read."""
+    kafka = kafka_of(version / "agreeing.jsonl")
+    before = effective(kafka, "nyc")
+    assert len(before) == 15
+    with DataLog(kafka, "g", "nyc") as data:
+        state = last_state(data, data.end())
+    assert state is not None
+    assert state.position == 15
+    with running(kafka, *SITES):
+        for site in SITES:
+            send(kafka, site, range(6, 8))
+        assert all_have(kafka, 21)[:15] == before
+    for site in SITES:
+        log = kafka.topics.partitions[TopicPartition(f"abcast.g.data.{site}", 0)]
+        entries = [json.loads(gzip.decompress(each.value or b"")) for each in log if b" entry " in each.headers[0][1]]
+        assert {len(entry) for entry in entries} == {ENTRY_FIELDS}
+        states = [Entry.from_bytes(json.dumps(entry).encode()).state for entry in entries]
+        assert {len(json.loads(state)) for state in states} == {SITE_FIELDS}
+        assert all(SiteState.from_bytes(state).to_bytes() == state for state in states)
+
+
+@each_version
+def test_an_outbox_is_sent(version: Path, tmp_path: Path) -> None:
+    """Exactly once, and kept by the next start."""
+    shutil.copy(version / "outbox.db", tmp_path)
+    kafka = MemoryConnection()
+    kafka.create("g", "nyc")
+    with (
+        TinySequencer(kafka, "g", "nyc"),
+        Member("g", "nyc/alice", connection=kafka, outbox=tmp_path / "outbox.db") as alice,
+    ):
+        assert alice.broadcast(b"third").result(10)
+        taken = [(each.payload, each.headers) for each in alice.deliveries(from_seqno=1, timeout=1)]
+    assert taken == [(b"kept", (("n", b"1"),)), (b"kept, too", ()), (b"third", ())]
+
+
+@each_version
+def test_a_ledger_is_read(version: Path) -> None:
+    """It tells the state that DATA tells, and is checked against it."""
+    kafka = kafka_of(version / "group.jsonl")
+    with DataLog(kafka, "g", "nyc") as data:
+        state, log = data.state(), [stored.data for stored in data.records(0, data.end())]
+    tables = version / "tables"
+    known = state_from_ledger(tables / "ledger", "g")
+    assert known is not None
+    assert (known.seqno, known.received) == (state.seqno, state.received)
+    assert known.membership.settings == state.membership.settings
+    checker = Checker()
+    for record in log:
+        checker.data("nyc", record)
+    assert check_ledger(checker, tables / "ledger", "g") == state.seqno
+    assert checker.finish() == []
+    assert sum(record.kind == MESSAGE for record in log) == 11
+    assert sum(record.kind == EPOCH for record in log) == 4

@@ -1,0 +1,337 @@
+"""What later versions may write: it is passed over and kept, or whoever can't follow stops with a sentence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.structs import TopicPartition
+
+from connectors import Member
+from connectors.diagnosis import status
+from connectors.diagnosis.report import check_group
+from connectors.diagnosis.status import read_status
+from connectors.kafka.codec import encode_data
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.epochs import decode, encode_claim
+from connectors.kafka.unfit import UnfitGroups
+from connectors.sequencer.keeper import Keeper
+from connectors.sequencer.takeover import take_over, take_over_groups
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
+from ordering.errors import AbcastError, LaterVersion, ProtocolViolation
+from ordering.formats import ADDITIONS, FORMATS, NEWEST, Format
+from ordering.isis_log import Entry, Letter
+from ordering.links import carry_each
+from ordering.membership import Membership, Settings
+from ordering.names import Topic
+from ordering.reader import Reader, Verdict
+from ordering.records import EPOCH, MESSAGE, SETTINGS, SKIP, Data, Source
+from ordering.sequencer import SNAPSHOTS, SequencerState, absorb, seal, snapshot
+
+SITE = "nyc"
+DATA, EPOCHS = (TopicPartition(f"abcast.g.{role}.{SITE}", 0) for role in ("data", "epoch"))
+LATER = Format(NEWEST.number + 7, "9.8.7")
+
+
+@pytest.fixture
+def kafka() -> MemoryConnection:
+    connection = MemoryConnection()
+    connection.create("g", SITE)
+    return connection
+
+
+def write(kafka: MemoryConnection, *records: Data) -> None:
+    for record in records:
+        kafka.topics.append(DATA, *encode_data(record))
+
+
+def message(epoch: int, seqno: int) -> Data:
+    """Of a sender of its own."""
+    source = Source("abcast.g.forward.nyc", 0, 1000 + seqno)
+    return Data(MESSAGE, epoch, seqno, 0, f"nyc/{seqno}", 5, 1, b"%d" % seqno, source, (), 1)
+
+
+def body_of(raw: bytes) -> dict[str, Any]:
+    body = json.loads(gzip.decompress(raw))
+    assert isinstance(body, dict)
+    return body
+
+
+def of_body(body: dict[str, Any]) -> bytes:
+    return gzip.compress(json.dumps(body).encode())
+
+
+def later_snapshot(state: SequencerState, **said: object) -> bytes:
+    """The same as a later version has it, which this one can read: more fields everywhere, and longer rows."""
+    body = body_of(state.to_bytes())
+    membership = Membership(members=state.membership.members).to_json() | body.get("membership", {})
+    membership = json.loads(json.dumps(membership))
+    membership |= {"quorum": [1, {"a": 2}]}
+    membership["settings"] |= {"max_members": 5}
+    membership["flush"] |= {"why": "so"}
+    body["received"] = {sender: [*row, "more"] for sender, row in body["received"].items()}
+    body["seals"] = [[*row, 1] for row in body["seals"]]
+    return of_body(body | {"format": max(SNAPSHOTS) + 1, "packs": {"x": [1]}, "membership": membership} | said)
+
+
+class TestSnapshots:
+    def test_what_is_not_known_is_kept(self) -> None:
+        """And written back, by a sequencer that has decided more meanwhile."""
+        state = SequencerState("g", epoch=1, format=ADDITIONS.number)
+        read = SequencerState.from_bytes(later_snapshot(state))
+        assert read.unknown == {"packs": {"x": [1]}}
+        went_on = absorb(read, [seal(2), message(2, 1)])
+        assert went_on.seqno == 1
+        written = body_of(snapshot(absorb(SequencerState("g"), [snapshot(went_on)])).payload)
+        assert written["packs"] == {"x": [1]}
+        assert written["membership"]["quorum"] == [1, {"a": 2}]
+        assert written["membership"]["settings"]["max_members"] == 5
+        assert written["format"] == max(SNAPSHOTS)
+        assert written["readable_from"] <= written["format"]
+        assert (
+            SequencerState.from_bytes(of_body(written)).to_bytes()
+            == SequencerState.from_bytes(of_body(written)).to_bytes()
+        )
+
+    def test_one_for_later_versions_only(self) -> None:
+        said = later_snapshot(SequencerState("g", format=2), readable_from=max(SNAPSHOTS) + 1, version="9.8.7")
+        with pytest.raises(LaterVersion, match=r"install abcast 9\.8\.7 or later here \(`pip install"):
+            SequencerState.from_bytes(said)
+
+    @pytest.mark.parametrize("said", [{"format": max(SNAPSHOTS) + 1}, {"format": 99, "readable_from": 98}])
+    def test_that_does_not_say_which_version(self, said: dict[str, int]) -> None:
+        body = body_of(SequencerState("g").to_bytes()) | said
+        with pytest.raises(LaterVersion, match="install the version of abcast that the others run"):
+            SequencerState.from_bytes(of_body(body))
+
+    def test_a_member_starts_on_a_later_one(self, kafka: MemoryConnection) -> None:
+        with TinySequencer(kafka, "g", SITE) as sequencer:
+            first = Member("g", "nyc/alice", connection=kafka)
+            assert first.broadcast(b"1").result(5) == 1
+            state = sequencer.state
+            write(kafka, Data(EPOCH, state.epoch, payload=later_snapshot(state)))
+            with Member("g", "nyc/bob", connection=kafka) as bob:
+                assert bob.broadcast(b"2").result(5) == 2
+            first.close()
+        assert take_over(kafka, "g", SITE).unknown == {"packs": {"x": [1]}}
+
+
+class TestSettings:
+    def test_are_kept_once_they_are_decided(self) -> None:
+        settings = Settings().decided(b'{"max_members":5,"flush":true}')
+        assert (settings.flush, settings.unknown) == (True, {"max_members": 5})
+        assert settings.decided(b'{"max_members":6}').unknown == {"max_members": 6}
+
+    def test_a_live_member_goes_on(self, kafka: MemoryConnection) -> None:
+        with TinySequencer(kafka, "g", SITE) as sequencer, Member("g", "nyc/alice", connection=kafka) as alice:
+            assert alice.broadcast(b"1").result(5) == 1
+            epoch, admin = sequencer.state.epoch, "nyc/abcast.admin"
+            source = Source("abcast.g.forward.nyc", 0, 1)
+            said = Data(SETTINGS, epoch, 2, 0, admin, 5, 1, b'{"max_members":5,"closed":true}', source, (), 1)
+            write(kafka, said, message(epoch, 3))
+            with Member("g", "nyc/bob", connection=kafka) as bob:
+                assert [each.seqno for each in bob.deliveries(from_seqno=1, timeout=0.5)] == [1, 3]
+        state = take_over(kafka, "g", SITE)
+        assert state.membership.settings == Settings(closed=True, unknown={"max_members": 5})
+
+
+class TestKinds:
+    LOG = (
+        message(1, 1),
+        Data("pause", 1, 2),
+        Data("pack", 1, 3, count=100),
+        message(1, 103),
+        Data("pack", 1, 104, count=2),
+    )
+
+    def opened(self, kafka: MemoryConnection) -> int:
+        """The epoch of a sequencer, whose log goes on with these."""
+        state = take_over(kafka, "g", SITE)
+        assert state.epoch == 1
+        write(kafka, *self.LOG)
+        return 105
+
+    def test_take_their_numbers(
+        self, kafka: MemoryConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """For a sequencer, members, the checker and status; members warn once a kind."""
+        last = self.opened(kafka)
+        with caplog.at_level(logging.WARNING), TinySequencer(kafka, "g", SITE) as sequencer:
+            assert sequencer.state.seqno == last
+            with Member("g", "nyc/alice", connection=kafka) as alice, Member("g", "nyc/bob", connection=kafka) as bob:
+                assert alice.broadcast(b"new").result(5) == last + 1
+                assert bob.broadcast(b"newer").result(5) == last + 2
+                for member in (alice, bob):
+                    assert [each.seqno for each in member.deliveries(from_seqno=1, timeout=0.5)] == [1, 103, 106, 107]
+                for begin, wanted in ((2, [103, 106, 107]), (50, [103, 106, 107]), (104, [106, 107])):
+                    taken = list(alice.deliveries(from_seqno=begin, timeout=0.5))
+                    assert [each.seqno for each in taken] == wanted
+        monkeypatch.setattr(status, "find_topics", lambda _: [Topic("g", "data", SITE)])
+        found = read_status(kafka, "g", SITE)
+        assert (found.last_seqno, found.strays, found.format) == (last + 2, 0, NEWEST.number)
+        said = [record.message for record in caplog.records if "of a later version" in record.message]
+        assert sorted(line.split(" of the kind ")[1].split(" ")[0] for line in said) == ["pack", "pause"]
+        report = check_group("g", kafka, names=[SITE])
+        assert report.anomalies == []
+        assert report.read == {f"DATA of {SITE}": last + 2}
+
+    def test_where_a_number_stands(self, kafka: MemoryConnection) -> None:
+        """A log in which many numbers share an offset, at any length of it."""
+        epoch = take_over(kafka, "g", SITE).epoch
+        seqno, at = 0, dict[int, int]()
+        for length in (1, 1, 500, 1, 3000, 1, 1, 1, 20_000, 1):
+            for _ in range(40):
+                record = Data("pack", epoch, seqno + 1, count=length) if length > 1 else message(epoch, seqno + 1)
+                at |= dict.fromkeys((seqno + 1, seqno + length), len(kafka.topics.partitions[DATA]))
+                write(kafka, record)
+                seqno += length
+        with DataLog(kafka, "g", SITE) as data:
+            state = data.state()
+            assert state.seqno == seqno
+            for number, offset in list(at.items())[::7]:
+                assert data.where(number, state) <= offset
+                start = data.after(number - 1)
+                taken = [
+                    each
+                    for each in data.records(start.offset, data.end())
+                    if start.reader.judge(each.data) is Verdict.TAKE
+                ]
+                assert start.reader.last_seqno == seqno
+                assert taken[0].offset == offset
+
+    def test_a_relay_skips_each_number(self) -> None:
+        """A neighbour of any version counts them."""
+        said = carry_each(Data("pack", 3, 7, count=3), "nyc", 11, lambda _: True)
+        assert [(each.kind, each.link.epoch, each.link.seqno) for each in said] == [(SKIP, 3, n) for n in (7, 8, 9)]
+
+    def test_a_count_travels(self) -> None:
+        for record in (*self.LOG, message(1, 5)):
+            key, _, headers = encode_data(record)
+            fields = headers[0][1].decode().split(" ")
+            assert (fields[10:] == [str(record.count)]) == (record.count > 1)
+            assert bool(key) == bool(record.sender)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 30), st.integers(1, 6)), max_size=60), st.integers(0, 9))
+def test_columns_judge_counts_as_rows(log: list[tuple[int, int, int]], last: int) -> None:
+    import numpy as np
+
+    rows, columns = Reader(1, last), Reader(1, last)
+    taken = [rows.accept("later", *row) is Verdict.TAKE for row in log]
+    epoch, seqno, count = (np.array([row[at] for row in log], dtype=np.int64) for at in range(3))
+    is_control = np.zeros(len(log), np.bool_)
+    assert columns.accept_columns(is_control, epoch, seqno, count).tolist() == taken
+    assert (rows.epoch, rows.last_seqno) == (columns.epoch, columns.last_seqno)
+
+
+class TestFormats:
+    def test_a_group_begins_with_the_newest(self, kafka: MemoryConnection) -> None:
+        state = take_over(kafka, "g", SITE)
+        assert state.format == NEWEST.number
+        with DataLog(kafka, "g", SITE) as data:
+            assert data.format() == NEWEST.number
+            assert data.state().format == NEWEST.number
+        assert take_over(kafka, "g", SITE).format == NEWEST.number
+
+    def test_versions_ascend(self) -> None:
+        assert [each.number for each in FORMATS] == list(range(1, len(FORMATS) + 1))
+
+    @pytest.mark.parametrize("of_format", [each.number for each in FORMATS])
+    @pytest.mark.parametrize("agreement", ["", "isis"])
+    def test_claims(self, of_format: int, agreement: str) -> None:
+        value, headers = encode_claim(7, agreement, of_format)
+        claim = decode("t", 4, value, headers, 9)
+        assert (claim.epoch, claim.floor, claim.agreement, claim.format) == (5, 7, agreement, of_format)  # type: ignore[union-attr]
+
+    @pytest.mark.parametrize("kind", ["format", "claim-as", "lease"])
+    def test_a_switch_that_is_not_known_stops_all_that_start(
+        self, kafka: MemoryConnection, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Before they write anything, in one sentence; whoever serves other groups goes on with these."""
+        monkeypatch.setattr(status, "find_topics", lambda _: [Topic("g", "data", SITE)])
+        kafka.create("other", SITE)
+        take_over(kafka, "g", SITE)
+        text = "9 9.8.7" if kind == "format" else "0 host 7 - 9 9.8.7"
+        kafka.topics.append(EPOCHS, None, text.encode(), [("abcast", f"2 {kind}".encode())])
+        before = {place: len(log) for place, log in kafka.topics.partitions.items()}
+        starts: list[Callable[[], object]] = [
+            lambda: take_over(kafka, "g", SITE),
+            lambda: Member("g", "nyc/alice", connection=kafka).broadcast(b"x"),
+            lambda: read_status(kafka, "g", SITE),
+            lambda: next(iter(Member("g", "nyc/b", connection=kafka).deliveries(from_seqno=1, timeout=1))),
+        ]
+        wanted = "install abcast 9.8.7 or later here" if kind != "lease" else "install the version of abcast that"
+        for start in starts:
+            with pytest.raises(LaterVersion, match=wanted):
+                start()
+        assert {place: len(log) for place, log in kafka.topics.partitions.items() if place != EPOCHS} == {
+            place: count for place, count in before.items() if place != EPOCHS
+        }
+        with pytest.raises(UnfitGroups) as unfit:
+            take_over_groups(kafka, {group: [f"abcast.{group}.forward.{SITE}"] for group in ("g", "other")}, SITE)
+        assert list(unfit.value.errors) == ["g"]
+
+    def test_a_sequencer_that_runs_stops_at_a_switch(self, kafka: MemoryConnection) -> None:
+        epochs = {"g": take_over(kafka, "g", SITE).epoch}
+        keeper = Keeper(kafka, SITE, epochs, "process")
+        keeper.take({"g": [f"abcast.g.forward.{SITE}"]})
+        keeper.check_not_fenced()
+        kafka.topics.append(EPOCHS, None, b"9 9.8.7", [("abcast", b"2 format")])
+        with pytest.raises(LaterVersion, match=r"install abcast 9\.8\.7 or later here"):
+            keeper.check_not_fenced()
+        keeper.close()
+
+    def test_who_reads_on_stops_at_the_seal(self, kafka: MemoryConnection) -> None:
+        """What stands before it is delivered, and nothing behind it; the checker stops, too."""
+        alice = Member("g", "nyc/alice", connection=kafka)
+        with TinySequencer(kafka, "g", SITE):
+            assert alice.broadcast(b"1").result(5) == 1
+            deliveries = alice.deliveries(from_seqno=1, timeout=5)
+            assert next(deliveries).seqno == 1
+            later = Data(EPOCH, 40, format=LATER)
+            write(kafka, later, message(40, 2))
+            with pytest.raises(LaterVersion, match=r"abcast\.g\.data\.nyc has format 9, .* install abcast 9\.8\.7 or"):
+                next(deliveries)
+            with pytest.raises(AbcastError, match=r"install abcast 9\.8\.7 or later"):
+                alice.broadcast(b"2").result(5)
+            with pytest.raises(LaterVersion):
+                check_group("g", kafka, names=[SITE])
+            with pytest.raises(LaterVersion):
+                absorb(SequencerState("g"), [later])
+            with pytest.raises(LaterVersion):
+                alice.close(timeout=0)
+
+    def test_what_a_seal_says_of_known_formats_changes_nothing(self) -> None:
+        for each in FORMATS:
+            state = absorb(SequencerState("g"), [seal(3, each.number), message(3, 1)])
+            assert (state.epoch, state.seqno, state.format) == (3, 1, each.number)
+            assert SequencerState.from_bytes(snapshot(state).payload).format == each.number
+
+
+class TestEntries:
+    ENTRY = Entry(1, 2, 3, (Letter(("sfo",), "beat", "{}"),), before=b"x")
+
+    def test_fields_behind_those_that_are_known(self) -> None:
+        plain = json.loads(self.ENTRY.to_bytes())
+        longer = [*plain, 7, 1, "9.8.7", {"more": 1}, None]
+        read = Entry.from_bytes(json.dumps(longer).encode())
+        assert read == self.ENTRY._replace(written=7, readable_from=1, version="9.8.7")
+        assert Entry.from_bytes(read.to_bytes()) == read
+
+    def test_for_later_versions_only(self) -> None:
+        """Whatever else is in them."""
+        plain = json.loads(self.ENTRY.to_bytes())
+        plain[3] = {"a later": "form"}
+        with pytest.raises(LaterVersion, match=r"install abcast 9\.8\.7 or later"):
+            Entry.from_bytes(json.dumps([*plain, 7, 7, "9.8.7"]).encode())
+
+    def test_anything_else_is_none(self) -> None:
+        with pytest.raises(ProtocolViolation, match="not a Entry"):
+            Entry.from_bytes(json.dumps(json.loads(self.ENTRY.to_bytes())[:2]).encode())

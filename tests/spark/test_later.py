@@ -1,0 +1,132 @@
+"""The ledger, and a mesh's relay: what earlier versions left behind, and what later ones may write."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from kafka.structs import TopicPartition
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from connectors.kafka.data_log import DataLog, Start
+from connectors.kafka.sites import Direction
+from connectors.ledger.state import state_from_ledger
+from connectors.ledger.table import LedgerWriter, create_tables
+from connectors.relay.columns import relay_mesh_data
+from connectors.spark.query_failure import explain
+from ordering.errors import LaterVersion
+from ordering.formats import NEWEST, Format
+from ordering.links import carry_each
+from ordering.reader import Reader
+from ordering.records import EPOCH, MESSAGE, Data, Source
+from tests.formats.make import kafka_of
+from tests.formats.test_earlier import VERSIONS
+from tests.spark.kafka_rows import TIMESTAMP_MS, Row, data, source_frame
+
+pytestmark = pytest.mark.spark
+
+LATER = Format(NEWEST.number + 7, "9.8.7")
+
+
+def message(seqno: int) -> Data:
+    source = Source("abcast.g.forward.local", 0, seqno)
+    return Data(MESSAGE, 1, seqno, 0, "local/a", 1, seqno, b"m%d" % seqno, source, (), TIMESTAMP_MS)
+
+
+LOG = (
+    Data(EPOCH, 1),
+    message(1),
+    Data("pause", 1, 2, payload=b"{}"),
+    Data("pack", 1, 3, payload=b"of three", count=3),
+    message(6),
+    Data("pack", 1, 7, payload=b"of two", count=2),
+)
+
+
+def rows_of(*records: Data, first: int = 0) -> list[Row]:
+    return [data(record, first + place) for place, record in enumerate(records)]
+
+
+def writer_of(directory: Path, start: Start) -> LedgerWriter:
+    return LedgerWriter(directory / "ledger", {"g": start}, lambda _: 0)
+
+
+def test_kinds_of_a_later_version_have_a_row_for_each_number(spark: SparkSession, tmp_path: Path) -> None:
+    """However the batches are cut, and also where the table has a part of a record's numbers."""
+    wanted = [
+        *((1, "message", b"m1"), (2, "pause", b"{}"), (3, "pack", b"of three"), (4, "pack", None), (5, "pack", None)),
+        *((6, "message", b"m6"), (7, "pack", b"of two"), (8, "pack", None), (9, "message", b"m9")),
+    ]
+    log = rows_of(*LOG, message(9))
+    create_tables(spark, tmp_path)
+    for group, cuts in (("g", (0, 7)), ("h", (0, 1, 2, 3, 4, 5, 6, 7))):
+        of_group = [row._replace(topic=row.topic.replace(".g.", f".{group}.")) for row in log]
+        writer = LedgerWriter(tmp_path / "ledger", {group: Start(0, Reader())}, lambda _: 0)
+        for number, (first, end) in enumerate(itertools.pairwise(cuts)):
+            writer.write(source_frame(spark, of_group[first:end]), number)
+            writer.check()
+        table = DeltaTable(str(tmp_path / "ledger")).to_pyarrow_table(filters=[("group", "=", group)])
+        found = sorted((row["seqno"], row["kind"], row["payload"]) for row in table.to_pylist())
+        assert found == wanted
+        state = state_from_ledger(tmp_path / "ledger", group)
+        assert state is not None
+        assert (state.seqno, state.received["local/a"]) == (9, (1, 9))
+
+
+def test_a_later_format_stops_the_ledger(spark: SparkSession, tmp_path: Path) -> None:
+    """With the sentence. What stands before the seal is in the table, or in DATA for the next version to read."""
+    create_tables(spark, tmp_path)
+    writer = writer_of(tmp_path, Start(0, Reader()))
+    writer.write(source_frame(spark, rows_of(*LOG[:2])), 0)
+    writer.check()
+    writer.write(source_frame(spark, rows_of(Data(EPOCH, 2, format=LATER), message(2), first=2)), 1)
+    with pytest.raises(LaterVersion, match=r"abcast\.g\.data\.local has format 9"):
+        writer.check()
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
+def test_a_table_of_an_earlier_version_goes_on(spark: SparkSession, tmp_path: Path, version: Path) -> None:
+    tables = tmp_path / "tables"
+    shutil.copytree(version / "tables", tables)
+    kafka = kafka_of(version / "group.jsonl")
+    with DataLog(kafka, "g", "nyc") as log:
+        state, end = log.state(), log.end()
+    place = TopicPartition("abcast.g.data.nyc", 0)
+    create_tables(spark, tables)
+    following = [data(_after(state.seqno + 1), end)]
+    rows = [row._replace(topic=place.topic) for row in following]
+    writer = writer_of(tables, Start(end, Reader(state.epoch, state.seqno)))
+    writer.write(source_frame(spark, rows), 0)
+    writer.check()
+    held = DeltaTable(str(tables / "ledger")).to_pyarrow_table(columns=["seqno"])["seqno"].to_pylist()
+    assert sorted(held) == list(range(1, state.seqno + 2))
+
+
+def _after(seqno: int) -> Data:
+    source = Source("abcast.g.forward.nyc", 0, 99)
+    return Data(MESSAGE, 3, seqno, 4, "nyc/carol", 9, 1, b"new", source, (), TIMESTAMP_MS)
+
+
+class TestMesh:
+    WAY = Direction("local", "sfo")
+
+    def test_a_skip_for_each_number(self, spark: SparkSession) -> None:
+        """As `ordering.links` has it."""
+        frame = source_frame(spark, rows_of(*LOG, message(9)))
+        made = relay_mesh_data(frame, self.WAY, {"abcast.g.data.local": 5}, ()).collect()
+        said = [bytes(row["headers"][0]["value"]).decode() for row in made]
+        wanted = [each for record in (*LOG, message(9)) for each in carry_each(record, "local", 5, lambda _: True)]
+        assert said == [f"2 {each.kind} {each.incarnation} {each.local_seqno} - {each.link}" for each in wanted]
+
+    def test_a_later_format_stops_it(self, spark: SparkSession, tmp_path: Path) -> None:
+        """As it would carry a skip for messages that it can't read."""
+        frame = source_frame(spark, rows_of(Data(EPOCH, 2, format=LATER), message(1)))
+        with pytest.raises(PySparkException) as raised:
+            relay_mesh_data(frame, self.WAY, {"abcast.g.data.local": 5}, ()).collect()
+        reason = explain(raised.value, tmp_path)
+        assert isinstance(reason, LaterVersion)
+        assert "install abcast 9.8.7 or later" in str(reason)
