@@ -239,6 +239,7 @@ class JobThread:
         self._failure: BaseException | None = None
         self._is_told = False
         self.ready = job.ready
+        self.is_principal = job.is_principal
         self.done = threading.Event()
         self.stopping = False
         self._thread = threading.Thread(target=self._run, name=f"abcast-{job.name}", daemon=True)
@@ -283,9 +284,10 @@ def _unexpected(failure: BaseException) -> BaseException | None:
 
 
 def raise_failures(jobs: Sequence[JobThread]) -> None:
-    """Raise what ended a job; a job that ends alone is only told of, as long as others work."""
+    """Raise what ended a job; a job that ends alone is only told of, as long as a principal one works."""
+    works = any(job.is_principal and not job.done.is_set() for job in jobs)
     for job in jobs:
-        if job.ends_alone and not all(other.done.is_set() for other in jobs):
+        if job.ends_alone and works:
             job.tell_failure()
         else:
             job.raise_failure()

@@ -188,8 +188,7 @@ class Attendant:
 
     def _watch(self, group: str, watchdog: Watchdog, now: float) -> None:
         try:
-            with self._keeper.trouble_of(group):
-                watchdog.look(now)
+            watchdog.look(now)
         except (NotCounting, *OF_ONE_GROUP) as error:
             if len(self._keeper.forward) == 1:
                 raise
@@ -311,7 +310,7 @@ class Attendant:
         self._keeper.take(topics)
         ends = self._keeper.ends_of_data(topics)
         for group, state in states.items():
-            watchdog = self._watchdogs[group] = Watchdog(self._keeper.log)
+            watchdog = self._watchdogs[group] = Watchdog(self._keeper.log, self._keeper.trouble_of)
             watchdog.watch(group, state.epoch, state.seqno, ends.get(group, 0))
             self._told[group] = state.seqno
         self._places.update(partitions)

@@ -88,6 +88,7 @@ class EngineJob:
     """Sequences all groups that have a DATA topic at the site. `run` blocks until `stop`, which any thread may call."""
 
     name = "sequence"
+    is_principal = True
     keeps_trying = False
     ends_alone_with: tuple[type[AbcastError], ...] = ()
 

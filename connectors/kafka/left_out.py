@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from connectors.kafka.retrying import HEALTHY_S, News
@@ -24,16 +24,21 @@ class _Trouble:
     """Of one group. `why`: what is wrong now; "" if it is served, since `since`."""
 
     why: str = ""
+    may_pass: bool = False
     since: float = 0.0
     failures: int = 0
     news: News = field(default_factory=News)
 
 
 class LeftOut:
-    """For one job; outlives its attempts. One thread at a time."""
+    """For one job; outlives its attempts. One thread at a time.
 
-    def __init__(self, job: str) -> None:
+    `waits_s`: before a group is tried again, the first time, the second …; the last one from then on.
+    """
+
+    def __init__(self, job: str, waits_s: Sequence[float] = WAITS_S) -> None:
         self._job = job
+        self._waits_s = waits_s
         self._troubles: dict[str, _Trouble] = {}
 
     def put(self, group: str, error: AbcastError) -> None:
@@ -42,7 +47,7 @@ class LeftOut:
         now = time.monotonic()
         is_new = not trouble.why and now - trouble.since >= HEALTHY_S
         trouble.failures = 1 if is_new else trouble.failures + 1
-        trouble.why, trouble.since = str(error), now
+        trouble.why, trouble.may_pass, trouble.since = str(error), error.retriable, now
         if is_new:
             trouble.news.forget()
         if trouble.news.has(str(error)):
@@ -53,7 +58,7 @@ class LeftOut:
         trouble = self._troubles.get(group)
         if trouble is None or not trouble.why:
             return True
-        return time.monotonic() - trouble.since >= WAITS_S[min(trouble.failures, len(WAITS_S)) - 1]
+        return time.monotonic() - trouble.since >= self._waits_s[min(trouble.failures, len(self._waits_s)) - 1]
 
     def take_back(self, groups: Iterable[str]) -> None:
         """They are served again."""
@@ -67,10 +72,15 @@ class LeftOut:
         """The group is gone."""
         self._troubles.pop(group, None)
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether one of them can't be served because of what may pass by itself."""
+        return any(trouble.may_pass for trouble in self._troubles.values() if trouble.why)
+
     def __contains__(self, group: object) -> bool:
         return group in self.reasons
 
     @property
     def reasons(self) -> dict[str, str]:
         """What is wrong with each group that is left out now."""
-        return {group: trouble.why for group, trouble in self._troubles.items() if trouble.why}
+        return {group: trouble.why for group, trouble in list(self._troubles.items()) if trouble.why}

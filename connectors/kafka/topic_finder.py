@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from kafka.admin import KafkaAdminClient
 
@@ -17,6 +19,10 @@ from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from ordering.errors import BrokerUnreachable
 from ordering.names import Topic
 
+LEADERLESS_S = 3.0
+"""A partition that has no leader for so long is away: it takes less to elect another one."""
+_LOOK_SOON_S = 1.0
+"""How old the list may be while a partition has no leader."""
 LOOK_S = 10.0
 """How old the list may be that `find` returns, unless another time is given."""
 
@@ -36,6 +42,7 @@ class TopicFinder:
         self._admin: KafkaAdminClient | None = None
         self._found: dict[Topic, int] = {}
         self._found_at = float("-inf")
+        self._leaderless: dict[Topic, float] = {}  # since when
 
     def find(self, *, fresh: bool = False) -> list[Topic]:
         """All topics of its groups in the cluster, sorted by name; with `fresh`, as they are now.
@@ -47,10 +54,18 @@ class TopicFinder:
     def count_partitions(self, *, fresh: bool = False) -> dict[Topic, int]:
         """The same, each with the number of its partitions. Raises BrokerUnreachable."""
         with self._lock:
-            if fresh or time.monotonic() - self._found_at >= self._look_every_s:
+            may_be_old_s = min(self._look_every_s, _LOOK_SOON_S) if self._leaderless else self._look_every_s
+            if fresh or time.monotonic() - self._found_at >= may_be_old_s:
                 self._found = self._look()
                 self._found_at = time.monotonic()
             return self._found
+
+    def leaderless(self) -> dict[str, Topic]:
+        """Groups of which a partition is away, as far as was found, each with one such topic."""
+        with self._lock:
+            now = time.monotonic()
+            away = sorted((topic for topic, since in self._leaderless.items() if now - since >= LEADERLESS_S), key=str)
+            return {topic.group: topic for topic in away}
 
     def has_news(self) -> bool:
         """Look now, as something has failed: whether there are other topics than those that were found last.
@@ -75,6 +90,9 @@ class TopicFinder:
         except BaseException:
             self._disconnect()
             raise
+        now = time.monotonic()
+        gone = {Topic.parse(each["name"]) for each in described if any(map(_is_leaderless, each["partitions"]))}
+        self._leaderless = {topic: self._leaderless.get(topic, now) for topic in gone if topic is not None}
         counts = {Topic.parse(each["name"]): len(each["partitions"]) for each in described}
         chosen = [topic for topic in counts if topic is not None and self._groups.has(topic.group)]
         return {topic: counts[topic] for topic in sorted(chosen, key=str)}
@@ -87,3 +105,7 @@ class TopicFinder:
     def _disconnect(self) -> None:
         self._admin = None
         self._opened.close()
+
+
+def _is_leaderless(partition: Mapping[str, Any]) -> bool:
+    return int(partition["leader_id"]) < 0

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from ordering.errors import (
     AbcastError,
+    BrokerUnreachable,
     EnvironmentProblem,
     Fenced,
     HistoryUnavailable,
@@ -46,17 +47,28 @@ def raise_unfit(errors: Mapping[str, AbcastError], groups: Collection[str]) -> N
 
 
 def ask_each(topics: Collection[Topic], ask: Callable[[Topic], Answer]) -> dict[Topic, Answer]:
-    """Ask of every topic. Raises, at the end, what is wrong with groups of theirs, as `raise_unfit`."""
+    """Ask of every topic. Raises, at the end, what is wrong with groups of theirs, as `raise_unfit`.
+
+    Raises BrokerUnreachable at once where nothing is answered of the first groups: then nobody is there.
+    """
     answers: dict[Topic, Answer] = {}
     unfit: dict[str, AbcastError] = {}
     for topic in topics:
         if topic.group not in unfit:
             try:
                 answers[topic] = ask(topic)
-            except BEFORE_ITS_START as error:
+            except OF_THE_JOB:
+                raise
+            except AbcastError as error:
                 unfit[topic.group] = error
+                if not answers and len(unfit) > 1 and all(map(_is_away, unfit.values())):
+                    raise
     raise_unfit(unfit, {topic.group for topic in topics})
     return answers
+
+
+def _is_away(error: AbcastError) -> bool:
+    return isinstance(error, BrokerUnreachable)
 
 
 def _as_text(errors: Mapping[str, AbcastError]) -> str:

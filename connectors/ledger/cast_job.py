@@ -15,10 +15,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.topic_finder import LOOK_S
 from connectors.kafka.topics import refusals
 from connectors.kafka.transport import Consumer
+from connectors.kafka.unfit import BEFORE_ITS_START, ask_each
 from connectors.ledger.casts import CastTableState, CastWriter, create_cast_table
 from connectors.ledger.job import TRIGGER_S
 from connectors.spark.job import JobOptions, StreamingJob
-from ordering.errors import KafkaRefused
+from ordering.errors import AbcastError, KafkaRefused
 from ordering.names import Topic
 
 _logger = logging.getLogger(__name__)
@@ -32,6 +33,9 @@ class CastLedgerJob(StreamingJob):
     """
 
     name = "ledger-casts"
+    ends_alone_with: tuple[type[AbcastError], ...] = BEFORE_ITS_START
+    is_principal = False
+    waits_s = (10.0, 30.0, 60.0, 300.0)
 
     def __init__(self, spark: SparkSession, options: JobOptions) -> None:
         super().__init__(spark, options)
@@ -51,7 +55,10 @@ class CastLedgerJob(StreamingJob):
         """Of each group that has DATA at this site, the cast topics in which something stands, or has stood."""
         groups = {topic.group for topic in topics if topic.role == "data" and topic.site == self.options.site}
         of_groups = [topic for topic in topics if topic.role == "cast" and topic.group in groups]
-        self._look([str(topic) for topic in of_groups if str(topic) not in self._with_casts])
+        leaderless = self.finder.leaderless()
+        self._look(
+            [str(topic) for topic in of_groups if str(topic) not in self._with_casts and topic.group not in leaderless]
+        )
         selected: dict[str, list[str]] = {}
         for topic in of_groups:
             if str(topic) in self._with_casts:
@@ -90,7 +97,7 @@ class CastLedgerJob(StreamingJob):
         path = create_cast_table(self.spark, self.options.data, self._stop.is_set)
         self._writer = CastWriter(path, self._query_ends.is_set)
         names = [name for group in topics.values() for name in group]
-        source = self.kafka_source(names, self._positions(names, self._writer.state))
+        source = self.kafka_source(names, self._positions(topics, self._writer.state))
         return (
             self.spark.readStream.format("kafka")
             .options(**{**source, "kafka.isolation.level": "read_uncommitted"})  # as members read casts
@@ -102,16 +109,33 @@ class CastLedgerJob(StreamingJob):
             .start()
         )
 
+    def try_again(self, group: str) -> None:
+        """See whether the group can be read now."""
+        assert self._writer is not None
+        names = [name for name in self._with_casts if (topic := Topic.parse(name)) and topic.group == group]
+        self._positions({group: names}, self._writer.state)
+
     def check(self) -> None:
         """Raise what keeps the writer from going on."""
         if self._writer is not None:
             self._writer.check()
 
-    def _positions(self, names: list[str], state: CastTableState) -> dict[TopicPartition, int]:
-        """Where each partition goes on; at its beginning if it does not reach so far, or retention has been there."""
+    def _positions(self, topics: Mapping[str, list[str]], state: CastTableState) -> dict[TopicPartition, int]:
+        """Where each partition goes on; at its beginning if it does not reach so far, or retention has been there.
+
+        Raises UnfitGroups, what is wrong with all.
+        """
+        with closing(self.options.connection.consumer()) as consumer:
+            found = ask_each(
+                [topic for names in topics.values() for topic in map(Topic.parse, names) if topic],
+                lambda topic: self._positions_of(consumer, str(topic), state),
+            )
+        return {place: offset for each in found.values() for place, offset in each.items()}
+
+    def _positions_of(self, consumer: Consumer, name: str, state: CastTableState) -> dict[TopicPartition, int]:
         positions = {}
-        with closing(self.options.connection.consumer()) as consumer, self.options.connection.reachable():
-            places = [TopicPartition(name, at) for name in names for at in consumer.partitions_for_topic(name)]
+        with self.options.connection.reachable("READ", name):
+            places = [TopicPartition(name, at) for at in consumer.partitions_for_topic(name)]
             beginnings, ends = consumer.beginning_offsets(places), consumer.end_offsets(places)
         for place in places:
             position = state.offsets.get((place.topic, place.partition), 0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 
 from kafka.structs import TopicPartition
@@ -10,10 +12,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.data_log import DataLog, Start
+from connectors.kafka.side_by_side import SideBySide
 from connectors.kafka.topics import refusals
+from connectors.kafka.transport import Consumer
+from connectors.kafka.unfit import BEFORE_ITS_START, raise_unfit
 from connectors.ledger.table import LedgerWriter, create_tables, read_table_state
 from connectors.spark.job import JobOptions, StreamingJob
-from ordering.errors import AbcastError, HistoryUnavailable, KafkaRefused, NoSnapshot
+from ordering.errors import AbcastError, HistoryUnavailable, KafkaRefused, NoSnapshot, ProtocolViolation
 from ordering.names import Topic
 
 TRIGGER_S = 1
@@ -23,13 +28,15 @@ TRIGGER_S = 1
 class LedgerJob(StreamingJob):
     """Writes the DATA of all groups at the site to `data/ledger`. Every start goes on after the table's last seqno.
 
-    A start that can't go on there raises what `start_after` raises. What keeps the writer from going on ends its query:
-    the job then starts anew (if rows were passed over), or ends with the writer's own words.
+    A group that can't go on there, as `start_after` says, is left out, and looked at again now and then; the others
+    are written. What keeps the writer from going on ends its query: the job then starts anew (if rows were passed
+    over), or ends with the writer's own words.
     """
 
     name = "ledger"
-    ends_alone_with: tuple[type[AbcastError], ...] = (HistoryUnavailable,)
-    """What retention has dropped is gone. The sequencer goes on, and so do the members."""
+    ends_alone_with: tuple[type[AbcastError], ...] = BEFORE_ITS_START
+    """What is wrong with groups, of which none is left. The sequencer goes on, and so do the members."""
+    waits_s = (10.0, 30.0, 60.0, 300.0)
 
     def __init__(self, spark: SparkSession, options: JobOptions) -> None:
         super().__init__(spark, options)
@@ -54,7 +61,7 @@ class LedgerJob(StreamingJob):
         path = self.options.data / "ledger"
         create_tables(self.spark, self.options.data, self._stop.is_set)
         last_seqno = read_table_state(path).last_seqno
-        starts = {group: start_after(last_seqno.get(group, 0), self.options, group) for group in topics}
+        starts = self._starts(topics, last_seqno)
         positions = {TopicPartition(name, 0): starts[group].offset for group, names in topics.items() for name in names}
         source = self.kafka_source([name for group in topics.values() for name in group], positions)
         self._writer = LedgerWriter(path, starts, self._beginning, self._query_ends.is_set)
@@ -69,6 +76,26 @@ class LedgerJob(StreamingJob):
             .start()
         )
 
+    def _starts(self, groups: Collection[str], last_seqno: Mapping[str, int]) -> dict[str, Start]:
+        """Where each group goes on. Raises UnfitGroups, what is wrong with all."""
+        starts: dict[str, Start] = {}
+        unfit: dict[str, AbcastError] = {}
+        with contextlib.closing(SideBySide[Start](self.options.connection)) as asking:
+            for group in groups:
+                asking.ask(group, partial(start_after, last_seqno.get(group, 0), self.options, group))
+            while asking.is_waiting:
+                for group, found in asking.answers(1.0).items():
+                    if isinstance(found, AbcastError):
+                        unfit[group] = found
+                    else:
+                        starts[group] = found
+        raise_unfit(dict(sorted(unfit.items())), groups)
+        return starts
+
+    def try_again(self, group: str) -> None:
+        """See whether the group can be written now."""
+        start_after(read_table_state(self.options.data / "ledger").last_seqno.get(group, 0), self.options, group)
+
     def check(self) -> None:
         """Raise what keeps the writer from going on."""
         if self._writer is not None:
@@ -79,17 +106,23 @@ class LedgerJob(StreamingJob):
             return data.beginning()
 
 
-def start_after(seqno: int, options: JobOptions, group: str) -> Start:
+def start_after(seqno: int, options: JobOptions, group: str, consumer: Consumer | None = None) -> Start:
     """Where in DATA a ledger goes on that holds the group up to `seqno`.
 
     Raises HistoryUnavailable if retention has dropped what follows, so that it is nowhere; NoSnapshot if DATA does not
     tell before a sequencer has started.
     """
-    with DataLog(options.connection, group, options.site) as data:
+    with DataLog(options.connection, group, options.site, consumer) as data:
         try:
             return data.after(seqno)
         except NoSnapshot:
             raise  # whether anything is missing is known once a sequencer has started
+        except ProtocolViolation as error:
+            raise ProtocolViolation(
+                f"the ledger {options.data / 'ledger'} ends at seqno {seqno} of group {group}, and does not go on with "
+                f"{data.topic}: {error} Was the group made anew, or is this another Kafka? Then give the group another "
+                "name, or the job another --data."
+            ) from error
         except HistoryUnavailable as gone:
             content = f"ends at seqno {seqno} of group {group}" if seqno else f"has nothing of group {group}"
             raise HistoryUnavailable(

@@ -128,6 +128,7 @@ class MaintenanceJob:
     """Does so every `every_s` seconds, first after as long. `run` blocks until `stop`."""
 
     name = "maintain"
+    is_principal = False
     keeps_trying = True
     ends_alone_with: tuple[type[AbcastError], ...] = (AbcastError,)
 

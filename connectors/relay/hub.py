@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from contextlib import closing
 
 from kafka.structs import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
@@ -15,7 +16,7 @@ from connectors.relay.columns import relay_forward, relay_home_data
 from connectors.relay.home_copy import HomeCopy
 from connectors.relay.job import Relay
 from connectors.spark.job import JobOptions
-from ordering.errors import AbcastError, UsageError
+from ordering.errors import AbcastError, BrokerUnreachable, UsageError
 from ordering.names import Topic
 from ordering.records import Partition
 
@@ -43,6 +44,11 @@ class HomeData(Relay):
         """Where each copy lacks something."""
         return dict(ask_each(topics, self._position_of).values())
 
+    def try_again(self, group: str) -> None:
+        """See whether the copy can go on."""
+        with closing(HomeCopy(self.source, self.target, group, self.direction)) as copy:
+            copy.start()
+
     def _position_of(self, topic: Topic) -> tuple[TopicPartition, int]:
         check_may(self.target, "WRITE", [self.filled(topic), Topic(topic.group, "epoch", self.direction.target)])
         copy = HomeCopy(self.source, self.target, topic.group, self.direction)
@@ -61,6 +67,8 @@ class HomeData(Relay):
                 copy.post_base()
             except UsageError as error:
                 unfit[copy.home.topic.group] = error
+            except BrokerUnreachable as error:  # it is looked at again
+                _logger.debug("%s: %s", self.name, error)
         if unfit:
             raise UnfitGroups(unfit)
 

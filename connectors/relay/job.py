@@ -38,7 +38,7 @@ from connectors.kafka.unfit import ask_each
 from connectors.relay.marks import is_anew, last_copy
 from connectors.spark.job import JobOptions, StreamingJob
 from connectors.spark.sink import COPY_SINK_OPTIONS
-from ordering.errors import HistoryUnavailable, KafkaRefused
+from ordering.errors import AbcastError, BrokerUnreachable, HistoryUnavailable, KafkaRefused
 from ordering.names import Role, Topic
 from ordering.records import Partition, Source
 
@@ -55,7 +55,7 @@ class Relay(StreamingJob):
     real_time_batch: ClassVar[str] = "5 seconds"
     """How long a real-time query runs before it notes its offsets. Nothing is carried meanwhile."""
     keeps_trying = True
-    leaves_out_for_s = 300.0
+    waits_s = (10.0, 30.0, 60.0, 300.0)
 
     def __init__(self, spark: SparkSession, options: JobOptions, sites: Sites, direction: Direction) -> None:
         """The connection and the site of `options` are ignored: the direction tells."""
@@ -83,6 +83,14 @@ class Relay(StreamingJob):
         """Work until stopped, as every job."""
         with closing(self.target_finder):
             super().run()
+
+    def leaderless(self) -> dict[str, AbcastError]:
+        """At both ends."""
+        there = {
+            group: BrokerUnreachable(f"{topic} at {self.direction.target} has a partition without a leader.")
+            for group, topic in self.target_finder.leaderless().items()
+        }
+        return {**super().leaderless(), **there}
 
     @abstractmethod
     def is_read(self, topic: Topic) -> bool:
@@ -147,6 +155,17 @@ class Relay(StreamingJob):
         with closing(self.source.consumer()) as here:
             found = ask_each(topics, lambda topic: self._positions_of(here, topic))
         return {partition: offset for each in found.values() for partition, offset in each.items()}
+
+    def try_again(self, group: str) -> None:
+        """See whether the group can be carried now."""
+        for topic in self.topics_of(group):
+            with closing(self.source.consumer()) as here:
+                self._positions_of(here, topic)
+
+    def topics_of(self, group: str) -> list[Topic]:
+        """Those of the source that are to be carried. Raises BrokerUnreachable."""
+        names = self.select_topics(self.finder.find()).get(group, [])
+        return [topic for topic in map(Topic.parse, names) if topic]
 
     def _positions_of(self, here: Consumer, topic: Topic) -> dict[TopicPartition, int]:
         with self.source.reachable():

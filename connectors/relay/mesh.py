@@ -21,7 +21,7 @@ from connectors.relay.link_start import SessionStart, find_session_start, is_ord
 from connectors.relay.presence import Presence
 from connectors.spark.job import JobOptions
 from connectors.spark.progress import newest
-from ordering.errors import AbcastError, HistoryUnavailable
+from ordering.errors import AbcastError, BrokerUnreachable, HistoryUnavailable
 from ordering.names import Topic
 
 LOOK_EVERY_S = 30.0
@@ -68,6 +68,11 @@ class MeshData(SiteForward):
         }
         return {TopicPartition(str(topic), 0): beginning.offset for topic, beginning in starts.items()}
 
+    def try_again(self, group: str) -> None:
+        """See whether a session can begin."""
+        for topic in self.topics_of(group):
+            self._start_of(topic)
+
     def _start_of(self, topic: Topic) -> SessionStart:
         ensure_topic(self.target, self.filled(topic), 1)
         with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
@@ -103,10 +108,13 @@ class MeshData(SiteForward):
         for name, offset in self._carried.items():
             topic = Topic.parse(name)
             assert topic is not None
-            with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
-                if is_ordered(here.state(offset), there.state(), topic.site, self._is_carried):
-                    continue
-                end, before = there.end(), self._ends_there.get(name)
+            try:
+                with DataLog(self.source, topic.group, topic.site) as here, self._there(topic.group) as there:
+                    if is_ordered(here.state(offset), there.state(), topic.site, self._is_carried):
+                        continue
+                    end, before = there.end(), self._ends_there.get(name)
+            except BrokerUnreachable:  # of this group; it is looked at again
+                continue
             self._ends_there[name] = end
             if before not in (None, end) or now - self._began_at >= self._patience_s:
                 self._patience_s *= 2

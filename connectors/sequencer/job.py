@@ -41,6 +41,7 @@ class SequencerJob:
     """Sequences all groups that have a DATA topic at the site. `run` blocks until `stop`."""
 
     name = "sequence"
+    is_principal = True
     keeps_trying = False
     ends_alone_with: tuple[type[AbcastError], ...] = ()
 
@@ -87,6 +88,7 @@ class SequencerJob:
         """Give groups that have come a lane, and take those that have gone out of theirs."""
         try:
             groups = set(groups_at(self.finder.find(), self.options.site))
+            leaderless = self.finder.leaderless().keys()
             self._is_broker_away = False
         except BrokerUnreachable as error:
             if not self._is_broker_away:
@@ -96,7 +98,7 @@ class SequencerJob:
         for lane in self._lanes:
             lane.job.groups = lane.groups & groups
         self._close([lane for lane in self._lanes[1:] if not lane.groups])
-        if new := groups.difference(*(lane.groups for lane in self._lanes)):
+        if new := groups.difference(leaderless, *(lane.groups for lane in self._lanes)):
             self._open_lane(new, worker)
         elif not self._lanes and worker.works(0):
             self.ready.set()
@@ -157,7 +159,7 @@ class _LaneThread:
 
     @property
     def groups(self) -> frozenset[str]:
-        return (self.job.groups or frozenset()) - self.job.left_out
+        return (self.job.groups or frozenset()) - self.job.left_out.reasons.keys()
 
     def start(self) -> None:
         self.failure: BaseException | None = None

@@ -86,7 +86,9 @@ class Keeper:
         self.away.forget(group)
 
     def log(self, group: str) -> DataLog:
-        """The group's DATA, for the keeper's thread."""
+        """The group's DATA, for the keeper's thread. Raises BrokerUnreachable at once if it was away just now."""
+        if not self.away.is_due(group):
+            raise BrokerUnreachable(self.away.reasons[group])
         if group not in self._logs:
             if self._reader is None:
                 self._reader = consumer_of_logs(self._connection)
@@ -117,7 +119,7 @@ class Keeper:
 
     @contextlib.contextmanager
     def trouble_of(self, group: str) -> Iterator[None]:
-        """What is not answered here is this group's trouble. Where it is the only one, raises BrokerUnreachable."""
+        """What is not answered here is this group's trouble. Raises BrokerUnreachable if no group answers."""
         try:
             yield
         except KafkaError as error:
@@ -128,7 +130,8 @@ class Keeper:
             self._leave(group, error)
 
     def _leave(self, group: str, error: AbcastError) -> None:
-        self.away.put(group, error)
+        if self.away.is_due(group):  # else it is the same as just now
+            self.away.put(group, error)
         if all(each in self.away for each in self.forward):
             raise error
 

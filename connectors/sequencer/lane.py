@@ -113,7 +113,7 @@ class SequencerLane(StreamingJob):
         self._keeper, self._seen_batch = Keeper(connection, site, self._epochs, "spark"), -1
         self._keeper.take(forward)
         ends = self._keeper.ends_of_data(forward)
-        self._watchdog = Watchdog(self._keeper.log)
+        self._watchdog = Watchdog(self._keeper.log, self._keeper.trouble_of)
         for group, state in states.items():
             self._watchdog.watch(group, state.epoch, state.seqno, ends.get(group, 0))
         self._watched, self._stale = _watched(states), set()
@@ -181,8 +181,9 @@ class SequencerLane(StreamingJob):
         self._stale |= report.changed
         for group in sorted(self._stale):  # also those that the broker did not tell the last time
             self._watched.pop(group, None)
-            self._watched |= _watched({group: keeper.log(group).state()})
-            self._stale.discard(group)
+            with keeper.trouble_of(group):
+                self._watched |= _watched({group: keeper.log(group).state()})
+                self._stale.discard(group)
         now = time.monotonic()
         late = dict.fromkeys(keeper.forward, 0) if report.is_snapshot_late else {}
         keeper.attend({**late, **self._watched}, now)

@@ -42,11 +42,11 @@ from connectors.kafka.epochs import Claim, Note, encode_claim, encode_note, seco
 from connectors.kafka.group_choice import ALL_GROUPS, GroupChoice
 from connectors.kafka.liveness import ALIVE, judge
 from connectors.kafka.sending import Record, append
+from connectors.kafka.side_by_side import SideBySide
 from connectors.kafka.sign_of_life import Sign, read_signs
 from connectors.kafka.topics import find_groups
 from connectors.kafka.transport import Consumer, Producer
 from connectors.kafka.unfit import raise_unfit
-from connectors.sequencer.side_by_side import SideBySide
 from ordering.errors import (
     AbcastError,
     BrokerUnreachable,

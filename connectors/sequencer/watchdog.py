@@ -11,7 +11,7 @@ hole further up. It never raises a false alarm: before it raises one, it reads t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 from connectors.kafka.data_log import DataLog
 from ordering.errors import AbcastError, HistoryUnavailable
@@ -33,8 +33,13 @@ class NotCounting(AbcastError):
 class Watchdog:
     """Watches groups from a takeover on. `log` gives a group's DATA."""
 
-    def __init__(self, log: Callable[[str], DataLog]) -> None:
-        self._log = log
+    def __init__(
+        self,
+        log: Callable[[str], DataLog],
+        trouble_of: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """`trouble_of`: what is not answered of a group within it is kept from the others."""
+        self._log, self._trouble_of = log, trouble_of
         self._watched: dict[str, _Group] = {}
         self._decided = 0
         self._fresh: set[str] = set()
@@ -56,7 +61,8 @@ class Watchdog:
             return
         self._next_look = now + LOOK_S
         for group in self._fresh:
-            self._watched[group].read_on(self._log(group))
+            with self._trouble_of(group):
+                self._watched[group].read_on(self._log(group))
         if self._missing() <= 0:
             self._fresh.clear()
             self._behind_since = None
@@ -71,7 +77,7 @@ class Watchdog:
     def _confirm(self) -> None:
         for group in self._fresh:
             # Retention may have left too little to know: then a takeover would not know better.
-            with suppress(HistoryUnavailable):
+            with suppress(HistoryUnavailable), self._trouble_of(group):
                 self._watched[group].read_state(self._log(group))
         if (missing := self._missing()) > 0:
             raise NotCounting(

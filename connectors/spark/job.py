@@ -17,7 +17,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,9 +32,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.backlog import find_backlog, records_that_fit
 from connectors.kafka.connection import Connection
 from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
-from connectors.kafka.retrying import News, Retries
+from connectors.kafka.left_out import LeftOut
+from connectors.kafka.retrying import Retries
 from connectors.kafka.topic_finder import TopicFinder
-from connectors.kafka.unfit import UnfitGroups
+from connectors.kafka.unfit import OF_ONE_GROUP, OF_THE_JOB, UnfitGroups
 from connectors.spark.data_directory import CHECKPOINTS, DEFAULT_WORK, HeldDirectory, held
 from connectors.spark.jvm import jvm
 from connectors.spark.patience import Patience
@@ -51,6 +52,8 @@ _logger = logging.getLogger(__name__)
 
 WATCH_S = 1
 """How often a running job looks whether all is well, and a sequencer for a newer epoch."""
+LAST_S = 30.0
+"""After so long, a group of which something is wrong is tried again where there is no other, but some that may come."""
 REPORT_S = 10.0
 """A line of the log about the newest batch, at most this often."""
 STOP_S = 10.0
@@ -105,10 +108,11 @@ class SparkJob(Protocol):
 
     `ready` is set when it works. A job with `keeps_trying` depends on another site. It goes on after any failure but a
     wrong configuration, and counts as ready meanwhile. If it ends with a failure of `ends_alone_with`, the other jobs
-    go on: no restart would mend it.
+    go on: no restart would mend it. One that is no principal works beside another, and is not worth going on for.
     """
 
     name: str
+    is_principal: bool
     ready: threading.Event
     keeps_trying: bool
     ends_alone_with: tuple[type[AbcastError], ...]
@@ -124,12 +128,13 @@ class StreamingJob(ABC):
     """One query over the topics of all groups at a site. `run` blocks until `stop`, which any thread may call."""
 
     name: str
+    is_principal = True
     keeps_trying = False
     ends_alone_with: tuple[type[AbcastError], ...] = ()
     in_real_time = False
     """Whether the query has Spark's real-time trigger."""
-    leaves_out_for_s = math.inf
-    """After so long, groups that were left out are tried again, for which the query begins anew."""
+    waits_s: Sequence[float] = (math.inf,)
+    """Before a group that was left out is tried again (`connectors.kafka.left_out`)."""
 
     def __init__(self, spark: SparkSession, options: JobOptions, finder: TopicFinder | None = None) -> None:
         self.spark = spark
@@ -141,10 +146,8 @@ class StreamingJob(ABC):
         self._ends = threading.Event()
         self._query_ends = threading.Event()
         self._told_hidden: set[str] = set()
-        self.left_out: frozenset[str] = frozenset()
+        self.left_out = LeftOut(self.name, self.waits_s)
         """Groups that can't be served, and that the others go on without."""
-        self._left_out_at = 0.0
-        self._news = News()
         self._max_batch_records = options.max_batch_records
         self._batch_records = options.max_batch_records
 
@@ -213,17 +216,41 @@ class StreamingJob(ABC):
         try:
             self._run_query_of_fit()
         except UnfitGroups as unfit:  # the others begin anew, at once
-            self.left_out |= unfit.errors.keys()
-            self._left_out_at = time.monotonic()
-            if self._news.has(str(unfit)):
-                _logger.error("%s: %s The other groups go on.", self.name, unfit)
+            for group, error in unfit.errors.items():
+                self.left_out.put(group, error)
+        except OF_ONE_GROUP as error:  # it was the last one
+            if not self.left_out.may_pass:
+                raise
+            _logger.warning("%s: %s Other groups are waited for.", self.name, error)
+            self._ends.wait(LAST_S)
+
+    def try_again(self, group: str) -> None:
+        """See whether a group that was left out can be served again. Raises what is wrong with it."""
 
     def _takes_back(self) -> bool:
-        """Whether groups that were left out are to be tried again now; then they are."""
-        if not self.left_out or time.monotonic() - self._left_out_at < self.leaves_out_for_s:
-            return False
-        self.left_out = frozenset()
-        return True
+        """Whether groups that were left out can be served again; then the query is to begin anew, with them."""
+        back = []
+        leaderless = self.leaderless() if self.left_out.reasons else {}
+        for group in filter(self.left_out.is_due, self.left_out.reasons):
+            try:
+                if group in leaderless:
+                    raise leaderless[group]
+                self.try_again(group)
+            except OF_THE_JOB:
+                raise
+            except AbcastError as error:
+                self.left_out.put(group, error)
+            else:
+                back.append(group)
+        self.left_out.take_back(back)
+        return bool(back)
+
+    def leaderless(self) -> dict[str, AbcastError]:
+        """Groups with a partition that is away: Spark asks for all partitions of a query together."""
+        return {
+            group: BrokerUnreachable(f"{topic} has a partition without a leader.")
+            for group, topic in self.finder.leaderless().items()
+        }
 
     def _run_query_of_fit(self) -> None:
         try:
@@ -344,6 +371,9 @@ class StreamingJob(ABC):
 
     def _find_topics(self, *, fresh: bool = False) -> dict[str, list[str]]:
         found = self.select_topics(self.finder.find(fresh=fresh))
+        for group, error in self.leaderless().items():
+            if found.get(group) and group not in self.left_out:
+                self.left_out.put(group, error)
         return {group: names for group, names in found.items() if names and group not in self.left_out}
 
     def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:

@@ -159,7 +159,7 @@ STOPPED = (
 from jobs import streaming
 
 class Job:
-    name, keeps_trying, ends_alone_with = "order", False, ()
+    name, is_principal, keeps_trying, ends_alone_with = "order", True, False, ()
     def __init__(self):
         self.ready, self._stop = threading.Event(), threading.Event()
     def run(self):

@@ -56,7 +56,7 @@ def test_where_reading_goes_on(connection: MemoryConnection, tmp_path: Path, cap
     own, copy = ((str(topic), 1) for topic in (OWN, COPY))
 
     def position(offset: int) -> int:
-        found = job._positions([str(OWN), str(COPY)], CastTableState(offsets={own: offset, copy: 7}))
+        found = job._positions({OWN.group: [str(OWN), str(COPY)]}, CastTableState(offsets={own: offset, copy: 7}))
         assert found[TopicPartition(*copy)] == 0, "there were more once"
         return int(found[TopicPartition(*own)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -109,6 +110,7 @@ def test_only_the_group_that_changed_is_read_back(
 
     ticked: list[dict[str, int]] = []
     keeper = SimpleNamespace(
+        trouble_of=lambda _: nullcontext(),
         forward={"g": [], "h": []},
         log=lambda group: SimpleNamespace(state=lambda: state(group)),
         check_not_fenced=lambda: None,
@@ -151,6 +153,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
 def lane_of(kafka: MemoryConnection, where: Path, groups: Iterable[str]) -> SequencerLane:
     finder: Any = SimpleNamespace(
         find=lambda **_: [Topic(group, role, "nyc") for group in GROUPS for role in ("data", "forward")],
+        leaderless=dict,
         close=lambda: None,
     )
     spark: Any = None
@@ -163,9 +166,9 @@ def test_a_lane_leaves_out_what_cannot_be_taken_over(
     lane = lane_of(kafka, tmp_path, GROUPS)
     with pytest.raises(Decided, match=r"^g$"):
         lane.run()
-    assert lane.left_out == {"h"}
+    assert list(lane.left_out.reasons) == ["h"]
     assert "abcast.h.data.nyc has 2 partitions" in caplog.text
-    assert "The other groups go on." in caplog.text
+    assert "The other groups go on; h is tried again." in caplog.text
     with pytest.raises(UsageError, match=r"abcast\.h\.data\.nyc has 2 partitions"):
         lane_of(kafka, tmp_path, ["h"]).run()
 
@@ -188,13 +191,14 @@ def test_so_does_a_lane_that_agrees(
     monkeypatch.setattr(AgreeingLane, "_starts", starts)
     finder: Any = SimpleNamespace(
         find=lambda **_: [Topic(group, role, "nyc") for group in GROUPS for role in ("data", "forward", "epoch")],
+        leaderless=dict,
         close=lambda: None,
     )
     agreement, spark = Agreement(Neighbours("nyc", ("nyc",), frozenset())), cast("Any", None)
     lane = AgreeingLane(spark, JobOptions(kafka, "nyc", tmp_path), finder, agreement=agreement, epochs={})
     with pytest.raises(Decided, match=r"^g$"):
         lane.run()
-    assert "begun with other sites. The other groups go on." in caplog.text
+    assert "begun with other sites. The other groups go on; h is tried again." in caplog.text
     for group, is_claimed in zip(GROUPS, (True, False), strict=True):
         with DataLog(kafka, group, "nyc") as data:
             assert bool(data.claims()) is is_claimed
@@ -223,7 +227,7 @@ def test_what_a_lane_has_left_out_is_tried_again(
     spark: Any = None
     job = SequencerJob(spark, JobOptions(kafka, "nyc", tmp_path, look_every_s=0.1))
     topics = [Topic(group, "data", "nyc") for group in GROUPS]
-    monkeypatch.setattr(job, "finder", SimpleNamespace(find=lambda: topics, close=lambda: None))
+    monkeypatch.setattr(job, "finder", SimpleNamespace(find=lambda: topics, leaderless=dict, close=lambda: None))
     monkeypatch.setattr("connectors.sequencer.job.yield_to_rival", lambda *_: False)
     with working([job]):
         eventually(lambda: "tried again every" in caplog.text)

@@ -16,8 +16,8 @@ from connectors.kafka.codec import decode_data
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.epochs import Claim, Note, encode_note, seconds_to_yield, this_host
 from connectors.kafka.settings import change_settings
+from connectors.kafka.side_by_side import GROUPS_AT_ONCE
 from connectors.kafka.unfit import UnfitGroups
-from connectors.sequencer.side_by_side import GROUPS_AT_ONCE
 from connectors.sequencer.takeover import take_over, take_over_groups, yield_to_rival
 from connectors.sequencer.ticks import tick
 from connectors.testing.memory_kafka import MemoryConnection

@@ -13,12 +13,17 @@ from typing import Any, cast
 import pytest
 from kafka.errors import TopicAuthorizationFailedError
 
+from connectors.engine.job import EngineJob
 from connectors.kafka.connection import Connection
 from connectors.kafka.group_choice import GroupChoice
-from connectors.kafka.topic_finder import TopicFinder
+from connectors.kafka.topic_finder import LEADERLESS_S, TopicFinder
 from connectors.kafka.unfit import UnfitGroups
+from connectors.ledger.cast_job import CastLedgerJob
 from connectors.ledger.job import LedgerJob
+from connectors.ledger.maintenance_job import MaintenanceJob
+from connectors.relay.job import Relay
 from connectors.sequencer.agreeing_lane import RoomAgain
+from connectors.sequencer.job import SequencerJob
 from connectors.spark.job import JobOptions, StreamingJob
 from jobs.streaming import JobThread, raise_failures
 from ordering.errors import (
@@ -28,6 +33,7 @@ from ordering.errors import (
     Fenced,
     HistoryUnavailable,
     KafkaRefused,
+    ProtocolViolation,
     TopicMissing,
     UsageError,
 )
@@ -42,6 +48,9 @@ class _Finder:
     def find(self, *, fresh: bool = False) -> list[Topic]:
         del fresh
         return [Topic("g", "data", "nyc")]
+
+    def leaderless(self) -> dict[str, Topic]:
+        return {}
 
     def close(self) -> None:
         pass
@@ -117,10 +126,16 @@ class _Job:
     """A job that ends when it is told to, with or without a failure."""
 
     def __init__(
-        self, name: str, *, keeps_trying: bool = False, ends_alone_with: tuple[type[AbcastError], ...] = ()
+        self,
+        name: str,
+        *,
+        keeps_trying: bool = False,
+        ends_alone_with: tuple[type[AbcastError], ...] = (),
+        is_principal: bool = True,
     ) -> None:
         self.name = name
         self.keeps_trying = keeps_trying
+        self.is_principal = is_principal
         self.ends_alone_with = ends_alone_with
         self.ready = threading.Event()
         self.failure: Exception | None = None
@@ -153,18 +168,57 @@ def test_a_relay_that_fails_does_not_end_the_sequencer(caplog: pytest.LogCapture
         raise_failures(threads)
 
 
-def test_a_ledger_without_history_does_not_end_the_sequencer(caplog: pytest.LogCaptureFixture) -> None:
-    """A restart would not bring back what retention has dropped. Whatever else ends the ledger ends both."""
-    assert LedgerJob.ends_alone_with == (HistoryUnavailable,)
-    for failure, ends_both in ((HistoryUnavailable("it is dropped."), False), (EnvironmentProblem("disk full"), True)):
+@pytest.mark.parametrize(
+    "failure", [HistoryUnavailable("it is dropped."), ProtocolViolation("it was made anew."), KafkaRefused("no right.")]
+)
+def test_what_is_wrong_with_the_ledgers_groups_does_not_end_the_sequencer(
+    caplog: pytest.LogCaptureFixture, failure: AbcastError
+) -> None:
+    """No restart would mend it. Whatever else ends the ledger ends both."""
+    for error, ends_both in ((failure, False), (EnvironmentProblem("disk full"), True)):
         ledger, sequencer = _Job("ledger", ends_alone_with=LedgerJob.ends_alone_with), _Job("sequence")
         threads = [JobThread(ledger), JobThread(sequencer)]
-        ledger.fail(failure)
+        ledger.fail(error)
         threads[0].join()
         with pytest.raises(EnvironmentProblem) if ends_both else contextlib.nullcontext():
             raise_failures(threads)
         sequencer.stop()
-    assert [record.getMessage() for record in caplog.records] == ["ledger has ended: it is dropped."]
+    assert [record.getMessage() for record in caplog.records] == [f"ledger has ended: {failure}"]
+
+
+_JOBS: dict[str, Any] = {
+    "sequence": SequencerJob,
+    "sequence in a process": EngineJob,
+    "ledger": LedgerJob,
+    "ledger-casts": CastLedgerJob,
+    "relay": Relay,
+    "maintain": MaintenanceJob,
+}
+
+
+@pytest.mark.parametrize("other", _JOBS)
+@pytest.mark.parametrize("ends", _JOBS)
+def test_each_jobs_end_beside_each_other(ends: str, other: str) -> None:
+    """The process ends with it where nothing is left that somebody asked for; a job of its groups' own ends alone."""
+
+    def job(name: str) -> _Job:
+        kind = _JOBS[name]
+        return _Job(
+            name,
+            keeps_trying=kind.keeps_trying,
+            ends_alone_with=kind.ends_alone_with,
+            is_principal=kind.is_principal,
+        )
+
+    first, second = job(ends), job(other)
+    threads = [JobThread(first), JobThread(second)]
+    first.fail(HistoryUnavailable("it is dropped."))
+    threads[0].join()
+    goes_on = "sequence" not in ends and other not in ("ledger-casts", "maintain")
+    with contextlib.nullcontext() if goes_on else pytest.raises(HistoryUnavailable):
+        raise_failures(threads)
+    second.stop()
+    threads[1].join()
 
 
 def test_relays_that_all_failed_are_a_failure() -> None:
@@ -186,6 +240,7 @@ class _Cluster:
         self.connected = 0
         self.is_away = False
         self.gone = 0
+        self.leader = 0
 
     @contextlib.contextmanager
     def admin(self) -> Iterator[Any]:
@@ -201,7 +256,7 @@ class _Cluster:
         if self.is_away:
             raise BrokerUnreachable("away")
         names = ("abcast.g.data.nyc", "abcast.h.data.nyc", "other")[self.gone :]
-        return [{"name": name, "partitions": [{}]} for name in names]
+        return [{"name": name, "partitions": [{"leader_id": self.leader}]} for name in names]
 
 
 def test_topics_are_looked_for_seldom_and_by_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,14 +291,33 @@ def test_whether_a_topic_is_gone_or_the_broker_is_seen_at_once() -> None:
     assert not finder.has_news()
 
 
+def test_a_partition_without_a_leader_is_away_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An election takes less; meanwhile it is looked at more often."""
+    now = [0.0]
+    monkeypatch.setattr("connectors.kafka.topic_finder.time", SimpleNamespace(monotonic=lambda: now[0]))
+    cluster = _Cluster()
+    finder = TopicFinder(cluster, GroupChoice(("g*",)))  # type: ignore[arg-type]
+    finder.find()
+    cluster.leader = -1
+    finder.find(fresh=True)
+    assert not finder.leaderless()
+    now[0] += LEADERLESS_S
+    assert finder.find()
+    assert list(finder.leaderless()) == ["g", "h"]
+    cluster.leader = 1
+    now[0] += 1.0
+    assert finder.find()
+    assert not finder.leaderless()
+
+
 class _Serving(StreamingJob):
     """Groups of which h can't be served, at first."""
 
     name = "serving"
-    leaves_out_for_s = 300.0
+    waits_s = (300.0,)
 
     def __init__(self, work: Path) -> None:
-        finder: Any = SimpleNamespace(find=lambda **_: [], close=lambda: None)
+        finder: Any = SimpleNamespace(find=lambda **_: [], leaderless=dict, close=lambda: None)
         super().__init__(cast("Any", None), JobOptions(Connection("nowhere:1"), "nyc", work), finder)
         self.served: list[list[str]] = []
         self.is_mended = False
@@ -274,9 +348,9 @@ def test_a_group_that_is_left_out_is_tried_again(
     thread.start()
     try:
         eventually(lambda: job.served == [["g"]])
-        assert "serving: retention has dropped what h lacks. The other groups go on." in caplog.text
+        assert "serving: retention has dropped what h lacks. The other groups go on; h is tried again." in caplog.text
         job.is_mended = True
-        job.leaves_out_for_s = 0.0
+        job.left_out._waits_s = (0.0,)
         eventually(lambda: job.served == [["g"], ["g", "h"]])
     finally:
         job.stop()

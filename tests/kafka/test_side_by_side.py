@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from kafka.errors import LeaderNotAvailableError, MessageSizeTooLargeError
 
-from connectors.sequencer.side_by_side import GROUPS_AT_ONCE, SideBySide
+from connectors.kafka.side_by_side import GROUPS_AT_ONCE, SideBySide
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering.errors import (
     AbcastError,

@@ -1,0 +1,94 @@
+"""What is wrong with one group is no other's, for the jobs of the ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+
+from connectors import Member
+from connectors.kafka.unfit import UnfitGroups
+from connectors.ledger.cast_job import CastLedgerJob
+from connectors.ledger.job import LedgerJob
+from connectors.spark.job import JobOptions
+from connectors.testing.memory_kafka import OFFSETS, READS, MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
+from ordering.errors import (
+    AbcastError,
+    BrokerUnreachable,
+    HistoryUnavailable,
+    ProtocolViolation,
+    UsageError,
+)
+from ordering.names import Topic
+
+GROUPS = ("fine", "wrong")
+
+
+@pytest.fixture
+def kafka() -> MemoryConnection:
+    connection = MemoryConnection(timeout=1.0)
+    for group in GROUPS:
+        connection.create(group, "nyc")
+        with TinySequencer(connection, group, "nyc"), Member(group, "nyc/a", connection=connection) as alice:
+            for _ in range(3):
+                alice.broadcast(b"x").result(10)
+    return connection
+
+
+def made_anew(kafka: MemoryConnection) -> None:
+    for role in ("data", "epoch", "forward"):
+        kafka.topics.partitions[TopicPartition(f"abcast.wrong.{role}.nyc", 0)] = []
+
+
+def overtaken(kafka: MemoryConnection) -> None:
+    made_anew(kafka)
+    with TinySequencer(kafka, "wrong", "nyc"), Member("wrong", "nyc/a", connection=kafka) as alice:
+        for _ in range(5):
+            alice.broadcast(b"x").result(10)
+    with TinySequencer(kafka, "wrong", "nyc"):
+        pass  # it leaves a snapshot
+    place = TopicPartition("abcast.wrong.data.nyc", 0)
+    kafka.topics.beginnings[place] = len(kafka.topics.partitions[place]) - 1
+
+
+WRONG: dict[str, tuple[Any, type[AbcastError]]] = {
+    "made anew": (made_anew, ProtocolViolation),
+    "overtaken": (overtaken, HistoryUnavailable),
+    "two partitions": (
+        lambda kafka: kafka.topics.partitions.update({TopicPartition("abcast.wrong.data.nyc", 1): []}),
+        UsageError,
+    ),
+    "no offsets": (lambda kafka: kafka.topics.take_away("abcast.wrong.data.nyc", OFFSETS), BrokerUnreachable),
+    "nothing read": (lambda kafka: kafka.topics.take_away("abcast.wrong.epoch.nyc", READS), BrokerUnreachable),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_ledger_goes_on_with_the_others(kafka: MemoryConnection, tmp_path: Path, wrong: str) -> None:
+    job = LedgerJob(None, JobOptions(kafka, "nyc", tmp_path))  # type: ignore[arg-type]
+    held = dict.fromkeys(GROUPS, 3)
+    assert job._starts(GROUPS, held).keys() == set(GROUPS)
+    break_it, error = WRONG[wrong]
+    break_it(kafka)
+    with pytest.raises(UnfitGroups) as unfit:
+        job._starts(GROUPS, held)
+    assert {group: type(each) for group, each in unfit.value.errors.items()} == {"wrong": error}
+    assert "wrong" in str(unfit.value)
+    assert list(job._starts(["fine"], held)) == ["fine"]
+    with pytest.raises(error):
+        job._starts(["wrong"], held)
+
+
+def test_casts_go_on_with_the_others(kafka: MemoryConnection, tmp_path: Path) -> None:
+    topics = {group: [str(Topic(group, "cast", "nyc"))] for group in GROUPS}
+    job = CastLedgerJob(None, JobOptions(kafka, "nyc", tmp_path))  # type: ignore[arg-type]
+    state: Any = SimpleNamespace(offsets={})
+    assert len(job._positions(topics, state)) == 2
+    kafka.topics.take_away(topics["wrong"][0], OFFSETS)
+    with pytest.raises(UnfitGroups) as unfit:
+        job._positions(topics, state)
+    assert list(unfit.value.errors) == ["wrong"]
