@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,7 @@ from jobs.options import (
     KafkaConfig,
     Location,
     Site,
+    Why,
     run_script,
 )
 from jobs.sites import SitesFile, kafka_of_site, optional_sites
@@ -64,6 +66,7 @@ def maintain(
     ] = None,
     data_retention: DataRetention = None,
     sites: SitesFile = None,
+    why: Why = "",
     as_json: AsJson = False,
 ) -> None:
     """Merge and delete old files of the ledger; purge Kafka.
@@ -78,6 +81,8 @@ def maintain(
 
     With --forget-senders the sequencer forgets whoever had nothing ordered for so long, by the broker's time, and is no
     member of the view. A sender that lives notices, and goes on.
+
+    With --why, the EPOCH topic tells that you did so, and `abcast status` shows it.
     """
     pause_s = seconds(every, "--every") if every is not None else None
     kept_s, letters_s = seconds(dead_letters, "--dead-letters"), seconds(letters, "--letters")
@@ -90,11 +95,15 @@ def maintain(
     topology = optional_sites(sites, kafka_config, "maintain")
     connection = kafka_of_site(topology, site, bootstrap_servers, kafka_config, "maintain")
     options = job_options(connection, site, data, 1)
+    from connectors.kafka.acts import act_of_this_user
     from connectors.ledger.maintenance_job import Wishes
     from connectors.ledger.maintenance_job import maintain as take_care
 
+    kept = {"dead letters": dead_letters, "letters": letters, "DATA": data_retention, "idle senders": forget_senders}
+    what = ", ".join(f"{name} older than {text}" for name, text in kept.items() if text)
     wishes = Wishes(
-        kept_s, idle_s, letters_s, dry_run, _purge_of_copies(topology, site), data_s, _lacking(topology, site)
+        *(kept_s, idle_s, letters_s, dry_run, _purge_of_copies(topology, site), data_s, _lacking(topology, site)),
+        act=act_of_this_user("purge", what, why) if why else None,
     )
     session = functools.cache(lambda: _session(data))
     while True:
@@ -107,6 +116,7 @@ def maintain(
             _logger.warning("maintain: %s Trying again in %.0f s.", error, pause_s)
         if pause_s is None:
             return
+        wishes = replace(wishes, act=None)  # it is told once
         time.sleep(pause_s)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, Site, connection_to
+from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, Site, Why, connection_to
 from ordering.errors import AbcastError, UsageError
 from ordering.names import DEFAULT_SITE, Address
 
@@ -45,6 +45,7 @@ def forget(
     site: Site = DEFAULT_SITE,
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
+    why: Why = "",
     as_json: AsJson = False,
 ) -> None:
     """Forget senders that will not come again. The sequencer's state is one row less for each.
@@ -53,6 +54,7 @@ def forget(
     sender that comes again begins a new incarnation, as each start does; what it sends under the old one is a dead
     letter.
     """
+    from connectors.kafka.acts import act_of_this_user, tell
     from connectors.kafka.senders import forget_senders, known_senders
 
     connection = connection_to(bootstrap_servers, kafka_config, "members")
@@ -63,6 +65,7 @@ def forget(
             raise UsageError(f"{address} is unknown in {group}: `abcast members list --group {group}` has all.")
         if known[address].is_member:
             raise UsageError(f"{address} is a member of {group}, or waits for its view: stop it first.")
+    tell(connection, group, site, act_of_this_user("forget", ", ".join(wanted[:10]), why))
     done = forget_senders(connection, group, site, [known[address].row for address in dict.fromkeys(wanted)])
     kept = [address for address in dict.fromkeys(wanted) if address not in {*done.forgotten, *done.asked_for}]
     if as_json:

@@ -85,6 +85,7 @@ WorkDir = Annotated[
 Group = Annotated[str, typer.Option("--group", "-g", envvar="ABCAST_GROUP", help="The group.")]
 Member = Annotated[str, typer.Option("--member", "-m", envvar="ABCAST_MEMBER", help="The member's address, SITE/NAME.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, which `abcast status` shows later.")]
 MaxBatchRecords = Annotated[
     int,
     typer.Option("--max-batch-records", min=1, help="Records a micro-batch takes at most; fewer where they are large."),

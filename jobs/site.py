@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.options import EXIT_FAILED, AsJson, Group, KafkaConfig, Location, location
+from jobs.options import EXIT_FAILED, AsJson, Group, KafkaConfig, Location, Why, location
 from jobs.progress import Progress
 from jobs.sites import SitesFile, required_sites
 from ordering.errors import UsageError, counted
@@ -91,6 +91,7 @@ def promote(
     group: Group,
     sites: SitesFile = None,
     kafka_config: KafkaConfig = None,
+    why: Why = "",
     as_json: AsJson = False,
 ) -> None:
     """Make a copy the home of a hub. Do so when the home is lost, or is to be replaced.
@@ -102,7 +103,7 @@ def promote(
     """
     from connectors.relay.promotion import promote as make_home
 
-    done = make_home(required_sites(sites, kafka_config, "site"), group, name)
+    done = make_home(required_sites(sites, kafka_config, "site"), group, name, why)
     if as_json:
         typer.echo(json.dumps({"home": name, "group": group, **done._asdict()}))
         return
@@ -120,6 +121,7 @@ def exclude(
     at: Annotated[str, typer.Option("--at", help="A site that is to go on; its job carries it out.")],
     sites: SitesFile = None,
     kafka_config: KafkaConfig = None,
+    why: Why = "",
     as_json: AsJson = False,
 ) -> None:
     """Go on without a site, where sites agree. Too few must be left to decide that by themselves (mode "isis").
@@ -134,7 +136,7 @@ def exclude(
     if topology.mode != "isis":
         raise UsageError('only sites that agree (mode = "isis") wait for each other.')
     topology.connection(name)
-    done = decide(topology.connection(at), group, at, name, EXCLUDED_S)
+    done = decide(topology.connection(at), group, at, name, EXCLUDED_S, why)
     if as_json:
         typer.echo(json.dumps({"group": group, "excluded": name, **done._asdict()}))
     elif done.is_done:

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 WATCH_S = 2.0
 _SHOWN_GAPS = 5
+_SHOWN_ACTS = 3
 _COLUMNS = ("group", "sequencer", "last seqno", "lag", "rate", "members", "dead", "ledger")
 
 
@@ -164,6 +166,9 @@ def _sentences(row: GroupStatus, site: str) -> Iterator[str]:
         )
     if len(row.gaps) > _SHOWN_GAPS:
         yield f"{len(row.gaps) - _SHOWN_GAPS:,} more senders have a gap: see --json"
+    for act in row.acts[-_SHOWN_ACTS:]:
+        at = datetime.fromtimestamp(act.at_ms / 1000, timezone.utc)
+        yield f"{act.act} by {act.who}, {at:%Y-%m-%d %H:%M} UTC: {act.what}{f' ({act.why})' if act.why else ''}"
 
 
 def _cells(row: GroupStatus) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
+from connectors.kafka.acts import Act
 from connectors.kafka.codec import decode_forward
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
@@ -78,6 +79,7 @@ class GroupStatus(NamedTuple):
     ledger does not have yet; None where there is no ledger. `gaps`: of senders that have one open.
     `agreement`: None where no sites agree. `wrong_settings`: of DATA and EPOCH, and what mends them. `format`: see
     `ordering.formats`.
+    `acts`: what operators have done last.
     """
 
     group: str
@@ -98,6 +100,7 @@ class GroupStatus(NamedTuple):
     agreement: AgreementStatus | None = None
     wrong_settings: str = ""
     format: int = FIRST.number
+    acts: Sequence[Act] = ()
 
     @property
     def is_stuck(self) -> bool:
@@ -111,6 +114,7 @@ class GroupStatus(NamedTuple):
             "sequencer": self.sequencer._asdict(),
             "relays": dict(self.relays),
             "gaps": [gap._asdict() for gap in self.gaps],
+            "acts": [act._asdict() for act in self.acts],
             "agreement": self.agreement._asdict() if self.agreement is not None else None,
         }
         return {**self._asdict(), **plain}
@@ -136,6 +140,7 @@ def read_status(
             state = data.state()
             strays = data.strays - before
             agreement, of_format = _agreement(data), data.format()
+            acts = tuple(data.known_acts)
         if agreement is not None:  # what relays bring is another site's, and not in this site's hands
             forward = [partition for partition in forward if partition.topic == str(Topic(group, "forward", site))]
         with connection.reachable():
@@ -161,6 +166,7 @@ def read_status(
                 ledger_lag=None if in_ledger is None else state.seqno - in_ledger.get(group, 0),
                 gaps=() if is_copy else _gaps(connection, consumer, state, spans, reached),
                 agreement=agreement,
+                acts=acts,
                 wrong_settings="" if is_copy else wrong_in_logs(connection, [group], site).get(group, ""),
                 format=max(state.format, of_format),
             )

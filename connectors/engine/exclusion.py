@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+from connectors.kafka.acts import act_header, act_of_this_user
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_entry
@@ -31,11 +32,12 @@ class Excluded(NamedTuple):
     is_done: bool
 
 
-def exclude(connection: Connection, group: str, site: str, name: str, wait_s: float) -> Excluded:
-    """Have the job of `site` go on without `name`; wait so long, at most, until it does.
+def exclude(connection: Connection, group: str, site: str, name: str, wait_s: float, why: str = "") -> Excluded:
+    """Have the job of `site` go on without `name`; wait so long, at most, until it does. EPOCH tells who asked.
 
     Raises UsageError if it can't, BrokerUnreachable, TopicMissing.
     """
+    act = act_of_this_user("exclude", f"{site} goes on without {name}", why)
     with DataLog(connection, group, site) as data:
         view, decided_for = _view(data), 0
         deadline = time.monotonic() + wait_s
@@ -48,7 +50,8 @@ def exclude(connection: Connection, group: str, site: str, name: str, wait_s: fl
                 raise UsageError(f"without {name} too few of the sites {', '.join(members)} are left.")
             # A ballot that was under way may have decided on one more view with the site.
             if view.id != decided_for:
-                append(connection, data.claims_topic, (None, *encode_exclusion(Exclusion(view.id, (name,)))))
+                value, headers = encode_exclusion(Exclusion(view.id, (name,)))
+                append(connection, data.claims_topic, (None, value, [*headers, act_header(act)]))
                 decided_for = view.id
             if time.monotonic() >= deadline:
                 break

@@ -29,6 +29,7 @@ other log.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -36,6 +37,7 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from connectors.kafka.acts import KEPT, Act, read_act
 from connectors.kafka.codec import decode_data
 from connectors.kafka.connection import Connection
 from connectors.kafka.epochs import Claim, Move, Note, StrayClaim, decode
@@ -106,6 +108,8 @@ class DataLog:
         self._known_format = FIRST.number
         self.known_exclusions: tuple[Exclusion, ...] = ()
         """As far as EPOCH was read. One says nothing of another: of the same view there may be several."""
+        self.known_acts: deque[Act] = deque(maxlen=KEPT)
+        """What operators have done, the newest last; as far as EPOCH was read."""
         self._known_base = -1
         self.strays = 0
         """How many records that are no DATA it has passed over."""
@@ -213,6 +217,7 @@ class DataLog:
             self._known_move, self._claims_before_move = None, 0
             self._known_base, self.known_exclusions = -1, ()
             self._known_format = FIRST.number
+            self.known_acts.clear()
         if not self.known_below and end:
             with self.connection.reachable("READ", self.claims_topic):
                 beginning = int(self._consumer.beginning_offsets([self._claims])[self._claims])
@@ -232,20 +237,26 @@ class DataLog:
             except ProtocolViolation:
                 self.known_below = record.offset
                 raise
-            if isinstance(entry, Claim):
-                self._known_claims.append(entry)
-                self._known_format = max(self._known_format, entry.format)
-            elif isinstance(entry, Note):
-                self._known_notes.append(entry)
-            elif isinstance(entry, Move):
-                self._known_move, self._claims_before_move = entry, len(self._known_claims)
-            elif isinstance(entry, Exclusion):
-                self.known_exclusions = (*self.known_exclusions, entry)
-            elif isinstance(entry, Format):
-                self._known_format = max(self._known_format, entry.number)
-            else:
-                self._known_base = record.offset
+            if (act := read_act(record.headers, record.timestamp)) is not None:
+                self.known_acts.append(act)
+            self._take(entry, record.offset)
         self.known_below = max(self.known_below, end)  # what stands last may be a transaction's mark
+
+    def _take(self, entry: Claim | Note | Move | Exclusion | Format | None, offset: int) -> None:
+        """Take what a record of EPOCH says; None for a base."""
+        if isinstance(entry, Claim):
+            self._known_claims.append(entry)
+            self._known_format = max(self._known_format, entry.format)
+        elif isinstance(entry, Note):
+            self._known_notes.append(entry)
+        elif isinstance(entry, Move):
+            self._known_move, self._claims_before_move = entry, len(self._known_claims)
+        elif isinstance(entry, Exclusion):
+            self.known_exclusions = (*self.known_exclusions, entry)
+        elif isinstance(entry, Format):
+            self._known_format = max(self._known_format, entry.number)
+        else:
+            self._known_base = offset
 
     def _end_of_epochs(self) -> int:
         with self.connection.reachable("READ", self.claims_topic):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
+from connectors.kafka.acts import Act, tell
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_purge import Lacking, lacking_unknown_sites, purge_data
 from connectors.kafka.letter_purge import purge_letters
@@ -57,7 +58,7 @@ class Wishes:
     seconds.
 
     `dry_run`: nothing is to be done but said. `data_s`: so long DATA is kept, None: for ever. `purge_copies` and
-    `lacking`: for who knows of other sites.
+    `lacking`: for who knows of other sites. `act`: what EPOCH is to tell of it.
     """
 
     dead_letters_s: float = 30 * 86_400.0
@@ -67,6 +68,7 @@ class Wishes:
     purge_copies: PurgeCopies = lambda *_: ()
     data_s: float | None = None
     lacking: Lacking | None = None
+    act: Act | None = None
 
 
 def maintain(
@@ -89,6 +91,8 @@ def maintain(
     in_ledger = read_table_state(options.data / "ledger").last_seqno if wishes.data_s is not None else {}
     for group in filter(options.groups.has, find_groups(options.connection, options.site)):
         what = options.connection, group, options.site
+        if wishes.act is not None and not wishes.dry_run:
+            tell(*what, wishes.act)
         try:
             topics += purge_group(*what, dead_letters_s=wishes.dead_letters_s, dry_run=wishes.dry_run)
             senders += _forget(*what, wishes)

@@ -32,6 +32,7 @@ import time
 from contextlib import ExitStack
 from typing import NamedTuple
 
+from connectors.kafka.acts import Act, act_header, act_of_this_user
 from connectors.kafka.codec import encode_data
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.epochs import Move, encode_claim, encode_move
@@ -62,13 +63,16 @@ class Promotion(NamedTuple):
     not_copied: tuple[str, ...]
 
 
-def promote(sites: Sites, group: str, site: str) -> Promotion:
+def promote(sites: Sites, group: str, site: str, why: str = "") -> Promotion:
     """Make `site`, which must be the home in the sites' file, the home of the group. May be done again.
+
+    EPOCH tells who did so, and `why`.
 
     Raises UsageError (it has a sequencer, or another order than a site that reaches further), BrokerUnreachable.
     """
     if sites.home != site:
         raise UsageError(f'write home = "{site}" into the sites\' file first, and give that file to all sites.')
+    act = act_of_this_user("promote", f"{site} is the home", why)
     with ExitStack() as open_logs:
         copy = open_logs.enter_context(DataLog(sites.connection(site), group, site))
         is_done = copy.is_promoted()
@@ -89,7 +93,7 @@ def promote(sites: Sites, group: str, site: str) -> Promotion:
         for other in former:
             if is_done:
                 _check_is_later(copy, other)
-            fence(other, site)
+            fence(other, site, act)
         if is_done:
             silent += [other.topic.site for other in others if _has_more(other, copy)]
             return Promotion(copy.state().seqno, 0, tuple(silent))
@@ -98,7 +102,7 @@ def promote(sites: Sites, group: str, site: str) -> Promotion:
             copy_rest(other, copy)
         state = copy.state()
         above = _epochs_above(max([state.epoch, *(other.highest_epoch() for other in former)]))
-        append(copy.connection, copy.claims_topic, (None, *encode_move(Move(site, above))))
+        _move(copy, Move(site, above), act)
         return Promotion(state.seqno, state.seqno - before, tuple(silent))
 
 
@@ -114,12 +118,17 @@ def _epochs_above(known: int) -> int:
     return share * EPOCHS_OF_A_HOME
 
 
-def fence(old_home: DataLog, new_home: str) -> None:
+def _move(log: DataLog, move: Move, act: Act) -> None:
+    value, headers = encode_move(move)
+    append(log.connection, log.claims_topic, (None, value, [*headers, act_header(act)]))
+
+
+def fence(old_home: DataLog, new_home: str, act: Act) -> None:
     """No sequencer of the old home decides anything from here on. May be cut off anywhere, and done again."""
     move = old_home.move()
     if move is None or move.home != new_home:
         above = move.above if move is not None else 0
-        append(old_home.connection, old_home.claims_topic, (None, *encode_move(Move(new_home, above))))
+        _move(old_home, Move(new_home, above), act)
     elif _is_sealed(old_home):
         return
     of_format = old_home.format()
@@ -148,7 +157,8 @@ def fence_former_home(home: DataLog, other: DataLog) -> bool:
     was_home = home.is_promoted() and other.has_decided()
     if was_home:
         _check_is_later(home, other)
-        fence(other, home.topic.site)
+        site = home.topic.site
+        fence(other, site, act_of_this_user("fence", f"{site} is the home", f"the relay from {site} found it"))
     return was_home
 
 

@@ -13,11 +13,13 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from connectors.diagnosis import status
 from connectors.diagnosis.status import read_status
 from connectors.kafka import sign_of_life
+from connectors.kafka.acts import Act, tell
 from connectors.kafka.codec import encode_data, forward_headers
 from connectors.kafka.epochs import encode_claim, this_host
 from connectors.kafka.liveness import say_why
 from connectors.kafka.sign_of_life import Sign, SignsOfLife, read_signs
 from connectors.testing.memory_kafka import MemoryConnection
+from jobs.status import _sentences
 from ordering.membership import Life, Membership, Settings
 from ordering.names import Topic
 from ordering.reader import Seal
@@ -207,3 +209,14 @@ def test_signs(connection: MemoryConnection) -> None:
     assert read_signs(connection, ["g"], "nyc").of_groups["g"].at_ms == 7
     connection.topics.committed[place] = connection.topics.committed[place]._replace(metadata="")
     assert read_signs(connection, ["g"], "nyc").of_groups == {}
+
+
+def test_the_last_acts_of_operators_are_shown(connection: MemoryConnection) -> None:
+    for number in range(5):
+        tell(connection, "g", "nyc", Act("forget", f"nyc/m{number}", "bob@ops", "left" if number == 4 else ""))
+    found = read_status(connection, "g", "nyc")
+    assert [act.what for act in found.acts] == [f"nyc/m{number}" for number in range(5)]
+    assert [act["who"] for act in json.loads(json.dumps(found.to_json()))["acts"]] == ["bob@ops"] * 5
+    shown = [sentence for sentence in _sentences(found, "nyc") if sentence.startswith("forget")]
+    assert [sentence.rpartition("UTC: ")[2] for sentence in shown] == ["nyc/m2", "nyc/m3", "nyc/m4 (left)"]
+    assert all(sentence.startswith("forget by bob@ops, 20") for sentence in shown)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from connectors import Member
+from connectors.kafka.acts import Act
 from connectors.kafka.codec import encode_data
 from connectors.kafka.data_log import DataLog
-from connectors.kafka.epochs import Move, encode_claim, encode_move
+from connectors.kafka.epochs import Move, encode_claim, encode_move, this_host
 from connectors.kafka.sending import append
 from connectors.kafka.sites import Direction, Sites
 from connectors.relay.home_copy import HomeCopy
@@ -236,7 +237,7 @@ def test_a_sequencer_that_starts_sees_a_move_before_its_claim(hub: Hub, monkeypa
 
     def claim(*args: Any) -> Any:
         with hub.log("nyc") as log:
-            fence(log, "sfo")
+            fence(log, "sfo", Act("promote", "sfo is the home"))
         return encode_claim(*args)
 
     monkeypatch.setattr("connectors.sequencer.takeover.encode_claim", claim)
@@ -245,6 +246,18 @@ def test_a_sequencer_that_starts_sees_a_move_before_its_claim(hub: Hub, monkeypa
     with hub.log("nyc") as log:
         before, claimed = log.claims()[-2:]
         assert log.state().epoch == before.epoch < claimed.epoch
+
+
+def test_epoch_tells_who_has_moved_the_home(hub: Hub) -> None:
+    """At both sites."""
+    promote(hub.sites, GROUP, "sfo", "nyc burns")
+    with hub.log("nyc") as former, hub.log("sfo") as home:
+        for log in (former, home):
+            log.move()
+            [act] = log.known_acts
+            assert (act.act, act.what, act.why) == ("promote", "sfo is the home", "nyc burns")
+            assert act.who.endswith(f"@{this_host()}")
+            assert abs(act.at_ms / 1000 - time.time()) < 60
 
 
 @pytest.mark.parametrize("knows", [False, True])
