@@ -399,7 +399,7 @@ class Hub:
             self.dice.choices(acts, weights)[0][1]()
             if self.anomalies:
                 return self.anomalies
-        self._end()
+        self.end()
         return self.anomalies
 
     def _any_site(self) -> Site:
@@ -412,7 +412,7 @@ class Hub:
     def _directions(self) -> list[Direction]:
         return [way for name, file in self.files.items() for way in file.directions() if way.source == name]
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """All is healed, and goes on until nothing waits."""
         self.cuts.clear()
         home = self._last_home()
@@ -499,11 +499,18 @@ class Hub:
 
 def run(seed: int, mutation: Mutation | None = None, steps: int = 160) -> list[Anomaly]:
     """What a history breaks."""
+    with playing(seed, mutation) as world:
+        return world.run(steps)
+
+
+@contextmanager
+def playing(seed: int, mutation: Mutation | None = None) -> Iterator[Hub]:
+    """A world in which a history can be played."""
     patches = mutation.patches if mutation is not None else ()
     with relays_in_memory(), patch("connectors.relay.home_copy.SNAPSHOT_EVERY_RECORDS", 6), _patched(patches):
         world = Hub(seed)
         with patch("connectors.relay.promotion.time.time", lambda: world.clock):
-            return world.run(steps)
+            yield world
 
 
 @contextmanager

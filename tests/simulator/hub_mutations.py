@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from connectors.kafka.acts import Act
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.epochs import Move, encode_move
 from connectors.kafka.sending import append
 from connectors.relay.job import Relay
-from ordering.checker import DIVERGENT, LOST
+from ordering.checker import DIVERGENT, DUPLICATE, LOST
+from ordering.reader import epoch_of
+from ordering.sequencer import SequencerState
 from tests.simulator.hub import FALSE_RECEIPT, STUCK, Mutation
 
-_PROMOTION = "connectors.relay.promotion"
+_PROMOTION, _COPY = "connectors.relay.promotion", "connectors.relay.home_copy"
+_HOME = "connectors.sequencer.takeover.check_is_home"
 _DECIDED, _CARRY = f"{_PROMOTION}.DataLog.has_decided", "connectors.relay.hub.SiteForward.first_to_carry"
 _TWO_HOMES = (DIVERGENT, FALSE_RECEIPT)
-ANY = (DIVERGENT, FALSE_RECEIPT, LOST, STUCK)
+ANY = (DIVERGENT, DUPLICATE, FALSE_RECEIPT, LOST, STUCK)
 
 
-def move_only(old_home: DataLog, new_home: str) -> None:
+def move_only(old_home: DataLog, new_home: str, _: Act) -> None:
     """A fence is no more than a move."""
     append(old_home.connection, old_home.claims_topic, (None, *encode_move(Move(new_home, old_home.highest_epoch()))))
 
@@ -27,14 +31,35 @@ def is_claimed(log: DataLog) -> bool:
     return bool(log.claims())
 
 
+def next_epochs(known: int) -> int:
+    """The next thousand million above those that are known, whatever the time."""
+    return (known // 10**9 + 1) * 10**9
+
+
+def last_difference(one: SequencerState, other: SequencerState) -> int | None:
+    """Only the last seqno of a copy is compared with its home's."""
+    last = one.seqno
+    return last if last and epoch_of(one.seals, last) != epoch_of(other.seals, last) else None
+
+
 def nothing(*_: Any) -> None:
     """Nothing is done, nor looked at."""
 
 
 MUTATIONS = (
     Mutation("fence-by-move", "no claim and no seal", _TWO_HOMES, ((f"{_PROMOTION}.fence", move_only),)),
+    Mutation("fence-half-done", "a move is a fence", _TWO_HOMES, ((f"{_PROMOTION}._is_sealed", lambda _: True),), 440),
     Mutation("no-fence", "the old home goes on", _TWO_HOMES, ((f"{_PROMOTION}.fence", nothing),)),
+    Mutation("home-unseen", "a sequencer does not look for moves", ANY, ((_HOME, nothing),), 120),
     Mutation("fence-if-claimed", "a home that has not started is none", ANY, ((_DECIDED, is_claimed),)),
+    Mutation("same-epochs", "homes made apart share epochs", ANY, ((f"{_PROMOTION}._epochs_above", next_epochs),), 540),
     Mutation("no-rest", "what others have is not copied", ANY, ((f"{_PROMOTION}.copy_rest", nothing),)),
     Mutation("hole-stops", "a relay stops at a retention", ANY, ((_CARRY, Relay.first_to_carry),)),
 )
+FIRST_HOME_WINS = Mutation(
+    "first-home-wins", "earlier homes fence later ones", ANY, ((f"{_PROMOTION}._check_is_later", nothing),)
+)
+LAST_SEQNO_ONLY = Mutation(
+    "last-seqno-only", "the last seqno is compared", ANY, ((f"{_COPY}.first_difference", last_difference),)
+)
+"""They take a coincidence, which a test of its own brings about."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import pytest
 
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.sites import Direction
+from tests.relay.carrying import Carrier
 from tests.simulator import hub
-from tests.simulator.hub import Mutation
-from tests.simulator.hub_mutations import MUTATIONS
+from tests.simulator.hub import GROUP, OPERATOR, Hub, Job, Mutation, playing
+from tests.simulator.hub_mutations import FIRST_HOME_WINS, LAST_SEQNO_ONLY, MUTATIONS
 from tests.simulator.seeds import blocks
 
 SEEDS = 600
@@ -38,6 +44,86 @@ def test_a_broken_rule_is_found_out(mutation: Mutation) -> None:
         if found & {*mutation.expected}:
             return
     pytest.fail(f"{SEEDS_FOR_A_MUTATION} seeds without {mutation.expected}")
+
+
+# Schedules that are rare, and showed a fault once.
+
+
+def order(world: Hub, site: str, count: int) -> None:
+    """So many messages of its own members."""
+    for _ in range(count):
+        world.send(world.sites[site])
+    job = next(job for job in world.jobs if job.site.name == site)
+    job.decide(100, None)
+    world.deliver(world.sites[site])
+
+
+def relay(world: Hub, source: str, target: str) -> Carrier:
+    before = len(world.relays)
+    while len(world.relays) == before:  # its appends fail now and then
+        world.start_relay(Direction(source, target))
+    return world.relays[-1]
+
+
+def make_home(world: Hub, site: str, *, cut_off: Sequence[str]) -> None:
+    world.newest, world.is_promoting = world.file(site), True
+    world.cuts |= {frozenset((OPERATOR, name)) for name in cut_off}
+    world.files[site] = world.newest
+    world.promote(0.0)
+    assert not world.is_promoting
+
+
+THREE_SITES = next(seed for seed in range(100) if random.Random(seed).choice([2, 3, 3, 3, 4]) == 3)
+
+
+@pytest.mark.parametrize("mutation", [None, LAST_SEQNO_ONLY])
+def test_two_homes_fill_one_copy(mutation: Mutation | None) -> None:
+    """The old home, which did not answer the operator, brings more before the new one's epoch comes. The copy's last
+    seqno is the new home's all the same.
+    """
+    with playing(THREE_SITES, mutation) as world:
+        old = world.first
+        new, copy = (name for name in world.sites if name != old)
+        world.fails = 0.0
+        order(world, old, 2)
+        for site in (new, copy):
+            relay(world, old, site).carry()
+        late = relay(world, old, copy)
+        make_home(world, new, cut_off=[old])
+        to_copy = relay(world, new, copy)
+        order(world, old, 3)
+        late.carry()
+        world.jobs.append(Job(world.sites[new]))
+        order(world, new, 5)
+        to_copy.carry()
+        world.deliver(world.sites[copy])
+        world.end()
+        found = {anomaly.name for anomaly in world.anomalies}
+    assert found & {*LAST_SEQNO_ONLY.expected} if mutation else not found
+
+
+@pytest.mark.parametrize("mutation", [None, FIRST_HOME_WINS])
+def test_the_relay_of_an_earlier_home_comes_back(mutation: Mutation | None) -> None:
+    """It finds a home that was made one while it was away."""
+    with playing(THREE_SITES, mutation) as world:
+        old = world.first
+        first, second = (name for name in world.sites if name != old)
+        order(world, old, 2)
+        for site in (first, second):
+            relay(world, old, site).carry()
+        make_home(world, first, cut_off=[])
+        make_home(world, second, cut_off=[first])
+        world.jobs.append(Job(world.sites[second]))
+        order(world, second, 2)
+        for _ in range(10):  # its appends fail now and then
+            world.start_relay(Direction(first, second))
+        with DataLog(world.sites[second].connection, GROUP, second) as data:
+            move = data.move()
+            assert move is not None
+            assert (move.home == second) == (mutation is None), "the later one is the home"
+        if mutation is None:
+            world.end()
+            assert world.anomalies == []
 
 
 def test_a_seed_is_a_hub() -> None:

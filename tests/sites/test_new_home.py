@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from connectors.kafka.topics import find_topics
+from connectors.relay.promotion import promote
+from ordering.errors import BrokerUnreachable
 from tests.cli.here import abcast_here
 from tests.crash.processes import ABCAST, Process
 from tests.sites.conftest import MakeWorld
@@ -28,8 +30,15 @@ def processes(tmp_path: Path) -> Iterator[list[Process]]:
         process.kill()
 
 
-def test_a_home_that_runs_is_replaced(make_world: MakeWorld, processes: list[Process]) -> None:
-    """Its job ends and says why; as it says, the site becomes a copy; both sites go on in the new home's order.
+def _no_answer(*_: object) -> None:
+    raise BrokerUnreachable("the old home does not answer.")
+
+
+def test_a_home_that_runs_is_replaced(
+    make_world: MakeWorld, processes: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job ends and says why, though the command is cut off midway and given again; as it says, the site becomes a
+    copy; both sites go on in the new home's order.
 
     The homes are processes. What serves the other site, a relay and no more, runs here.
     """
@@ -48,6 +57,10 @@ def test_a_home_that_runs_is_replaced(make_world: MakeWorld, processes: list[Pro
         world.broadcast(nyc, "alice", messages("a", 200))
         world.broadcast(sfo, "bob", messages("b", 200))
     world.sites = replace(world.sites, home=sfo)
+    with monkeypatch.context() as cut:  # the first try ends behind the move
+        cut.setattr("connectors.relay.promotion.encode_claim", _no_answer)
+        with pytest.raises(BrokerUnreachable):
+            promote(world.sites, world.group, sfo)
     done = abcast_here(
         "site", "promote", sfo, "--group", world.group, "--sites", world.file(), "--json", cwd=world.directory
     )
