@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 from kafka.structs import TopicPartition
 
+from connectors.kafka.acts import Act
 from connectors.kafka.connection import Connection
 from connectors.kafka.senders import Forgotten, Sender
 from connectors.kafka.sites import Sites
@@ -228,7 +229,10 @@ def test_whom_nobody_was_asked_to_forget_is_told(tmp_path: Path, monkeypatch: py
     known = [Sender(f"local/{name}", 7, 1, is_member=False) for name in ("alice", "bob")]
     monkeypatch.setattr("connectors.kafka.senders.known_senders", lambda *_: known)
     monkeypatch.setattr("connectors.kafka.senders.forget_senders", lambda *_: Forgotten([], ["local/alice"]))
-    done = abcast_here("members", "forget", "alice", "bob", "--group", "g", cwd=tmp_path)
+    told: list[Act] = []
+    monkeypatch.setattr("connectors.kafka.acts.tell", lambda _connection, _group, _site, act: told.append(act))
+    done = abcast_here("members", "forget", "alice", "bob", "--group", "g", "--why", "they left", cwd=tmp_path)
+    assert [(act.act, act.what, act.why) for act in told] == [("forget", "local/alice, local/bob", "they left")]
     assert done.stdout == "local/alice: asked for, and forgotten once a sequencer of the group has read it\n"
     assert (done.returncode, done.stderr) == (
         1,
