@@ -87,8 +87,9 @@ def kafka_of(path: Path) -> MemoryConnection:
             continue
         key, value = (None if said[name] is None else base64.b64decode(said[name]) for name in ("key", "value"))
         headers = [(name, base64.b64decode(raw)) for name, raw in said["headers"]]
-        record = kafka.topics.append(place, key, value, headers)
-        kafka.topics.partitions[place][-1] = record._replace(timestamp=said["at_ms"])
+        kafka.topics.append(place, key, value, headers)
+        log = kafka.topics.partitions[place]
+        log[-1] = log[-1]._replace(timestamp=said["at_ms"])
     return kafka
 
 

@@ -1,0 +1,192 @@
+"""A group is given a later format: by one record, which holds from the next takeover on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from kafka.structs import TopicPartition
+from typer.testing import CliRunner
+
+from connectors import Member
+from connectors.diagnosis.report import check_group
+from connectors.kafka.codec import encode_data
+from connectors.kafka.data_log import DataLog
+from connectors.kafka.entry_codec import read_entry
+from connectors.kafka.epochs import encode_claim
+from connectors.kafka.sites import Direction
+from connectors.kafka.unfit import UnfitGroups
+from connectors.kafka.upgrade import upgrade
+from connectors.relay.home_copy import HomeCopy
+from connectors.sequencer import takeover
+from connectors.sequencer.keeper import Keeper
+from connectors.sequencer.takeover import take_over
+from connectors.testing.memory_kafka import MemoryConnection
+from connectors.testing.tiny_sequencer import TinySequencer
+from jobs import topics
+from ordering.errors import LaterVersion, UsageError
+from ordering.formats import ADDITIONS, FIRST, NEWEST
+from ordering.isis_log import Entry
+from ordering.records import ENTRY, EPOCH, Data
+from ordering.sequencer import SequencerState, snapshot
+from tests.engine.test_agreeing import all_have, each_engine, running, send, written
+from tests.formats.make import kafka_of
+from tests.formats.test_earlier import VERSIONS
+from tests.waiting import eventually
+
+EPOCHS = TopicPartition("abcast.g.epoch.nyc", 0)
+
+
+def of_first_version() -> MemoryConnection:
+    return kafka_of(VERSIONS[0] / "group.jsonl")
+
+
+def said(kafka: MemoryConnection) -> list[str]:
+    """The kinds of the records in EPOCH."""
+    return [record.headers[0][1].decode().split()[1] for record in kafka.topics.partitions[EPOCHS]]
+
+
+def test_it_holds_from_the_next_takeover_on() -> None:
+    """Members that run go on over it, and all that was ordered before and behind is one order."""
+    kafka = of_first_version()
+    with Member("g", "nyc/dave", connection=kafka) as dave:
+        with TinySequencer(kafka, "g", "nyc") as sequencer:
+            assert dave.broadcast(b"before").result(10) == 27
+            assert upgrade(kafka, "g", "nyc")[:2] == (FIRST.number, NEWEST.number)
+            assert upgrade(kafka, "g", "nyc")[:2] == (NEWEST.number, NEWEST.number)
+            assert dave.broadcast(b"meanwhile").result(10) == 28
+            assert sequencer.state.format == FIRST.number
+        with TinySequencer(kafka, "g", "nyc") as sequencer:
+            assert sequencer.state.format == NEWEST.number
+            assert dave.broadcast(b"behind").result(10) == 29
+        taken = [each.payload for each in dave.deliveries(from_seqno=27, timeout=1)]
+    assert taken == [b"before", b"meanwhile", b"behind"]
+    assert said(kafka)[4:] == ["claim", "note", "format", "claim-as", "note"]
+    assert check_group("g", kafka, names=["nyc"]).anomalies == []
+    with DataLog(kafka, "g", "nyc") as data:
+        log = [stored.data for stored in data.records(0, data.end())]
+        assert data.state().format == NEWEST.number
+    assert [each.format for each in log if each.kind == EPOCH and not each.payload] == [FIRST, FIRST, FIRST, NEWEST]
+    newest = json.loads(gzip.decompress([each.payload for each in log if each.kind == EPOCH][-1]))
+    assert newest["group_format"] == NEWEST.number
+    assert newest["readable_from"] <= newest["format"]
+
+
+def test_a_switch_while_somebody_takes_over_is_taken_up_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is claimed meanwhile says the format that was found before."""
+    kafka, encode = of_first_version(), encode_claim
+
+    def between(*given: Any) -> tuple[bytes, list[tuple[str, bytes]]]:
+        monkeypatch.undo()
+        upgrade(kafka, "g", "nyc")
+        return encode(*given)
+
+    monkeypatch.setattr(takeover, "encode_claim", between)
+    assert take_over(kafka, "g", "nyc").format == FIRST.number
+    assert take_over(kafka, "g", "nyc").format == NEWEST.number
+    assert said(kafka)[4:] == ["format", "claim", "note", "claim-as", "note"]
+
+
+def test_a_format_is_never_lowered() -> None:
+    """A claim by a version that wrote none, or a state from a ledger, changes nothing."""
+    kafka = of_first_version()
+    upgrade(kafka, "g", "nyc")
+    kafka.topics.append(EPOCHS, None, b"30 host 7", [("abcast", b"2 claim")])
+    assert take_over(kafka, "g", "nyc").format == NEWEST.number
+
+
+@pytest.mark.parametrize("sites", [["nyc"], ["nyc", "sfo"]])
+def test_the_command(monkeypatch: pytest.MonkeyPatch, sites: list[str]) -> None:
+    kafka = of_first_version()
+    kafka.create("g", "sfo")
+    monkeypatch.setattr(topics, "connection_to", lambda *_: kafka)
+    options = ["--group", "g", *(word for site in sites for word in ("--site", site))]
+    first, second = (CliRunner().invoke(topics.app, ["upgrade", *options]) for _ in range(2))
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert "g at nyc has format 2, which abcast 0.2.0 or later knows: in force once its" in first.output
+    assert second.output.splitlines()[0] == "g at nyc has format 2 already"
+    assert said(kafka).count("format") == 1
+
+
+def test_a_copy_has_the_format_of_its_home() -> None:
+    """Also where its readers begin with what a ledger told, which knows no format."""
+    kafka = MemoryConnection()
+    for site in ("nyc", "sfo"):
+        kafka.create("g", site)
+    with TinySequencer(kafka, "g", "nyc"), Member("g", "nyc/a", connection=kafka) as member:
+        assert member.broadcast(b"1").result(10) == 1
+    take_over(kafka, "g", "nyc")
+    for each in written(kafka, "nyc"):
+        record = replace(each, format=FIRST, payload=b"" if each.kind == EPOCH else each.payload)
+        kafka.topics.append(TopicPartition("abcast.g.data.sfo", 0), *encode_data(record))
+    with DataLog(kafka, "g", "sfo") as copy:
+        assert copy.state().format == FIRST.number
+    link = HomeCopy(kafka, kafka, "g", Direction("nyc", "sfo"))
+    link.start()
+    link.close()
+    with DataLog(kafka, "g", "sfo") as copy:
+        assert copy.state().format == NEWEST.number
+    with pytest.raises(UsageError, match="is the copy of another site's: upgrade the group there"):
+        upgrade(kafka, "g", "sfo")
+
+
+def test_one_groups_format_is_that_groups_trouble() -> None:
+    """Of a sequencer that runs, the others go on."""
+    kafka = MemoryConnection()
+    forward = {group: [f"abcast.{group}.forward.nyc"] for group in ("g", "other")}
+    for group in forward:
+        kafka.create(group, "nyc")
+    keeper = Keeper(kafka, "nyc", {group: take_over(kafka, group, "nyc").epoch for group in forward}, "process")
+    keeper.take(forward)
+    keeper.check_not_fenced()
+    kafka.topics.append(EPOCHS, None, b"9 9.8.7", [("abcast", b"2 format")])
+    with pytest.raises(UnfitGroups) as unfit:
+        keeper.check_not_fenced()
+    assert {group: type(error) for group, error in unfit.value.errors.items()} == {"g": LaterVersion}
+    keeper.close()
+
+
+def test_in_a_group_of_format_1_a_snapshot_has_no_additions() -> None:
+    """Not even what a later version has decided there."""
+    unknown = SequencerState("g", unknown={"packs": 1})
+    body = json.loads(gzip.decompress(snapshot(unknown).payload))
+    assert "packs" not in body
+    assert body["format"] == 4
+    later = json.loads(gzip.decompress(snapshot(SequencerState("g", unknown={"packs": 1}, format=2)).payload))
+    assert later["packs"] == 1
+    assert ADDITIONS.number == 2
+
+
+@each_engine
+def test_an_entry_that_only_later_versions_can_read_stops_a_site(kafka_of_sites: MemoryConnection, engine: str) -> None:
+    """With the sentence, and at once: it is not counted as nonsense while the sites wait for each other for ever."""
+    kafka = kafka_of_sites
+    with running(kafka, "nyc", "sfo", "lax", engine=engine) as loops:
+        send(kafka, "lax", range(1, 3))
+        all_have(kafka, 2)
+        last = [each for each in written(kafka, "lax") if each.kind == ENTRY][-1]
+        entry = read_entry(last)
+        later = entry._replace(number=entry.number + 1, before=entry.digest, written=9, readable_from=9)
+        payload = gzip.compress(later._replace(version="9.8.7").to_bytes())
+        record = Data(ENTRY, entry.epoch, local_seqno=later.number, payload=payload)
+        kafka.topics.append(TopicPartition("abcast.g.data.lax", 0), *encode_data(record))
+        eventually(lambda: all(loop.failure for loop in loops[:2]), 20)
+        for loop in loops[:2]:
+            assert isinstance(loop.failure, LaterVersion)
+            assert "install abcast 9.8.7 or later here" in str(loop.failure)
+
+
+@pytest.fixture
+def kafka_of_sites() -> MemoryConnection:
+    connection = MemoryConnection()
+    for site in ("nyc", "sfo", "lax"):
+        connection.create("g", site)
+    return connection
+
+
+def test_an_entry_as_it_was() -> None:
+    """Nothing is said of versions in the entries of format 1."""
+    assert len(json.loads(Entry(1, 1, 1).to_bytes())) == 10
