@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ordering.errors import HistoryUnavailable, LaterVersion, ProtocolViolation
+from ordering.errors import Disagreement, HistoryUnavailable, LaterVersion, ProtocolViolation
 from ordering.isis_codec import decode, encode
-from ordering.isis_log import Entry, Ordered, Range, judge, ranges_of
+from ordering.isis_log import Contents, Entry, Ordered, Range, contents_of, judge, ranges_of
 from ordering.isis_messages import Exclude
 from ordering.isis_site import OUT_FOR_GOOD, Sequenced, Site
 from ordering.isis_site_state import Arrived, Dropped, Heard, Mark, SiteState
@@ -129,6 +129,17 @@ class Group:
         self.sent = self.written = sent
         self._readings = {reading.name: reading for reading in readings}
         self._exclusions, self._excluded = list(exclusions), list(excluded)
+        self._kept: Callable[[Range], Iterable[tuple[int, int]]] | None = None
+
+    def keep_with(self, kept: Callable[[Range], Iterable[tuple[int, int]]]) -> None:
+        """`kept` says at which offsets there are records that `arrived` told to keep, in their order."""
+        self._kept, self.site.contents = kept, self._contents
+
+    def _contents(self, part: Range) -> Contents | None:
+        reading = self._readings.get(part.place)
+        if self._kept is None or reading is None or reading.end < part.end:
+            return None
+        return contents_of(part, self._kept(part))
 
     def state(self) -> GroupState:
         """The value of it, at the end of a step; `site.sequenced.state` is the rest."""
@@ -242,7 +253,8 @@ class Group:
     def due(self) -> Ordered | None:
         """The next run that is ordered and read. To be decided, from `site.sequenced.state`.
 
-        To be asked when the entry is there. Raises HistoryUnavailable if retention has dropped records of it.
+        To be asked when the entry is there. Raises HistoryUnavailable if retention has dropped records of it, and
+        Disagreement if those that were read are not those that the site has read which has submitted it.
         """
         run = self.site.due()
         if run is None:
@@ -253,7 +265,17 @@ class Group:
         for part, reading in readings:
             if reading is not None and part.first < reading.begin:
                 raise HistoryUnavailable(self._what_is_lost(run, part))
+            self._compare(run, part)
         return run
+
+    def _compare(self, run: Ordered, part: Range) -> None:
+        told, read = self.site.told(part), self._contents(part)
+        if told is not None and read is not None and told != read:
+            raise Disagreement(
+                f"{part.place} from offset {part.first} to {part.end}: site {run.sender.name} has read {told.records} "
+                f"records of it, and {self.site.me.name} {read.records}, or at other offsets. The topic here was made "
+                f"anew, or lacks some. Nothing of it was put into DATA here. {OUT_FOR_GOOD}"
+            )
 
     def _what_is_lost(self, run: Ordered, part: Range) -> str:
         is_in_data = "and it is not known to be in DATA"

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from typing import NamedTuple, cast
 
@@ -44,6 +44,10 @@ _KINDS = {
 }
 
 
+CONTENTS = "contents"
+"""The kind of the letter to nobody that has all that the site was told of runs (`Told`), and says of its own. It is no
+part of the state, which older versions read."""
+
 OVERHEARD = Propose.__name__.lower()
 """The kind of letters that sites take note of though they are for others: a log is read by all."""
 
@@ -54,6 +58,41 @@ class Range(NamedTuple):
     place: str
     first: int
     end: int
+
+
+class Contents(NamedTuple):
+    """Of a range, how many records a site has read there; and at which offsets, as a digest, if not at all of them."""
+
+    place: str
+    first: int
+    end: int
+    records: int
+    digest: bytes = b""
+
+
+class Told(NamedTuple):
+    """What a site has said of the runs of a partition of its own, from `first` on and below `end`: those of which it
+    has not read a record at each offset. Older versions say nothing.
+    """
+
+    place: str
+    first: int
+    end: int
+    holes: tuple[Contents, ...] = ()
+
+    def of(self, part: Range) -> Contents | None:
+        """What was said of it, None if nothing was."""
+        if part.first < self.first or part.end > self.end:
+            return None
+        known = (hole for hole in self.holes if hole[:3] == part)
+        return next(known, Contents(*part, part.end - part.first))
+
+    def followed(self, behind: Told) -> Told:
+        """It, and what was said later."""
+        if behind.first > self.end:
+            return behind
+        holes = (*self.holes, *(hole for hole in behind.holes if hole.first >= self.end))
+        return self._replace(end=max(self.end, behind.end), holes=holes)
 
 
 class _Ranges(NamedTuple):
@@ -224,6 +263,43 @@ def ranges_of(run: Run) -> tuple[Range, ...]:
     if not is_proper or sum(part.end - part.first for part in ranges) != run.length:
         raise ProtocolViolation(f"{ranges} are not the {run.length} records of a run.")
     return ranges
+
+
+def contents_of(part: Range, read: Iterable[tuple[int, int]]) -> Contents:
+    """What a site has read of a range: `read` are the offsets of records, from one to below another, in their order."""
+    records, digest = 0, blake2b(digest_size=_DIGEST_BYTES)
+    for first, end in _joined(read):
+        records += end - first
+        digest.update(b"%d-%d " % (first, end))
+    return Contents(*part, records, b"" if records == part.end - part.first else digest.digest())
+
+
+def _joined(read: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Those that follow each other as one."""
+    begin = behind = -1
+    for first, end in read:
+        if first != behind:
+            if behind > begin:
+                yield begin, behind
+            begin = first
+        behind = end
+    if behind > begin:
+        yield begin, behind
+
+
+class _AllTold(NamedTuple):
+    told: tuple[Told, ...]
+
+
+def write_told(told: Iterable[Told]) -> Letter:
+    """As it stands in an entry."""
+    return Letter((), CONTENTS, encode(_AllTold(tuple(told))).decode("ascii"))
+
+
+def read_told(letters: Iterable[Letter]) -> tuple[Told, ...]:
+    """What the letters of an entry tell of runs. Raises ProtocolViolation."""
+    written = (letter for letter in letters if letter.kind == CONTENTS)
+    return tuple(told for letter in written for told in decode(_AllTold, letter.body.encode("utf-8")).told)
 
 
 def write_letter(receivers: tuple[str, ...], message: Message) -> Letter:

@@ -39,7 +39,10 @@ Why no two sites have different DATA, whatever is cut off, killed at any point, 
   itself; so by induction there is one sequence. Counting its own knowledge of a final number, as `isis` does, is right
   since the entry that delivers has that knowledge in it.
 * *The same runs are the same records.* A run names offsets of one log, whose records never change, and by (3) each site
-  has exactly these.
+  has exactly these. A copy of the log that was made anew, or lacks a record, would break that. So who submits a run
+  says at which offsets it has read records (`Told`), in the same entry or before; no site sequences a run of which it
+  has read others (`ordering.isis_group`). Nothing is known of what an older version has submitted, nor of a run that
+  another site's log has told before the submitter's did.
 * *The same records are the same DATA.* `Sequenced` goes from run to run, and its state after a run depends on nothing
   but the runs up to it. It is never rebuilt from DATA, which does not tell all of it (times, records dropped): an entry
   names the one with the last snapshot, and has all runs since. A job that starts again makes the same DATA from them.
@@ -89,25 +92,29 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ordering.errors import Disagreement, ProtocolViolation
 from ordering.isis_formation import Life
 from ordering.isis_log import (
     OVERHEARD,
+    Contents,
     Entry,
     Letter,
     LogRow,
     Ordered,
     OwnEntry,
     Range,
+    Told,
     absent_from,
     ranges_of,
     read_letter,
     read_on,
+    read_told,
     run_of,
     write_letter,
+    write_told,
 )
 from ordering.isis_messages import Deliver, Installed, Message, Output, To
 from ordering.isis_process import awake
@@ -199,6 +206,9 @@ class Site:
         self._snapshot, self._sequenced, self._base = state.snapshot, state.sequenced, state.base
         self.snapped_at_ms = self.process.now_ms if snapped_at_ms is None else snapped_at_ms
         """When the last snapshot was taken, or the job began."""
+        self._told = {told.place: told for told in state.told}
+        self.contents: Callable[[Range], Contents | None] | None = None
+        """What the job has read of a range, None if not all of it yet. No function: the job does not tell."""
         self._news: list[Ordered] = []
         self._broken: list[OtherLog] = []
         self.has_heard = has_heard
@@ -226,6 +236,7 @@ class Site:
             trail=tuple(OwnEntry(*each) for each in self._trail.items()),
             complete=self.complete,
             refused=self._refused,
+            told=tuple(self._told[place] for place in sorted(self._told)),
         )
 
     @property
@@ -288,9 +299,9 @@ class Site:
             self.process.view.origin,
             self.epoch,
             self.number,
-            letters,
+            (*letters, write_told(known.told)) if known.told else letters,
             ordered,
-            replace(known, snapshot=b"", logs=()).to_bytes(),
+            replace(known, snapshot=b"", logs=(), told=()).to_bytes(),
             self._base,
             snapshot,
             before,
@@ -351,16 +362,40 @@ class Site:
         for name in sorted(self._places):
             place = self._places[name]
             end = min(place.end, place.submitted + room)
-            if self._is_own(name) and place.submitted < end:
-                ranges.append(Range(name, place.submitted, end))
+            part = Range(name, place.submitted, end)
+            if self._is_own(name) and place.submitted < end and self._tell(part):
+                ranges.append(part)
                 room -= end - place.submitted
                 self._places[name] = place._replace(submitted=end)
         if ranges:
             self.has_heard = False
             self.process.submit(run_of(tuple(ranges)))
 
+    def _tell(self, part: Range) -> bool:
+        """Say what was read of a range; whether all of it was, since the job has begun."""
+        if self.contents is None:
+            return True
+        read = self.contents(part)
+        if read is not None:
+            holes = (read,) if read.digest else ()
+            self._note_told(Told(part.place, part.first, part.end, holes))
+        return read is not None
+
+    def _note_told(self, told: Told) -> None:
+        known = self._told.get(told.place)
+        self._told[told.place] = told if known is None else known.followed(told)
+
+    def told(self, part: Range) -> Contents | None:
+        """What the site that has submitted the range has read of it, None if it has not said that."""
+        told = self._told.get(part.place)
+        return None if told is None else told.of(part)
+
     def _is_own(self, place: str) -> bool:
-        return place.rpartition("-")[0].endswith(f".forward.{self.me.name}")
+        return self._is_of(self.me.name, place)
+
+    @staticmethod
+    def _is_of(site: str, place: str) -> bool:
+        return place.rpartition("-")[0].endswith(f".forward.{site}")
 
     # Other sites' logs
 
@@ -410,6 +445,12 @@ class Site:
 
     def _take_entry(self, site: str, entry: Entry) -> None:
         self._note_pace(site, entry)
+        try:
+            for told in read_told(entry.letters):
+                if self._is_of(site, told.place):
+                    self._note_told(told)
+        except ProtocolViolation:
+            self.rejected += 1
         for ordered in entry.ordered:
             self._order(ordered)
         for letter in entry.letters:
@@ -508,8 +549,10 @@ class Site:
         return True
 
     def _forget_marks(self, part: Range) -> None:
-        """From where to read again: at the latest mark before all that is not in the snapshot."""
-        place = self.place(part.place)
+        """From where to read again: at the latest mark before all that is not in the snapshot. No more is needed."""
+        place, told = self.place(part.place), self._told.get(part.place)
+        if told is not None and told.holes:
+            self._told[part.place] = told._replace(holes=tuple(hole for hole in told.holes if hole.end > part.end))
         passed = [mark for mark in place.marks if mark.end <= part.end]
         self._places[part.place] = place._replace(marks=place.marks[max(0, len(passed) - 1) :])
 

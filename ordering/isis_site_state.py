@@ -6,13 +6,13 @@ Plain values, and how a site's log tells them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ordering.errors import ProtocolViolation
-from ordering.isis_codec import decode, encode
+from ordering.isis_codec import LATER, decode, encode
 from ordering.isis_formation import Life, first_view
-from ordering.isis_log import Entry, LogRow, Ordered, OwnEntry
+from ordering.isis_log import Entry, LogRow, Ordered, OwnEntry, Told, read_told
 from ordering.isis_messages import Exclude, Installed, NotExcluded, Outside, Stuck
 from ordering.isis_process import SUSPECT_AFTER_MS, ProcessState, member
 from ordering.isis_state import RESEND_AFTER_MS, Send, Tick
@@ -92,7 +92,7 @@ class SiteState:
     position `sequenced` (it stands in entry `base`), and `since` has the runs ordered after that. `ahead` are runs that
     are ordered, and do not follow yet. `trail` are entries of its own, the last one and those that others may name.
     Of all up to the position `complete`, DATA and dead letters stand in Kafka; the run that ends at `refused` was the
-    last one to have some.
+    last one to have some. `told` is what sites have said of the records of runs; in an entry it is a letter.
     """
 
     group: str
@@ -111,6 +111,7 @@ class SiteState:
     trail: tuple[OwnEntry, ...] = ()
     complete: int = 0
     refused: int = 0
+    told: tuple[Told, ...] = field(default=(), metadata=LATER)
 
     def to_bytes(self) -> bytes:
         """The state as JSON, equal states as equal bytes."""
@@ -149,4 +150,5 @@ def state_of(entries: Sequence[Entry]) -> SiteState:
     if base is None or not base.snapshot:
         raise ProtocolViolation(f"entry {last.number} needs the snapshot of {last.base}, which is not there.")
     state, itself = SiteState.from_bytes(last.state), OwnEntry(last.number, last.digest)
-    return replace(state, snapshot=base.snapshot, logs=last.logs, trail=(*state.trail, itself))
+    trail, told = (*state.trail, itself), read_told(last.letters)
+    return replace(state, snapshot=base.snapshot, logs=last.logs, trail=trail, told=told)

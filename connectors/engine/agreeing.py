@@ -6,7 +6,7 @@ It has no rule of its own: `ordering.isis_group` decides. It keeps the records t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from kafka.structs import TopicPartition
@@ -45,6 +45,19 @@ class _Kept:
         self.records.append(record)
         self.size += len(record.value or b"") + _RECORD_BYTES
 
+    def offsets(self, part: Range) -> Iterator[tuple[int, int]]:
+        """Where there are records of a range."""
+        is_last = bool(self.records) and self.records[-1].offset < part.end
+        found = deque[int]()
+        for record in reversed(self.records) if is_last else self.records:
+            if is_last and record.offset >= part.first:
+                found.appendleft(record.offset)
+            elif not is_last and part.first <= record.offset < part.end:
+                found.append(record.offset)
+            elif record.offset < part.first if is_last else record.offset >= part.end:
+                break
+        return ((offset, offset + 1) for offset in found)
+
     def take(self, part: Range) -> list[Record]:
         """The records of a run, which are not needed any more after that."""
         taken = []
@@ -63,6 +76,7 @@ class AgreeingGroup:
         self._group = after_takeover(state, taken)
         self._topics = Topics.of(state.group, self.site.me.name)
         self._kept: dict[str, _Kept] = {}
+        self._group.keep_with(lambda part: self._kept.setdefault(part.place, _Kept()).offsets(part))
         self._in_flight: deque[tuple[Written, int]] = deque()
 
     @property
@@ -166,7 +180,7 @@ class AgreeingGroup:
     def due(self) -> list[Output]:
         """DATA of the next run that is ordered and read; none if there is none. To be passed on, and `passed` told.
 
-        Raises HistoryUnavailable if retention has dropped records of it.
+        Raises HistoryUnavailable if retention has dropped records of it, Disagreement if others were read.
         """
         outputs: list[Output] = []
         while not outputs and (run := self._group.due()) is not None:

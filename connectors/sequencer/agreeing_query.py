@@ -269,6 +269,7 @@ class Step:
         self._kept: dict[str, list[_Chunk]] = {}
         for place, number, size in chunks:
             self._kept.setdefault(place, []).append(_Chunk(number, size))
+        self.group.keep_with(self._offsets)
 
     # What has come
 
@@ -319,6 +320,19 @@ class Step:
         if chunk.rows is None:
             chunk.rows = pa.ipc.open_stream(self._shelf.get(chunk.number)).read_all().to_pandas()
         return chunk.rows
+
+    def _offsets(self, part: Range) -> list[tuple[int, int]]:
+        """Where there are records of a range."""
+        found: list[tuple[int, int]] = []
+        for chunk in reversed(self._kept.get(part.place, [])):  # a run that is submitted has come last
+            rows = self._rows(chunk)
+            offset = rows["offset"].to_numpy()
+            first, end = np.maximum(offset, part.first), np.minimum(offset + sizes_of(rows), part.end)
+            inside = first < end
+            found[:0] = zip(first[inside].tolist(), end[inside].tolist(), strict=True)
+            if offset[0] <= part.first:
+                break
+        return found
 
     def _size(self, name: str) -> int:
         return sum(chunk.size for chunk in self._kept.get(name, ()))

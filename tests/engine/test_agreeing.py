@@ -38,9 +38,10 @@ from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering import isis_site, sequencer
-from ordering.errors import Fenced, HistoryUnavailable, ProtocolViolation, UsageError
+from ordering.errors import Disagreement, Fenced, HistoryUnavailable, ProtocolViolation, UsageError
 from ordering.forgetting import SenderRow
-from ordering.isis_log import Ordered, Range, counting, run_of
+from ordering.isis_formation import Life
+from ordering.isis_log import Ordered, Range, Told, counting, read_told, run_of
 from ordering.isis_site_state import Mark, Place, SiteState, first_state
 from ordering.isis_site_state import state_of as told
 from ordering.names import Role, Topic
@@ -802,6 +803,46 @@ def test_records_that_are_gone_before_they_were_ordered_everywhere_are_missed_at
         eventually(lambda: isinstance(lax.failure, HistoryUnavailable), 20)
         assert "dropped some of it here, and it is not known to be in DATA" in str(lax.failure)
         assert (nyc.failure, sfo.failure) == (None, None)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_copy_that_was_made_anew_ends_the_work_before_anything_of_it_is_in_data(is_whole: bool) -> None:
+    """The mark of the old one tells where a record stood, and another one stands there now."""
+    place = "abcast.g.forward.nyc-0"
+    run = Ordered(101, Life("nyc"), run_of((Range(place, 100, 160),)))
+    begun = first_state("g", "sfo", ("nyc", "sfo"))
+    places = (Place(place, 160, 160, 160, (Mark(100, 150), Mark(160, 210))),)
+    known = replace(begun, position=160, sequenced=100, since=(run,), places=places, told=(Told(place, 0, 160),))
+    group, source = AgreeingGroup(known, SequencerState("g", epoch=2)), Input("nyc", place, is_copy=True)
+    copy, begin = Topic("g", "relayed", "sfo", "nyc"), 100 if is_whole else group.start_of(source, 0)
+    group.start_of(source, 0)
+    name, text = forward_headers(1, 1)[0]
+    for offset in range(begin, 170):
+        headers = [(name, text + f" nyc/{place}:{offset} - 5".encode())]
+        group.take(source, [PlainRecord(str(copy), 0, offset, 1, b"nyc/m%d" % offset, b"", headers)])
+    if is_whole:
+        assert len(group.due()) == 60
+        return
+    with pytest.raises(Disagreement, match="site nyc has read 60 records of it, and sfo 10"):
+        group.due()
+
+
+@each_engine
+def test_offsets_without_records_are_the_same_at_all_sites(kafka: MemoryConnection, engine: str) -> None:
+    """As of transactions: who submits a run says where it has read nothing, and the others have nothing there."""
+    with running(kafka, "nyc", "sfo", engine=engine) as before:
+        with running(kafka, "lax", engine=engine):
+            for start in range(1, 60, 3):
+                send(kafka, "nyc", range(start, start + 3))
+                kafka.topics.mark(forward("nyc"))
+            all_have(kafka, 60)
+        send(kafka, "nyc", range(61, 63))
+        with running(kafka, "lax", engine=engine) as after:
+            all_have(kafka, 62)
+            assert [loop.failure for loop in (*before, *after)] == [None] * 3
+    entry = next(read_entry(each) for each in reversed(written(kafka, "sfo")) if each.kind == ENTRY)
+    told = {each.place: each for each in read_told(entry.letters)}
+    assert told[f"{forward('nyc').topic}-0"].end == 82
 
 
 def test_what_is_gone_of_another_log_is_missed_aloud(kafka: MemoryConnection) -> None:

@@ -18,12 +18,12 @@ from ordering.membership import Membership
 from ordering.records import EPOCH, Data, Forward, Malformed
 from ordering.sequencer import SequencerState, absorb
 from tests.simulator.isis_mutations import NONE, Mutation
-from tests.simulator.isis_sites import ENDED, TWO_LOGS, UNREADABLE, UNTOLD, WRONG_STATE, known_state, taken
+from tests.simulator.isis_sites import ENDED, TWO_LOGS, UNREADABLE, UNTOLD, WRONG_STATE, World, known_state, taken
 from tests.simulator.isis_sites import sequence_run as true_sequence_run
 
-_true_compare = Site._compare
-_COMPARE = "ordering.isis_site.Site._compare"
 _SITES = "tests.simulator.isis_sites"
+_true_compare, _true_relay = Site._compare, World._relay
+_COMPARE = "ordering.isis_site.Site._compare"
 
 
 def data_first(job: Any) -> None:
@@ -104,6 +104,17 @@ def never_due(_site: Site, *, is_last: bool) -> bool:
     return False
 
 
+def with_holes(world: Any, source: str, target: str) -> None:
+    """A relay leaves out a record now and then."""
+    copy = world.kafkas[target].copies.get(source, [])
+    end = len(copy)
+    _true_relay(world, source, target)
+    if len(copy) > end + 1 and world.dice.random() < 0.2:
+        del copy[end]
+
+
+_HOLES = (f"{_SITES}.World._relay", with_holes)
+
 MUTATIONS = (
     Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 640),
     Mutation("no-seal", "a job takes over without a seal", WRONG_STATE, ((f"{_SITES}.take_over", without_seal),), 26),
@@ -121,7 +132,7 @@ MUTATIONS = (
         UNREADABLE,
         (("ordering.isis_site.Site._is_here", always_here),),
     ),
-    Mutation("any-log", "a lost log's successor is read", TWO_LOGS, (("ordering.isis_site.read_on", any_log),), 57),
+    Mutation("any-log", "a lost log's successor is read", TWO_LOGS, (("ordering.isis_site.read_on", any_log),), 240),
     Mutation(
         "one-look",
         "a site that has written an entry does not look whether its log was lost",
@@ -153,6 +164,13 @@ MUTATIONS = (
         "what little was ordered gets into no snapshot",
         ENDED,
         (("ordering.isis_site.Site._is_snapshot_due", never_due),),
+    ),
+    Mutation("holes", "a copy of FORWARD lacks records", WRONG_STATE, (_HOLES,)),
+    Mutation(
+        "unseen-holes",
+        "a copy of FORWARD lacks records, and nobody compares what was read",
+        DIVERGENT,
+        (_HOLES, ("ordering.isis_group.Group._compare", lambda *_: None)),
     ),
 )
 

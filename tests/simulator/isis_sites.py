@@ -19,7 +19,7 @@ from typing import cast
 from ordering.checker import LOST, VIEW_VIOLATION, Anomaly, Checker
 from ordering.errors import Disagreement, HistoryUnavailable, ProtocolViolation
 from ordering.isis_group import Group, GroupState, after_takeover, going_on
-from ordering.isis_log import Entry, Ordered, counting, ranges_of
+from ordering.isis_log import Entry, Ordered, Range, counting, ranges_of
 from ordering.isis_site import SNAPSHOT_AFTER_SUSPICIONS, Site
 from ordering.isis_site_state import SiteState, first_state, state_of
 from ordering.membership import Settings
@@ -143,6 +143,7 @@ class Job:
         }
         self.records: dict[str, dict[int, Forward]] = {place: {} for place in self.read}
         self.heard = {name: self.group.start_of_log(name, kafka.beginning("log", name)) for name in kafka.logs}
+        self.group.keep_with(self._offsets)
         self.settling: tuple[int, dict[str, int]] | None = None
         self.told_ms = world.now_ms
         self.died = False
@@ -211,6 +212,7 @@ class Job:
         self.sequence()
         if self.world.stores_state and not self.died:
             self.group = stored_and_loaded(self.group)
+            self.group.keep_with(self._offsets)
 
     def sequence(self) -> None:
         """Write the DATA of what is ordered, record by record."""
@@ -228,9 +230,13 @@ class Job:
             self.died = True
         return self.died
 
+    def _offsets(self, part: Range) -> list[tuple[int, int]]:
+        return [(n, n + 1) for n in range(part.first, part.end) if n in self.records[part.place]]
+
     def _fetch(self, run: Ordered) -> list[Forward]:
         """The records of a run."""
-        return [self.records[part.place][n] for part in ranges_of(run.run) for n in range(part.first, part.end)]
+        parts = ranges_of(run.run)
+        return [self.records[part.place][n] for part in parts for n, _ in self._offsets(part)]
 
     def poll(self) -> None:
         dice = self.world.dice
