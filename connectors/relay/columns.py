@@ -156,29 +156,35 @@ def relay_letters(rows: DataFrame, direction: Direction, at_target: Collection[s
     `at_target`: the sites in the target's Kafka, here and below. What has been there is not carried.
     """
     at = codec.LETTER_FIELDS.index("RELAYED_FROM")
-    fields = F.split(_own_text(), " ", at + 1)
-    return _carried(rows.filter(~_has_been_at(fields, at, at_target)), direction, _Way("all", begin=at, end=at))
+    return _carried(rows.filter(~_has_been_at(at, at_target)), direction, _Way("all", begin=at, end=at))
 
 
 def relay_casts(rows: DataFrame, direction: Direction, at_target: Collection[str], *, of_views: bool) -> DataFrame:
     """Casts → the same casts, in the topic and the partition of the same name. `of_views`: also those of a view."""
     at = CAST_FIELDS.index("RELAYED_FROM")
-    fields = F.split(_own_text(), " ", at + 1)
-    is_carried = ~_has_been_at(fields, at, at_target)
+    is_carried = ~_has_been_at(at, at_target)
     if not of_views:
-        view = F.get(fields, F.lit(CAST_FIELDS.index("VIEW")))
+        text = spark_codec.own_header(spark_codec.all_headers()).cast("string")
+        view = F.get(F.split(text, " ", len(CAST_FIELDS) + 1), F.lit(CAST_FIELDS.index("VIEW")))
         is_carried &= F.coalesce(view.isin(codec.NOTHING, ""), F.lit(True))
     return _carried(rows.filter(is_carried), direction, _Way("all", begin=at, end=at))
 
 
-def _own_text() -> Column:
-    return spark_codec.own_header(spark_codec.all_headers()).cast("string")
+def _has_been_at(at: int, sites: Collection[str]) -> Column:
+    """Whether relays have brought a record out of the Kafka of these sites, as the marks from field `at` on tell.
 
+    Relays write their header as the first one. Few records name one of the sites at all, and of the others no field is
+    looked at.
+    """
 
-def _has_been_at(fields: Column, at: int, sites: Collection[str]) -> Column:
-    """Whether relays have brought a record out of the Kafka of these sites, as the marks from field `at` on tell."""
-    marks = F.concat(F.lit(" "), F.get(fields, F.lit(at)))
-    return F.coalesce(reduce(or_, (marks.contains(f" {site}/") for site in sorted(sites))), F.lit(False))
+    def names_one(text: Column) -> Column:
+        return reduce(or_, (text.contains(f" {site}/") for site in sorted(sites)))
+
+    header = F.get(F.col("headers"), F.lit(0))
+    text = header["value"].cast("string")
+    marks = F.concat(F.lit(" "), F.get(F.split(text, " ", at + 1), F.lit(at)))
+    is_so = (header["key"] == codec.HEADER) & F.coalesce(names_one(marks), F.lit(False))
+    return F.when(names_one(text), is_so).otherwise(F.lit(False))
 
 
 def _carried(rows: DataFrame, direction: Direction, *ways: _Way) -> DataFrame:

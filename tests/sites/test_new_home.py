@@ -30,7 +30,7 @@ def processes(tmp_path: Path) -> Iterator[list[Process]]:
         process.kill()
 
 
-def _no_answer(*_: object) -> None:
+def _no_answer(*_: object, **__: object) -> None:
     raise BrokerUnreachable("the old home does not answer.")
 
 
