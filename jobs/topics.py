@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, connection_to
+from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, Why, connection_to
 from ordering.errors import UsageError, counted
 from ordering.names import DEFAULT_SITE
 
@@ -83,6 +83,7 @@ def create(
 def upgrade(
     group: Group,
     site: Annotated[list[str] | None, typer.Option("--site", help="A site of the group; repeat for more.")] = None,
+    why: Why = "",
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
 ) -> None:
@@ -95,7 +96,7 @@ def upgrade(
 
     connection = connection_to(bootstrap_servers, kafka_config, "topics")
     for name in site or [DEFAULT_SITE]:
-        done = upgraded(connection, group, name)
+        done = upgraded(connection, group, name, why)
         if done.before == done.after:
             typer.echo(f"{group} at {name} has format {done.after} already")
         else:

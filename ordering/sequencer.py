@@ -115,8 +115,8 @@ class SequencerState:
     records considered since the last snapshot. In a mesh, `links` has the link rows by neighbour, `origins` the origin
     rows by site, and `own_seqno` is that of the last message of the site's own (`ordering.links`).
     `latest_ms` is the newest broker timestamp of a FORWARD record considered, and `snapshot_ms` what it was at the last
-    snapshot (0: unknown). `format` is the group's (`ordering.formats`), and `unknown` has what a snapshot of a later
-    version says besides, as JSON values.
+    snapshot (0: unknown). `format` is the group's (`ordering.formats`), `counted` whether a record ever took several
+    numbers, and `unknown` has what a snapshot of a later version says besides, as JSON values.
     """
 
     group: str
@@ -136,6 +136,7 @@ class SequencerState:
     latest_ms: int = 0
     snapshot_ms: int = 0
     format: int = FIRST.number
+    counted: bool = False
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
@@ -164,6 +165,7 @@ class SequencerState:
             written = max(SNAPSHOTS)
             says = {"format": written, "readable_from": READABLE_FROM, "version": SNAPSHOTS[READABLE_FROM]}
             body = {**self.unknown, **body, **says, "group_format": self.format}
+            body |= {"counted": True} if self.counted else {}
         return gzip.compress(canonical_json(body), compresslevel=1, mtime=0)
 
     @classmethod
@@ -444,6 +446,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
     reader = Reader(state.epoch, state.seqno)
     received, seals, decided, links, membership = _opened(state)
     view, unsnapped, own_seqno, of_format = state.view, state.unsnapped, state.own_seqno, state.format
+    counted = state.counted
     for record in records:
         epoch_before = reader.epoch
         verdict = reader.judge(record)
@@ -454,6 +457,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
             if snapshot_state.seqno != reader.last_seqno and not base_expected:
                 continue
             state, reader = snapshot_state, Reader(record.epoch, snapshot_state.seqno)
+            counted = state.counted
             received, seals, decided, links, membership = _opened(state)
             view, unsnapped, own_seqno, of_format = state.view, 0, state.own_seqno, max(of_format, state.format)
         elif verdict is Verdict.CONTROL:
@@ -463,6 +467,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
         elif verdict is Verdict.TAKE:
             view = record.view
             unsnapped += 1
+            counted |= record.count > 1
             if record.link is not None:
                 links.note(record)
             elif record.kind == MESSAGE:
@@ -488,6 +493,7 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
         links=links.rows,
         origins=links.origins,
         format=of_format,
+        counted=counted,
     )
 
 

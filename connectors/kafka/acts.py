@@ -1,7 +1,8 @@
 """What operators do to a group: what it was, who did it, why, and when. EPOCH has it, in the header `abcast-act`.
 
-A move and an exclusion have the header themselves. What is no record there, a purge or senders that are forgotten, is
-told by a note that says nothing else (`0 0 0`). Earlier versions look at neither. When it was, the broker's time says.
+A move, an exclusion and a format have the header themselves. What is no record there, a purge or senders that are
+forgotten, is told by a note that says nothing else (`0 0 0`). Earlier versions look at neither. When it was, the
+broker's time says.
 
 An act is told before it is done, so that one that is cut off leaves its trace, too. Nothing rests on it.
 """

@@ -44,7 +44,7 @@ from connectors.kafka.epochs import Claim, Move, Note, StrayClaim, decode
 from connectors.kafka.ranges import newest_record, read_range, windows_back
 from connectors.kafka.transport import Consumer
 from ordering.errors import HistoryUnavailable, NoSnapshot, ProtocolViolation, TopicMissing, UsageError
-from ordering.formats import ADDITIONS, FIRST, Format, follow
+from ordering.formats import FIRST, Format, follow
 from ordering.names import Topic
 from ordering.reader import Reader, epoch_of
 from ordering.records import ENTRY, EPOCH, MESSAGE, STRAY, Data, Exclusion
@@ -390,8 +390,8 @@ class DataLog:
     def where(self, seqno: int, state: SequencerState) -> int:
         """The offset of the effective record of `seqno`, which `state` has, or a lower one.
 
-        Behind a mark, each seqno takes an offset of its own at least, in their order (see the module). Where a record
-        may take several, that may be too far: then it is the record itself that tells, and the mark if it does not.
+        Behind a mark, each seqno takes an offset of its own at least, in their order (see the module). Where records
+        take several, that may be too far: then it is the record itself that tells, and the mark if it does not.
         """
         epoch = epoch_of(state.seals, seqno)
         first = min((seal.first_seqno for seal in state.seals if seal.epoch == epoch), default=seqno)
@@ -400,7 +400,7 @@ class DataLog:
         marks += [(note.offset, note.seqno + 1) for note in self.notes()]
         last, offset = max((offset + seqno - known, offset) for offset, known in marks if known <= seqno)
         back = _FIRST_WINDOW
-        while last > offset and state.format >= ADDITIONS.number and not self._stands_from(last, seqno, epoch):
+        while last > offset and state.counted and not self._stands_from(last, seqno, epoch):
             last, back = max(offset, last - back), 2 * back
         return last
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from connectors.kafka.acts import act_header, act_of_this_user
 from connectors.kafka.connection import Connection
 from connectors.kafka.data_log import DataLog
 from connectors.kafka.epochs import encode_format
@@ -20,16 +21,19 @@ class Upgraded(NamedTuple):
     version: str
 
 
-def upgrade(connection: Connection, group: str, site: str) -> Upgraded:
+def upgrade(connection: Connection, group: str, site: str, why: str = "") -> Upgraded:
     """Give the group the newest format at that site. May be done again.
 
-    One record says so, which each claim behind it repeats. Raises UsageError for a copy, LaterVersion, TopicMissing,
-    BrokerUnreachable.
+    One record says so, which each claim behind it repeats. It tells who did so, and `why`.
+
+    Raises UsageError for a copy, LaterVersion, TopicMissing, BrokerUnreachable.
     """
     with DataLog(connection, group, site) as data:
         if data.is_copy():
             raise UsageError(f"{data.topic} is the copy of another site's: upgrade the group there.")
         before = data.format()
         if before < NEWEST.number:
-            append(connection, data.claims_topic, (None, *encode_format(NEWEST)))
+            value, headers = encode_format(NEWEST)
+            act = act_of_this_user("upgrade", f"format {NEWEST.number} at {site}", why)
+            append(connection, data.claims_topic, (None, value, [*headers, act_header(act)]))
     return Upgraded(before, NEWEST.number, NEWEST.version)

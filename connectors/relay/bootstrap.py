@@ -29,9 +29,10 @@ from connectors.relay.home_copy import post_base
 from connectors.relay.link_start import ledger_start
 from connectors.storage.location import Location
 from ordering.errors import UsageError
+from ordering.formats import later
 from ordering.links import LinkStart, carry
 from ordering.names import Topic, relay_of
-from ordering.records import LINK_START, MESSAGE, Data, Source
+from ordering.records import DATA_KINDS, LINK_START, MESSAGE, Data, Source
 from ordering.sequencer import seal
 
 UNACKNOWLEDGED = 10_000
@@ -87,6 +88,10 @@ def _hub_records(group: str, home: str, rows: Iterator[list[dict[str, Any]]], ep
     """
     for chunk in rows:
         for row in chunk:
+            if row["kind"] not in DATA_KINDS:
+                raise later(
+                    f"the ledger has a record of the kind {row['kind']} at seqno {row['seqno']}, which is not known"
+                )
             if row["epoch"] > epoch:
                 epoch = row["epoch"]
                 yield encode_data(seal(epoch))

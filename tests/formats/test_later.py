@@ -25,6 +25,7 @@ from connectors.sequencer.keeper import Keeper
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
+from ordering.checker import Checker
 from ordering.errors import AbcastError, LaterVersion, ProtocolViolation
 from ordering.formats import ADDITIONS, FORMATS, NEWEST, Format
 from ordering.isis_log import Entry, Letter
@@ -194,7 +195,8 @@ class TestKinds:
                 seqno += length
         with DataLog(kafka, "g", SITE) as data:
             state = data.state()
-            assert state.seqno == seqno
+            assert (state.seqno, state.counted) == (seqno, True)
+            assert SequencerState.from_bytes(snapshot(state).payload).counted
             for number, offset in list(at.items())[::7]:
                 assert data.where(number, state) <= offset
                 start = data.after(number - 1)
@@ -205,6 +207,18 @@ class TestKinds:
                 ]
                 assert start.reader.last_seqno == seqno
                 assert taken[0].offset == offset
+
+    def test_what_the_ledger_job_writes_is_what_data_has(self) -> None:
+        """A row for each number, of which the first one has the payload; a row that is not there is a gap."""
+        pack = Data("pack", 1, 2, payload=b"of three", count=3)
+        for rows, gaps in (((2, 3, 4), []), ((2, 4), [3])):
+            checker = Checker()
+            for record in (message(1, 1), pack):
+                checker.data(SITE, record)
+            checker.ledger(1, message(1, 1).id, b"1")
+            for row in rows:
+                checker.ledger(row, pack.id, pack.payload if row == 2 else None, kind="pack")
+            assert [seqno for anomaly in checker.finish() for seqno in anomaly.seqnos] == gaps
 
     def test_a_relay_skips_each_number(self) -> None:
         """A neighbour of any version counts them."""
