@@ -32,13 +32,14 @@ from connectors.kafka.inputs import Input, Neighbours
 from connectors.kafka.left_out import LeftOut
 from connectors.kafka.purge import purge_group
 from connectors.kafka.senders import Forgotten, forget_senders
+from connectors.kafka.sending import append
 from connectors.kafka.transport import PlainRecord
 from connectors.sequencer import agreeing_query
 from connectors.sequencer.agreement import Agreement
 from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from ordering import isis_site, sequencer
-from ordering.errors import Disagreement, Fenced, HistoryUnavailable, ProtocolViolation, UsageError
+from ordering.errors import BrokerUnreachable, Disagreement, Fenced, HistoryUnavailable, ProtocolViolation, UsageError
 from ordering.forgetting import SenderRow
 from ordering.isis_formation import Life
 from ordering.isis_log import Ordered, Range, Told, counting, read_told, run_of
@@ -424,8 +425,16 @@ def test_dead_letters_are_written_once(kafka: MemoryConnection, engine: str) -> 
     assert len(letters) == 3
 
 
-def test_an_operator_excludes_a_site(kafka: MemoryConnection) -> None:
-    """Of two, one goes on alone; the other one comes back, and both have one order."""
+def append_unheard(*each: Any) -> int:
+    """The record is written, and who wrote it does not hear of that."""
+    append(*each)
+    raise BrokerUnreachable("no broker answers.")
+
+
+def test_an_operator_excludes_a_site(kafka: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two, one goes on alone, though the command is cut off and given again; the other one comes back, and both have
+    one order. EPOCH tells who did it.
+    """
     both = ("nyc", "sfo")
     with pytest.raises(UsageError, match="no entry"):
         exclude(kafka, "g", "nyc", "sfo", 0)
@@ -437,10 +446,15 @@ def test_an_operator_excludes_a_site(kafka: MemoryConnection) -> None:
         send(kafka, "sfo", range(3, 4))
         with pytest.raises(UsageError, match="can't exclude itself"):
             exclude(kafka, "g", "nyc", "nyc", 0)
-        told = exclude(kafka, "g", "nyc", "sfo", 0)
+        with monkeypatch.context() as cut:
+            cut.setattr("connectors.engine.exclusion.append", append_unheard)
+            with pytest.raises(BrokerUnreachable):
+                exclude(kafka, "g", "nyc", "sfo", 0, "sfo burns")
+        told = exclude(kafka, "g", "nyc", "sfo", 0, "sfo burns")
         assert not told.is_done
         with DataLog(kafka, "g", "nyc") as data:
             data.claims()
+            assert [(act.act, act.why) for act in data.known_acts] == [("exclude", "sfo burns")] * 2
             nyc.attendant.exclusions = {"g": data.known_exclusions}
         assert exclude(kafka, "g", "nyc", "sfo", 20).sites == ("nyc",)
         all_have(kafka, 4, ("nyc",))
