@@ -33,6 +33,7 @@ from ordering.names import DEFAULT_SITE
 if TYPE_CHECKING:
     from connectors.diagnosis.status import GroupStatus
     from connectors.kafka.connection import Connection
+    from connectors.ledger.last_row import LedgerEnd
 
 WATCH_S = 2.0
 _SHOWN_GAPS = 5
@@ -104,12 +105,13 @@ def _read(connection: Connection, group: str | None, site: str, data: Location) 
             raise UsageError(f"there is no group {group!r} at site {site}: `abcast topics list` shows what there is.")
         chosen = [name for name in groups if group in (None, name)]
         in_ledger = _in_ledger(data)  # first: a number below zero means that it is another group's
+        ledger = _ledger_end(data) if in_ledger else None
         rows = []
         errors: dict[str, AbcastError] = {}
         progress.say("looking at the groups", len(chosen))
         for name in chosen:
             try:
-                rows.append(read_status(connection, name, site, in_ledger))
+                rows.append(read_status(connection, name, site, in_ledger, ledger))
             except BEFORE_ITS_START as error:
                 errors[name] = error
             progress.advance()
@@ -148,6 +150,8 @@ def _sentences(row: GroupStatus, site: str) -> Iterator[str]:
         )
     if row.wrong_settings:
         yield row.wrong_settings
+    if row.other_history:
+        yield row.other_history
     if row.format < NEWEST.number:
         yield (
             f"it has format {row.format}: `abcast topics upgrade --group {row.group} --site {site}` gives it "
@@ -183,6 +187,12 @@ def _cells(row: GroupStatus) -> tuple[str, ...]:
         f"{row.dead_letters:,}",
         "-" if row.ledger_lag is None else f"{row.ledger_lag:,}",
     )
+
+
+def _ledger_end(data: Location) -> LedgerEnd:
+    from connectors.ledger.last_row import LedgerEnd
+
+    return LedgerEnd(data / "ledger")
 
 
 def _in_ledger(data: Location) -> Mapping[str, int] | None:

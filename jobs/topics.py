@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from jobs.options import AsJson, BootstrapServers, Group, KafkaConfig, Why, connection_to
-from ordering.errors import UsageError, counted
-from ordering.names import DEFAULT_SITE
+from jobs.options import DEFAULT_DATA, AsJson, BootstrapServers, Data, Group, KafkaConfig, Location, Why, connection_to
+from ordering.errors import AbcastError, UsageError, counted
+from ordering.names import DEFAULT_SITE, Topic
 
 SHORTEST_SILENCE_MS = 3_000
 """A member sends a heartbeat each second. With less than some of them, members that live are taken for dead."""
@@ -47,6 +47,7 @@ def create(
     flush_timeout_ms: Annotated[
         int | None, typer.Option(min=SHORTEST_FLUSH_MS, help="A flush takes so long at most (30000).")
     ] = None,
+    data: Data = DEFAULT_DATA,
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
 ) -> None:
@@ -67,6 +68,8 @@ def create(
         typer.echo(f"created {name}")
     if not created:
         typer.echo("all topics are there already")
+    elif any(Topic.parse(name) == Topic(group, "data", at) for name in created for at in sites):
+        _warn_of_rows(group, data / "ledger")
     wanted = {
         "closed": closed,
         "flush": flush,
@@ -77,6 +80,24 @@ def create(
         holds = change_settings(connection, group, sites[0], **changes)
         when = "in force" if holds else "asked for, and in force once a sequencer of the group has read it"
         typer.echo(f"{', '.join(f'{name} = {value}' for name, value in changes.items())}: {when}".lower())
+
+
+def _warn_of_rows(group: str, ledger: Location) -> None:
+    """Say so if a ledger has rows of a group that begins."""
+    try:
+        if not ledger.exists():
+            return
+        from connectors.ledger.table_state import read_table_state
+
+        held = read_table_state(ledger).last_seqno.get(group, 0)
+    except (AbcastError, ModuleNotFoundError):
+        return
+    if held:
+        typer.echo(
+            f"abcast: {ledger} has another history of {group}, up to seqno {held}: the ledger job leaves it out. "
+            "Give the jobs another --data, or take another name.",
+            err=True,
+        )
 
 
 @app.command()

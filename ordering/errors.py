@@ -114,13 +114,6 @@ class HistoryUnavailable(AbcastError):
     """Kafka's retention has dropped records that are needed, and no ledger was given to read them from."""
 
 
-class HistoryChanged(AbcastError):
-    """A log is not the one that it was: it was made anew, or has lost its end. What was read stands there no more.
-
-    Nobody goes on by itself: what comes may be other messages under numbers that were given before.
-    """
-
-
 class PositionLost(AbcastError):
     """Kafka has forgotten how far a member's name had delivered. It does not begin at the first message unless told to.
 
@@ -147,6 +140,13 @@ class ProtocolViolation(AbcastError):
 
 class LaterVersion(ProtocolViolation):
     """What was read is of a later version of abcast, and can't be passed over. It says which version to install."""
+
+
+class HistoryChanged(ProtocolViolation):
+    """A log is not the one that it was: it was made anew, or has lost its end. What was read stands there no more.
+
+    Nobody goes on by itself: what comes may be other messages under numbers that were given before.
+    """
 
 
 class Disagreement(ProtocolViolation):

@@ -17,6 +17,7 @@ from connectors.kafka.rights import Who, rights_of
 from connectors.kafka.sign_of_life import read_signs
 from connectors.kafka.topics import TopicsFound, find_groups, look_at_topics
 from connectors.kafka.transport import LIBRARIES
+from connectors.ledger.last_row import LedgerEnd, other_history
 from connectors.ledger.table_state import read_table_state
 from connectors.storage.location import Location
 from ordering.errors import AbcastError, counted
@@ -54,6 +55,8 @@ def examine(connection: Connection, site: str, group: str | None, who: Who, ledg
         except KafkaError as error:
             yield Check("Kafka", False, str(connection.refused(error)))
     yield _ledger(ledger)
+    if lets_in:
+        yield from _histories(connection, site, group, ledger)
 
 
 def _library(connection: Connection) -> Check:
@@ -120,6 +123,18 @@ def _sequencer(connection: Connection, group: str, site: str) -> Check:
     except AbcastError as error:
         return Check(f"sequencer of {group}", False, str(error))
     return Check(f"sequencer of {group}", found.works, str(found))
+
+
+def _histories(connection: Connection, site: str, group: str | None, ledger: Location) -> Iterator[Check]:
+    """Groups whose rows in the ledger are not of the group that Kafka has."""
+    try:
+        end = LedgerEnd(ledger) if ledger.exists() else None
+        for name in ([group] if group else find_groups(connection, site)) if end is not None else ():
+            with DataLog(connection, name, site) as data:
+                if end is not None and (why := other_history(data, end)):
+                    yield Check(f"ledger of {name}", False, why)
+    except (AbcastError, KafkaError, ModuleNotFoundError):
+        return  # told above
 
 
 def _ledger(ledger: Location) -> Check:

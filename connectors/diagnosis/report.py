@@ -17,9 +17,11 @@ from connectors.diagnosis.check import (
     stalled,
 )
 from connectors.kafka.connection import Connection
+from connectors.kafka.data_log import DataLog
 from connectors.kafka.sites import Sites
+from connectors.ledger.last_row import LedgerEnd, other_history
 from connectors.storage.location import Location
-from ordering.checker import Anomaly
+from ordering.checker import DIVERGENT, Anomaly
 from ordering.errors import UsageError
 from ordering.mesh_checker import Shortfall
 from ordering.names import DEFAULT_SITE
@@ -68,9 +70,13 @@ def check_group(
         raise UsageError("in a mesh each site has its own order: check delivery logs with --site of their site.")
     connections = {name: where.connection(name) if isinstance(where, Sites) else where for name in chosen}
     verdict = check_sites(group, connections, one_order=one_order, progress=progress)
-    checker, read = verdict.checkers[chosen[0]], verdict.read
+    checker, read, of_history = verdict.checkers[chosen[0]], verdict.read, list[Anomaly]()
     if one_order and ledger is not None and (ledger / "_delta_log").is_dir():
         read["ledger"] = check_ledger(checker, ledger, group, progress)
+        with DataLog(connections[chosen[0]], group, chosen[0]) as data:
+            why = other_history(data, LedgerEnd(ledger))
+        if why:
+            of_history.append(Anomaly(DIVERGENT, why, ()))
     for file in deliveries:
         try:
             with file.open(encoding="utf-8") as lines:
@@ -79,7 +85,7 @@ def check_group(
             raise UsageError(f"{file} can't be read: {error.strerror}.") from error
     counts, of_casts = check_casts(group, connections, deliveries, one_order=one_order, settled=settled)
     read |= counts
-    anomalies, lacks = [*verdict.anomalies(settled=settled), *of_casts], verdict.lacking()
+    anomalies, lacks = [*of_history, *verdict.anomalies(settled=settled), *of_casts], verdict.lacking()
     if sites is not None and not one_order and not settled:
         anomalies += stalled(sites, group, lacks)
     return Report(read, lacks, () if settled else lacks, anomalies, verdict.strays)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
@@ -27,6 +27,9 @@ from ordering.isis_state import Drop
 from ordering.names import BY_RELAYS, Topic
 from ordering.records import Forward, Malformed, Partition, Source
 from ordering.sequencer import SequencerState, missing_before, step
+
+if TYPE_CHECKING:
+    from connectors.ledger.last_row import LedgerEnd
 
 RATE_S = 60
 _MAX_TAIL = 20_000
@@ -78,7 +81,7 @@ class GroupStatus(NamedTuple):
     DATA that are no DATA, of those that are read here: back to the newest snapshot. `ledger_lag`: seqnos that the
     ledger does not have yet; None where there is no ledger. `gaps`: of senders that have one open.
     `agreement`: None where no sites agree. `wrong_settings`: of DATA and EPOCH, and what mends them. `format`: see
-    `ordering.formats`.
+    `ordering.formats`. `other_history`: what to do where the ledger has that of another group of this name.
     `acts`: what operators have done last.
     """
 
@@ -99,6 +102,7 @@ class GroupStatus(NamedTuple):
     gaps: Sequence[Gap] = ()
     agreement: AgreementStatus | None = None
     wrong_settings: str = ""
+    other_history: str = ""
     format: int = FIRST.number
     acts: Sequence[Act] = ()
 
@@ -121,7 +125,11 @@ class GroupStatus(NamedTuple):
 
 
 def read_status(
-    connection: Connection, group: str, site: str, in_ledger: Mapping[str, int] | None = None
+    connection: Connection,
+    group: str,
+    site: str,
+    in_ledger: Mapping[str, int] | None = None,
+    ledger: LedgerEnd | None = None,
 ) -> GroupStatus:
     """The status of one group. `in_ledger`: the last seqno of each group in the ledger, if there is one.
 
@@ -141,6 +149,7 @@ def read_status(
             strays = data.strays - before
             agreement, of_format = _agreement(data), data.format()
             acts = tuple(data.known_acts)
+            other = _other_history(data, ledger)
         if agreement is not None:  # what relays bring is another site's, and not in this site's hands
             forward = [partition for partition in forward if partition.topic == str(Topic(group, "forward", site))]
         with connection.reachable():
@@ -163,15 +172,24 @@ def read_status(
                 dead_letters=sum(end - beginning for beginning, end in _spans(consumer, dead).values()),
                 relays=_relays(connection, consumer, relayed),
                 strays=strays,
-                ledger_lag=None if in_ledger is None else state.seqno - in_ledger.get(group, 0),
+                ledger_lag=None if in_ledger is None or other else state.seqno - in_ledger.get(group, 0),
                 gaps=() if is_copy else _gaps(connection, consumer, state, spans, reached),
                 agreement=agreement,
                 acts=acts,
                 wrong_settings="" if is_copy else wrong_in_logs(connection, [group], site).get(group, ""),
+                other_history=other,
                 format=max(state.format, of_format),
             )
     finally:
         consumer.close()
+
+
+def _other_history(data: DataLog, ledger: LedgerEnd | None) -> str:
+    if ledger is None:
+        return ""
+    from connectors.ledger.last_row import other_history  # who has a ledger has Delta
+
+    return other_history(data, ledger)
 
 
 def _agreement(data: DataLog) -> AgreementStatus | None:

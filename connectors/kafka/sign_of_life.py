@@ -2,11 +2,13 @@
 
 An idle sequencer writes nothing. So every SIGN_EVERY_S each sequencer commits offsets under the consumer group
 `abcast.sequencer.SITE`. That of a group's EPOCH topic is its epoch, and its metadata say who gave it and when. Those of
-the FORWARD partitions are how far it has come, so that any tool that knows Kafka shows its lag. Kafka keeps the newest
+the FORWARD partitions are how far it has come, so that any tool that knows Kafka shows its lag. That of DATA is where
+it ended: a start that finds less knows that something was lost (`connectors.kafka.same_log`). Kafka keeps the newest
 ones only: signs cost no record of a log. `abcast status` reads them, and so do errors that say why a message waits.
 
-No promise rests on a sign. A sequencer gives one right after it has seen that no newer one has claimed its groups, so a
-fenced one gives none. A sign that can't be written is left out. After a crash the last one stands, and grows old.
+No promise rests on a sign while logs are whole. A sequencer gives one right after it has seen that no newer one has
+claimed its groups, so a fenced one gives none. A sign that can't be written is left out. After a crash the last one
+stands, and grows old.
 """
 
 from __future__ import annotations
@@ -72,17 +74,31 @@ class SignsOfLife:
         self._desk = connection.desk()
         self._is_told = False
 
-    def give(self, epochs: Mapping[str, int], considered: Mapping[TopicPartition, int], now: float) -> None:
-        """Sign for these groups, each with its epoch, if it is time to. `now`: seconds of a steady clock.
+    def is_due(self, now: float) -> bool:
+        """Whether it is time to sign. `now`: seconds of a steady clock."""
+        return now >= self._next
 
-        `considered`: of FORWARD partitions, the first offset that is not considered yet.
+    def give(
+        self,
+        epochs: Mapping[str, int],
+        considered: Mapping[TopicPartition, int],
+        now: float,
+        ends: Mapping[str, int] | None = None,
+    ) -> None:
+        """Sign for these groups, each with its epoch, if it is time to.
+
+        `considered`: of FORWARD partitions, the first offset that is not considered yet. `ends`: where DATA of groups
+        ends.
         """
-        if now < self._next or not epochs:
+        if not self.is_due(now) or not epochs:
             return
         self._next = now + SIGN_EVERY_S
         at = this_host(), self._engine, time.time_ns() // 1_000_000
         signs = {_partition(group, self._site): Sign(epoch, *at).encode() for group, epoch in epochs.items()}
-        signs |= {partition: OffsetAndMetadata(offset, "", -1) for partition, offset in considered.items()}
+        reached = {_data(group, self._site): end for group, end in (ends or {}).items()}
+        signs |= {
+            partition: OffsetAndMetadata(offset, "", -1) for partition, offset in {**considered, **reached}.items()
+        }
         try:
             self._desk.commit(_group_id(self._site), signs, _ASK_S)
         except (KafkaError, BrokerUnreachable, KafkaRefused) as error:
@@ -100,10 +116,14 @@ class SignsOfLife:
 
 
 class Signs(NamedTuple):
-    """The newest sign of each group that has one, and of FORWARD partitions the first offset not considered yet."""
+    """The newest sign of each group that has one, and of FORWARD partitions the first offset not considered yet.
+
+    `reached`: where DATA of each group ended.
+    """
 
     of_groups: Mapping[str, Sign]
     considered: Mapping[TopicPartition, int]
+    reached: Mapping[str, int]
 
 
 def read_signs(
@@ -111,17 +131,23 @@ def read_signs(
 ) -> Signs:
     """The newest signs, and how far the FORWARD partitions named are considered. Raises BrokerUnreachable."""
     places, considered = {group: _partition(group, site) for group in groups}, list(forward)
+    data = {group: _data(group, site) for group in places}
     with closing(connection.desk()) as desk:
-        committed = desk.committed(_group_id(site), [*places.values(), *considered])
+        committed = desk.committed(_group_id(site), [*places.values(), *data.values(), *considered])
     signs = {group: Sign.decode(committed.get(place)) for group, place in places.items()}
     return Signs(
         {group: sign for group, sign in signs.items() if sign is not None},
         {partition: int(committed[partition].offset) for partition in considered if partition in committed},
+        {group: int(committed[place].offset) for group, place in data.items() if place in committed},
     )
 
 
 def _partition(group: str, site: str) -> TopicPartition:
     return TopicPartition(str(Topic(group, "epoch", site)), 0)
+
+
+def _data(group: str, site: str) -> TopicPartition:
+    return TopicPartition(str(Topic(group, "data", site)), 0)
 
 
 def _group_id(site: str) -> str:

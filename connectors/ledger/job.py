@@ -16,9 +16,10 @@ from connectors.kafka.side_by_side import SideBySide
 from connectors.kafka.topics import refusals
 from connectors.kafka.transport import Consumer
 from connectors.kafka.unfit import BEFORE_ITS_START, raise_unfit
+from connectors.ledger.last_row import LedgerEnd, other_history
 from connectors.ledger.table import LedgerWriter, create_tables, read_table_state
 from connectors.spark.job import JobOptions, StreamingJob
-from ordering.errors import AbcastError, HistoryUnavailable, KafkaRefused, NoSnapshot, ProtocolViolation
+from ordering.errors import AbcastError, HistoryChanged, HistoryUnavailable, KafkaRefused, NoSnapshot
 from ordering.names import Topic
 
 TRIGGER_S = 1
@@ -78,11 +79,11 @@ class LedgerJob(StreamingJob):
 
     def _starts(self, groups: Collection[str], last_seqno: Mapping[str, int]) -> dict[str, Start]:
         """Where each group goes on. Raises UnfitGroups, what is wrong with all."""
-        starts: dict[str, Start] = {}
+        starts, ledger = dict[str, Start](), LedgerEnd(self.options.data / "ledger")
         unfit: dict[str, AbcastError] = {}
         with contextlib.closing(SideBySide[Start](self.options.connection)) as asking:
             for group in groups:
-                asking.ask(group, partial(start_after, last_seqno.get(group, 0), self.options, group))
+                asking.ask(group, partial(start_after, last_seqno.get(group, 0), self.options, group, ledger))
             while asking.is_waiting:
                 for group, found in asking.answers(1.0).items():
                     if isinstance(found, AbcastError):
@@ -94,7 +95,8 @@ class LedgerJob(StreamingJob):
 
     def try_again(self, group: str) -> None:
         """See whether the group can be written now."""
-        start_after(read_table_state(self.options.data / "ledger").last_seqno.get(group, 0), self.options, group)
+        path = self.options.data / "ledger"
+        start_after(read_table_state(path).last_seqno.get(group, 0), self.options, group, LedgerEnd(path))
 
     def check(self) -> None:
         """Raise what keeps the writer from going on."""
@@ -106,23 +108,22 @@ class LedgerJob(StreamingJob):
             return data.beginning()
 
 
-def start_after(seqno: int, options: JobOptions, group: str, consumer: Consumer | None = None) -> Start:
+def start_after(
+    seqno: int, options: JobOptions, group: str, ledger: LedgerEnd, consumer: Consumer | None = None
+) -> Start:
     """Where in DATA a ledger goes on that holds the group up to `seqno`.
 
+    Raises HistoryChanged if that is the history of another log.
     Raises HistoryUnavailable if retention has dropped what follows, so that it is nowhere; NoSnapshot if DATA does not
     tell before a sequencer has started.
     """
     with DataLog(options.connection, group, options.site, consumer) as data:
+        if why := other_history(data, ledger):
+            raise HistoryChanged(why)
         try:
             return data.after(seqno)
         except NoSnapshot:
             raise  # whether anything is missing is known once a sequencer has started
-        except ProtocolViolation as error:
-            raise ProtocolViolation(
-                f"the ledger {options.data / 'ledger'} ends at seqno {seqno} of group {group}, and does not go on with "
-                f"{data.topic}: {error} Was the group made anew, or is this another Kafka? Then give the group another "
-                "name, or the job another --data."
-            ) from error
         except HistoryUnavailable as gone:
             content = f"ends at seqno {seqno} of group {group}" if seqno else f"has nothing of group {group}"
             raise HistoryUnavailable(

@@ -28,7 +28,7 @@ from connectors.kafka.transport import Consumer, Producer
 from connectors.kafka.unfit import OF_ONE_GROUP, raise_unfit
 from connectors.sequencer.takeover import check_not_fenced
 from connectors.sequencer.ticks import tick
-from ordering.errors import AbcastError, BrokerUnreachable
+from ordering.errors import AbcastError, BrokerUnreachable, HistoryChanged
 from ordering.names import Topic
 
 _ASK_MS = 3000
@@ -65,6 +65,7 @@ class Keeper:
         self._next_look = time.monotonic() + LOOK_AT_SETTINGS_S  # a start has looked
         self._signs = SignsOfLife(connection, site, engine)
         self._logs: dict[str, DataLog] = {}
+        self._reached: dict[str, int] = {}  # where DATA ended
         self._claims_seen: dict[str, int] = {}  # where EPOCH ended when it was last looked at
         self.away = LeftOut(f"{engine} sequencer")
         """Groups of which Kafka tells nothing now."""
@@ -82,6 +83,7 @@ class Keeper:
         """Look after it no longer."""
         self.forward.pop(group, None)
         self._claims_seen.pop(group, None)
+        self._reached.pop(group, None)
         self._logs.pop(group, None)
         self.away.forget(group)
 
@@ -138,10 +140,25 @@ class Keeper:
     def sign(self, considered: Mapping[TopicPartition, int], now: float) -> None:
         """Give a sign of life for all groups, right after `check_not_fenced`, if it is time to.
 
-        `considered`: of forward partitions, the first offset that is not considered yet.
+        `considered`: of forward partitions, the first offset that is not considered yet. Raises BrokerUnreachable;
+        UnfitGroups, HistoryChanged where DATA ends before it did.
         """
+        if not self._signs.is_due(now):
+            return
         here = {group: self._epochs[group] for group in self.forward if group not in self.away}
-        self._signs.give(here, considered, now)
+        ends = self._ends("data", list(here)) if here else {}
+        raise_unfit(self._shorter(ends), self.forward)
+        self._signs.give(here, considered, now, ends)
+
+    def _shorter(self, ends: Mapping[str, int]) -> dict[str, AbcastError]:
+        """Groups whose DATA ends before it did, and that they do. The next start tells more, or begins anew."""
+        before = {group: self._reached.get(group, 0) for group in ends}
+        self._reached |= ends
+        return {
+            group: HistoryChanged(f"DATA of group {group} ends at offset {end}, and ended at {before[group]} before.")
+            for group, end in ends.items()
+            if end < before[group]
+        }
 
     def attend(self, watched: Mapping[str, int], now: float) -> None:
         """Tick for `watched`, each with a seqno that stands in DATA, and see now and then that DATA and EPOCH are kept.

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from connectors.kafka.data_log import topic_missing
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
+from connectors.ledger.last_row import LedgerEnd
 from connectors.sequencer.groups import forward_topics, positions_of
 from connectors.sequencer.keeper import Keeper
 from connectors.sequencer.query import encode_decided, read_by_few, sequence
@@ -109,6 +110,7 @@ class SequencerLane(StreamingJob):
             self._epochs,
             agreement=self.agreement,
             fitness=self.check_group,
+            last_row=LedgerEnd(self.options.data / "ledger").last_row,
         )
         self._keeper, self._seen_batch = Keeper(connection, site, self._epochs, "spark"), -1
         self._keeper.take(forward)

@@ -41,9 +41,10 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.epochs import Claim, Note, encode_claim, encode_note, seconds_to_yield, this_host
 from connectors.kafka.group_choice import ALL_GROUPS, GroupChoice
 from connectors.kafka.liveness import ALIVE, judge
+from connectors.kafka.same_log import Fit, LastRow, check_reach, fit, lost
 from connectors.kafka.sending import Record, append
 from connectors.kafka.side_by_side import SideBySide
-from connectors.kafka.sign_of_life import Sign, read_signs
+from connectors.kafka.sign_of_life import Signs, read_signs
 from connectors.kafka.topics import find_groups
 from connectors.kafka.transport import Consumer, Producer
 from connectors.kafka.unfit import raise_unfit
@@ -64,6 +65,8 @@ from ordering.sequencer import SequencerState, absorb, seal, snapshot
 
 _logger = logging.getLogger(__name__)
 
+AskLedger = Callable[[str, int], LastRow | None]
+"""Tells the last row of a group in the ledger, if that is above a seqno."""
 Fitness = Callable[[SequencerState], object]
 """Raises what keeps a group whose DATA tells this state from being served."""
 
@@ -106,6 +109,7 @@ def take_over_groups(
     *,
     agreement: str = "",
     fitness: Fitness | None = None,
+    last_row: AskLedger = lambda *_: None,
 ) -> dict[str, SequencerState]:
     """Become the sequencer of the groups (each with the forward topics it reads); return the states to go on from.
 
@@ -126,6 +130,7 @@ def take_over_groups(
             agreement=agreement,
             fitness=fitness,
             claims_some=False,
+            last_row=last_row,
         )
     ) as takeover:
         while takeover.is_running:
@@ -144,7 +149,8 @@ class Takeover:
     `groups`: each with the forward topics it reads. `claimed` has the epochs that this process
     has claimed so far, by group, and is kept up to date: it takes no group back from a newer sequencer. `agreement`:
     "isis" for a job that agrees with other sites. `fitness` is asked of every group before it is claimed.
-    `claims_some`: those that are fit are claimed, whatever the others are.
+    `claims_some`: those that are fit are claimed, whatever the others are. `last_row`: the last one of a group in the
+    ledger, if that is above a seqno.
 
     Claims begin when all groups have been looked at, since what is wrong with the job itself must fence nobody. A group
     of which nothing is answered for STALL_S is no longer waited for; it is claimed when it has been looked at. One
@@ -161,11 +167,12 @@ class Takeover:
         agreement: str = "",
         fitness: Fitness | None = None,
         claims_some: bool = True,
+        last_row: AskLedger = lambda *_: None,
     ) -> None:
         """Raises BrokerUnreachable."""
         self._connection, self._site, self._agreement = connection, site, agreement
         self._groups = {group: list(names) for group, names in groups.items()}
-        self._fitness = fitness
+        self._fitness, self._last_row = fitness, last_row
         self._claimed = {} if claimed is None else claimed
         self._claims_some = claims_some
         self._may_claim = False
@@ -259,14 +266,15 @@ class Takeover:
         }
         return {group_of[name]: name for name in sorted(self._connection.leaderless(group_of))}
 
-    def _read_signs(self) -> Mapping[str, Sign]:
+    def _read_signs(self) -> Signs:
         with contextlib.suppress(AbcastError, KafkaError):
-            return read_signs(self._connection, self._groups, self._site).of_groups
-        return {}
+            return read_signs(self._connection, self._groups, self._site)
+        return Signs({}, {}, {})
 
     def _look_at(self, group: str, consumer: Consumer) -> _Survey:
         data = DataLog(self._connection, group, self._site, consumer)
-        found = _survey(data, self._claimed, self._agreement)
+        signed = self._signs.reached.get(group, 0)
+        found = _survey(data, self._claimed, self._agreement, signed, self._last_row)
         if self._fitness is not None:
             self._fitness(found.state)
         horizon = _horizon(self._connection, consumer, self._groups[group], found.state)
@@ -278,7 +286,7 @@ class Takeover:
         claim = data.newest_claim()
         if group in self._claimed or claim is None or claim.is_over:
             return ""
-        return claim.who if judge(data, self._signs.get(group)).state == ALIVE else ""
+        return claim.who if judge(data, self._signs.of_groups.get(group)).state == ALIVE else ""
 
     def _tell_who_serves(self) -> None:
         """Say which groups another process serves, as its signs of life tell. Nothing rests on it."""
@@ -301,8 +309,13 @@ class Takeover:
         return replace(state, membership=replace(state.membership, horizon=survey.horizon))
 
 
-def _survey(data: DataLog, claimed: Mapping[str, int], agreement: str) -> _Survey:
-    """Read what there is, and find what is wrong with it. Writes nothing."""
+def _survey(
+    data: DataLog, claimed: Mapping[str, int], agreement: str, signed: int = 0, last_row: AskLedger = lambda *_: None
+) -> _Survey:
+    """Read what there is, and find what is wrong with it. Writes nothing.
+
+    `signed`: how far DATA went, as signs of life tell. `last_row`: as of `Takeover`.
+    """
     group = data.topic.group
     if group in claimed:
         check_not_fenced(data, claimed[group])
@@ -311,13 +324,10 @@ def _survey(data: DataLog, claimed: Mapping[str, int], agreement: str) -> _Surve
         raise UsageError(f"{data.topic} is the copy of another site's: run the sequencer of group {group} at its home.")
     end = data.end()
     state = find_state(data, end)
-    highest_floor = max((claim.floor for claim in data.claims()), default=0)
-    now = data.end()
-    if highest_floor > now:
-        raise ProtocolViolation(
-            f"{data.topic} ended at offset {highest_floor} once, and ends at {now} now: was it deleted? Then delete "
-            f"{data.claims_topic}, too, and the group begins anew at seqno 1."
-        )
+    reach = [(claim.floor, "a claim says") for claim in data.claims()]
+    reach += [(note.offset, "a note says") for note in data.notes()]
+    check_reach(data, data.end(), [*reach, (signed, "its sequencer's last sign of life says")])
+    _check_ledger(data, last_row(group, state.seqno))
     newest = data.highest_epoch()
     if state.epoch > newest:
         raise ProtocolViolation(
@@ -336,6 +346,15 @@ def _format(data: DataLog, state: SequencerState, end: int) -> int:
     """
     begins = not data.claims() and not end and data.move() is None
     return NEWEST.number if begins else max(data.format(), state.format)
+
+
+def _check_ledger(data: DataLog, row: LastRow | None) -> None:
+    """See that DATA has what the ledger has of it: a row above all that DATA tells. Raises HistoryChanged."""
+    if row is None:
+        return
+    if fit(data, row) is Fit.LOST:
+        raise lost(data, f"no longer has seqno {row.seqno}, which stands in the ledger")
+    _logger.warning("group %s: what the ledger below --data has is of another group of that name.", data.topic.group)
 
 
 def _check_agreement(data: DataLog, agreement: str) -> None:
