@@ -333,6 +333,7 @@ def test_limits() -> None:
     from connectors.client.go_back_n import MAX_RESEND_S
     from connectors.client.lives import SendingLimits
     from connectors.engine.group import IN_FLIGHT_BYTES
+    from connectors.kafka.acts import MAX_WHY
     from connectors.kafka.backlog import BATCH_BYTES
     from connectors.kafka.connection import Connection
     from connectors.kafka.transport.librdkafka import QUEUE_BYTES, QUEUE_RECORDS
@@ -371,6 +372,7 @@ def test_limits() -> None:
             f"{DEPTH} batches of a group, or {IN_FLIGHT_BYTES // mebibyte} MiB of payload"
         ),
         "groups decided at once (`--parallelism`)": f"{job['parallelism'] or 'one a core'}, at most 64",
+        "an operator's reason (`--why`)": f"{MAX_WHY} characters",
         "members that left, remembered": f"{MAX_LEFT:,}",
         "senders that one `forget` record names": f"{MAX_NAMED:,}",
         "records between two snapshots": (
