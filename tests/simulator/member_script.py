@@ -35,7 +35,8 @@ from ordering.participant_events import FlushWanted as Wanted
 from ordering.participant_table import Action, Cause, Do
 from ordering.records import FLUSH_COMPLETED, MESSAGE, REFUSED, SETTINGS, STOP_FLUSH, VIEW, Data, Partition
 from ordering.sequencer import SequencerState
-from tests.simulator.membership import TOPIC, Group, Process
+from tests.simulator.kafka import Kafka
+from tests.simulator.membership import DATA, TOPIC, Group, Process
 
 ADMIN = Life("s/abcast.admin", 1)
 
@@ -72,18 +73,18 @@ class Scripted(Group):
         self.random = random.Random(0)
         self.settings = Settings(suspect_after_ms=3_000).updated(settings)
         self.with_flush = self.settings.flush
-        self.now = 1_000
+        self.kafka = Kafka()
         self.own_partitions = 1
         self.places = [Partition(TOPIC, 0)]
         self.neighbour = None
-        self.forward = [[]]
-        self.data = []
+        self.forward = [self.kafka.log(TOPIC)]
+        self.data = self.kafka.log(DATA).records
         self.told, self.told_until = SequencerState("g"), 0
         self.state = None
         self.epoch = self.lives = 0
         self.processes = []
         self.problems = []
-        self.healing = True
+        self.healing, self.is_steady = True, False
         self.crashes: Counter[tuple[str, FlushPhase]] = Counter()
         self.wire: dict[str, list[tuple[Life, Pending]]] = {}
         self.said: list[str] = []
@@ -214,7 +215,7 @@ class MemberScript:
     def _do_silence(self, name: str, ms: str) -> None:
         """All others beat each second, and so does the job's tick."""
         for _ in range(int(ms) // 1_000):
-            self.group.now += 1_000
+            self.group.kafka.now_ms += 1_000
             for process in self.group.processes:
                 if process.is_alive and process.address != f"s/{name}" and process.participant.is_heard:
                     self.group._append(process.life, 0, 1, "heartbeat", b"")

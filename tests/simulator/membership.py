@@ -4,11 +4,12 @@ In some histories there is a neighbouring site, whose views come by a relay.
 
 The members run what ships: `ordering.participant`, with a forward table and the reading rule. What is simulated is what
 drives them: an application that broadcasts whenever it may, whose block() takes its time or hangs, and a network that
-loses records. Time is a number that the broker writes on every FORWARD record.
+loses records. Each partition of FORWARD has a leader, whose clock jumps, and who is away now and then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 from collections import Counter
@@ -49,10 +50,14 @@ from ordering.records import (
 )
 from ordering.sequencer import SequencerState, absorb, begin_batch, end_batch, seal, snapshot
 from tests.simulator.columns import step_by_columns
+from tests.simulator.kafka import Away, Kafka
 from tests.simulator.neighbour import SITE, Neighbour
 
 TOPIC = "abcast.g.forward.s"
 RELAYED = f"abcast.g.relayed-{SITE}.s"
+DATA = "abcast.g.data.s"
+POWERS = ("clock", "away", "marker")
+"""Of FORWARD's partitions, in a third of the histories."""
 ACTIONS = 250
 PATTERN = re.compile(r"V+|V(V*U)?(BV*U)*(BV*)?")
 PATTERN_WITHOUT_FLUSH = re.compile(r"V+(V*U)?(V*BV*U)*(V*BV*)?V*")
@@ -155,21 +160,21 @@ class Group:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.with_flush = self.random.random() < 0.6
-        self.now = 1_000
+        self.kafka = Kafka(seed, POWERS if seed % 3 == 2 else ())
         self.own_partitions = self.random.randint(1, 3)
         self.places = [Partition(TOPIC, partition) for partition in range(self.own_partitions)]
         self.neighbour = Neighbour(self.random, self._relay) if self.random.random() < 0.5 else None
         if self.neighbour is not None:
             self.places.append(Partition(RELAYED, 0))
-        self.forward: list[list[Forward]] = [[] for _ in self.places]
-        self.data: list[Data] = []
+        self.forward = [self.kafka.log(*place) for place in self.places]
+        self.data: list[Data] = self.kafka.log(DATA).records
         self.told, self.told_until = SequencerState("g"), 0
         self.state: SequencerState | None = None
         self.epoch = 0
         self.lives = 0
         self.processes: list[Process] = []
         self.problems: list[str] = []
-        self.healing = False
+        self.healing = self.is_steady = False
         self.crashes: Counter[tuple[str, Phase]] = Counter()
         """Who died in which phase of a flush."""
         self.settings = Settings(self.random.random() < 0.3, self.with_flush, 3_000, 8_000)
@@ -188,6 +193,7 @@ class Group:
         try:
             for _ in range(ACTIONS):
                 getattr(self, f"_do_{self.random.choices(list(weights), list(weights.values()))[0]}")()
+                self.kafka.mishap(self.places, 0.05)
             self._heal()
         except ProtocolViolation as error:
             self._found(ILLEGAL, str(error))
@@ -202,9 +208,11 @@ class Group:
         return self.random.choice(alive) if alive else None
 
     def _append(self, life: Life, place: int, local_seqno: int, kind: str, payload: bytes) -> None:
+        """What can't be written is lost on its way."""
         log = self.forward[place]
-        source = Source(*self.places[place], len(log))
-        log.append(Forward(*life, local_seqno, payload, source, kind=kind, timestamp_ms=self.now))
+        with contextlib.suppress(Away):
+            source = Source(*self.places[place], log.end)
+            log.append(Forward(*life, local_seqno, payload, source, kind=kind, timestamp_ms=log.now_ms))
 
     def _do_work(self) -> None:
         """Somebody reads, does what is due, sends its table (some of it gets lost) and a heartbeat."""
@@ -536,19 +544,19 @@ class Group:
 
     def _do_wait(self) -> None:
         """Time passes; who is alive says so, and the job ticks."""
-        self.now += self.random.choice((200, 1_000, 1_500))
+        self.kafka.now_ms += self.random.choice((200, 1_000, 1_500))
         for process in self.processes:
             if process.is_alive and process.participant.is_heard:
                 self._append(process.life, process.partition, 1, HEARTBEAT, b"")
         if self.neighbour is not None:
-            self.neighbour.work()
+            self._do_relay()
         self._tick()
 
     def _do_pause(self) -> None:
         """Somebody is not heard for long, and then is: it was suspected wrongly."""
         paused = self._one()
         for _ in range(5):
-            self.now += 1_000
+            self.kafka.now_ms += 1_000
             for process in self.processes:
                 if process.is_alive and process is not paused and process.participant.is_heard:
                     self._append(process.life, process.partition, 1, HEARTBEAT, b"")
@@ -565,7 +573,7 @@ class Group:
 
     def _do_standstill(self) -> None:
         """Nobody can write for a while; the job's tick is the first record after it."""
-        self.now += 30_000
+        self.kafka.now_ms += 30_000
         self._tick()
         self._do_sequence()
 
@@ -581,8 +589,10 @@ class Group:
         self._append(Life(sender, incarnation), len(self.places) - 1, local_seqno, kind, payload)
 
     def _do_relay(self) -> None:
+        """The relay waits until it can write."""
         assert self.neighbour is not None
-        self.neighbour.work()
+        if not self.forward[-1].is_away:
+            self.neighbour.work()
 
     def _do_neighbour(self) -> None:
         """Something happens there."""
@@ -603,7 +613,7 @@ class Group:
             self._take_over()
             return
         state, written = self._decide(self.state)
-        if self.random.random() < 0.05:
+        if self.random.random() < 0.05 and not self.is_steady:
             self.data += written[: self.random.randint(0, len(written))]
             self._do_sequencer_crash()
             return
@@ -615,9 +625,10 @@ class Group:
 
     def _decide(self, state: SequencerState) -> tuple[SequencerState, list[Data]]:
         rows: list[Forward] = []
-        for partition, log in enumerate(self.forward):
-            start = state.positions.get(self.places[partition], 0)
-            rows += log[start : start + (self.random.randint(1, 100) if not self.healing else len(log))]
+        for place, log in zip(self.places, self.forward, strict=True):
+            count = self.random.randint(1, 100) if not self.healing else None
+            with contextlib.suppress(Away):
+                rows += [record for _, record in log.read(state.positions.get(place, 0), count)]
         state, opening = begin_batch(state)
         written = list(opening)
         cut = self.random.randint(0, len(rows))
@@ -633,6 +644,9 @@ class Group:
         return state, [*written, *closing]
 
     def _take_over(self) -> None:
+        """It asks where each partition ends: it can't begin where one has no leader."""
+        if any(log.is_away for log in self.forward):
+            return
         before = absorb(SequencerState("g"), self.data)
         if decided(before) != decided(self._known()):
             self.problems.append("DATA tells another state when it is read in parts")
@@ -644,7 +658,7 @@ class Group:
         self.data.append(snapshot(state))
         if self.epoch % 4 == 0:  # the ledger tells the state: FORWARD is read again from its beginning
             state = replace(state, positions={})
-        horizon = {place: len(log) for place, log in zip(self.places, self.forward, strict=True)}
+        horizon = {place: log.end for place, log in zip(self.places, self.forward, strict=True)}
         self.state = replace(state, membership=replace(state.membership, horizon=horizon))
 
     # The members.
@@ -694,8 +708,13 @@ class Group:
 
     def _heal(self) -> None:
         self.healing = True
-        for _ in range(120):
-            self.now += 700
+        self.kafka.heal()
+        for number in range(120):
+            self.kafka.now_ms += 700
+            if number < 100:
+                self.kafka.mishap(self.places, 0.1)
+            if number == 60 and self.kafka.powers:
+                self._die_for_good()
             for process in list(self.processes):
                 if process.is_alive:
                     self._end_flush(process)
@@ -709,6 +728,12 @@ class Group:
         for process in list(self.processes):
             if process.is_alive:
                 self._read(process, len(self.data))
+
+    def _die_for_good(self) -> None:
+        """From here on no takeover begins the time anew: the log's clock must find who is dead, however it jumps."""
+        self.is_steady = True
+        if (process := self._one()) is not None:
+            self._kill(process, self._known().membership.flush)
 
     def _found(self, name: str, detail: str) -> None:
         self.problems.append(f"{name}: {detail}")

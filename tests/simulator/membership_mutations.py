@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from ordering.checker import DUPLICATE, LOST
 from ordering.forward_table import Pending
+from ordering.log_time import Watch
 from ordering.participant import Step, next_entries
 from ordering.participant_table import (
     ASK,
@@ -26,7 +28,8 @@ from ordering.participant_table import (
     Phase,
     Row,
 )
-from ordering.records import Headers
+from ordering.records import Forward, Headers
+from ordering.sequencer import step
 from tests.simulator.membership import (
     BLOCKED,
     DEAF,
@@ -43,6 +46,7 @@ from tests.simulator.membership import (
     Group,
 )
 
+_true_hear = Watch.hear
 Rows = Mapping[tuple[Phase, Cause], Row]
 
 
@@ -109,6 +113,14 @@ def no_answer(_: Iterable[Pending]) -> int:
 
 _P = "ordering.participant"
 _SENDS = f"{_P}.Participant.sends_messages"
+
+
+def by_the_newest(watch: Watch, record: Forward) -> None:
+    """A leader that was ahead, once, stops the clock until its time has come."""
+    at_ms = max(record.timestamp_ms, watch.stamped.get(record.source.topic_partition, 0))
+    _true_hear(watch, replace(record, timestamp_ms=at_ms))
+
+
 MEMBER_MUTATIONS = (
     MemberMutation("no-join", "JOIN is not sent", WRONG_VIEW, {(P.STRANGER, C.JOIN): Row(P.JOINING)}),
     MemberMutation(
@@ -151,7 +163,7 @@ MEMBER_MUTATIONS = (
         "whose JOIN can't be ordered waits for it",
         WRONG_VIEW,
         patches=((f"{_P}.Participant.is_stranded", never),),
-        from_seed=101,
+        from_seed=190,
     ),
     MemberMutation(
         "unheard-for-long",
@@ -264,6 +276,15 @@ MEMBER_MUTATIONS = (
             for cause, phase in ((C.EXCLUDED, P.EXCLUDED), (C.OVER, P.OVER))
         },
         from_seed=4,
+    ),
+    MemberMutation(
+        "newest-time",
+        "a partition's clock is the newest of its timestamps",
+        WRONG_VIEW,
+        patches=(
+            ("ordering.sequencer.Watch.hear", by_the_newest),
+            ("tests.simulator.membership.step_by_columns", step),
+        ),
     ),
     MemberMutation(
         "deaf-to-states",

@@ -200,7 +200,7 @@ def test_memberships(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     group.run()
     compare(
         random.Random(seed),
-        dict(zip(group.places, group.forward, strict=True)),
+        {place: [record for _, record in log.read(0)] for place, log in zip(group.places, group.forward, strict=True)},
     )
 
 

@@ -1,0 +1,161 @@
+"""One Kafka in memory for all simulators: what is durable, and what becomes of it. No thread, and no clock of its own.
+
+A partition is a `Log`. Appends are atomic and get the next offset; whoever uses it may die between any two. What a
+Kafka does beside that is a *power*, which a simulator asks for by name and a seed's dice draw (`Kafka.mishap`):
+
+* `clock`: each partition has a leader, and each leader a clock. It jumps, both ways, by hours, once or for ever.
+* `away`: a partition has no leader for a while. Nothing is written there or read, and nobody can tell where it ends.
+* `marker`: an offset is taken by what no reader gets: the end of a transaction, or a record that it has aborted.
+
+The rest needs to know what may go, so simulators call it: `Log.drop` is retention, or an operator's DeleteRecords;
+`Log.truncate` loses a tail, which a leader does that was not in sync; `Kafka.make_anew` deletes a topic and creates it
+again. The judge sees what is gone from the readers: `Log.records` keeps it. `limit` refuses large records.
+
+The dice of the powers are their own. So a history without powers is the same as one that never heard of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ordering.records import Partition
+
+NOW_MS = 1_750_000_000_000
+"""When a history begins."""
+BACK = 0.1
+"""How likely it is, each time, that a partition has a leader again."""
+
+
+class Away(Exception):
+    """The partition has no leader now."""
+
+
+class OutOfRange(Exception):
+    """Nothing stands at that offset: retention has dropped it, or the log ends below it."""
+
+
+class TooLarge(Exception):
+    """The broker refuses the record."""
+
+
+class Log:
+    """A partition. `records` has all that was appended and not truncated, by offset; None is a marker."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self.kafka = kafka
+        self.records: list[Any] = []
+        self.beginning = 0
+        """Retention has dropped what stands below."""
+        self.skew_ms = 0
+        """How far the leader's clock is before the true time."""
+        self.is_away = False
+        self.leader_epoch = 0
+        self.topic_id = kafka.next_topic_id()
+
+    @property
+    def end(self) -> int:
+        """The offset of the next record. Raises Away."""
+        self._check_leader()
+        return len(self.records)
+
+    @property
+    def now_ms(self) -> int:
+        """The leader's time."""
+        return self.kafka.now_ms + self.skew_ms
+
+    def append(self, record: Any) -> int:
+        """Write a record; its offset. Raises Away, TooLarge."""
+        self._check_leader()
+        if self.kafka.limit is not None and self.kafka.size_of(record) > self.kafka.limit:
+            raise TooLarge
+        self.records.append(record)
+        return len(self.records) - 1
+
+    def read(self, start: int, count: int | None = None) -> Iterator[tuple[int, Any]]:
+        """The records of so many offsets, with these. Raises Away, OutOfRange."""
+        self._check_leader()
+        if not self.beginning <= start <= len(self.records):
+            raise OutOfRange(f"{start} is not between {self.beginning} and {len(self.records)}")
+        end = len(self.records) if count is None else min(len(self.records), start + count)
+        return ((at, self.records[at]) for at in range(start, end) if self.records[at] is not None)
+
+    def mark(self) -> None:
+        """Take an offset that no reader gets. Raises Away."""
+        self._check_leader()
+        self.records.append(None)
+
+    def drop(self, below: int) -> None:
+        """Retention, or an operator, takes what stands below the offset."""
+        self.beginning = max(self.beginning, min(below, len(self.records)))
+
+    def truncate(self, end: int) -> None:
+        """A leader that was not in sync has lost what stands from there on."""
+        del self.records[end:]
+        self.beginning = min(self.beginning, len(self.records))
+        self.leader_epoch += 1
+
+    def _check_leader(self) -> None:
+        if self.is_away:
+            raise Away
+
+
+class Kafka:
+    """The partitions, and the true time, which none of their leaders need know."""
+
+    def __init__(
+        self,
+        seed: int = 0,
+        powers: Sequence[str] = (),
+        *,
+        limit: int | None = None,
+        size_of: Callable[[Any], int] = lambda record: len(record.payload),
+    ) -> None:
+        self.now_ms = NOW_MS
+        self.limit, self.size_of = limit, size_of
+        self.logs: dict[Partition, Log] = {}
+        self.powers = tuple(powers)
+        self._dice = random.Random(f"kafka {seed}")
+        self._topics = 0
+
+    def next_topic_id(self) -> int:
+        """An id that no topic has had."""
+        self._topics += 1
+        return self._topics
+
+    def log(self, topic: str, number: int = 0) -> Log:
+        """A partition; made if it is not there."""
+        place = Partition(topic, number)
+        if place not in self.logs:
+            self.logs[place] = Log(self)
+        return self.logs[place]
+
+    def make_anew(self, topic: str) -> None:
+        """Somebody deletes a topic, and creates it again: its offsets begin at 0."""
+        for place in [place for place in self.logs if place.topic == topic]:
+            self.logs[place] = Log(self)
+
+    def mishap(self, of: Sequence[Partition], chance: float = 1.0) -> None:
+        """Now and then, one of the powers comes over one of these partitions; and who was away is back."""
+        for place in of if self.powers else ():
+            self.logs[place].is_away &= self._dice.random() > BACK
+        if self.powers and self._dice.random() < chance:
+            getattr(self, f"_{self._dice.choice(self.powers)}")(self.logs[self._dice.choice(of)])
+
+    def heal(self) -> None:
+        """From now on each partition has a leader. Its clock may jump as before."""
+        self.powers = tuple(power for power in self.powers if power == "clock")
+        for log in self.logs.values():
+            log.is_away = False
+
+    def _clock(self, log: Log) -> None:
+        jump = self._dice.choice((1, 60, 24 * 60)) * 60_000
+        log.skew_ms = self._dice.choice((0, 0, self._dice.randint(-jump, jump), log.skew_ms + jump, log.skew_ms - jump))
+
+    def _away(self, log: Log) -> None:
+        log.is_away = True
+
+    def _marker(self, log: Log) -> None:
+        if not log.is_away:
+            log.mark()
