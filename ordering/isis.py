@@ -49,8 +49,12 @@ is another process (`ordering.isis_views`: a new incarnation), which has promise
 made again: a sender sends until every process has proposed and knows the number. So messages may be lost, repeated and
 reordered at will. Time enters as `Tick` only, and decides nothing but when something is sent again.
 
-Bounds. A sender has at most `window` runs that are not delivered everywhere (the rest waits in its backlog, which
-refuses when it is full). So the queue, early runs, remembered proposals and last deliveries are O(size × window).
+Bounds. A sender has at most `window` runs that are not delivered everywhere as far as it knows (the rest waits in its
+backlog, which refuses when it is full). So the queue, early runs and remembered proposals are O(size × window). Another
+process may not know that for long: where one link is cut, what both its ends have delivered is known to the sender
+alone. So a process delivers no more than size × window runs of which it does not know that all have them; the rest
+waits in its queue, and its sender with it, until others are heard or the view ends. Nobody waits for ever: who has
+delivered the least is known by all that hear it to be so far, and so frees them.
 
 `Agreement` is mutable, as a cursor is; `AgreementState` is the value that `step`, the state store and the tests use.
 """
@@ -478,7 +482,12 @@ class Agreement:
         return self.majority <= 2
 
     def _deliver(self) -> None:
-        while (held := self._queue.head()) is not None and self._is_safe(held):
+        """Deliver what can be; no more than fits into the reports of a view change, until others say what they have."""
+        while (
+            len(self._recent) < self._queue.capacity
+            and (held := self._queue.head()) is not None
+            and self._is_safe(held)
+        ):
             self._queue.pop(held.id)
             placed = Placed(self.delivered + 1, held.id, held.run.length, held.key)
             self.delivered += held.run.length

@@ -1,1 +1,1 @@
-"""ISIS agreement between processes over TCP."""
+"""ISIS agreement between processes over UDP."""

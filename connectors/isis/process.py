@@ -23,15 +23,17 @@ import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from connectors.isis.hostfile import Host, digest
 from connectors.isis.wire import (
     MAX_PAYLOAD_BYTES,
+    Assembly,
     Malformed,
     Packet,
+    Part,
     encode_message,
     pack,
     unpack,
@@ -118,7 +120,7 @@ class IsisProcess:
         self._socket = _bound(hosts[me], self._addresses[me])
         self._suspect_after_ms = suspect_after_ms
         self.process = self._begun(time.time_ns() // 1_000)
-        self._history = History()
+        self._history, self._assembly = History(), Assembly()
         self._delayed: list[tuple[float, int, tuple[str, int], bytes]] = []
         self._dice = random.Random()
         self._numbers = 0
@@ -211,7 +213,7 @@ class IsisProcess:
             return True
         sender = Life(name_of(place), datagram.incarnation)
         self.process.note_pace(sender.name, min(datagram.suspect_after_ms, MAX_SUSPECT_AFTER_MS))
-        for message in datagram.messages:
+        for message in self._whole(place, datagram.messages):
             if isinstance(message, Ask):
                 outgoing.setdefault(sender.name, []).append(self._history.answer(message))
             elif isinstance(message, Answer):
@@ -219,6 +221,17 @@ class IsisProcess:
             else:
                 self.process.receive(sender, message)
         return True
+
+    def _whole(self, place: int, messages: Iterable[Packet | Part]) -> Iterator[Packet]:
+        """These messages; one that came in parts when its last part is there."""
+        for message in messages:
+            if not isinstance(message, Part):
+                yield message
+                continue
+            try:
+                yield from self._assembly.take(place, message)
+            except Malformed as error:
+                self.rejected[str(error)] += 1
 
     def _tick(self, now_ms: int, outgoing: dict[str, list[Packet]]) -> None:
         self.process.tick(now_ms)

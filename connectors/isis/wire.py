@@ -4,7 +4,9 @@
               after how long it suspects others, in ms
     message   kind, length, body
 
-The four messages that every run needs are packed by hand; the rest, which is rare, is compressed JSON. A body that is
+The four messages that every run needs are packed by hand; the rest, which is rare, is compressed JSON. A message that
+is longer than a datagram goes in parts, each in a message of its own: who has all of them has the message, and who
+lacks one gets all again, as what is not answered is sent again. A body that is
 read gives a message or raises Malformed, whatever it is: numbers are unsigned, and counts are bounded by the length.
 """
 
@@ -13,7 +15,8 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from hashlib import blake2b
+from typing import Any, NamedTuple, cast
 
 from ordering.errors import ProtocolViolation
 from ordering.hold_back import Key, Run
@@ -25,7 +28,7 @@ from ordering.isis_state import Finals, Known, Propose, Send
 from ordering.records import MAX_NUMBER
 
 MAX_DATAGRAM_BYTES = 60_000
-"""The largest datagram; a message that does not fit is not sent (a run's payload is bounded below it)."""
+"""The largest datagram; a message that does not fit is sent in parts."""
 
 PACKED_BYTES = 8_192
 """Messages are packed up to this size, if they are not larger by themselves."""
@@ -36,7 +39,20 @@ MAX_PAYLOAD_BYTES = 32_000
 MAX_BODY_BYTES = 4 * 1024 * 1024
 """The largest body after it was decompressed."""
 
+MAX_PARTS = MAX_BODY_BYTES // MAX_DATAGRAM_BYTES + 1
+"""Of one message."""
+
 Packet = Message | Ask | Answer
+
+
+class Part(NamedTuple):
+    """A part of a message, which is known by its digest."""
+
+    digest: bytes
+    place: int
+    parts: int
+    piece: bytes
+
 
 _MAGIC, _VERSION = b"AI", 3
 _HEADER = struct.Struct("!2sBI")
@@ -44,11 +60,15 @@ _ORIGIN = struct.Struct("!8sHQI")
 _MESSAGE = struct.Struct("!BI")
 _SEND, _RUN = struct.Struct("!QQH"), struct.Struct("!QII")
 _PROPOSE, _FINALS, _KNOWN = struct.Struct("!QHQH"), struct.Struct("!QQH"), struct.Struct("!QQH")
+_PART = struct.Struct("!8sHH")
 _KINDS: tuple[type[Any], ...] = (
     *(Send, Propose, Finals, Known),
     *(Beat, Hello, Join, Prepare, Promise, Refuse, Accept, Accepted, Decided, Ask, Answer, Hears),
 )
 _NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS, start=1)}
+_IN_PARTS = len(_KINDS) + 1
+_ROOM_BYTES = MAX_DATAGRAM_BYTES - _HEADER.size - _ORIGIN.size
+"""What a datagram has for messages."""
 
 
 class Malformed(Exception):
@@ -61,7 +81,7 @@ class Datagram(NamedTuple):
     sender: int
     incarnation: int
     suspect_after_ms: int
-    messages: tuple[Packet, ...]
+    messages: tuple[Packet | Part, ...]
 
 
 def encode_message(message: Packet) -> Iterator[bytes]:
@@ -90,15 +110,66 @@ def pack(
     """Encoded messages as datagrams."""
     origin = _ORIGIN.pack(group, sender, incarnation, suspect_after_ms)
     parts, size = [origin], len(origin)
-    for message in messages:
+    for message in (each for whole in messages for each in _in_parts(whole)):
         if size + len(message) > PACKED_BYTES and len(parts) > 1:
             yield _checked(parts)
             parts, size = [origin], len(origin)
-        if len(message) <= MAX_DATAGRAM_BYTES - len(origin) - _HEADER.size:
-            parts.append(message)
-            size += len(message)
+        parts.append(message)
+        size += len(message)
     if len(parts) > 1:
         yield _checked(parts)
+
+
+def _in_parts(message: bytes) -> Iterator[bytes]:
+    if len(message) <= _ROOM_BYTES:
+        yield message
+        return
+    room = _ROOM_BYTES - _MESSAGE.size - _PART.size
+    name, count = _name_of(message), -(-len(message) // room)
+    for index in range(count):
+        piece = message[index * room : (index + 1) * room]
+        yield _framed(_IN_PARTS, _PART.pack(name, index, count) + piece)
+
+
+def _name_of(message: bytes) -> bytes:
+    return blake2b(message, digest_size=8).digest()
+
+
+class Assembly:
+    """What has come in parts: of each sender its last message, as long as it is not whole."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, tuple[bytes, dict[int, bytes]]] = {}
+
+    def take(self, sender: int, part: Part) -> tuple[Packet, ...]:
+        """The message, if it is whole now. Raises Malformed."""
+        if not part.place < part.parts <= MAX_PARTS:
+            raise Malformed("too large")
+        known, pieces = self._pieces.get(sender, (part.digest, {}))
+        pieces = pieces if known == part.digest else {}
+        pieces[part.place] = part.piece
+        self._pieces[sender] = part.digest, pieces
+        if len(pieces) < part.parts:
+            return ()
+        del self._pieces[sender]
+        whole = b"".join(pieces[index] for index in sorted(pieces))
+        if _name_of(whole) != part.digest:
+            raise Malformed("damaged")
+        return _read(whole, 0)
+
+
+def _read(raw: bytes, position: int) -> tuple[Packet, ...]:
+    messages = _read_all(raw, position)
+    if any(isinstance(message, Part) for message in messages):
+        raise Malformed("not a message")
+    return cast("tuple[Packet, ...]", messages)
+
+
+def _read_all(raw: bytes, position: int) -> tuple[Packet | Part, ...]:
+    try:
+        return tuple(_messages(raw, position))
+    except (struct.error, ProtocolViolation, zlib.error, IndexError) as error:
+        raise Malformed("not a message") from error
 
 
 def unpack(group: bytes, raw: bytes) -> Datagram:
@@ -113,10 +184,7 @@ def unpack(group: bytes, raw: bytes) -> Datagram:
     their_group, sender, incarnation, suspect_after_ms = _ORIGIN.unpack_from(raw, _HEADER.size)
     if their_group != group:
         raise Malformed("of another hostfile")
-    try:
-        return Datagram(sender, incarnation, suspect_after_ms, tuple(_messages(raw, _HEADER.size + _ORIGIN.size)))
-    except (struct.error, ProtocolViolation, zlib.error, IndexError) as error:
-        raise Malformed("not a message") from error
+    return Datagram(sender, incarnation, suspect_after_ms, _read_all(raw, _HEADER.size + _ORIGIN.size))
 
 
 def _counted(*numbers: int) -> None:
@@ -125,7 +193,7 @@ def _counted(*numbers: int) -> None:
         raise Malformed("not a message")
 
 
-def _messages(raw: bytes, position: int) -> Iterator[Packet]:
+def _messages(raw: bytes, position: int) -> Iterator[Packet | Part]:
     while position < len(raw):
         kind, length = _MESSAGE.unpack_from(raw, position)
         position += _MESSAGE.size
@@ -150,6 +218,9 @@ def _messages(raw: bytes, position: int) -> Iterator[Packet]:
             finals = struct.unpack_from(f"!{count}Q", body, _KNOWN.size)
             _counted(view, delivered, *finals)
             yield Known(view, finals, delivered)
+        elif kind == _IN_PARTS:
+            name, place, parts = _PART.unpack_from(body)
+            yield Part(name, place, parts, body[_PART.size :])
         else:
             yield _read_rare(kind, body)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 import zlib
 from contextlib import suppress
@@ -13,7 +14,17 @@ from hypothesis import strategies as st
 
 from connectors.isis.hostfile import Host, digest, read_hostfile
 from connectors.isis.process import BegunAgain, IsisProcess
-from connectors.isis.wire import MAX_DATAGRAM_BYTES, MAX_PAYLOAD_BYTES, Malformed, Packet, encode_message, pack, unpack
+from connectors.isis.wire import (
+    MAX_DATAGRAM_BYTES,
+    MAX_PAYLOAD_BYTES,
+    Assembly,
+    Malformed,
+    Packet,
+    Part,
+    encode_message,
+    pack,
+    unpack,
+)
 from ordering.errors import EnvironmentProblem, UsageError
 from ordering.hold_back import Key, Places, Run, RunId
 from ordering.isis_formation import Hello, Life, View
@@ -85,6 +96,28 @@ def test_many_runs_take_several_datagrams(payloads: list[bytes]) -> None:
             assert message.first == 5 + len(found)
             found += message.runs
     assert found == [Run(payload) for payload in payloads]
+
+
+def test_what_is_longer_than_a_datagram_comes_in_parts() -> None:
+    """In any order, with repeats, and again if one is lost; of another message of the sender nothing is kept."""
+    dice = random.Random(1)
+    runs = tuple(Placed(n, RunId(0, n), 1, Key(dice.randrange(1 << 40), 0)) for n in range(1, 20_000))
+    long = Promise(1, Ballot(2, 0), None, REPORT._replace(recent=runs))
+    sent = datagrams(long)
+    assert len(sent) > 2
+    assert max(map(len, sent)) <= MAX_DATAGRAM_BYTES
+    parts = [part for raw in sent for part in unpack(GROUP, raw).messages if isinstance(part, Part)]
+    assembly = Assembly()
+    assert [message for part in [*parts[1:], parts[1]] for message in assembly.take(1, part)] == []
+    assert assembly.take(2, parts[0]) == ()
+    assert assembly.take(1, parts[0]) == (long,)
+    assert [message for part in parts[::-1] for message in assembly.take(1, part)] == [long]
+    assert assembly.take(1, parts[0]) == assembly.take(1, parts[0]._replace(digest=b"another.")) == ()
+    assert [message for part in parts[1:] for message in assembly.take(1, part)] == []
+    with pytest.raises(Malformed, match="damaged"):
+        [assembly.take(3, part._replace(piece=b"x")) for part in parts]
+    with pytest.raises(Malformed, match="too large"):
+        assembly.take(3, parts[0]._replace(parts=10_000))
 
 
 def test_the_largest_payload_fits() -> None:

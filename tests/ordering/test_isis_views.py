@@ -427,3 +427,29 @@ def test_a_decided_view_of_another_group_is_ignored() -> None:
     other = View(1, 9, (Life("a"), Life("x")))
     sites.take("a", From(Life("x"), Decided(next_view(other, {0: Report(0, (), (), (0, 0))}, []))))
     assert sites.states["a"].view == sites.view
+
+
+@pytest.mark.parametrize("names", ["abc", "abcd"])
+def test_a_cut_of_one_link_under_load_heals_by_itself(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both its ends answer the one that sends, and never learn what the other has delivered."""
+    monkeypatch.setattr("ordering.isis_state.window_for", lambda _: 4)
+    sites, sent = Sites(names), 0
+    bound = 4 * len(names)
+    sites.cut_ways = {("b", "c"), ("c", "b")}
+    for _ in range(3 * SUSPECT_AFTER_MS // 5):
+        sites.take("a", Submit(Run(b"%d" % sent)))
+        sent += 1
+        sites.carry()
+        sites.now_ms += 5
+        for name in names:
+            sites.take(name, Tick(sites.now_ms))
+        agreements = [state.agreement for state in sites.states.values() if state.agreement is not None]
+        assert max((len(each.recent) for each in agreements), default=0) <= bound
+    sites.cut_ways.clear()
+    sites.wait(10 * SUSPECT_AFTER_MS)
+    assert {len(state.view.members) for state in sites.states.values()} == {len(names)}
+    sites.take("c", Submit(Run(b"last")))
+    sites.wait(2 * SUSPECT_AFTER_MS)
+    orders = [[run for _, _, run in sites.delivered(name)] for name in names]
+    assert all(order[-1] == b"last" for order in orders)
+    assert orders[0][:-1] == [b"%d" % n for n in range(sent)]
