@@ -1,6 +1,7 @@
 """What is asked of Kafka now and then: a topic's partitions, a consumer group's offsets. One connection for all askers.
 
-The groups have no members: their offsets are kept under a name, and nothing else is made of them.
+The groups have no members: their offsets are kept under a name, and nothing else is made of them. Whoever joins one all
+the same keeps positions from being committed; every error of Kafka's is an AbcastError here, so that ends no member.
 
 A broker that is away is asked again until the time is over, each time by another client: a client remembers for ever
 which broker answers for a group, also when that one is gone and another has taken its place. A client is closed when
@@ -24,9 +25,15 @@ from typing import Protocol, TypeAlias, TypeVar
 from kafka.admin import KafkaAdminClient
 from kafka.errors import (
     AuthorizationError,
+    FencedInstanceIdError,
+    IllegalGenerationError,
+    InconsistentGroupProtocolError,
     KafkaError,
     NoError,
+    NonEmptyGroupError,
+    RebalanceInProgressError,
     TopicAuthorizationFailedError,
+    UnknownMemberIdError,
     UnknownTopicOrPartitionError,
     for_code,
 )
@@ -34,13 +41,23 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.kafka.transport.kafka_python import AdminClient, client_settings
 from connectors.kafka.transport.seam import Cluster
-from ordering.errors import AbcastError
+from ordering.errors import AbcastError, KafkaRefused
 
 ALLOWED = "authorized_operations"
 """The key under which kafka-python has the names of what the user may do with a topic."""
 PAUSE_S = 0.1
 _AT_A_TIME = 1000
 """Questions. Of more than it may send at a time, kafka-python 3.0.12 never sends the rest if it still connects."""
+
+_OF_ITS_READERS = (
+    UnknownMemberIdError,
+    IllegalGenerationError,
+    RebalanceInProgressError,
+    InconsistentGroupProtocolError,
+    FencedInstanceIdError,
+    NonEmptyGroupError,
+)
+"""What Kafka says where a consumer group has members."""
 
 Attempt: TypeAlias = "Future[AbcastError | None]"
 """To connect. Its result is the error that it ended with; None where the next has to see for himself."""
@@ -150,7 +167,7 @@ class Desk:
                     if isinstance(error, AuthorizationError):
                         raise self._cluster.refused(error, operation, resource) from None
                     if not error.retriable:
-                        raise
+                        raise _said_no(error, resource) from error
                     if time.monotonic() >= deadline:
                         raise self._cluster.unreachable(timeout_s) from None
                     self._forget(client)
@@ -227,6 +244,17 @@ class Desk:
             return False
         del self._askers[client]
         return True
+
+
+def _said_no(error: KafkaError, resource: str) -> KafkaRefused:
+    """What Kafka says to a question that asking again does not help with."""
+    if isinstance(error, _OF_ITS_READERS):
+        return KafkaRefused(
+            f"{resource}: another client reads as a member of that consumer group, so Kafka keeps no positions for "
+            f"abcast in it ({type(error).__name__}). Let it read under another name, as --group or group.id say."
+        )
+    what = getattr(error, "description", "") or str(error)
+    return KafkaRefused(f"Kafka refuses what it is asked of {resource}: {what} ({type(error).__name__})")
 
 
 def _of(group_id: str, partitions: Iterable[TopicPartition]) -> str:

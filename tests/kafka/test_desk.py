@@ -6,17 +6,18 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import ClassVar
 
+import kafka.errors
 import pytest
-from kafka.errors import KafkaConnectionError, KafkaTimeoutError, NotCoordinatorError
+from kafka.errors import BrokerResponseError, KafkaConnectionError, KafkaTimeoutError, NotCoordinatorError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from connectors.kafka import desk
 from connectors.kafka.connection import Connection
 from connectors.local.broker import EmbeddedBroker
-from ordering.errors import BrokerUnreachable
+from ordering.errors import AbcastError, BrokerUnreachable
 from tests.waiting import eventually
 
 ASKERS = 40
@@ -72,6 +73,55 @@ def test_a_client_is_not_closed_under_those_who_ask(monkeypatch: pytest.MonkeyPa
     assert [client.is_closed for client in Client.made] == [True, False]
     asked.close()
     assert [client.is_closed for client in Client.made] == [True, True]
+
+
+class Refusing:
+    """A client to which Kafka says this to all that it is asked."""
+
+    def __init__(self, error: type[BrokerResponseError]) -> None:
+        self.error = error
+
+    def describe_topics(self, _topics: list[str]) -> list[dict[str, object]]:
+        return [{"error_code": self.error.errno, "partitions": []}]
+
+    def list_topics(self) -> list[str]:
+        raise self.error
+
+    def list_group_offsets(self, _groups: object) -> object:
+        raise self.error
+
+    def alter_group_offsets(self, _group: str, offsets: dict[TopicPartition, OffsetAndMetadata]) -> object:
+        return dict.fromkeys(offsets, self.error)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+ERRORS: list[type[BrokerResponseError]] = [
+    error
+    for error in vars(kafka.errors).values()
+    if isinstance(error, type) and issubclass(error, BrokerResponseError) and (getattr(error, "errno", 0) or 0) > 0
+]
+CALLS: dict[str, Callable[[desk.Desk], object]] = {
+    "partitions_of": lambda asked: asked.partitions_of("t"),
+    "names": lambda asked: asked.names(),
+    "committed": lambda asked: asked.committed("g", [PLACE]),
+    "commit": lambda asked: asked.commit("g", {PLACE: OffsetAndMetadata(7, "", -1)}, 0.0),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=[error.__name__ for error in ERRORS])
+@pytest.mark.parametrize("call", CALLS)
+def test_each_error_of_kafka_is_one_of_ours(
+    monkeypatch: pytest.MonkeyPatch, call: str, error: type[BrokerResponseError]
+) -> None:
+    """Whatever it says to whatever it is asked, also what asking again does not help with."""
+    monkeypatch.setattr(desk, "AdminClient", lambda **_: Refusing(error))
+    monkeypatch.setattr(Connection, "unreachable", lambda *_: BrokerUnreachable("nobody answers."))
+    asked = Connection("kafka:1", timeout=0.01).desk()
+    is_an_answer = (call, error) == ("partitions_of", kafka.errors.UnknownTopicOrPartitionError)
+    with nullcontext() if is_an_answer else pytest.raises(AbcastError, match=r"\w"):
+        CALLS[call](asked)
 
 
 def test_who_waits_while_another_connects_waits_once() -> None:
