@@ -96,9 +96,10 @@ class SendingHalf:
     def broadcast_sync(self, payload: Any, headers: GivenHeaders = (), timeout: float | None = 30.0) -> int:
         """Broadcast in total order, and return the seqno when this member has delivered it: that is its sending.
 
-        All that this member had sent or delivered before comes before it, everywhere; all that it does next comes
-        after. (Its own `deliveries()` give the message as any other: it is delivered when they can.) `timeout`: seconds
-        to wait for room, and again for the order. Raises as `broadcast` and `Receipt.result` do.
+        All that this member had sent or delivered before comes before it, everywhere; its next total and causal
+        messages come after, and a fifo message may overtake it. (Its own `deliveries()` give the message as any other:
+        it is delivered when they can.) `timeout`: seconds to wait for room, and again for the order. Raises as
+        `broadcast` and `Receipt.result` do.
         """
         receipt = self.broadcast(payload, headers, timeout)
         seqno = receipt.result(timeout)

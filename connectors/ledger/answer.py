@@ -46,6 +46,7 @@ def select_messages(columns: Mapping[str, Collection[str]], quote: Callable[[str
 
 
 ONLY_QUERIES = "the tables are only read: give one query (SELECT, WITH, VALUES …) and nothing else."
+ONLY_TABLES = "nothing but the tables is read, which are {}."
 
 
 class Answer(NamedTuple):

@@ -1,9 +1,13 @@
-"""SQL over the ledger in Spark's dialect, for what DuckDB lacks. Like `connectors.ledger.sql`, it only reads."""
+"""SQL over the ledger in Spark's dialect, for what DuckDB lacks. Like `connectors.ledger.sql`, it only reads.
+
+Invariant. A statement is run only if it is a query by its words, and each relation of its analysed plan is one of the
+tables', or made of the statement's own values. Functions that call Java, or read files, are unknown in its session.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -12,7 +16,7 @@ from py4j.java_gateway import is_instance_of
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from connectors.ledger.answer import MESSAGES, ONLY_QUERIES, Answer, select_messages, tables_in
+from connectors.ledger.answer import MESSAGES, ONLY_QUERIES, ONLY_TABLES, Answer, select_messages, tables_in
 from connectors.storage.location import Location
 from ordering.errors import UsageError
 
@@ -23,24 +27,36 @@ CANCEL_AGAIN_S = 0.2
 """A job may begin after the others were cancelled."""
 
 _LOGICAL = "org.apache.spark.sql.catalyst.plans.logical"
-_DOES_SOMETHING = (f"{_LOGICAL}.Command", f"{_LOGICAL}.ParsedStatement")
+_DOES_SOMETHING = (f"{_LOGICAL}.Command", f"{_LOGICAL}.ParsedStatement", f"{_LOGICAL}.ScriptTransformation")
 """What a statement is to Spark's parser unless it is a query."""
+_RUNS_ANOTHER = ("ExecuteImmediate", "CompoundBody")
+"""The same, by parts of their names: they differ between Spark's versions."""
+_OF_VALUES = ("OneRowRelation", "LocalRelation", "Range", "CTERelationRef", "ResolvedInlineTable", "UnionLoopRef")
+"""Relations of an analysed plan that read nothing."""
+_REACH_OUT = ("java_method", "reflect", "try_reflect", "from_avro", "to_avro", "from_protobuf", "to_protobuf")
+"""Functions that call Java by name, or read a file of a schema."""
+_SQL_ON_FILES = "spark.sql.runSQLOnFiles"
 
 
 def ask_spark(spark: SparkSession, data: Location, sql: str, limit: int | None = None) -> Answer:
     """Run one query over the tables below `data`; at most `limit` rows of its answer. Raises UsageError."""
     # Spark would write its errors there as JSON, with all of Java's stack.
     logging.getLogger("SQLQueryContextLogger").disabled = True
-    names = tables_in(data)
-    for name in names:
-        spark.read.format("delta").load(str((data / name).absolute())).createOrReplaceTempView(name)
-    columns = {name: spark.table(name).columns for name in names}
-    spark.sql(select_messages(columns, "`{}`".format)).createOrReplaceTempView(MESSAGES)
+    session, names = spark.newSession(), tables_in(data)
+    frames = {name: session.read.format("delta").load(str((data / name).absolute())) for name in names}
+    for name, frame in frames.items():
+        frame.createOrReplaceTempView(name)
+    columns = {name: frame.columns for name, frame in frames.items()}
+    session.sql(select_messages(columns, "`{}`".format)).createOrReplaceTempView(MESSAGES)
+    _forget_functions(session)
+    session.conf.set(_SQL_ON_FILES, "false")
     with _in_a_sentence():
-        if not _is_query(spark, sql):
+        if not _is_query(session, sql):
             raise UsageError(ONLY_QUERIES)
-        found = spark.sql(sql)
-        table = _collect(spark, found if limit is None else found.limit(limit))
+        found = session.sql(sql)
+        if not _reads_only(frames.values(), found):
+            raise UsageError(ONLY_TABLES.format(", ".join([*names, MESSAGES])))
+        table = _collect(session, found if limit is None else found.limit(limit))
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
     return Answer(table.column_names, iter(rows), lambda: table.to_reader())
 
@@ -79,11 +95,39 @@ def _is_query(spark: SparkSession, sql: str) -> bool:
     plans: list[Any] = [parser.parsePlan(sql)]
     while plans:
         plan = plans.pop()
+        if any(part in plan.getClass().getSimpleName() for part in _RUNS_ANOTHER):
+            return False
         if any(is_instance_of(gateway, plan, name) for name in _DOES_SOMETHING):
             return False
         children = plan.children()
         plans += [children.apply(index) for index in range(children.size())]
     return True
+
+
+def _forget_functions(session: SparkSession) -> None:
+    """Each session has a list of its own."""
+    registry, java = session._jsparkSession.sessionState().functionRegistry(), session._jvm  # noqa: SLF001
+    assert java is not None
+    where = java.scala.Some("builtin"), java.scala.Some("system")
+    for name in _REACH_OUT:
+        registry.dropFunction(java.org.apache.spark.sql.catalyst.FunctionIdentifier(name, *where))
+
+
+def _reads_only(tables: Iterable[DataFrame], found: DataFrame) -> bool:
+    """Whether the analysed plan, with all that stands below it, has no other relation than those."""
+    ours = [leaf for table in tables for leaf in _leaves(table)]
+    return all(
+        leaf.getClass().getSimpleName().rstrip("$") in _OF_VALUES or any(leaf.sameResult(own) for own in ours)
+        for leaf in _leaves(found)
+    )
+
+
+def _leaves(frame: DataFrame) -> Iterator[Any]:
+    plan = frame._jdf.queryExecution().analyzed()  # noqa: SLF001
+    below = plan.subqueriesAll()
+    for each in (plan, *(below.apply(index) for index in range(below.size()))):
+        leaves = each.collectLeaves()
+        yield from (leaves.apply(index) for index in range(leaves.size()))
 
 
 @contextmanager

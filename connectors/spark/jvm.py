@@ -36,6 +36,7 @@ from pyspark.serializers import UTF8Deserializer, read_int
 from connectors.local.java import require_java
 from connectors.local.owned_directory import OwnedDirectory
 from connectors.local.scratch import make_scratch
+from connectors.spark.given import other_arguments
 from ordering.errors import EnvironmentProblem
 
 SUBMITTED = "PYSPARK_GATEWAY_PORT" in os.environ
@@ -61,6 +62,10 @@ MODULE_OPTIONS = (
 )
 """What Spark's launcher adds to each JVM, but for the module that it needs for linear algebra alone."""
 
+_PROPERTIES, _JAVA_OPTIONS = "spark.properties", "java.options"
+"""Files in the scratch directory."""
+_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
+
 _LOOK_EVERY_S = 0.02
 _START_S = 120.0
 _END_S = 10.0
@@ -72,7 +77,9 @@ def start_jvm(settings: Mapping[str, str]) -> None:
         return
     java, scratch = require_java(), make_scratch()
     address = scratch.path / "gateway"
-    process = _launch(java_command(java, {**_below(scratch), **settings}, scratch.path), address, scratch.descriptor)
+    settings = {**_below(scratch), **settings}
+    write_settings(settings, scratch.path)
+    process = _launch(java_command(java, settings, scratch.path), address, scratch.descriptor)
     port, secret = _answer(process, address)
     with _environment({"PYSPARK_GATEWAY_PORT": port, "PYSPARK_GATEWAY_SECRET": secret}):
         gateway = launch_gateway()  # type: ignore[no-untyped-call]  # it connects to the one that these name
@@ -83,7 +90,10 @@ def start_jvm(settings: Mapping[str, str]) -> None:
 
 
 def java_command(java: Path, settings: Mapping[str, str], scratch: Path) -> list[str]:
-    """What starts Spark's JVM with these settings, which have `spark.driver.*` for memory, options and class path."""
+    """What starts Spark's JVM with these settings, which have `spark.driver.*` for memory, options and class path.
+
+    What a user has set may be secret, and others see a command line: it is in files (`write_settings`).
+    """
     home = _spark_home()
     conf = os.environ.get("SPARK_CONF_DIR", str(home / "conf"))
     # The first of all that bind to it, as Spark has it. The archive of classes is valid for this very class path.
@@ -94,13 +104,35 @@ def java_command(java: Path, settings: Mapping[str, str], scratch: Path) -> list
         os.pathsep.join([settings["spark.driver.extraClassPath"], conf, *logging_jars, str(home / "jars" / "*")]),
         f"-Xmx{settings['spark.driver.memory']}",
         *shlex.split(os.environ.get("SPARK_SUBMIT_OPTS", "")),
-        *shlex.split(settings["spark.driver.extraJavaOptions"]),
+        f"@{scratch / _JAVA_OPTIONS}",
         *MODULE_OPTIONS,
         f"-Djava.io.tmpdir={scratch}",
         "org.apache.spark.deploy.SparkSubmit",
-        *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
-        *shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")),
+        "--properties-file",
+        str(scratch / _PROPERTIES),
+        *other_arguments(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")),
     ]
+
+
+def write_settings(settings: Mapping[str, str], scratch: Path) -> None:
+    """Write what `java_command` names, for this user alone."""
+    options = shlex.split(settings["spark.driver.extraJavaOptions"])
+    texts = {
+        _JAVA_OPTIONS: "".join('"{}"\n'.format(word.replace("\\", "\\\\").replace('"', '\\"')) for word in options),
+        _PROPERTIES: "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in settings.items()),
+    }
+    for name, text in texts.items():
+        with open(scratch / name, "w", encoding="utf-8", opener=_private) as file:
+            file.write(text)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _escaped(text: str) -> str:
+    """A name or a value as Java's properties have it."""
+    return "".join(f"\\{c}" if c in "\\=: #!" else _ESCAPES.get(c, c) for c in text)
 
 
 def _spark_home() -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -26,10 +28,13 @@ SETTINGS = {
 
 
 def test_the_command_is_that_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the module, and for where temporary files go. It fails if another Spark is to be started otherwise."""
+    """But for the module, for where temporary files go, and for what is in files. It fails if another Spark is to be
+    started otherwise.
+    """
     home = Path(pyspark.__file__).parent
     launcher = [str(require_java()), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{home}/jars/*"]
     settings = [word for name, value in SETTINGS.items() for word in ("--conf", f"{name}={value}")]
+    file = ["--properties-file", "/scratch/spark.properties"]
     submit = ["org.apache.spark.launcher.Main", "org.apache.spark.deploy.SparkSubmit", *settings, "pyspark-shell"]
     environment = {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([*launcher, *submit], capture_output=True, env=environment, timeout=60, check=True)
@@ -39,9 +44,45 @@ def test_the_command_is_that_of_the_launcher(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delenv(variable, raising=False)
     ours = java_command(require_java(), SETTINGS, Path("/scratch"))
     ours.remove("-Djava.io.tmpdir=/scratch")
+    options = ours.index("@/scratch/java.options")
+    ours[options : options + 1] = shlex.split(SETTINGS["spark.driver.extraJavaOptions"])
     of_java = ours.index("org.apache.spark.deploy.SparkSubmit")
     assert ours[1:of_java] == theirs[1:of_java]
-    assert sorted(ours[of_java:]) == sorted(theirs[of_java:])
+    assert ours[of_java + 1 :] == [*file, "pyspark-shell"]
+    assert sorted(theirs[of_java + 1 :]) == sorted([*settings, "pyspark-shell"])
+
+
+def test_secrets_are_on_no_command_line() -> None:
+    """What a user has set comes to the JVM as it was, by files of this user's own; `ps` shows none of it."""
+    values = {
+        "spark.hadoop.fs.s3a.secret.key": r"TOP-SECRET \1 #=:!ü'\"x\\",
+        "spark.authenticate.secret": "TOP-SECRET 2",
+        "spark.ssl.keyPassword": "!TOP-SECRET=3",
+    }
+    given = " ".join(f"--conf {shlex.quote(f'{name}={value}')}" for name, value in values.items())
+    options = "--conf 'spark.driver.extraJavaOptions=-Dtest.password=TOP-SECRET-4 \"-Dtest.two=a \\\\ b\"'"
+    code = f"""
+import json, os, stat
+from pathlib import Path
+from connectors.spark.session import build_session
+session = build_session('x', cores=1)
+conf, process = session.sparkContext.getConf(), session.sparkContext._gateway.proc
+java = session._jvm.java.lang.System.getProperty
+files = list(Path(java("java.io.tmpdir")).glob("*.properties")) + list(Path(java("java.io.tmpdir")).glob("*.options"))
+print(json.dumps([
+    [conf.get(name) for name in {list(values)!r}],
+    [java("test.password"), java("test.two")],
+    b"SECRET" in Path(f"/proc/{{process.pid}}/cmdline").read_bytes(),
+    sorted({{stat.S_IMODE(file.stat().st_mode) for file in files}}),
+]))
+"""
+    variables = {**os.environ, "PYSPARK_SUBMIT_ARGS": f"{given} {options} pyspark-shell"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120, env=variables
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found == [list(values.values()), ["TOP-SECRET-4", r"a \ b"], False, [0o600]]
 
 
 def test_a_start_says_nothing() -> None:

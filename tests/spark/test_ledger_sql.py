@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
 from connectors.ledger.spark_sql import ask_spark, percent_done
@@ -73,12 +75,58 @@ def test_both_engines_answer_alike(spark: SparkSession, data: Path) -> None:
         "SET spark.sql.ansi.enabled = false",
         "ADD JAR 'x.jar'",
         "OPTIMIZE ledger",
+        "EXECUTE IMMEDIATE 'CREATE TABLE t AS SELECT 1'",
+        "BEGIN DROP TABLE IF EXISTS t; END",
+        "SELECT TRANSFORM(seqno) USING 'cat' AS (x) FROM ledger",
     ],
 )
 def test_spark_runs_only_queries(spark: SparkSession, data: Path, sql: str) -> None:
     with pytest.raises(UsageError, match="the tables are only read"):
         ask_spark(spark, data, sql)
     assert ask_spark(spark, data, "SELECT count(*) AS n FROM views").arrow().read_all().to_pylist() == [{"n": 1}]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM text.`{file}`",
+        "SELECT 1 WHERE 'a' IN (SELECT value FROM text.`{file}`)",
+        "WITH x AS (SELECT * FROM csv.`{file}`) SELECT (SELECT count(*) FROM x) FROM ledger",
+        "SELECT * FROM delta.`{other}`",
+        "SELECT * FROM ledger JOIN outside USING (seqno)",
+        "SELECT * FROM global_temp.outside",
+        "SELECT java_method('java.lang.System', 'setProperty', 'abcast.test', 'changed')",
+        "SELECT reflect('java.lang.System', 'setProperty', 'abcast.test', 'changed') FROM ledger",
+        "SELECT try_reflect('java.lang.System', 'setProperty', 'abcast.test', 'changed')",
+        "SELECT 1 FROM views WHERE reflect('java.lang.System', 'setProperty', 'abcast.test', 'changed') IS NULL",
+    ],
+)
+def test_spark_reads_nothing_else(spark: SparkSession, data: Path, tmp_path: Path, sql: str) -> None:
+    """And calls nothing. What the JVM's other sessions know is not known here."""
+    (tmp_path / "file").write_text("secret", encoding="ascii")
+    write_deltalake(tmp_path / "other", pa.table({"seqno": [1]}))
+    other = spark.createDataFrame([(1, "secret")], "seqno long, value string")
+    other.createOrReplaceTempView("outside")
+    other.createOrReplaceGlobalTempView("outside")
+    with pytest.raises(UsageError):
+        ask_spark(spark, data, sql.format(file=tmp_path / "file", other=tmp_path / "other"))
+    assert spark._jvm is not None
+    assert spark._jvm.java.lang.System.getProperty("abcast.test") is None
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "WITH x AS (SELECT * FROM ledger) SELECT count(*) FROM x a JOIN x b USING (seqno) WHERE a.seqno IN (SELECT 1)",
+        "SELECT count(*) FROM messages WHERE seqno < (SELECT max(seqno) FROM ledger)",
+        "SELECT count(*) FROM range(3), VALUES (1, 2) AS t (a, b)",
+        "SELECT count(*) FROM ledger a LEFT JOIN views b USING (seqno) LATERAL VIEW explode(array(1)) AS c",
+        "SELECT count(*) FROM (SELECT 1 UNION ALL SELECT seqno FROM views WHERE EXISTS (SELECT * FROM ledger))",
+    ],
+)
+def test_spark_reads_the_tables_in_any_way(spark: SparkSession, data: Path, sql: str) -> None:
+    [(count,)] = ask_spark(spark, data, sql.format(data=data)).rows
+    assert count >= 0
 
 
 @pytest.mark.parametrize(
