@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
@@ -73,9 +75,18 @@ def query(
     form = _chosen_format(form, as_json=as_json, output=output)
     shown = limit or (SHOWN_ROWS if form is Format.table else None)
     with _answered(sql, data, engine, None if shown is None else shown + 1) as answer:
+        if form in (Format.json, Format.parquet):
+            _check_names(answer.columns)
         has_more = _write(answer, form, shown, output)
     if has_more and limit is None:
         typer.echo(f"these are the first {shown} rows: --limit N shows more, --output FILE.csv takes all", err=True)
+
+
+def _check_names(columns: Sequence[str]) -> None:
+    """Raise UsageError for two of one name, where a row has its values by these."""
+    twice = next((name for name, count in Counter(columns).items() if count > 1), None)
+    if twice is not None:
+        raise UsageError(f'two columns are called {twice}: give one another name ("AS …"), or take --format csv.')
 
 
 def _chosen_format(form: Format | None, *, as_json: bool, output: Path | None) -> Format:
@@ -117,20 +128,33 @@ def _write(answer: Answer, form: Format, limit: int | None, output: Path | None)
     """Print the answer, or write the file as a whole; return whether there are rows beyond the limit."""
     if output is None:
         return _write_text(answer, form, limit, sys.stdout)
-    unfinished = output.with_name(f"{output.name}.{os.getpid()}.part")
     try:
-        if form is Format.parquet:
-            _write_parquet(answer, limit, unfinished)
-            has_more = False
-        else:
-            with unfinished.open("w", encoding="utf-8", newline="") as file:
-                has_more = _write_text(answer, form, limit, file)
-        unfinished.replace(output)
+        if output.exists() and not output.is_file():  # a pipe or a device, say, has a reader already
+            return _write_file(answer, form, limit, output)
+        return _write_whole(answer, form, limit, output.resolve())
     except OSError as error:
         raise UsageError(f"{output} can't be written: {error.strerror or error}.") from error
+
+
+def _write_whole(answer: Answer, form: Format, limit: int | None, output: Path) -> bool:
+    """Write a new file, which takes the place of the old one, and its mode, when it is whole."""
+    unfinished = output.with_name(f"{output.name}.{os.getpid()}.part")
+    try:
+        has_more = _write_file(answer, form, limit, unfinished)
+        if output.exists():
+            shutil.copymode(output, unfinished)
+        unfinished.replace(output)
     finally:
         unfinished.unlink(missing_ok=True)
     return has_more
+
+
+def _write_file(answer: Answer, form: Format, limit: int | None, path: Path) -> bool:
+    if form is Format.parquet:
+        _write_parquet(answer, limit, path)
+        return False
+    with path.open("w", encoding="utf-8", newline="") as file:
+        return _write_text(answer, form, limit, file)
 
 
 def _write_text(answer: Answer, form: Format, limit: int | None, file: IO[str]) -> bool:
@@ -145,7 +169,7 @@ def _write_parquet(answer: Answer, limit: int | None, path: Path) -> None:
     from pyarrow.parquet import ParquetWriter
 
     batches, left = answer.arrow(), limit
-    with ParquetWriter(path, batches.schema) as file:
+    with path.open("wb") as sink, ParquetWriter(sink, batches.schema) as file:
         for batch in batches:
             file.write_batch(batch if left is None else batch.slice(0, left))
             left = None if left is None else max(0, left - batch.num_rows)

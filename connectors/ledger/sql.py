@@ -166,10 +166,23 @@ def _relation(session: duckdb.DuckDBPyConnection, table: DeltaTable, files: Sequ
     options = "union_by_name = true, hive_partitioning = " + str(bool(partitions)).lower()
     if partitions:
         options += f", hive_types = {{{', '.join(f'{_literal(name)}: {kind}' for name, kind in partitions.items())}}}"
+    taken_for_null = [name for name in partitions if any(f"/{name}=null/" in file.lower() for file in files)]
+    if taken_for_null:
+        options += ", filename = true"
     scan = f"FROM read_parquet([{', '.join(map(_literal, files))}], {options})"
     there = {column[0] for column in session.execute(f"SELECT * {scan} LIMIT 0").description or ()}
-    chosen = (_name(name) if name in there else _no_value(name, kind) for name, kind in columns.items())
+    chosen = (
+        _from_file(name) if name in taken_for_null else _name(name) if name in there else _no_value(name, kind)
+        for name, kind in columns.items()
+    )
     return f"SELECT {', '.join(chosen)} {scan}"
+
+
+def _from_file(name: str) -> str:
+    """A partition's column, in which DuckDB takes the text `null` for none."""
+    return (
+        f"coalesce({_name(name)}, regexp_extract(filename, {_literal(f'/{name}=([^/]*)/[^/]*$')}, 1)) AS {_name(name)}"
+    )
 
 
 def _type(column_type: object) -> str:

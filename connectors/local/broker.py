@@ -90,6 +90,10 @@ class EmbeddedBroker:
         self.directory = Path(directory).expanduser().resolve()
         if "," in str(self.directory):
             raise UsageError(f"Kafka takes no comma in {self.directory}: choose another directory.")
+        if any(c < " " for c in str(self.directory)):
+            raise UsageError(
+                f"Kafka takes no line feed, or the like, in {str(self.directory)!r}: choose another directory."
+            )
         if nodes is not None and nodes < 1:
             raise UsageError(f"A cluster has at least one node, not {nodes}.")
         self._port = port

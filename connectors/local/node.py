@@ -34,6 +34,7 @@ from connectors.kafka.transport.kafka_python import AdminClient
 from connectors.local.cluster import Cluster
 from connectors.local.configuration import configuration_file
 from connectors.local.jars import jars_directory
+from connectors.local.properties import escaped
 from connectors.local.secure_cluster import LISTENER, SecureCluster, argument_file
 from ordering.errors import AbcastError, EnvironmentProblem
 from ordering.records import MAX_RECORD_BYTES
@@ -132,10 +133,10 @@ class Node:
         }
         settings |= security
         lines = ["# Written anew at each start."]
-        lines += [f"{name}={value}".replace("\\", "\\\\") for name, value in settings.items()]
+        lines += [f"{name}={escaped(value)}" for name, value in settings.items()]
         # What stands there is worth as much as the passwords.
         self.directory.mkdir(mode=0o700 if secure else 0o777, exist_ok=True)
-        self._properties.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        self._properties.write_text("\n".join(lines) + "\n", encoding="ascii")
 
     def is_formatted(self) -> bool:
         """Whether it has its identity."""
@@ -153,8 +154,17 @@ class Node:
             command = [str(java), argument_file(self._format_arguments(), [*command[1:], *secure.first_users()])]
         with (self.directory / "console.log").open("wb") as console:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True
+                command,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                start_new_session=True,
             )
+
+    def _environment(self) -> dict[str, str]:
+        """What Java needs to find files whose names are not ASCII, whatever the terminal shows."""
+        return {**os.environ, **({} if str(self.directory).isascii() else {"LC_ALL": "C.UTF-8"})}
 
     def end_format(self, process: subprocess.Popen[bytes]) -> None:
         """Leave nothing of what `begin_format` started."""
@@ -181,6 +191,7 @@ class Node:
             process = subprocess.Popen(
                 command,
                 cwd=self.directory,
+                env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,

@@ -35,6 +35,7 @@ from pyspark.serializers import UTF8Deserializer, read_int
 
 from connectors.local.java import require_java
 from connectors.local.owned_directory import OwnedDirectory
+from connectors.local.properties import escaped
 from connectors.local.scratch import make_scratch
 from connectors.spark.given import other_arguments
 from ordering.errors import EnvironmentProblem
@@ -64,7 +65,6 @@ MODULE_OPTIONS = (
 
 _PROPERTIES, _JAVA_OPTIONS = "spark.properties", "java.options"
 """Files in the scratch directory."""
-_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
 
 _LOOK_EVERY_S = 0.02
 _START_S = 120.0
@@ -119,7 +119,7 @@ def write_settings(settings: Mapping[str, str], scratch: Path) -> None:
     options = shlex.split(settings["spark.driver.extraJavaOptions"])
     texts = {
         _JAVA_OPTIONS: "".join('"{}"\n'.format(word.replace("\\", "\\\\").replace('"', '\\"')) for word in options),
-        _PROPERTIES: "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in settings.items()),
+        _PROPERTIES: "".join(f"{escaped(name)}={escaped(value)}\n" for name, value in settings.items()),
     }
     for name, text in texts.items():
         with open(scratch / name, "w", encoding="utf-8", opener=_private) as file:
@@ -128,11 +128,6 @@ def write_settings(settings: Mapping[str, str], scratch: Path) -> None:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
-
-
-def _escaped(text: str) -> str:
-    """A name or a value as Java's properties have it."""
-    return "".join(f"\\{c}" if c in "\\=: #!" else _ESCAPES.get(c, c) for c in text)
 
 
 def _spark_home() -> Path:

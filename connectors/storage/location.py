@@ -29,6 +29,7 @@ S3 = "s3a"
 SCHEMES = (S3, "abfss", "gs", "hdfs")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _ONE_SLASH = re.compile(rf"({'|'.join(SCHEMES)}|s3n?):/(?!/)", re.IGNORECASE)
+_NO_NAME = re.compile(r"%[0-9A-Fa-f]{2}|[\\*?]")
 _FIRST = {"hdfs": "HOST", "abfss": "CONTAINER@ACCOUNT.dfs.core.windows.net"}
 _CONTROL = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x1f\x7f]+")
 
@@ -158,7 +159,7 @@ def parse_location(text: str | os.PathLike[str]) -> Location:
         if one := _ONE_SLASH.match(os.fspath(text)):
             # What follows may hold a login.
             raise UsageError(f"{one[0]}… is neither a directory nor a URL: write two slashes after the colon.")
-        return Path(text)
+        return _readable(Path(text))
     scheme, beyond = found[1].lower(), found[2].rstrip("/")
     if "@" in beyond.partition("/")[0] and (scheme != "abfss" or ":" in beyond.partition("@")[0]):
         raise UsageError(f"a login stands in no URL ({scheme}://…@…): give it in [storage] or in variables.")
@@ -171,6 +172,16 @@ def parse_location(text: str | os.PathLike[str]) -> Location:
             f"{shown} names no place, or more than that: write {scheme}://{_FIRST.get(scheme, 'BUCKET')}/DIRECTORY."
         )
     return RemotePath(f"{scheme}://{beyond}", configured_storage() if scheme == S3 else Storage())
+
+
+def _readable(directory: Path) -> Path:
+    """A directory whose name all that read tables take for what it is. Raises UsageError.
+
+    To delta-rs a path is a URL, and to DuckDB it is a pattern.
+    """
+    if found := _NO_NAME.search(str(directory.absolute())):
+        raise UsageError(f"no table can be read below {directory.absolute()}, for its {found[0]}: choose another name.")
+    return directory
 
 
 def files_below(place: Location, *, deep: bool = True) -> dict[str, int]:

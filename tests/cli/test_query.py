@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -79,6 +80,7 @@ def test_rows_beyond_a_table(data: Path) -> None:
         (["SELECT 1", "--format", "parquet"], "name a file with --output FILE.parquet"),
         (["SELECT 1", "--format", "csv", "--json"], "--json and --format csv contradict each other"),
         (["SELECT 1", "--output", "missing/file.csv"], "missing/file.csv can't be written: No such file or directory"),
+        (["SELECT 1 AS x, 2 AS x", "--json"], "two columns are called x"),
         (["DELETE FROM ledger"], "the tables are only read"),
         (["SELEC 1"], "DuckDB can't run this: syntax error"),
     ],
@@ -88,6 +90,39 @@ def test_mistakes(data: Path, arguments: list[str], said: str) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_an_output_that_is_there_stays_what_it_is(data: Path, tmp_path: Path) -> None:
+    """A link leads to its file, a file keeps its mode, and who reads a pipe gets the rows. A device is no file."""
+    rows = "seqno,sender,payload\n1,nyc/a,\n2,nyc/b,nyc/b 1\n"
+    real, link, pipe = (tmp_path / name for name in ("real.csv", "link.csv", "pipe.csv"))
+    real.write_text("old", encoding="ascii")
+    real.chmod(0o600)
+    link.symlink_to(real)
+    os.mkfifo(pipe)
+    query(data, SQL, "--output", link)
+    assert link.is_symlink()
+    assert (real.read_text(encoding="ascii"), real.stat().st_mode & 0o777) == (rows, 0o600)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
+        query(data, SQL, "--output", pipe)
+        assert reader.communicate(timeout=60)[0] == rows
+    assert pipe.is_fifo()
+    full = Path("/dev/full")
+    if full.is_char_device():
+        done = abcast_here("query", "--data", data, SQL, "--format", "csv", "--output", full, cwd=data)
+        assert (done.returncode, "/dev/full can't be written: No space left on device." in done.stderr) == (2, True)
+        assert full.is_char_device()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.csv", "pipe.csv", "real.csv"]
+
+
+@pytest.mark.parametrize("name", ["d%41x", "d\\e", "d*x", "d?x"])
+def test_names_by_which_no_table_is_found(data: Path, tmp_path: Path, name: str) -> None:
+    """It is said before anything is made there, whatever asks: to the libraries such a name is another one's."""
+    shutil.copytree(data, tmp_path / name)
+    for line in (["query", "SELECT 1"], ["ledger"], ["status"]):
+        done = abcast_here(*line, "--data", tmp_path / name, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, ""), done
+        assert "choose another name" in " ".join(done.stderr.split())
 
 
 def test_a_terminal(data: Path) -> None:

@@ -49,6 +49,19 @@ def asked(data: Path) -> Iterator[Question]:
         yield asked
 
 
+def test_groups_that_are_called_null(tmp_path: Path) -> None:
+    """They stand in the names of directories, where DuckDB takes that for no value."""
+    groups = ["null", "NULL", "Null", "nullx", "x"]
+    rows = {"group": groups, "seqno": range(len(groups))}
+    write_deltalake(tmp_path / "ledger", pa.table(rows), partition_by=["group"])
+    write_deltalake(tmp_path / "views", VIEWS.empty_table())
+    with question(tmp_path) as asked:
+        assert list(asked.ask('SELECT "group", seqno FROM ledger ORDER BY seqno').rows) == [
+            (group, n) for n, group in enumerate(groups)
+        ]
+        assert list(asked.ask("SELECT seqno FROM ledger WHERE \"group\" = 'NULL'").rows) == [(1,)]
+
+
 def test_it_answers_with_what_the_tables_hold(asked: Question, data: Path) -> None:
     """All columns in their order, the partition's among them, with their types."""
     answer = asked.ask("SELECT * FROM ledger ORDER BY seqno")

@@ -44,6 +44,27 @@ def test_a_node_that_is_up_and_silent_uses_up_neither_threads_nor_files(tmp_path
         assert_nothing_is_left(ask, times=5)
 
 
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.parametrize("name", ["bü 🐍", r"b\u0041=#:! "])
+def test_a_directory_of_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """All lies below it, and a second start finds that, whatever the terminal can show."""
+    monkeypatch.setenv("LC_ALL", "C")
+    directory = tmp_path / name
+    for expected in ([b"1"], [b"1", b"2"]):
+        with EmbeddedBroker(directory, port=0) as broker:
+            if len(expected) == 1:
+                create_topic(broker)
+            write(broker, expected[-1])
+            assert read(broker) == expected
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_directory_that_kafka_can_not_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="takes no line feed"):
+        EmbeddedBroker(tmp_path / "a\nb")
+
+
 def create_topic(broker: EmbeddedBroker, copies: int = 1) -> None:
     admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     admin.create_topics([NewTopic(TOPIC, num_partitions=1, replication_factor=copies)])
