@@ -30,7 +30,8 @@ test-fast: setup ## run the tests that need no broker and no Spark, kill nothing
 test: setup ## run every test but the soak, PROCESSES=4 at a time
 	@$(PYTEST) $(ARGS)
 
-soak: PROCESSES = 3# their clusters take the memory
+# Each starts a cluster, which keeps two cores busy by itself.
+soak: PROCESSES = $(shell $(BIN)/python -c 'import os; print(max(1, (os.cpu_count() or 1) // 2))')
 soak: setup ## run what takes long: thousands of seeds and examples, clusters in which everything is killed
 	@ABCAST_SOAK=1 $(PYTEST) -m soak $(ARGS)
 

@@ -18,6 +18,7 @@ import pytest
 from connectors.kafka.transport import VARIABLE
 from connectors.local.broker import EmbeddedBroker
 from tests.jvm import SHORT_LIVED
+from tests.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,6 +81,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         soak = [item for item in items if item.get_closest_marker("soak")]
         config.hook.pytest_deselected(items=soak)
         items[:] = [item for item in items if item not in soak]
+    for item in items if PATIENCE > 1 else ():
+        given = item.get_closest_marker("timeout")
+        limit_s = float(given.args[0] if given is not None else config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(limit_s * PATIENCE), append=False)
     items.sort(key=lambda item: _rank(item))
 
 
