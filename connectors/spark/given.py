@@ -9,15 +9,14 @@ those is told so before anything starts.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 import pyspark
 
+from connectors.spark.submit_arguments import submit_arguments
 from connectors.storage.settings import LOG_STORE, LOG_STORE_SETTING
 from ordering.errors import UsageError
 
@@ -48,7 +47,7 @@ _PROPERTY = re.compile(r"([^\s=:]+)\s*[\s=:]\s*(.*)")
 def given_settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """What spark-defaults and PYSPARK_SUBMIT_ARGS say. Raises UsageError for a file that can't be read."""
     variables = os.environ if environment is None else environment
-    told, _ = _submit_arguments(variables.get("PYSPARK_SUBMIT_ARGS", ""))
+    told, _ = submit_arguments(variables.get("PYSPARK_SUBMIT_ARGS", ""))
     given = _properties(Path(told.properties_file)) if told.properties_file else _defaults(variables)
     given |= dict(_pair(text) for text in told.conf)
     named = {
@@ -86,23 +85,6 @@ def check_given(given: Mapping[str, str]) -> None:
 def is_local(master: str) -> bool:
     """Whether driver and executors are one process, so that nobody else has to reach it."""
     return master == "local" or master.startswith("local[")
-
-
-def other_arguments(text: str) -> list[str]:
-    """What PYSPARK_SUBMIT_ARGS has besides that which `given_settings` tells. Raises UsageError."""
-    return _submit_arguments(text)[1]
-
-
-def _submit_arguments(text: str) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--conf", "-c", action="append", default=[])
-    for name in ("--master", "--driver-memory", "--executor-memory", "--total-executor-cores", "--name"):
-        parser.add_argument(name)
-    parser.add_argument("--properties-file")
-    try:
-        return parser.parse_known_args(shlex.split(text))
-    except (argparse.ArgumentError, ValueError) as error:
-        raise UsageError(f"PYSPARK_SUBMIT_ARGS can't be read: {error}.") from error
 
 
 def _pair(text: str) -> tuple[str, str]:

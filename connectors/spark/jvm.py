@@ -37,7 +37,7 @@ from connectors.local.java import require_java
 from connectors.local.owned_directory import OwnedDirectory
 from connectors.local.properties import escaped
 from connectors.local.scratch import make_scratch
-from connectors.spark.given import other_arguments
+from connectors.spark.submit_arguments import other_arguments
 from ordering.errors import EnvironmentProblem
 
 SUBMITTED = "PYSPARK_GATEWAY_PORT" in os.environ
