@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from connectors.kafka import codec
+from connectors.kafka.plain_record import UNREAD_HEADER
 from ordering.records import CLOCK_AHEAD_MS, INCARNATIONS_A_MS, MAX_HEADERS_BYTES, MAX_NUMBER, MAX_PAYLOAD_BYTES
 
 TOPIC = "abcast.orders.forward.nyc"
@@ -188,6 +189,8 @@ CORPUS: tuple[Case, ...] = (
     Case("a name that is not UTF-8", ALICE, b"x", [*GOOD, ("\ufffd", b"1")], codec.WRONG_HEADER_NAME),
     Case("not UTF-8 within", ALICE, b"x", [("a", b"1"), ("a\ufffdb", b"1"), *GOOD], codec.WRONG_HEADER_NAME),
     Case("largest headers", ALICE, b"x", [*GOOD, ("h", b"x" * (MAX_HEADERS_BYTES - 1))], None),
+    Case("not read", None, None, [(UNREAD_HEADER, b"")], codec.UNREAD),
+    Case("our header too large", ALICE, b"x", _says("2 message 1 1 " + "n" * MAX_PAYLOAD_BYTES), codec.LINE_TOO_LARGE),
     Case("headers too large", ALICE, b"x", [*GOOD, ("h", b"x" * MAX_HEADERS_BYTES)], codec.HEADERS_TOO_LARGE),
     Case(
         "too many headers of nothing",

@@ -162,10 +162,12 @@ def test_reasons() -> None:
     """The reasons for a dead letter are the codec's, and in its order."""
     _, reasons = tables(section(doc("records"), "## Dead letters"))
     assert first_spans(reasons) == [
+        codec.UNREAD,
         codec.REPEATED_HEADER,
         codec.RESERVED_HEADER,
         codec.WRONG_HEADER_NAME,
         codec.HEADERS_TOO_LARGE,
+        codec.LINE_TOO_LARGE,
         codec.WRONG_VERSION,
         codec.WRONG_KIND,
         codec.NO_SENDER,
@@ -353,6 +355,7 @@ def test_limits() -> None:
         "application headers of a message": f"{records.MAX_HEADERS_BYTES:,} bytes",
         "incarnation, local seqno": f"{len(str(records.MAX_NUMBER))} digits",
         "a FORWARD record": f"{records.MAX_RECORD_BYTES // 2 // mebibyte} MiB",
+        "a record as it is read, where a client has compressed it": f"{records.MAX_RECORD_BYTES // mebibyte} MiB",
         "a DATA record, a snapshot": f"{records.MAX_RECORD_BYTES // mebibyte} MiB",
         "forward table (`max_pending_records`, `max_pending_bytes`)": (
             f"{sending.max_pending_records:,} messages, {sending.max_pending_bytes // mebibyte} MiB"

@@ -238,7 +238,7 @@ class Inbox:
         # Other members' letters cost no more than this comparison.
         if record.key != key:
             return None
-        written = decode_letter(key, record.key, record.value, headers)
+        written = decode_letter(key, record.key, record.value, headers, record.timestamp)
         if isinstance(written, str):
             if is_new:
                 place = f"{record.topic}-{record.partition}:{record.offset}"

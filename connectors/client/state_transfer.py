@@ -377,7 +377,7 @@ class StateTransfer:
     def _take(self, record: Any) -> None:
         if record.key != self._key or not is_state_letter(record.headers):
             return
-        letter = decode_letter(self._key, record.key, record.value, record.headers)
+        letter = decode_letter(self._key, record.key, record.value, record.headers, record.timestamp)
         what = decode_state_letter(letter) if isinstance(letter, WrittenLetter) else None
         if not isinstance(letter, WrittenLetter) or what is None:
             _logger.warning("%s: skipped a malformed letter at offset %d", self.address, record.offset)

@@ -12,12 +12,14 @@ from connectors.kafka.codec import (
     FUTURE_INCARNATION,
     HEADER,
     HEADERS_TOO_LARGE,
+    LINE_TOO_LARGE,
     NO_PAYLOAD,
     NO_SENDER,
     NOTHING,
     PAYLOAD_TOO_LARGE,
     REPEATED_HEADER,
     RESERVED_HEADER,
+    UNREAD,
     VERSION,
     WRONG_HEADER_NAME,
     WRONG_INCARNATION,
@@ -29,6 +31,8 @@ from connectors.kafka.codec import (
     given_headers,
     has_wrong_name,
     highest_incarnation,
+    is_too_long,
+    is_unread,
     parse_number,
     split_headers,
     without_depends,
@@ -42,7 +46,7 @@ CAST_FIELDS = (VERSION, "ORDER", "INCARNATION", "LOCAL_SEQNO", "VIEW", "AFTER", 
 RELAYED_FROM is there only where a relay brought the record; no receiver looks at it."""
 WRONG_ORDER = "ORDER in the header abcast is neither fifo nor causal"
 WRONG_VIEW = "VIEW in the header abcast is not a number from 1, which a causal cast has to say"
-WRONG_CLOCK = f"AFTER or CLOCK of a causal cast is missing in the header abcast, or over {MAX_PAYLOAD_BYTES} bytes"
+WRONG_CLOCK = "AFTER or CLOCK of a causal cast is missing in the header abcast"
 
 
 def cast_headers(cast: Cast) -> list[tuple[str, bytes]]:
@@ -71,10 +75,12 @@ def decode_cast(
     after = 0 if raw_after == b"0" else parse_number(raw_after)
     is_causal, sender = order == CAUSAL.encode(), (key or b"").decode("latin-1")
     checks = (
+        (is_unread(own), UNREAD),
         (sum(name == HEADER for name, _ in own) > 1, REPEATED_HEADER),
         (any(name != HEADER for name, _ in own), RESERVED_HEADER),
         (has_wrong_name(headers), WRONG_HEADER_NAME),
         (are_too_large(application), HEADERS_TOO_LARGE),
+        (is_too_long(own), LINE_TOO_LARGE),
         (version != VERSION.encode(), WRONG_VERSION),
         (order not in (FIFO.encode(), CAUSAL.encode()), WRONG_ORDER),
         (not is_address(sender), NO_SENDER),
@@ -83,7 +89,7 @@ def decode_cast(
         (local_seqno is None, WRONG_LOCAL_SEQNO),
         ((incarnation or 0) > highest_incarnation(timestamp_ms), FUTURE_INCARNATION),
         (view is None and (is_causal or raw_view not in (NOTHING.encode(), b"")), WRONG_VIEW),
-        (is_causal and (after is None or not clock.isascii() or len(clock) > MAX_PAYLOAD_BYTES), WRONG_CLOCK),
+        (is_causal and (after is None or not clock.isascii()), WRONG_CLOCK),
         (value is None, NO_PAYLOAD),
         (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),
     )

@@ -16,6 +16,7 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 
+from connectors.kafka.plain_record import UNREAD_HEADER
 from ordering.casts import Depends
 from ordering.errors import ProtocolViolation, UsageError
 from ordering.formats import FIRST, Format
@@ -94,10 +95,12 @@ RELAY_KINDS = (HEARTBEAT, REMOTE_VIEW, LEAVE, SKIP, LINK_START)
 LINKED_KINDS = (MESSAGE, REMOTE_VIEW, SKIP)
 """FORWARD kinds of which a link may say something."""
 # Reasons for a dead letter, in the order in which they are looked for.
+UNREAD = f"the record is over {MAX_RECORD_BYTES} bytes, or can't be read as it is compressed"
 REPEATED_HEADER = "the header abcast is given twice"
 RESERVED_HEADER = "a header has a name that begins with abcast, which is reserved"
 WRONG_HEADER_NAME = "a header has a name that is not UTF-8"
 HEADERS_TOO_LARGE = f"the application's headers are over {MAX_HEADERS_BYTES} bytes"
+LINE_TOO_LARGE = f"the header abcast is over {MAX_PAYLOAD_BYTES} bytes"
 WRONG_VERSION = "the header abcast is missing, or does not begin with the version, 2"
 WRONG_KIND = "KIND in the header abcast is missing or unknown"
 NO_SENDER = "the key, which is the sender, is missing or not ASCII"
@@ -222,10 +225,12 @@ def decode_forward(
     incarnation, local_seqno = parse_number(raw_incarnation), parse_number(raw_local_seqno)
     sender, names = key or b"", [name for name, _ in own]
     checks = (
+        (is_unread(own), UNREAD),
         (names.count(HEADER) > 1, REPEATED_HEADER),
         (names.count(HEADER) < len(names), RESERVED_HEADER),
         (link is None and has_wrong_name(headers), WRONG_HEADER_NAME),
         (are_too_large(application), HEADERS_TOO_LARGE),
+        (is_too_long(own), LINE_TOO_LARGE),
         (version != _VERSION, WRONG_VERSION),
         (kind not in _FORWARD_KINDS, WRONG_KIND),
         (not sender or not sender.isascii(), NO_SENDER),
@@ -397,6 +402,16 @@ def has_wrong_name(headers: Iterable[tuple[str, bytes]]) -> bool:
 def are_too_large(application: Headers) -> bool:
     """Whether a record may not have these headers. What the first limit does not count, the second one does."""
     return size_of(application) > MAX_HEADERS_BYTES or _size_of_all(application) > MAX_PAYLOAD_BYTES
+
+
+def is_unread(own: Headers) -> bool:
+    """Whether no more is known of the record than where it stands."""
+    return len(own) == 1 and own[0][0] == UNREAD_HEADER
+
+
+def is_too_long(own: Headers) -> bool:
+    """Whether the header `abcast` is larger than any: a reader may have passed such a record over, or cut it."""
+    return any(len(value) > MAX_PAYLOAD_BYTES for _, value in own)
 
 
 def split_headers(headers: Sequence[tuple[str, bytes]]) -> tuple[Headers, Headers]:

@@ -14,14 +14,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from connectors.kafka.codec import (
+    FUTURE_INCARNATION,
     HEADER,
     HEADERS_TOO_LARGE,
     LETTER_FIELDS,
+    LINE_TOO_LARGE,
     NO_PAYLOAD,
     NOTHING,
     PAYLOAD_TOO_LARGE,
     REPEATED_HEADER,
     RESERVED_HEADER,
+    UNREAD,
     VERSION,
     WRONG_HEADER_NAME,
     WRONG_INCARNATION,
@@ -32,6 +35,9 @@ from connectors.kafka.codec import (
     first_fields,
     given_headers,
     has_wrong_name,
+    highest_incarnation,
+    is_too_long,
+    is_unread,
     parse_number,
     split_headers,
 )
@@ -67,7 +73,11 @@ def is_state_letter(headers: Sequence[tuple[str, bytes]]) -> bool:
 
 
 def decode_letter(
-    receiver: bytes, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]]
+    receiver: bytes,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes]],
+    timestamp_ms: int = 0,
 ) -> WrittenLetter | str:
     """One record of an inbox topic that names `receiver`, or the reason why it is not a letter to that member."""
     own, application = split_headers(headers)
@@ -76,14 +86,17 @@ def decode_letter(
     incarnation, local_seqno = parse_number(raw_incarnation), parse_number(raw_local_seqno)
     sender = raw_sender.decode("latin-1")
     checks = (
+        (is_unread(own), UNREAD),
         (sum(name == HEADER for name, _ in own) > 1, REPEATED_HEADER),
         (any(name != HEADER for name, _ in own), RESERVED_HEADER),
         (has_wrong_name(headers), WRONG_HEADER_NAME),
         (are_too_large(application), HEADERS_TOO_LARGE),
+        (is_too_long(own), LINE_TOO_LARGE),
         (version != VERSION.encode(), WRONG_VERSION),
         (kind not in (LETTER.encode(), STATE.encode()), WRONG_KIND),
         (not is_address(sender) or is_reserved(sender), BAD_SENDER),
         (key != receiver, WRONG_RECEIVER),
+        ((incarnation or 0) > highest_incarnation(timestamp_ms), FUTURE_INCARNATION),
         (value is not None and len(value) > MAX_PAYLOAD_BYTES, PAYLOAD_TOO_LARGE),
     )
     for broken, reason in checks:

@@ -29,7 +29,7 @@ from connectors.kafka.codec import LETTER_FIELDS, first_fields
 from connectors.kafka.connection import Connection
 from connectors.kafka.desk import Desk
 from connectors.kafka.letter_bases import Noted, key_of_base, key_of_beginning, partition_of, read_noted
-from connectors.kafka.letter_codec import decode_letter, is_state_letter
+from connectors.kafka.letter_codec import WrittenLetter, decode_letter, is_state_letter
 from connectors.kafka.purge import Purged, delete, older
 from connectors.kafka.ranges import read_range
 from connectors.kafka.sending import WRITTEN_S, producing
@@ -141,7 +141,7 @@ class _Care:
         relayed = relayed_from(record)
         is_here = is_address(receiver) and receiver.partition("/")[0] == self._site
         is_here = is_here and partition_of(receiver, self._count) == number
-        letter = decode_letter(record.key, record.key, record.value, record.headers) if is_here else ""
+        letter = _decoded(record) if is_here else ""
         if isinstance(letter, str):
             return Entry(record.offset, relayed_from=relayed)
         is_own = is_state_letter(record.headers)
@@ -178,6 +178,11 @@ class _Care:
             sent = [producer.send(memory, key=key, value=value, partition=0) for key, value in notes.items()]
             for each in sent:
                 each.get(timeout=WRITTEN_S)
+
+
+def _decoded(record: Any) -> WrittenLetter | str:
+    """As its receiver reads it."""
+    return decode_letter(record.key, record.key, record.value, record.headers, record.timestamp)
 
 
 def relayed_from(record: Any) -> str:

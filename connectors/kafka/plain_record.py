@@ -25,6 +25,10 @@ class Record(Protocol):
     def headers(self) -> Sequence[tuple[str, bytes]]: ...  # noqa: D102
 
 
+UNREAD_HEADER = "abcast-unread"
+"""The only header of a record of which no more was read than where it stands: it is bad input to all codecs."""
+
+
 class PlainRecord(NamedTuple):
     """A `Record` of our own making."""
 

@@ -36,10 +36,10 @@ _SETTINGS = {
     "unclean.leader.election.enable": "false",
 }
 
-_WRITTEN_BY_CLIENTS: tuple[Role, ...] = ("forward", "inbox", "cast")
-_STORED_AS_IT_IS = {"compression.type": "uncompressed"}
-"""Else Kafka takes what is large, as long as it is compressed well, and one record fills the memory of all who read it;
-and a library without that compression can't read on."""
+_COMPRESSION = {"compression.type": "producer"}
+"""With any other, a broker that is given a compressed batch inflates it as a whole, before it looks at its size: a few
+kilobytes end it. With this one it looks at what is compressed piece by piece, and so do our readers."""
+_WRITTEN_BY_CLIENTS: tuple[Role, ...] = ("forward", "inbox", "cast", "memory")
 
 PURGED: tuple[Role, ...] = ("forward", "dead-letter", "inbox")
 PURGED_SEGMENT_BYTES = 64 * 1024 * 1024
@@ -68,7 +68,7 @@ def create_topics(
     """
     check_group(group)
     checked_sites = [check_site(site) for site in sites]
-    created = []
+    created, there = [], list[Topic]()
     with connection.admin() as admin:
         _check_copies(connection, admin, replication_factor)
         for site in checked_sites:
@@ -85,11 +85,26 @@ def create_topics(
                     with connection.reachable("CREATE", str(topic)):
                         admin.create_topics([new_topic(topic, count, replication_factor)])
                 except TopicAlreadyExistsError:
+                    there.append(topic)
                     continue
                 created.append(str(topic))
         if created:
             admin.wait_for_topics(created)
+        _mend_compression(connection, admin, there)
     return created
+
+
+def _mend_compression(connection: Connection, admin: KafkaAdminClient, topics: Iterable[Topic]) -> None:
+    """Of topics that are there, mend what an earlier version has set. Raises KafkaRefused."""
+    found = _read_settings(admin, topics)
+    wrong = [topic for topic in topics if _is_inflated_by_brokers(topic, found.get(str(topic), {}))]
+    if wrong:
+        with connection.reachable("ALTER_CONFIGS", ", ".join(map(str, wrong))):
+            admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, str(topic), _COMPRESSION) for topic in wrong])
+
+
+def _is_inflated_by_brokers(topic: Topic, found: Mapping[str, str]) -> bool:
+    return topic.role in _WRITTEN_BY_CLIENTS and found.get("compression.type", "producer") != "producer"
 
 
 def check_layout(
@@ -151,7 +166,7 @@ def _settings(topic: Topic) -> dict[str, str]:
     # A memory topic has one note a name (`connectors.client.member_memory`).
     policy = "compact" if topic.role == "memory" else "delete"
     settings = {**_SETTINGS, "cleanup.policy": policy, "max.message.bytes": str(_limit(topic))}
-    settings |= _STORED_AS_IT_IS if topic.role in _WRITTEN_BY_CLIENTS else {}
+    settings |= _COMPRESSION
     settings |= {"segment.bytes": str(PURGED_SEGMENT_BYTES)} if topic.role in PURGED else {}
     return settings
 
@@ -204,6 +219,8 @@ def check_topics(connection: Connection, groups: Iterable[str], site: str) -> No
         of_group += _missing_rights(connection, topic, of_site[topic].get(ALLOWED))
         if (found := settings.get(str(topic))) is not None:
             of_group += _wrong_settings(connection, topic, found)
+            for danger in _dangers(topic, found):
+                _logger.warning("%s", danger)
     errors: dict[str, AbcastError] = {group: UsageError("\n".join(found)) for group, found in problems.items() if found}
     for group in wanted:
         for role in ("data", "epoch", "forward", "dead-letter"):
@@ -274,7 +291,7 @@ def look_at_topics(connection: Connection, group: str, site: str) -> TopicsFound
         problem
         for topic in sorted(of_site, key=str)
         if (found := settings.get(str(topic))) is not None
-        for problem in _wrong_settings(connection, topic, found)
+        for problem in (*_wrong_settings(connection, topic, found), *_dangers(topic, found))
     ]
     unknown = [name for name in seen if name not in settings]
     return TopicsFound([name for name in needed if name not in seen], seen, wrong, unknown)
@@ -342,6 +359,16 @@ def wrong_in_logs(connection: Connection, groups: Iterable[str], site: str) -> d
         for group, of_group in topics.items()
     }
     return {group: sentence for group, sentence in wrong.items() if sentence}
+
+
+def _dangers(topic: Topic, found: Mapping[str, str]) -> list[str]:
+    """What breaks no promise, and lets a member end brokers."""
+    if not _is_inflated_by_brokers(topic, found):
+        return []
+    return [
+        f"{topic} has compression.type={found['compression.type']}, with which one small record may end a broker: "
+        f"`abcast topics create --group {topic.group} --site {topic.site}` mends that."
+    ]
 
 
 def _rules(topic: Topic) -> dict[str, Callable[[str], bool]]:

@@ -43,7 +43,7 @@ def test_a_cast_comes_back_as_it_was(cast: Cast) -> None:
         (b"2 causal 7 1 3", cast_codec.WRONG_CLOCK),
         (b"2 causal 7 1 3 - 0", cast_codec.WRONG_CLOCK),
         (b"2 causal 7 1 3 1 \xff", cast_codec.WRONG_CLOCK),
-        (b"2 causal 7 1 3 1 " + b"0" * (MAX_PAYLOAD_BYTES + 1), cast_codec.WRONG_CLOCK),
+        (b"2 causal 7 1 3 1 " + b"0" * (MAX_PAYLOAD_BYTES + 1), codec.LINE_TOO_LARGE),
     ],
 )
 def test_what_is_no_cast_has_a_reason(text: bytes | None, reason: str) -> None:

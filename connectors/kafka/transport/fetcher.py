@@ -2,7 +2,7 @@
 
 For each record the library calls some twenty functions and makes two objects, which is most of what a reader in Python
 costs. Here one loop goes through the bytes of a batch. What concerns a whole batch is asked of the library as before:
-its checksum, its compression, the marks and the aborted batches of transactions.
+its checksum, the marks and the aborted batches of transactions. What is compressed is inflated in pieces (`inflating`).
 
 Names of headers that are not UTF-8 are read. Kafka's protocol says that a name is UTF-8, but no broker looks, and
 clients for Go and C write any bytes. kafka-python takes the whole batch for corrupt then, and never gets past it: one
@@ -14,6 +14,7 @@ before its first zero byte: librdkafka, a C library, sees no more of it, and all
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +24,16 @@ from kafka.protocol.consumer import IsolationLevel
 from kafka.record.util import decode_varint
 from kafka.structs import TopicPartition
 
-from connectors.kafka.plain_record import PlainRecord
+from connectors.kafka.plain_record import UNREAD_HEADER, PlainRecord
+from connectors.kafka.seldom import warn_seldom
+from connectors.kafka.transport.inflating import TooLarge, inflate
+
+MOST_BYTES = 16 * 1024 * 1024
+"""Of what was compressed, a poll gives about so much at most: a fetch may inflate to anything."""
+_SKIPPED_WEIGHS = 64
+"""What is passed over takes no memory, but time: so many bytes of it count as one."""
+
+_logger = logging.getLogger(__name__)
 
 _MAGIC = 2
 """Of batches; what clients and brokers before 0.11 wrote has a lower one, and no headers, so it is nothing of ours."""
@@ -31,6 +41,25 @@ _MAGIC = 2
 
 class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka-python publishes no types
     """What a fetch has brought of a partition: `PlainRecord`, each read when it is asked for."""
+
+    weight = 0
+    """In bytes, what was inflated since records were taken last."""
+
+    def take(self, n: int | None = None) -> list[PlainRecord]:
+        """The next `n`, or fewer if what was inflated for them is as large as a poll may give."""
+        self._maybe_raise_next_inline_exception()
+        self.weight = 0
+        records: list[PlainRecord] = []
+        try:
+            for record in self.record_iterator:
+                records.append(record)
+                if len(records) == n or self.weight >= MOST_BYTES:
+                    break
+        except Exception as error:
+            if not records:
+                raise
+            self._next_inline_exception = error
+        return records
 
     def _unpack_records(self, tp: TopicPartition, records: Any, *_deserializers: object) -> Iterator[PlainRecord]:
         try:
@@ -49,11 +78,39 @@ class PartitionRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # kafka
         if is_modern:
             self.leader_epoch = batch.leader_epoch
         if not (is_modern and self._is_passed_over(batch)):
-            for record in _records(tp, batch) if is_modern else _old_records(tp, batch):
+            for record in self._records(tp, batch) if is_modern else _old_records(tp, batch):
                 self.next_fetch_offset = record.offset + 1
                 yield record
         if is_modern:  # retention by key may have taken its last records
             self.next_fetch_offset = batch.next_offset
+
+    def _records(self, tp: TopicPartition, batch: Any) -> Iterator[PlainRecord]:
+        if batch.compression_type:
+            return self._inflated(tp, batch)
+        return _records(tp, batch, bytes(batch._buffer), batch._pos, batch.records_count)  # noqa: SLF001
+
+    def _inflated(self, tp: TopicPartition, batch: Any) -> Iterator[PlainRecord]:
+        """Those of a compressed batch. Of one that can't be read, the offsets that are left are told."""
+        expected, codec = batch.base_offset, batch.compression_type
+        try:
+            for part in inflate(codec, memoryview(batch._buffer)[batch._pos :], batch.records_count):  # noqa: SLF001
+                if isinstance(part, TooLarge):
+                    self.weight += part.size // _SKIPPED_WEIGHS
+                    expected = batch.base_offset + part.delta + 1
+                    yield _unread(tp, batch, expected - 1, f"is of {part.size} bytes")
+                    continue
+                self.weight += len(part.data)
+                for record in _records(tp, batch, part.data, 0, part.records):
+                    expected = record.offset + 1
+                    yield record
+        except ModuleNotFoundError:
+            why = f"is compressed by codec {codec}, which takes `pip install pyarrow` or ABCAST_TRANSPORT=confluent"
+        except (ValueError, IndexError, OSError, CorruptRecordError) as error:
+            why = f"can't be inflated ({error})"
+        else:
+            return
+        for offset in range(expected, batch.next_offset):
+            yield _unread(tp, batch, offset, why)
 
     def _is_passed_over(self, batch: Any) -> bool:
         """Whether it is the mark at a transaction's end; with `read_committed`, also what was aborted."""
@@ -78,6 +135,11 @@ class QuickFetcher(Fetcher):  # type: ignore[misc]
         records, is_idle = super().fetch_records(*args, **options)
         return records, is_idle and not self._completed_fetches
 
+    def _append(self, drained: Any, part: Any, max_records: int, update_offsets: bool) -> int:
+        """What is full counts as all that was asked for: the library would go on with the next records."""
+        count: int = super()._append(drained, part, max_records, update_offsets)
+        return max_records if count and part.weight >= MOST_BYTES else count
+
 
 class _Names(dict[bytes | None, str]):
     """Names of headers, by their bytes: a batch has few, and each comes often."""
@@ -92,10 +154,15 @@ class _Names(dict[bytes | None, str]):
 _plain_record: Callable[[tuple[Any, ...]], PlainRecord] = functools.partial(tuple.__new__, PlainRecord)
 
 
-def _records(partition: TopicPartition, batch: Any) -> Iterator[PlainRecord]:
-    """Those of a batch. Raises CorruptRecordError."""
-    iter(batch)  # unpacks it if it is compressed
-    data, at = bytes(batch._buffer), batch._pos  # noqa: SLF001 - of the library's version that we are pinned to
+def _unread(partition: TopicPartition, batch: Any, offset: int, why: str) -> PlainRecord:
+    """What stands in the place of a record that was not read."""
+    warn_seldom(_logger, "%s-%d:%d is passed over: it %s", *partition, offset, why)
+    topic, number = partition
+    return PlainRecord(topic, number, offset, batch.max_timestamp, None, None, [(UNREAD_HEADER, b"")])
+
+
+def _records(partition: TopicPartition, batch: Any, data: bytes, at: int, count: int) -> Iterator[PlainRecord]:
+    """So many of a batch, of which `data` holds them from `at` to its end. Raises CorruptRecordError."""
     topic, number = partition
     offset, names, varint = batch.base_offset, _Names(), decode_varint
     first_ms, stamped_ms = batch.first_timestamp, batch.max_timestamp if batch.timestamp_type else None
@@ -105,16 +172,16 @@ def _records(partition: TopicPartition, batch: Any) -> Iterator[PlainRecord]:
         return (None, at) if size < 0 else (data[at : at + size], at + size)
 
     try:
-        for _ in range(batch.records_count):
+        for _ in range(count):
             size, at = varint(data, at)
             end = at + size
             delta_ms, at = varint(data, at + 1)  # behind the attributes, which say nothing yet
             delta, at = varint(data, at)
             key, at = text(at)
             value, at = text(at)
-            count, at = varint(data, at)
+            named, at = varint(data, at)
             headers = []
-            for _ in range(count):
+            for _ in range(named):
                 name, at = text(at)
                 told, at = text(at)
                 headers.append((names[name], told))

@@ -18,7 +18,7 @@ import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import confluent_kafka
 from confluent_kafka import KafkaException
@@ -27,6 +27,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.dialects import for_librdkafka
 from connectors.kafka.plain_record import PlainRecord
+from connectors.kafka.transport import kafka_python
 from connectors.kafka.transport.seam import POLL_RECORDS, Cluster, Consumer, Producer
 from ordering.records import MAX_RECORD_BYTES
 
@@ -48,6 +49,8 @@ _CONSUMER_SETTINGS = {"fetch_max_wait_ms": "fetch.wait.max.ms", "isolation_level
 
 _Error = confluent_kafka.KafkaError
 _END = _Error._PARTITION_EOF  # noqa: SLF001 - so the library names its own codes
+_NOT_INFLATED = _Error._BAD_COMPRESSION  # noqa: SLF001
+_OTHER_MS = 10_000
 _LOCAL_ERRORS = {
     _Error._TRANSPORT: errors.KafkaConnectionError,  # noqa: SLF001 - so the library names its own codes
     _Error._ALL_BROKERS_DOWN: errors.KafkaConnectionError,  # noqa: SLF001
@@ -307,6 +310,7 @@ _plain_record: Callable[[tuple[Any, ...]], PlainRecord] = functools.partial(tupl
 
 class _Consumer:
     def __init__(self, cluster: Cluster, max_poll_records: int = POLL_RECORDS, **settings: Any) -> None:
+        self._cluster, self._settings = cluster, settings
         self._timeout_s = cluster.timeout
         self._max_poll_records = max_poll_records
         self._positions: dict[TopicPartition, int | None] = {}
@@ -365,6 +369,8 @@ class _Consumer:
         ends: dict[TopicPartition, int] = {}
         for message in messages:
             if (error := message.error()) is not None:
+                if error.code() == _NOT_INFLATED and not found:
+                    return self._read_by_the_other(TopicPartition(message.topic(), message.partition()))
                 if error.code() == _END:
                     ends[TopicPartition(message.topic(), message.partition())] = message.offset()
                 else:
@@ -380,6 +386,21 @@ class _Consumer:
         for partition, end in ends.items():
             self._pass_over(partition, end)
         return found
+
+    def _read_by_the_other(self, partition: TopicPartition) -> dict[TopicPartition, list[PlainRecord]]:
+        """What stands next, read by the library that inflates in pieces: this one never gets past what it has refused.
+
+        Raises KafkaError.
+        """
+        other = kafka_python.consumer(self._cluster, **self._settings)
+        try:
+            other.assign([partition])
+            other.seek(partition, self.position(partition))
+            read = list(other.poll(timeout_ms=_OTHER_MS).get(partition, ()))
+            self.seek(partition, other.position(partition))
+        finally:
+            other.close()
+        return {partition: cast("list[PlainRecord]", read)} if read else {}
 
     def _next(self, timeout_s: float) -> Any:
         """What librdkafka gives next. That it has come to an end is news only where that has moved the position."""
