@@ -7,7 +7,7 @@ At the end all is healed. Then:
 
 * each site has the home's order, and no message is in it twice, or before one that its sender sent earlier;
 * each receipt is true, unless a site did not answer when another one was made the home: what it had may be lost;
-* nothing waits.
+* nothing waits, and no copy is refused without need.
 
 What is not here: views, DATA with a retention; letters and casts (tests/relay/test_files_of_different_age.py).
 """
@@ -43,6 +43,7 @@ from tests.relay.carrying import Carrier, relays_in_memory
 GROUP = "g"
 OPERATOR = "operator"
 STUCK = "stuck"
+FALSE_ALARM = "false-alarm"
 FALSE_RECEIPT = "false-receipt"
 
 Id = tuple[str, int, int]
@@ -292,10 +293,16 @@ class Hub:
         try:
             return Carrier(kind, self.files[direction.source], direction, GROUP)
         except UsageError as error:
-            if "let it join again" in str(error) and "is the home, " not in str(error):
+            if self._is_refused(error):
                 self.refused.add(direction.target)
-            self.told[str(error)[:60]] += 1
             raise BrokerUnreachable(str(error)) from error
+
+    def _is_refused(self, error: UsageError) -> bool:
+        """Whether that says that the copy must be made anew, whoever is the home."""
+        self.told[str(error)[:60]] += 1
+        if "has another seqno" in str(error) and not self.may_lose:
+            self._blame(FALSE_ALARM, f"nothing was lost, and yet: {error}")
+        return "let it join again" in str(error) and "is the home, " not in str(error)
 
     def carry(self, relay: Carrier) -> None:
         source, target = relay.job.direction
@@ -307,8 +314,10 @@ class Hub:
         with self.acting(relay.job.direction.source):
             try:
                 relay.job.check()
-            except AbcastError:
+            except AbcastError as error:
                 self.relays.remove(relay)
+                if "has another seqno" in str(error) and not self.may_lose:
+                    self._blame(FALSE_ALARM, f"nothing was lost, and yet: {error}")
 
     # What operators do.
 
@@ -465,7 +474,7 @@ class Hub:
                         HomeData if direction.source == home else SiteForward, self.newest, direction, GROUP
                     ).carry()
                 except UsageError as error:
-                    self.told[str(error)[:60]] += 1
+                    self._is_refused(error)
                     if "let it join again" in str(error):
                         self.rejoin(name)
                 except AbcastError as error:
