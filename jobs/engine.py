@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from connectors.engine.job import EngineJob
     from connectors.kafka.connection import Connection
     from connectors.kafka.sites import Sites
+    from connectors.kafka.troubles import Troubles
     from connectors.sequencer.agreement import Agreement
     from connectors.storage.location import Location
 
@@ -85,8 +86,10 @@ def engine_job(
     data: Location,
     agreement: Agreement | None = None,
     served: Served = EVERYTHING,
+    troubles: Troubles | None = None,
 ) -> EngineJob:
-    """The sequencer of the site as a plain Python job; where sites agree, the site's part in that.
+    """The sequencer of the site as a plain Python job; where sites agree, the site's part in that. `troubles`: of all
+    jobs of this process.
 
     Raises UsageError, BrokerUnreachable, EnvironmentProblem.
     """
@@ -96,8 +99,10 @@ def engine_job(
     if agreement is not None:
         from connectors.engine.site_job import SiteJob
 
-        return SiteJob(reachable(connection, served), agreement, *served)
-    return EngineJob(EngineOptions(reachable(connection, served), site, data.absolute() / "ledger", *served))
+        return SiteJob(reachable(connection, served), agreement, *served, troubles)
+    return EngineJob(
+        EngineOptions(reachable(connection, served), site, data.absolute() / "ledger", *served, troubles=troubles)
+    )
 
 
 def tune() -> None:

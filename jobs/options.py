@@ -96,7 +96,10 @@ Parallelism = Annotated[
 ]
 
 Groups = Annotated[
-    str | None, typer.Option("--groups", help="Only groups of these names, which may be patterns: 'orders,pay-*'.")
+    str | None,
+    typer.Option(
+        "--groups", envvar="ABCAST_GROUPS", help="Only groups of these names, which may be patterns: 'orders,pay-*'."
+    ),
 ]
 LookEvery = Annotated[
     float,

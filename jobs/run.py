@@ -61,7 +61,11 @@ def run(
     options = job_options(connection, site, data, max_batch_records, which, parallelism, work_dir)
     sequences = topology is None or topology.sequences(site)
     names = ["sequence", "ledger"] if sequences and engine is Engine.spark else ["ledger"]
-    beside = [engine_job(connection, site, data, agreed, which)] if sequences and engine is Engine.process else []
+    beside = (
+        [engine_job(connection, site, data, agreed, which, options.troubles)]
+        if sequences and engine is Engine.process
+        else []
+    )
     relays: Relays | None = None
     if topology is not None:
         relays = Relays(topology, [direction for direction in topology.directions() if direction.source == site])

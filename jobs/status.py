@@ -7,10 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from connectors.kafka.group_choice import ALL_GROUPS, GroupChoice
 from jobs.interruption import taken
 from jobs.options import (
     DEFAULT_DATA,
@@ -18,6 +20,7 @@ from jobs.options import (
     AsJson,
     BootstrapServers,
     Data,
+    Groups,
     KafkaConfig,
     Location,
     Site,
@@ -28,7 +31,7 @@ from jobs.options import (
 from jobs.progress import Progress
 from ordering.errors import AbcastError, BrokerUnreachable, UsageError
 from ordering.formats import NEWEST
-from ordering.names import DEFAULT_SITE
+from ordering.names import DEFAULT_SITE, Role, Topic
 
 if TYPE_CHECKING:
     from connectors.diagnosis.status import GroupStatus
@@ -38,11 +41,13 @@ if TYPE_CHECKING:
 WATCH_S = 2.0
 _SHOWN_GAPS = 5
 _SHOWN_ACTS = 3
+_READ: tuple[Role, ...] = ("data", "epoch", "forward")
 _COLUMNS = ("group", "sequencer", "last seqno", "lag", "rate", "members", "dead", "ledger")
 
 
 def status(
     group: Annotated[str | None, typer.Option("--group", "-g", help="One group only.")] = None,
+    groups: Groups = None,
     bootstrap_servers: BootstrapServers = None,
     kafka_config: KafkaConfig = None,
     site: Site = DEFAULT_SITE,
@@ -53,25 +58,39 @@ def status(
     """Tell whether the order goes on. Exit code 1 if messages wait in a group and no sequencer is alive, or if a group
     can't be read: it lacks a topic, say.
 
+    With --groups, as the job has it, the job is judged: a group that it goes on without, and says so, is shown, and is
+    no failure.
+
     `sequencer`: alive, silent (for how long), none yet, or elsewhere (this site has a copy). `lag`: FORWARD records
     that wait to be ordered. `rate`: messages per second over the last minute. `members`: those of the view. `dead`:
     dead letters. `ledger`: seqnos that the ledger below --data lacks, `-` without one. --json has more.
     """
     connection = connection_to(bootstrap_servers, kafka_config, "status")
-    found = _read(connection, group, site, data)
+    of_job = groups if group is None else None  # which may stand in a variable
+    chosen = ALL_GROUPS if of_job is None else GroupChoice.parse(of_job)
+
+    def read() -> _Found:
+        return _read(connection, group, chosen, site, data)
+
+    found = read()
     if watch:
-        found = _watch(lambda: _read(connection, group, site, data), found, site, as_json=as_json)
+        found = _watch(read, found, site, as_json=as_json)
     else:
         _show(found, site, as_json=as_json)
-    if found.errors or any(row.is_stuck for row in found.rows):
+    if of_job is None:
+        is_failure = bool(found.errors) or any(row.is_stuck for row in found.rows)
+    else:
+        is_failure = bool(found.errors.keys() - found.left_out) or any(row.is_failure for row in found.rows)
+    if is_failure:
         raise typer.Exit(EXIT_FAILED)
 
 
 class _Found(NamedTuple):
-    """What was read, and what is wrong with groups that can't be."""
+    """What was read, and what is wrong with groups that can't be; those of them that a job says to go on without."""
 
     rows: Sequence[GroupStatus]
-    errors: Sequence[AbcastError] = ()
+    errors: Mapping[str, AbcastError] = MappingProxyType({})
+    left_out: frozenset[str] = frozenset()
 
 
 def _watch(read: Callable[[], _Found], found: _Found, site: str, *, as_json: bool) -> _Found:
@@ -93,9 +112,10 @@ def _watch(read: Callable[[], _Found], found: _Found, site: str, *, as_json: boo
         return found
 
 
-def _read(connection: Connection, group: str | None, site: str, data: Location) -> _Found:
+def _read(connection: Connection, group: str | None, of_job: GroupChoice, site: str, data: Location) -> _Found:
     """The status of each group. Raises what is wrong with all of them."""
-    from connectors.diagnosis.status import read_status
+    from connectors.diagnosis.status import is_left_out, read_status
+    from connectors.kafka.sign_of_life import read_signs
     from connectors.kafka.topics import find_groups
     from connectors.kafka.unfit import BEFORE_ITS_START, raise_unfit
 
@@ -103,7 +123,9 @@ def _read(connection: Connection, group: str | None, site: str, data: Location) 
         groups = find_groups(connection, site)
         if group is not None and group not in groups:
             raise UsageError(f"there is no group {group!r} at site {site}: `abcast topics list` shows what there is.")
-        chosen = [name for name in groups if group in (None, name)]
+        chosen = [name for name in groups if group in (None, name) and of_job.has(name)]
+        topics = {str(Topic(name, role, site)): name for name in chosen for role in _READ}
+        leaderless = {topics[topic]: topic for topic in connection.leaderless(topics)}
         in_ledger = _in_ledger(data)  # first: a number below zero means that it is another group's
         ledger = _ledger_end(data) if in_ledger else None
         rows = []
@@ -111,20 +133,24 @@ def _read(connection: Connection, group: str | None, site: str, data: Location) 
         progress.say("looking at the groups", len(chosen))
         for name in chosen:
             try:
+                if name in leaderless:  # nothing would be answered, for seconds
+                    raise BrokerUnreachable(f"group {name}: {leaderless[name]} has a partition without a leader.")
                 rows.append(read_status(connection, name, site, in_ledger, ledger))
-            except BEFORE_ITS_START as error:
+            except (*BEFORE_ITS_START, BrokerUnreachable) as error:
                 errors[name] = error
             progress.advance()
-    if not rows:
+    signs = read_signs(connection, errors, site).of_groups if errors else {}
+    left_out = frozenset(name for name, sign in signs.items() if is_left_out(sign))
+    if not rows and not left_out:
         raise_unfit(errors, chosen)
-    return _Found(rows, list(errors.values()))
+    return _Found(rows, errors, left_out)
 
 
 def _show(found: _Found, site: str, *, as_json: bool) -> None:
     from jobs.rows import show_sentence, show_table
 
     rows = found.rows
-    for error in found.errors:
+    for error in found.errors.values():
         typer.echo(f"abcast: {error}", err=True)
     if as_json:
         for row in rows:
@@ -143,6 +169,8 @@ def _show(found: _Found, site: str, *, as_json: bool) -> None:
 def _sentences(row: GroupStatus, site: str) -> Iterator[str]:
     """What the table has no room for."""
     yield str(row.sequencer)
+    if row.trouble:
+        yield f"the job that serves it says: {row.trouble}"
     if row.strays:
         yield (
             f"{row.strays} of the newest records in DATA are no DATA and are passed over: who else writes there? "

@@ -18,7 +18,7 @@ from connectors.kafka.data_log import DataLog
 from connectors.kafka.entries import last_entry
 from connectors.kafka.liveness import Liveness, judge, look_again
 from connectors.kafka.ranges import newest_record, read_range, windows_back
-from connectors.kafka.sign_of_life import read_signs
+from connectors.kafka.sign_of_life import Sign, read_signs
 from connectors.kafka.topics import find_topics, wrong_in_logs
 from connectors.kafka.transport.seam import Consumer
 from ordering.formats import FIRST
@@ -81,8 +81,8 @@ class GroupStatus(NamedTuple):
     DATA that are no DATA, of those that are read here: back to the newest snapshot. `ledger_lag`: seqnos that the
     ledger does not have yet; None where there is no ledger. `gaps`: of senders that have one open.
     `agreement`: None where no sites agree. `wrong_settings`: of DATA and EPOCH, and what mends them. `format`: see
-    `ordering.formats`. `other_history`: what to do where the ledger has that of another group of this name.
-    `acts`: what operators have done last.
+    `ordering.formats`. `other_history`: what to do where the ledger has that of another group of this name. `trouble`:
+    what the job that serves the group says that it does not do for it; with `is_left_out`, it does not order it. `acts`: what operators have done last.
     """
 
     group: str
@@ -105,12 +105,19 @@ class GroupStatus(NamedTuple):
     other_history: str = ""
     format: int = FIRST.number
     acts: Sequence[Act] = ()
+    trouble: str = ""
+    is_left_out: bool = False
 
     @property
     def is_stuck(self) -> bool:
         """Whether messages wait and nobody orders them."""
         waits = self.agreement is not None and self.agreement.waits
         return self.lag > 0 and (waits or not self.sequencer.works)
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the job that serves the group is stuck: one that leaves the group out, and says so, works."""
+        return self.is_stuck and not self.is_left_out
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -143,6 +150,7 @@ def read_status(
         with DataLog(connection, group, site) as data:
             # Of a copy, the sequencer is elsewhere: what it has considered is not to be seen here.
             is_copy = data.is_copy()
+            sign = signs.of_groups.get(group)
             sequencer = judge(data, signs.of_groups.get(group), lambda: look_again(connection, group, site))
             before = data.strays
             state = data.state()
@@ -179,6 +187,8 @@ def read_status(
                 wrong_settings="" if is_copy else wrong_in_logs(connection, [group], site).get(group, ""),
                 other_history=other,
                 format=max(state.format, of_format),
+                trouble=sign.trouble if sign is not None and sign.is_new else "",
+                is_left_out=is_left_out(sign),
             )
     finally:
         consumer.close()
@@ -190,6 +200,11 @@ def _other_history(data: DataLog, ledger: LedgerEnd | None) -> str:
     from connectors.ledger.last_row import other_history  # who has a ledger has Delta
 
     return other_history(data, ledger)
+
+
+def is_left_out(sign: Sign | None) -> bool:
+    """Whether a sequencer said just now that it goes on without the group."""
+    return sign is not None and sign.is_new and not sign.epoch
 
 
 def _agreement(data: DataLog) -> AgreementStatus | None:

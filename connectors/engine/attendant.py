@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -24,6 +24,7 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.left_out import LeftOut
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
+from connectors.kafka.troubles import SEQUENCER, Troubles
 from connectors.kafka.unfit import OF_ONE_GROUP, OF_THE_JOB, UnfitGroups, raise_unfit
 from connectors.sequencer.groups import forward_topics, positions_of
 from connectors.sequencer.keeper import Keeper
@@ -69,9 +70,10 @@ class Attendant:
         finder: TopicFinder,
         epochs: dict[str, int],
         left_out: LeftOut,
+        troubles: Troubles | None = None,
     ) -> None:
         """`epochs`: what this process has claimed, by group. `left_out`: groups that the others go on without. Both are
-        kept up to date, and outlive the attempt. Raises BrokerUnreachable.
+        kept up to date, and outlive the attempt. `troubles`: of all jobs of this process. Raises BrokerUnreachable.
         """
         self.pipelines: Mapping[str, Pipeline] = {}
         """The loop's, by group; it puts a new mapping here."""
@@ -80,7 +82,8 @@ class Attendant:
         self._ledger = ledger
         self._finder = finder
         self._epochs = epochs
-        self._keeper = Keeper(connection, site, epochs, "process")
+        self._troubles = troubles or Troubles()
+        self._keeper = Keeper(connection, site, epochs, "process", self._troubles)
         self._watchdogs: dict[str, Watchdog] = {}
         self._told: dict[str, int] = {}  # what each watchdog knows to be written
         self._left_out = left_out
@@ -168,15 +171,13 @@ class Attendant:
             self._leave(*self._leaving.get())
         # First of all: what is asked of a topic that is gone is asked for seconds.
         self._find_changes()
-        try:
-            self._keeper.check_not_fenced()
-        except UnfitGroups as unfit:
-            self._changes.put(Taken(gone=frozenset(unfit.errors)))
-            for group, error in unfit.errors.items():
-                self._leave(group, error)
+        self._of_fit(self._keeper.check_not_fenced)
         now = time.monotonic()
         # What is decided and not yet written counts as considered: that is so for some milliseconds.
-        self._keeper.sign(positions_of(pipeline.state for pipeline in self.pipelines.values()), now)
+        self._troubles.put(SEQUENCER, self._left_out.reasons)
+        considered = positions_of(pipeline.state for pipeline in self.pipelines.values())
+        topics = set(self._finder.find())
+        self._of_fit(lambda: self._keeper.sign(considered, now, topics))
         self._keeper.attend(self._to_be_ticked(), now)
         for group, pipeline in self.pipelines.items():
             watchdog = self._watchdogs.get(group)
@@ -185,6 +186,15 @@ class Attendant:
                 self._told[group] = pipeline.written
             if watchdog is not None and group not in self._keeper.away:
                 self._watch(group, watchdog, now)
+
+    def _of_fit(self, ask: Callable[[], object]) -> None:
+        """Leave the groups in which it finds something wrong."""
+        try:
+            ask()
+        except UnfitGroups as unfit:
+            self._changes.put(Taken(gone=frozenset(unfit.errors)))
+            for group, error in unfit.errors.items():
+                self._leave(group, error)
 
     def _watch(self, group: str, watchdog: Watchdog, now: float) -> None:
         try:

@@ -46,6 +46,7 @@ from connectors.kafka.left_out import LeftOut
 from connectors.kafka.retrying import Retries
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.transport import Record
+from connectors.kafka.troubles import Troubles
 from connectors.sequencer.takeover import yield_to_rival
 from connectors.storage.location import Location
 from ordering.errors import AbcastError, ProtocolViolation
@@ -74,7 +75,7 @@ class AnyLoop(Protocol[_Attended]):
 
 class EngineOptions(NamedTuple):
     """What the engine has to know. `ledger`: the Delta table, for a DATA topic that retention has emptied. `groups`:
-    those to serve. `look_every_s`: how often new topics are looked for.
+    those to serve. `look_every_s`: how often new topics are looked for. `troubles`: of all jobs of the process.
     """
 
     connection: Connection
@@ -82,6 +83,7 @@ class EngineOptions(NamedTuple):
     ledger: Location | None = None
     groups: GroupChoice = ALL_GROUPS
     look_every_s: float = LOOK_EVERY_S
+    troubles: Troubles | None = None
 
 
 class EngineJob:
@@ -125,7 +127,8 @@ class EngineJob:
         options = self.options
         self._work(
             lambda: Attendant(
-                options.connection, options.site, options.ledger, self._finder, self._epochs, self._left_out
+                *(options.connection, options.site, options.ledger, self._finder),
+                *(self._epochs, self._left_out, options.troubles),
             ),
             lambda: Loop(options.connection, options.site, self._stop),
         )

@@ -37,6 +37,7 @@ from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.inputs import Input
 from connectors.kafka.left_out import LeftOut
 from connectors.kafka.topic_finder import TopicFinder
+from connectors.kafka.troubles import Troubles
 from connectors.kafka.unfit import OF_ONE_GROUP
 from connectors.sequencer.agreement import ISIS, Agreement, known_state
 from connectors.sequencer.notices import told
@@ -63,9 +64,10 @@ class SiteAttendant(Attendant):
         finder: TopicFinder,
         epochs: dict[str, int],
         left_out: LeftOut,
+        troubles: Troubles | None = None,
     ) -> None:
         """As every attendant's. Raises BrokerUnreachable."""
-        super().__init__(connection, agreement.neighbours.site, None, finder, epochs, left_out)
+        super().__init__(connection, agreement.neighbours.site, None, finder, epochs, left_out, troubles)
         self._agreement = agreement
         self.inputs: Mapping[str, Mapping[TopicPartition, Input]] = {}
         self.exclusions: Mapping[str, Sequence[Exclusion]] = {}
@@ -118,15 +120,18 @@ class SiteJob(EngineJob):
         agreement: Agreement,
         groups: GroupChoice = ALL_GROUPS,
         look_every_s: float = LOOK_EVERY_S,
+        troubles: Troubles | None = None,
     ) -> None:
         """Raises UsageError if the site is none of those that agree."""
-        super().__init__(EngineOptions(connection, agreement.neighbours.site, None, groups, look_every_s))
+        super().__init__(EngineOptions(connection, agreement.neighbours.site, None, groups, look_every_s, troubles))
         self._agreement = agreement.check()
 
     def _attempt(self) -> None:
         connection = self.options.connection
         self._work(
-            lambda: SiteAttendant(connection, self._agreement, self._finder, self._epochs, self._left_out),
+            lambda: SiteAttendant(
+                connection, self._agreement, self._finder, self._epochs, self._left_out, self.options.troubles
+            ),
             lambda: SiteLoop(connection, self._agreement, self._stop),
         )
 

@@ -6,6 +6,9 @@ the FORWARD partitions are how far it has come, so that any tool that knows Kafk
 it ended: a start that finds less knows that something was lost (`connectors.kafka.same_log`). Kafka keeps the newest
 ones only: signs cost no record of a log. `abcast status` reads them, and so do errors that say why a message waits.
 
+A sign also says what other jobs of the process do not do for the group: that the ledger has ended, say. A group that
+the sequencer goes on without gets a sign with epoch 0, which says why, and counts as no sign of its sequencer.
+
 No promise rests on a sign while logs are whole. A sequencer gives one right after it has seen that no newer one has
 claimed its groups, so a fenced one gives none. A sign that can't be written is left out. After a crash the last one
 stands, and grows old.
@@ -15,9 +18,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
+from types import MappingProxyType
 from typing import NamedTuple
+from urllib.parse import quote, unquote
 
 from kafka.errors import KafkaError
 from kafka.structs import OffsetAndMetadata, TopicPartition
@@ -31,21 +36,28 @@ SIGN_EVERY_S = 2.0
 SILENT_AFTER_S = 10.0
 """A sequencer without a sign for so long is taken to be gone."""
 _ASK_S = 3.0
+_MOST_TOLD = 250
+"""Characters of a trouble: Kafka takes 4,096 bytes of metadata."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Sign(NamedTuple):
-    """The newest sign of a group's sequencer. `at_ms`: when it was given, by the clock of `host`."""
+    """The newest sign of a group's sequencer. `at_ms`: when it was given, by the clock of `host`.
+
+    `trouble`: what the process does not do for the group. With epoch 0, it goes on without it.
+    """
 
     epoch: int
     host: str
     engine: str
     at_ms: int
+    trouble: str = ""
 
     def encode(self) -> OffsetAndMetadata:
         """As it is committed."""
-        return OffsetAndMetadata(self.epoch, f"{self.host} {self.engine} {self.at_ms}", -1)
+        told = f" {quote(self.trouble[:_MOST_TOLD])}" if self.trouble else ""
+        return OffsetAndMetadata(self.epoch, f"{self.host} {self.engine} {self.at_ms}{told}", -1)
 
     @classmethod
     def decode(cls, committed: OffsetAndMetadata | None) -> Sign | None:
@@ -53,10 +65,15 @@ class Sign(NamedTuple):
         if committed is None:
             return None
         try:
-            host, engine, at_ms, *_ = committed.metadata.split()
-            return cls(int(committed.offset), host, engine, int(at_ms))
+            host, engine, at_ms, *more = committed.metadata.split()
+            return cls(int(committed.offset), host, engine, int(at_ms), unquote(more[0]) if more else "")
         except ValueError:
             return None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was given just now, as far as clocks agree."""
+        return abs(time.time() - self.at_ms / 1000) < SILENT_AFTER_S
 
     @property
     def is_of_this_host(self) -> bool:
@@ -83,19 +100,29 @@ class SignsOfLife:
         epochs: Mapping[str, int],
         considered: Mapping[TopicPartition, int],
         now: float,
-        ends: Mapping[str, int] | None = None,
+        ends: Mapping[str, int] = MappingProxyType({}),
+        trouble_of: Callable[[str], str] = lambda _: "",
+        left_out: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Sign for these groups, each with its epoch, if it is time to.
 
         `considered`: of FORWARD partitions, the first offset that is not considered yet. `ends`: where DATA of groups
-        ends.
+        ends. `left_out`: groups that the sequencer goes on without, and why.
         """
-        if not self.is_due(now) or not epochs:
+        if not self.is_due(now) or not (epochs or left_out):
             return
         self._next = now + SIGN_EVERY_S
         at = this_host(), self._engine, time.time_ns() // 1_000_000
-        signs = {_partition(group, self._site): Sign(epoch, *at).encode() for group, epoch in epochs.items()}
-        reached = {_data(group, self._site): end for group, end in (ends or {}).items()}
+        signs = {
+            _partition(group, self._site): Sign(0, *at, why).encode()
+            for group, why in left_out.items()
+            if group not in epochs
+        }
+        signs |= {
+            _partition(group, self._site): Sign(epoch, *at, trouble_of(group)).encode()
+            for group, epoch in epochs.items()
+        }
+        reached = {_data(group, self._site): end for group, end in ends.items()}
         signs |= {
             partition: OffsetAndMetadata(offset, "", -1) for partition, offset in {**considered, **reached}.items()
         }

@@ -25,10 +25,11 @@ from connectors.kafka.left_out import LeftOut
 from connectors.kafka.sign_of_life import SignsOfLife
 from connectors.kafka.topics import wrong_in_logs
 from connectors.kafka.transport import Consumer, Producer
+from connectors.kafka.troubles import Troubles
 from connectors.kafka.unfit import OF_ONE_GROUP, raise_unfit
 from connectors.sequencer.takeover import check_not_fenced
 from connectors.sequencer.ticks import tick
-from ordering.errors import AbcastError, BrokerUnreachable, HistoryChanged
+from ordering.errors import AbcastError, BrokerUnreachable, HistoryChanged, KafkaRefused
 from ordering.names import Topic
 
 _ASK_MS = 3000
@@ -52,8 +53,16 @@ class Keeper:
     `epochs`: what this process has claimed, by group; takeovers keep it up to date. `engine`: what it is, in a word.
     """
 
-    def __init__(self, connection: Connection, site: str, epochs: Mapping[str, int], engine: str) -> None:
-        """Raises BrokerUnreachable."""
+    def __init__(
+        self,
+        connection: Connection,
+        site: str,
+        epochs: Mapping[str, int],
+        engine: str,
+        troubles: Troubles | None = None,
+    ) -> None:
+        """`troubles`: of all jobs of this process. Raises BrokerUnreachable."""
+        self._troubles = troubles or Troubles()
         self.forward: dict[str, list[str]] = {}
         """The groups, each with its forward topics."""
         self._connection = connection
@@ -137,18 +146,23 @@ class Keeper:
         if all(each in self.away for each in self.forward):
             raise error
 
-    def sign(self, considered: Mapping[TopicPartition, int], now: float) -> None:
+    def sign(
+        self, considered: Mapping[TopicPartition, int], now: float, topics: Collection[Topic] = frozenset()
+    ) -> None:
         """Give a sign of life for all groups, right after `check_not_fenced`, if it is time to.
 
-        `considered`: of forward partitions, the first offset that is not considered yet. Raises BrokerUnreachable;
-        UnfitGroups, HistoryChanged where DATA ends before it did.
+        `considered`: of forward partitions, the first offset that is not considered yet. `topics`: those that there
+        are, to say of which groups the sequencer goes on without. Raises BrokerUnreachable; UnfitGroups, HistoryChanged
+        where DATA ends before it did.
         """
         if not self._signs.is_due(now):
             return
         here = {group: self._epochs[group] for group in self.forward if group not in self.away}
         ends = self._ends("data", list(here)) if here else {}
         raise_unfit(self._shorter(ends), self.forward)
-        self._signs.give(here, considered, now, ends)
+        silent = {group: f"Kafka does not answer: {why}" for group, why in self.away.reasons.items()}
+        left_out = {**silent, **self._troubles.left_out(topics, self._site)}
+        self._signs.give(here, considered, now, ends, self._troubles.of, left_out)
 
     def _shorter(self, ends: Mapping[str, int]) -> dict[str, AbcastError]:
         """Groups whose DATA ends before it did, and that they do. The next start tells more, or begins anew."""
@@ -202,7 +216,7 @@ class Keeper:
         partitions = {group: TopicPartition(str(Topic(group, role, self._site)), 0) for group in groups}
         try:
             return self._ask(partitions, _ASK_MS)
-        except BrokerUnreachable as error:
+        except (BrokerUnreachable, KafkaRefused) as error:
             if len(self.forward.keys() | partitions.keys()) == 1:
                 raise
             leaderless = self._connection.leaderless(partition.topic for partition in partitions.values())
@@ -210,7 +224,7 @@ class Keeper:
                 self.away.put(group, BrokerUnreachable(f"{partitions.pop(group).topic} has no leader."))
             return self._ask_each(partitions, error)
 
-    def _ask_each(self, partitions: Mapping[str, TopicPartition], error: BrokerUnreachable) -> dict[str, int]:
+    def _ask_each(self, partitions: Mapping[str, TopicPartition], error: AbcastError) -> dict[str, int]:
         ends: dict[str, int] = {}
         deadline = time.monotonic() + _ASK_EACH_S
         for group, partition in partitions.items():
@@ -218,14 +232,14 @@ class Keeper:
                 break
             try:
                 ends |= self._ask({group: partition}, _ASK_ONE_MS)
-            except BrokerUnreachable as own:
+            except (BrokerUnreachable, KafkaRefused) as own:
                 self.away.put(group, own)
         if not ends:
             raise error
         return ends
 
     def _ask(self, partitions: Mapping[str, TopicPartition], timeout_ms: int) -> dict[str, int]:
-        """Raises BrokerUnreachable."""
+        """Raises BrokerUnreachable, KafkaRefused."""
         if not partitions:
             return {}
         topics = [partition.topic for partition in partitions.values()]
@@ -234,4 +248,8 @@ class Keeper:
                 ends = self._consumer.end_offsets(list(partitions.values()), timeout_ms=timeout_ms)
             except KeyError as error:  # how kafka-python says that a topic is gone
                 raise self._connection.unreachable() from error
+            except KafkaError as error:
+                if error.retriable:
+                    raise
+                raise self._connection.refused(error) from error
         return {group: ends[partition] for group, partition in partitions.items()}

@@ -112,7 +112,7 @@ class SequencerLane(StreamingJob):
             fitness=self.check_group,
             last_row=LedgerEnd(self.options.data / "ledger").last_row,
         )
-        self._keeper, self._seen_batch = Keeper(connection, site, self._epochs, "spark"), -1
+        self._keeper, self._seen_batch = Keeper(connection, site, self._epochs, "spark", self.options.troubles), -1
         self._keeper.take(forward)
         ends = self._keeper.ends_of_data(forward)
         self._watchdog = Watchdog(self._keeper.log, self._keeper.trouble_of)
@@ -178,7 +178,7 @@ class SequencerLane(StreamingJob):
             return
         self._check_epochs(keeper.forward)
         keeper.check_not_fenced()
-        keeper.sign(self.considered(), time.monotonic())
+        keeper.sign(self.considered(), time.monotonic(), set(self.finder.find()))
         report = self._finished_batches(keeper.forward)
         self._stale |= report.changed
         for group in sorted(self._stale):  # also those that the broker did not tell the last time

@@ -18,7 +18,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +35,7 @@ from connectors.kafka.group_choice import ALL_GROUPS, LOOK_EVERY_S, GroupChoice
 from connectors.kafka.left_out import LeftOut
 from connectors.kafka.retrying import Retries
 from connectors.kafka.topic_finder import TopicFinder
+from connectors.kafka.troubles import Troubles
 from connectors.kafka.unfit import OF_ONE_GROUP, OF_THE_JOB, UnfitGroups
 from connectors.spark.data_directory import CHECKPOINTS, DEFAULT_WORK, HeldDirectory, held
 from connectors.spark.jvm import jvm
@@ -79,7 +80,7 @@ class JobOptions:
     `checkpoints/`, if that is another one.
     `max_batch_records`: records a micro-batch takes at most, for all groups of a query; fewer where they are large.
     `parallelism`: groups that the sequencer decides at the same time, None for one a core. `groups`:
-    those to serve. `look_every_s`: how often new topics are looked for.
+    those to serve. `look_every_s`: how often new topics are looked for. `troubles`: of all jobs of the process.
     """
 
     connection: Connection
@@ -90,6 +91,7 @@ class JobOptions:
     groups: GroupChoice = ALL_GROUPS
     look_every_s: float = LOOK_EVERY_S
     work_dir: Path | None = None
+    troubles: Troubles = field(default_factory=Troubles, compare=False)
 
     @property
     def work(self) -> Path:
@@ -163,7 +165,11 @@ class StreamingJob(ABC):
     def run(self) -> None:
         """Work until stopped. Raises what will not pass, such as Fenced, EnvironmentProblem or HistoryUnavailable."""
         with contextlib.closing(self.finder):
-            self._run()
+            try:
+                self._run()
+            except AbcastError as error:
+                self.options.troubles.end(self.name, str(error))
+                raise
 
     def _run(self) -> None:
         retries = Retries(self.name, keeps_trying=self.keeps_trying)
@@ -218,6 +224,7 @@ class StreamingJob(ABC):
         except UnfitGroups as unfit:  # the others begin anew, at once
             for group, error in unfit.errors.items():
                 self.left_out.put(group, error)
+            self.options.troubles.put(self.name, self.left_out.reasons)
         except OF_ONE_GROUP as error:  # it was the last one
             if not self.left_out.may_pass:
                 raise
@@ -243,6 +250,7 @@ class StreamingJob(ABC):
             else:
                 back.append(group)
         self.left_out.take_back(back)
+        self.options.troubles.put(self.name, self.left_out.reasons)
         return bool(back)
 
     def leaderless(self) -> dict[str, AbcastError]:
@@ -374,6 +382,7 @@ class StreamingJob(ABC):
         for group, error in self.leaderless().items():
             if found.get(group) and group not in self.left_out:
                 self.left_out.put(group, error)
+                self.options.troubles.put(self.name, self.left_out.reasons)
         return {group: names for group, names in found.items() if names and group not in self.left_out}
 
     def kafka_source(self, topics: list[str], positions: Mapping[TopicPartition, int]) -> dict[str, str]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
+import typer
 from kafka.structs import OffsetAndMetadata, TopicPartition
+from typer.testing import CliRunner
 
 from connectors.diagnosis import status
 from connectors.diagnosis.status import read_status
@@ -18,10 +22,12 @@ from connectors.kafka.codec import encode_data, forward_headers
 from connectors.kafka.epochs import encode_claim, this_host
 from connectors.kafka.liveness import say_why
 from connectors.kafka.sign_of_life import Sign, SignsOfLife, read_signs
+from connectors.kafka.troubles import Troubles
 from connectors.testing.memory_kafka import MemoryConnection
 from jobs.status import _sentences
+from jobs.status import status as status_command
 from ordering.membership import Life, Membership, Settings
-from ordering.names import Topic
+from ordering.names import Role, Topic
 from ordering.reader import Seal
 from ordering.records import HEARTBEAT, Forward, Source
 from ordering.sequencer import Accepted, SequencerState, missing_before, seal, snapshot
@@ -74,6 +80,42 @@ def forward(connection: MemoryConnection, name: str, local_seqno: int, kind: str
 
 def sign(connection: MemoryConnection, epoch: int = 1) -> None:
     SignsOfLife(connection, "nyc", "spark").give({"g": epoch}, {FORWARD: 0}, now=0)
+
+
+def test_what_a_process_does_not_do_for_a_group(connection: MemoryConnection) -> None:
+    """As long as it says so."""
+    troubles = Troubles()
+    troubles.end("ledger", "the ledger ends at seqno 3 of group g: it can't go on.")
+    SignsOfLife(connection, "nyc", "spark").give({"g": 1}, {FORWARD: 0}, 0.0, trouble_of=troubles.of)
+    shown = read_status(connection, "g", "nyc")
+    assert shown.trouble == "ledger has ended: the ledger ends at seqno 3 of group g: it can't go on."
+    assert not shown.is_left_out
+    forward(connection, "alice", 3)
+    troubles.put("sequence-2", {"g": "DATA has 2 partitions." * 100, "h": "it has no EPOCH."})
+    left_out = troubles.left_out([Topic("g", "epoch", "nyc")], "nyc")
+    assert list(left_out) == ["g"]
+    SignsOfLife(connection, "nyc", "spark").give({}, {}, 0.0, left_out=left_out)
+    shown = read_status(connection, "g", "nyc")
+    assert shown.trouble.startswith("it is left out: DATA has 2 partitions.")
+    assert shown.is_left_out
+    assert shown.is_stuck
+    assert not shown.is_failure
+    assert shown.sequencer.state == "silent"
+    place, later = ("abcast.sequencer.nyc", TopicPartition("abcast.g.epoch.nyc", 0)), time.time() + 60
+    assert len(connection.topics.committed[place].metadata) < 4096
+    with patch("connectors.kafka.sign_of_life.time", SimpleNamespace(time=lambda: later)):
+        shown = read_status(connection, "g", "nyc")
+    assert not shown.trouble
+    assert shown.is_failure
+
+
+def test_an_older_reader_takes_a_sign_with_a_trouble() -> None:
+    """It reads three words, and passes over the others."""
+    told = Sign(3, "host", "spark", 7, "ledger has ended: no").encode()
+    assert told.metadata.split()[:3] == ["host", "spark", "7"]
+    assert len(told.metadata.split()) == 4
+    assert Sign.decode(told) == Sign(3, "host", "spark", 7, "ledger has ended: no")
+    assert Sign.decode(OffsetAndMetadata(3, "host spark 7", -1)) == Sign(3, "host", "spark", 7)
 
 
 def test_members_are_those_of_the_view_and_senders_all_who_have_sent(connection: MemoryConnection) -> None:
@@ -220,3 +262,50 @@ def test_the_last_acts_of_operators_are_shown(connection: MemoryConnection) -> N
     shown = [sentence for sentence in _sentences(found, "nyc") if sentence.startswith("forget")]
     assert [sentence.rpartition("UTC: ")[2] for sentence in shown] == ["nyc/m2", "nyc/m3", "nyc/m4 (left)"]
     assert all(sentence.startswith("forget by bob@ops, 20") for sentence in shown)
+
+
+class TestWhichGroupsAreJudged:
+    """`--groups` judges the job that has the same."""
+
+    @pytest.fixture
+    def groups(self, connection: MemoryConnection, monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
+        """`g` is fine; messages wait in `foreign`; the job goes on without `out`, which has no leader."""
+        for group in ("foreign", "out"):
+            connection.create(group, "nyc")
+            connection.producer().send(f"abcast.{group}.forward.nyc", b"x", b"nyc/a", forward_headers(1, 1))
+        connection.topics.take_away("abcast.out.data.nyc")
+        roles: tuple[Role, ...] = ("forward", "data", "epoch")
+        found = [Topic(group, role, "nyc") for group in ("foreign", "g", "out") for role in roles]
+        monkeypatch.setattr(status, "find_topics", lambda _: found)
+        monkeypatch.setattr("connectors.kafka.topics.find_groups", lambda *_: ["foreign", "g", "out"])
+        monkeypatch.setattr("jobs.status.connection_to", lambda *_: connection)
+        SignsOfLife(connection, "nyc", "spark").give({"g": 1}, {FORWARD: 0}, 0.0, left_out={"out": "it has no leader"})
+        return connection
+
+    @pytest.mark.parametrize(
+        ("options", "exit_code"),
+        [
+            ([], 1),
+            (["--groups", "*"], 1),
+            (["--groups", "g,out"], 0),
+            (["--groups", "g"], 0),
+            (["--groups", "foreign"], 1),
+            (["--group", "g"], 0),
+            (["--group", "out"], 1),
+        ],
+    )
+    def test_the_exit_code(self, groups: MemoryConnection, options: list[str], exit_code: int, tmp_path: Path) -> None:
+        del groups
+        app = typer.Typer()
+        app.command()(status_command)
+        done = CliRunner().invoke(app, [*options, "--site", "nyc", "--json", "--data", str(tmp_path)])
+        told = done.exit_code if isinstance(done.exception, SystemExit | None) else 1
+        assert told == exit_code, repr(done.exception)
+
+    def test_a_job_whose_signs_have_ended(self, groups: MemoryConnection, tmp_path: Path) -> None:
+        """Then what it has left out is a failure, too."""
+        groups.topics.committed.clear()
+        app = typer.Typer()
+        app.command()(status_command)
+        done = CliRunner().invoke(app, ["--groups", "g,out", "--site", "nyc", "--json", "--data", str(tmp_path)])
+        assert done.exit_code == 1

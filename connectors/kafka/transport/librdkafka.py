@@ -60,6 +60,7 @@ _LOCAL_ERRORS = {
     _Error._TIMED_OUT_QUEUE: errors.KafkaTimeoutError,  # noqa: SLF001
     _Error._UNKNOWN_TOPIC: errors.UnknownTopicOrPartitionError,  # noqa: SLF001
     _Error._UNKNOWN_PARTITION: errors.UnknownTopicOrPartitionError,  # noqa: SLF001
+    _Error._DESTROY_BROKER: errors.KafkaConnectionError,  # noqa: SLF001 - it has just left the cluster
     _Error._AUTHENTICATION: errors.SaslAuthenticationFailedError,  # noqa: SLF001
     _Error._AUTO_OFFSET_RESET: errors.OffsetOutOfRangeError,  # noqa: SLF001
 }
