@@ -15,6 +15,7 @@ import typer
 
 from jobs.options import (
     DEFAULT_DATA,
+    EXIT_FAILED,
     AsJson,
     BootstrapServers,
     Data,
@@ -82,6 +83,8 @@ def maintain(
     With --forget-senders the sequencer forgets whoever had nothing ordered for so long, by the broker's time, and is no
     member of the view. A sender that lives notices, and goes on.
 
+    A group that fails ends no other: what is wrong is said at the end, and the exit code is 1.
+
     With --why, the EPOCH topic tells that you did so, and `abcast status` shows it.
     """
     pause_s = seconds(every, "--every") if every is not None else None
@@ -110,6 +113,10 @@ def maintain(
         try:
             done = take_care(session, options, wishes)
             typer.echo(_as_json(done, dry_run=dry_run) if as_json else _as_text(done, dry_run=dry_run))
+            for failure in done.failures.values():
+                typer.echo(f"abcast: {failure}", err=True)
+            if done.failures and pause_s is None:
+                raise typer.Exit(EXIT_FAILED)
         except AbcastError as error:
             if pause_s is None or not error.retriable:
                 raise

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,11 +23,12 @@ from connectors.kafka.letter_purge import purge_letters
 from connectors.kafka.purge import Purged, purge_group
 from connectors.kafka.senders import forget_senders, idle_senders
 from connectors.kafka.topics import find_groups
+from connectors.kafka.unfit import raise_unfit
 from connectors.ledger.maintenance import Care, maintain_tables, plan_care
 from connectors.ledger.table_lock import StoppedWaiting
 from connectors.ledger.table_state import read_table_state
 from connectors.spark.job import JobOptions
-from ordering.errors import AbcastError, BrokerUnreachable
+from ordering.errors import AbcastError, BrokerUnreachable, EnvironmentProblem
 
 _logger = logging.getLogger(__name__)
 
@@ -37,11 +38,12 @@ PurgeCopies = Callable[[str, bool], Sequence[Purged]]
 
 
 class Maintained(NamedTuple):
-    """What was done, or is to be done."""
+    """What was done, or is to be done; and what failed, by group."""
 
     tables: Sequence[Care]
-    topics: Sequence[Purged]
-    senders: Sequence[Idle] = ()
+    topics: list[Purged]
+    senders: list[Idle]
+    failures: dict[str, AbcastError]
 
 
 class Idle(NamedTuple):
@@ -79,33 +81,52 @@ def maintain(
 ) -> Maintained:
     """Take care of the tables below --data and of the topics of the site's groups; Spark is asked for if it is needed.
 
-    A group that fails ends no other: the first error is raised at the end. Raises BrokerUnreachable,
-    EnvironmentProblem, LedgerDamaged, AbcastError; StoppedWaiting if `is_ending`.
+    A group that fails ends no other, and the tables none: `failures` has what is wrong, once all is done. Raises
+    BrokerUnreachable if nobody answers; what is wrong, if it is so with all groups; StoppedWaiting if `is_ending`.
     """
-    tables = plan_care(options.data)
-    if tables and not wishes.dry_run:
-        tables = maintain_tables(spark(), options.data, is_ending)
-    topics: list[Purged] = []
-    senders: list[Idle] = []
-    failures: list[AbcastError] = []
-    in_ledger = read_table_state(options.data / "ledger").last_seqno if wishes.data_s is not None else {}
-    for group in filter(options.groups.has, find_groups(options.connection, options.site)):
-        what = options.connection, group, options.site
-        if wishes.act is not None and not wishes.dry_run:
-            tell(*what, wishes.act)
+    done = Maintained([], [], [], {})
+    in_ledger: Mapping[str, int] = {}
+    try:
+        tables = plan_care(options.data)
+        if tables and not wishes.dry_run:
+            tables = maintain_tables(spark(), options.data, is_ending)
+        done = done._replace(tables=tables)
+        if wishes.data_s is not None:
+            in_ledger = read_table_state(options.data / "ledger").last_seqno
+    except (StoppedWaiting, EnvironmentProblem):
+        raise
+    except AbcastError as error:
+        done.failures["the tables"] = error
+    groups = [group for group in find_groups(options.connection, options.site) if options.groups.has(group)]
+    silent, is_answered = 0, False
+    for group in groups:
         try:
-            topics += purge_group(*what, dead_letters_s=wishes.dead_letters_s, dry_run=wishes.dry_run)
-            senders += _forget(*what, wishes)
-            topics += purge_letters(*what, letters_s=wishes.letters_s, dry_run=wishes.dry_run)
-            topics += wishes.purge_copies(group, wishes.dry_run)
-            topics += _purge_data(options, group, wishes, in_ledger.get(group, 0))
-        except BrokerUnreachable:
+            done.topics.extend(_care_of_topics(options, group, wishes, in_ledger.get(group, 0), done.senders))
+            is_answered = True
+        except (StoppedWaiting, EnvironmentProblem):
             raise
         except AbcastError as error:
-            failures.append(error)
-    if failures:
-        raise failures[0]
-    return Maintained(tables, topics, senders)
+            done.failures[group] = error
+            silent += isinstance(error, BrokerUnreachable)
+            if silent > 1 and not is_answered:
+                raise  # nobody is there
+    if groups and len(done.failures) == len(groups) and not done.tables:
+        raise_unfit(done.failures, groups)
+    return done
+
+
+def _care_of_topics(
+    options: JobOptions, group: str, wishes: Wishes, in_ledger: int, senders: list[Idle]
+) -> Iterator[Purged]:
+    """Purge a group's topics, one after the other."""
+    what = options.connection, group, options.site
+    if wishes.act is not None and not wishes.dry_run:
+        tell(*what, wishes.act)
+    yield from purge_group(*what, dead_letters_s=wishes.dead_letters_s, dry_run=wishes.dry_run)
+    senders += _forget(*what, wishes)
+    yield from purge_letters(*what, letters_s=wishes.letters_s, dry_run=wishes.dry_run)
+    yield from wishes.purge_copies(group, wishes.dry_run)
+    yield from _purge_data(options, group, wishes, in_ledger)
 
 
 def _purge_data(options: JobOptions, group: str, wishes: Wishes, in_ledger: int) -> Sequence[Purged]:
@@ -161,6 +182,8 @@ class MaintenanceJob:
                 except AbcastError as error:
                     _logger.warning("maintain: %s Trying again in %.0f s.", error, self._every_s)
                     continue
+                for failure in map(str, done.failures.values()):
+                    _logger.warning("maintain: %s Trying again in %.0f s.", failure, self._every_s)
                 _logger.info(
                     "maintain: %d files merged, %d deleted, %d records purged, %d senders forgotten in %.1f s",
                     sum(each.merged for each in done.tables),

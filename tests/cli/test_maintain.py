@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +13,7 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.purge import Purged
 from connectors.kafka.topics import create_topics
 from connectors.ledger import maintenance_job
+from connectors.ledger.table_state import LedgerDamaged
 from connectors.local.broker import EmbeddedBroker
 from connectors.spark.job import JobOptions
 from jobs.cli import app
@@ -55,22 +57,66 @@ def test_again_and_again_though_the_broker_is_away(tmp_path: Path, monkeypatch: 
         CliRunner().invoke(app, options, catch_exceptions=False, standalone_mode=False)
 
 
-def test_a_group_that_fails_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    purged: list[str] = []
+class TestAGroupThatFails:
+    """It ends no other; each is named, and the exit code says so."""
 
-    def purge(_: Connection, group: str, *__: object, **___: object) -> list[Purged]:
-        purged.append(group)
-        if group == "a":
-            raise HistoryUnavailable("retention has dropped it.")
-        return []
+    @pytest.fixture
+    def purged(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        purged: list[str] = []
 
-    monkeypatch.setattr(maintenance_job, "find_groups", lambda *_: ["a", "b"])
-    monkeypatch.setattr(maintenance_job, "purge_group", purge)
-    monkeypatch.setattr(maintenance_job, "purge_letters", lambda *_, **__: [])
-    options = JobOptions(Connection("localhost:1"), SITE, tmp_path)
-    with pytest.raises(HistoryUnavailable, match="retention"):
-        maintenance_job.maintain(pytest.fail, options, maintenance_job.Wishes())
-    assert purged == ["a", "b"]
+        def purge(_: Connection, group: str, *__: object, **___: object) -> list[Purged]:
+            purged.append(group)
+            if group in self.errors:
+                raise self.errors[group]
+            return [Purged(f"abcast.{group}.forward.{SITE}", 3, 100, 50)]
+
+        monkeypatch.setattr(maintenance_job, "find_groups", lambda *_: ["a", "b", "c"])
+        monkeypatch.setattr(maintenance_job, "purge_group", purge)
+        monkeypatch.setattr(maintenance_job, "purge_letters", lambda *_, **__: [])
+        monkeypatch.setattr(
+            "jobs.maintain.job_options", lambda *_: JobOptions(Connection("localhost:1"), SITE, Path("nowhere"))
+        )
+        return purged
+
+    errors: ClassVar[dict[str, AbcastError]] = {}
+
+    @pytest.mark.parametrize(
+        "error", [UsageError("a has 3 partitions."), BrokerUnreachable("no leader."), HistoryUnavailable("it is gone.")]
+    )
+    def test_the_others_are_done(
+        self, purged: list[str], tmp_path: Path, error: AbcastError, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(self.__class__, "errors", {"a": error})
+        done = CliRunner().invoke(app, ["maintain", "--site", SITE, "--data", str(tmp_path)], standalone_mode=False)
+        assert purged == ["a", "b", "c"]
+        assert f"abcast.c.forward.{SITE}" in done.stdout
+        assert done.stderr.strip().endswith(str(error))
+        assert done.exit_code == 1 or done.return_value == 1
+
+    def test_all_of_them(self, purged: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(self.__class__, "errors", {name: UsageError(f"{name} is wrong.") for name in "abc"})
+        options = JobOptions(Connection("localhost:1"), SITE, tmp_path)
+        with pytest.raises(UsageError, match=r"(?s)a is wrong.*c is wrong"):
+            maintenance_job.maintain(pytest.fail, options, maintenance_job.Wishes())
+        assert purged == ["a", "b", "c"]
+
+    def test_nobody_answers(self, purged: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Then not each group is waited for."""
+        monkeypatch.setattr(self.__class__, "errors", dict.fromkeys("abc", BrokerUnreachable("no broker.")))
+        options = JobOptions(Connection("localhost:1"), SITE, tmp_path)
+        with pytest.raises(BrokerUnreachable):
+            maintenance_job.maintain(pytest.fail, options, maintenance_job.Wishes())
+        assert purged == ["a", "b"]
+
+    def test_the_tables(self, purged: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def damaged(_: object) -> None:
+            raise LedgerDamaged("the table is damaged.")
+
+        monkeypatch.setattr(maintenance_job, "plan_care", damaged)
+        options = JobOptions(Connection("localhost:1"), SITE, tmp_path)
+        done = maintenance_job.maintain(pytest.fail, options, maintenance_job.Wishes())
+        assert list(done.failures) == ["the tables"]
+        assert purged == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(("text", "number"), [("90s", 90), ("30m", 1800), ("1h", 3600), ("7d", 604_800)])
