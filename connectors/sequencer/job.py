@@ -1,7 +1,7 @@
 """The sequencer job: finds the groups of a site, and runs their lanes side by side (`connectors.sequencer.lanes`).
 
 A group that can't be taken over keeps no other from it: its lane leaves it out, and it gets another, as a new group
-does. A lane of which nothing is left fails; it is tried again now and then. Of the eldest, the job fails with it.
+does. A lane of which nothing is left fails; it is tried again now and then. If no lane is left, the job fails with it.
 
 All its state is in the lanes. When a lane is closed and another opens with its groups, these are taken over, as after
 any restart. The closed lane has ended by then. If it had not, readers would ignore what it writes.
@@ -131,21 +131,24 @@ class SequencerJob:
         for lane in lanes:
             lane.join()
             self._lanes.remove(lane)
+            self.options.troubles.put(lane.job.name, {})
 
     def _attend(self) -> None:
-        """See how the lanes do. If a later lane fails by itself, the others go on."""
+        """See how the lanes do. If one fails by itself, the others go on. Raises its error if there is no other."""
+        has_others = any(lane.failure is None and lane.groups for lane in self._lanes)
         for lane in self._lanes:
             error = lane.failure
             if error is None:
                 continue
             is_own = isinstance(error, AbcastError) and not isinstance(error, Fenced | EnvironmentProblem)
-            if lane is self._lanes[0] or not is_own:
+            if not (is_own and has_others):
                 raise error
             if lane.failed_for() == 0 and lane.news.has(str(error)):
                 _logger.error("%s: %s It is tried again every %g s.", lane.job.name, error, RETRY_S)
+            self.options.troubles.put(lane.job.name, dict.fromkeys(lane.groups, str(error)))
             if lane.failed_for() >= RETRY_S:
                 lane.start()
-        if self._lanes and self._lanes[0].job.ready.is_set():
+        if any(lane.job.ready.is_set() for lane in self._lanes):
             self.ready.set()
 
 

@@ -127,6 +127,7 @@ class SequencerLane(StreamingJob):
             .option("checkpointLocation", str(checkpoint))
             .start()
         )
+        self.options.troubles.serve(self.name, states)
         return self._query
 
     def sequenced(self, topics: Mapping[str, list[str]]) -> dict[str, list[str]]:
@@ -230,6 +231,7 @@ class SequencerLane(StreamingJob):
     def close_query(self) -> None:
         """Close what `check` reads."""
         self._query = None
+        self.options.troubles.serve(self.name, ())
         if self._keeper is not None:
             self._keeper.close()
             self._keeper = None

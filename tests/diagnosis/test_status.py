@@ -94,6 +94,10 @@ def test_what_a_process_does_not_do_for_a_group(connection: MemoryConnection) ->
     troubles.put("sequence-2", {"g": "DATA has 2 partitions." * 100, "h": "it has no EPOCH."})
     left_out = troubles.left_out([Topic("g", "epoch", "nyc")], "nyc")
     assert list(left_out) == ["g"]
+    troubles.serve("sequence-3", ["g"])
+    assert not troubles.left_out([Topic("g", "epoch", "nyc")], "nyc"), "another lane serves it by now"
+    troubles.end("sequence-2", "it is left alone.")
+    assert "sequence" not in troubles.of("g")
     SignsOfLife(connection, "nyc", "spark").give({}, {}, 0.0, left_out=left_out)
     shown = read_status(connection, "g", "nyc")
     assert shown.trouble.startswith("it is left out: DATA has 2 partitions.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -234,3 +235,38 @@ def test_what_a_lane_has_left_out_is_tried_again(
         eventually(lambda: taken == [["g"]])
         del kafka.topics.partitions[TopicPartition("abcast.h.data.nyc", 1)]
         eventually(lambda: taken == [["g"], ["h"]])
+
+
+def test_the_eldest_lane_may_fail_beside_others(
+    kafka: MemoryConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its groups are tried again; before, the groups of all other lanes went down with it."""
+    monkeypatch.setattr("connectors.sequencer.job.PythonWorker", MagicMock())
+    monkeypatch.setattr("connectors.sequencer.job.yield_to_rival", lambda *_: False)
+    fails = threading.Event()
+
+    class Lane(SequencerLane):
+        def _run(self) -> None:
+            self.ready.set()
+            while not self._ends.wait(0.05):
+                if fails.is_set() and self.groups == frozenset({"g"}):
+                    raise UsageError("DATA of g has 2 partitions.")
+
+    def make(*_: object, groups: frozenset[str], number: int, **__: object) -> SequencerLane:
+        spark: Any = None
+        finder: Any = SimpleNamespace(close=lambda: None)
+        return Lane(spark, JobOptions(kafka, "nyc", tmp_path), finder, groups=groups, epochs={}, number=number)
+
+    monkeypatch.setattr("connectors.sequencer.job.SequencerLane", make)
+    topics = [Topic("g", "data", "nyc")]
+    no_spark: Any = None
+    job = SequencerJob(no_spark, JobOptions(kafka, "nyc", tmp_path, look_every_s=0.1))
+    monkeypatch.setattr(job, "finder", SimpleNamespace(find=lambda: topics, leaderless=dict, close=lambda: None))
+    with working([job]) as [thread]:
+        eventually(lambda: len(job._lanes) == 1)
+        topics.append(Topic("h", "data", "nyc"))
+        eventually(lambda: len(job._lanes) == 2)
+        fails.set()
+        eventually(lambda: "DATA of g has 2 partitions. It is tried again" in caplog.text)
+        assert not thread.done.is_set()
+        eventually(lambda: job.options.troubles.left_out([Topic("g", "epoch", "nyc")], "nyc"))
