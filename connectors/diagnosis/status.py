@@ -82,7 +82,8 @@ class GroupStatus(NamedTuple):
     ledger does not have yet; None where there is no ledger. `gaps`: of senders that have one open.
     `agreement`: None where no sites agree. `wrong_settings`: of DATA and EPOCH, and what mends them. `format`: see
     `ordering.formats`. `other_history`: what to do where the ledger has that of another group of this name. `trouble`:
-    what the job that serves the group says that it does not do for it; with `is_left_out`, it does not order it. `acts`: what operators have done last.
+    what the job that serves the group says that it does not do for it; with `is_left_out`, it does not order it.
+    `acts`: what operators have done last.
     """
 
     group: str
