@@ -1,4 +1,4 @@
-"""The broker: forward partitions, DATA and EPOCH, in memory. Appends are atomic, nothing else is.
+"""What is durable of a group at a site: forward partitions, DATA and EPOCH, in `tests.simulator.kafka`.
 
 `SimulatedLog` is the real `connectors.kafka.data_log.DataLog` on top of it: `state` and `after` are its own code. Each
 state that it rebuilds is compared with what the reading rule alone makes of the log from its beginning.
@@ -17,6 +17,7 @@ from ordering.names import ADMIN_NAME, Topic
 from ordering.reader import Reader, Seal, Verdict
 from ordering.records import FORGET, Data, Forward, Malformed, Partition, Source
 from ordering.sequencer import Accepted, SequencerState
+from tests.simulator.kafka import Kafka, Log
 
 GROUP = "g"
 SITE = "s"
@@ -44,22 +45,44 @@ class Known(NamedTuple):
 class Broker:
     """What is durable. Nothing here ever crashes; whoever uses it does."""
 
-    def __init__(self, partitions: int) -> None:
-        self.forward: list[list[Forward | Malformed]] = [[] for _ in range(partitions)]
-        self.data: list[Data] = []
-        self.beginning = 0
-        """Retention has dropped the DATA below."""
+    def __init__(self, partitions: int, site: str = SITE) -> None:
+        self.kafka = Kafka()
+        self.forward: list[Log] = []
+        self._data = self.kafka.log(str(Topic(GROUP, "data", site)))
         self.claims: list[Claim] = []
         self.notes: list[Note] = []
         self.known: list[Known] = [Known(0, 0, {}, ())]
         """By the end of the prefix."""
-        self.purged: dict[Partition, int] = {}
-        """The offset in each partition of FORWARD below which nothing is there any more (`connectors.kafka.purge`)."""
         self.wrong_states: list[str] = []
         """States that `DataLog.state` made of a prefix and that are not `known`."""
+        for _ in range(partitions):
+            self.add_partition()
+
+    @property
+    def data(self) -> list[Data]:
+        """All DATA that ever was."""
+        return self._data.records
+
+    @property
+    def beginning(self) -> int:
+        """The first DATA that was not deleted."""
+        return self._data.beginning
+
+    @beginning.setter
+    def beginning(self, offset: int) -> None:
+        self._data.beginning = offset
+
+    @property
+    def purged(self) -> dict[Partition, int]:
+        """Of each partition of FORWARD, the offset below which nothing is there any more (`connectors.kafka.purge`)."""
+        return {place: log.beginning for place, log in self.kafka.logs.items() if place.topic == FORWARD_TOPIC}
+
+    def add_partition(self) -> None:
+        """One more of FORWARD."""
+        self.forward.append(self.kafka.log(FORWARD_TOPIC, len(self.forward)))
 
     def next_source(self, partition: int) -> Source:
-        return Source(FORWARD_TOPIC, partition, len(self.forward[partition]))
+        return Source(FORWARD_TOPIC, partition, self.forward[partition].end)
 
     def append_message(self, partition: int, sender: str, incarnation: int, local_seqno: int, payload: bytes) -> Source:
         source = self.next_source(partition)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from connectors.kafka.data_log import Stored
-from connectors.kafka.epochs import Claim
+from connectors.kafka.epochs import Claim, Note
 from ordering.checker import DIVERGENT, DUPLICATE, FIFO_VIOLATION, GAP, LOST
 from ordering.forgetting import SenderRow, from_payload
 from ordering.forward_table import Pending
@@ -98,7 +98,7 @@ def higher_incarnation_anywhere(accepted: Accepted, incarnation: int, local_seqn
     return None
 
 
-def any_snapshot(stored: Stored, _claims: Sequence[Claim]) -> bool:
+def any_snapshot(stored: Stored, _claims: Sequence[Claim], _notes: Sequence[Note]) -> bool:
     """Every snapshot is taken for one in force, also one behind a higher seal."""
     return stored.data.kind == EPOCH and bool(stored.data.payload)
 

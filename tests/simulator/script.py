@@ -85,12 +85,12 @@ class Script:
     # What changed.
 
     def _snapshot(self) -> tuple[list[int], int, int]:
-        return [len(records) for records in self.broker.forward], len(self.broker.data), len(self.broker.claims)
+        return [log.end for log in self.broker.forward], len(self.broker.data), len(self.broker.claims)
 
     def _changes(self, forward: list[int], data: int, claims: int) -> list[str]:
         lines = []
-        for partition, records in enumerate(self.broker.forward):
-            for record in records[forward[partition] if partition < len(forward) else 0 :]:
+        for partition, log in enumerate(self.broker.forward):
+            for _, record in log.read(forward[partition] if partition < len(forward) else 0):
                 what = name_of(record.id) if isinstance(record, Forward) else f"malformed ({record.reason})"
                 lines.append(f"FORWARD {partition}:{record.source.offset} {what}")
         for epoch, floor, *_ in self.broker.claims[claims:]:
@@ -173,7 +173,7 @@ class Script:
         self.broker.append_malformed(0, WRONG_VERSION)
 
     def _do_partition(self) -> None:
-        self.broker.forward.append([])
+        self.broker.add_partition()
 
     # Sequencers.
 

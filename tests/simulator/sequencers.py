@@ -164,10 +164,10 @@ class Sequencer:
         """The next micro-batch: from `positions`, some rows of some partitions."""
         assert self.state is not None
         rows: list[Forward | Malformed] = []
-        for partition, records in enumerate(self.broker.forward):
+        for partition, log in enumerate(self.broker.forward):
             place = self.broker.next_source(partition).topic_partition
-            start = max(self.state.positions.get(place, 0), self.broker.purged.get(place, 0))
-            rows.extend(records[start : start + self.batch_rows])
+            start = max(self.state.positions.get(place, 0), log.beginning)
+            rows += [record for _, record in log.read(start, self.batch_rows)]
         return rows
 
     def _take_over(self) -> Generator[str, None, SequencerState | None]:

@@ -259,8 +259,7 @@ class Mesh:
         broker = self._site(rng).broker
         place = rng.randrange(len(broker.topics))
         if "relayed" in broker.topics[place][0]:
-            end = len(broker.forward[place])
-            broker.kept_from[place] = max(broker.kept_from.get(place, 0), rng.randint(0, end))
+            broker.forward[place].drop(rng.randint(0, broker.forward[place].end))
 
     # Relays.
 

@@ -26,14 +26,12 @@ class SiteBroker(Broker):
     """What is durable at one site."""
 
     def __init__(self, site: str, partitions: int, *, coded: bool = False) -> None:
-        super().__init__(0)
+        super().__init__(0, site)
         self.site = site
         self.coded = coded
         """Whether each FORWARD record goes through `connectors.kafka.codec`, as it does in Kafka."""
         self.places: dict[tuple[str, int], int] = {}
         self.topics: list[tuple[str, int]] = []
-        self.kept_from: dict[int, int] = {}
-        """By index in `forward`: retention has dropped the records below."""
         self.told: list[tuple[int, SequencerState]] = [(0, SequencerState(GROUP))]
         """Some prefixes of DATA, and what they tell without a look at any snapshot."""
         for partition in range(partitions):
@@ -44,7 +42,7 @@ class SiteBroker(Broker):
         if (topic, partition) not in self.places:
             self.places[topic, partition] = len(self.topics)
             self.topics.append((topic, partition))
-            self.forward.append([])
+            self.forward.append(self.kafka.log(topic, partition))
         return self.places[topic, partition]
 
     def relayed(self, neighbour: str) -> int:
@@ -52,7 +50,7 @@ class SiteBroker(Broker):
         return self.place(str(Topic(GROUP, "relayed", self.site, neighbour)))
 
     def next_source(self, partition: int) -> Source:
-        return Source(*self.topics[partition], len(self.forward[partition]))
+        return Source(*self.topics[partition], self.forward[partition].end)
 
     def append(
         self,
@@ -85,11 +83,12 @@ class SiteBroker(Broker):
 
     def drop_beginning(self, offset: int) -> None:
         """Retention."""
-        self.beginning = max(self.beginning, offset)
+        self._data.drop(offset)
 
     def kept(self, place: int, start: int = 0) -> list[Forward | Malformed]:
         """The records of a partition from an offset on."""
-        return self.forward[place][max(start, self.kept_from.get(place, 0)) :]
+        log = self.forward[place]
+        return [record for _, record in log.read(max(start, log.beginning))]
 
     def effective(self) -> list[Data]:
         """What the reading rule takes of all DATA that ever was: the ledger has it."""

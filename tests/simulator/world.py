@@ -134,11 +134,11 @@ class World:
     def _purge(self) -> None:
         """An operator deletes FORWARD below what DATA says was considered."""
         for partition, offset in self.rules.purged_below(SimulatedLog(self.broker).state()).items():
-            self.broker.purged[partition] = max(offset, self.broker.purged.get(partition, 0))
+            self.broker.kafka.log(*partition).drop(offset)
 
     def _do_add_partition(self, who: int, dice: Dice) -> None:
         if len(self.broker.forward) < 4:
-            self.broker.forward.append([])
+            self.broker.add_partition()
 
     def _do_forget(self, who: int, dice: Dice) -> None:
         """An operator asks that a member be forgotten, as it stands in DATA now or stood a while ago."""
