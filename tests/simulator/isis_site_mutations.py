@@ -116,7 +116,7 @@ def with_holes(world: Any, source: str, target: str) -> None:
 _HOLES = (f"{_SITES}.World._relay", with_holes)
 
 MUTATIONS = (
-    Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 640),
+    Mutation("data-first", "DATA is written before its entry", DIVERGENT, ((f"{_SITES}.Job.step", data_first),), 240),
     Mutation("no-seal", "a job takes over without a seal", WRONG_STATE, ((f"{_SITES}.take_over", without_seal),), 26),
     Mutation("forget", "a job forgets the last entries", WRONG_STATE, ((f"{_SITES}.counting", without_last),), 35),
     Mutation("from-data", "the sequencer is rebuilt from DATA", DIVERGENT, ((f"{_SITES}.take_over", from_data),)),
