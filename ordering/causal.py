@@ -153,7 +153,7 @@ class CausalState:
             body = json.loads(inflated(raw, MAX_INFLATED_BYTES))
             if body.pop("format") != FORMAT:
                 raise ValueError("unknown format")
-            body["lives"] = tuple(Life(*row) for row in body["lives"])
+            body["lives"] = tuple(Life(*row[:2]) for row in body["lives"])
             body["settled"] = tuple(Settled(Life(*row[:2]), row[2]) for row in body["settled"])
             body["limit"] = None if body["limit"] is None else tuple(body["limit"])
             for name in ("vector", "agreed"):

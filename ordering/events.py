@@ -108,7 +108,7 @@ class KnownGroup:
         """No event if it says again what is known: after a takeover at the other site, or by a second relay."""
         body = json.loads(payload)
         site = sender.partition("/")[0] or str(body["site"])
-        members = tuple(Life(*row).address for row in body["members"])
+        members = tuple(Life(*row[:2]).address for row in body["members"])
         event = RemoteView(seqno, site, members, bool(sender) or not body["silent"])
         before = self.remote.get(site)
         is_new = before is None or before[1:] != event[1:]
@@ -119,7 +119,7 @@ class KnownGroup:
         view = ViewChange(
             seqno,
             view_id,
-            tuple(Life(*row) for row in body["members"]),
+            tuple(Life(*row[:2]) for row in body["members"]),
             tuple(body["joined"]),
             tuple(body["left"]),
             tuple(body["suspected"]),

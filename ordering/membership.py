@@ -428,7 +428,7 @@ def _changed(membership: Membership, record: Data) -> Membership:
 
 
 def _install(membership: Membership, view: dict[str, Any], received: Mapping[str, Accepted]) -> Fold:
-    members = tuple(Life(*row) for row in view["members"])
+    members = tuple(Life(*row[:2]) for row in view["members"])
     present = {life.address for life in members}
     gone = [life.address for life in membership.members if life.address not in present]
     former = [row for row in membership.left if row.address not in present and row.address not in gone]

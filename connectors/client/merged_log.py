@@ -178,7 +178,7 @@ def ordered(record: Effective) -> Ordered:
         return Ordered(record.seqno, record.kind, *who, depends, payload=payload, record=record)
     try:
         body = json.loads(payload)
-        lives = tuple(Life(*row) for row in body["members"])
+        lives = tuple(Life(*row[:2]) for row in body["members"])
         is_in_flush = bool(body["flush"])
     except (ValueError, KeyError, TypeError) as error:
         raise ProtocolViolation(f"the view of seqno {record.seqno} can't be read: {error!r}") from error

@@ -51,6 +51,10 @@ CREATE TABLE IF NOT EXISTS casts (
 )
 """
 
+_NEW_OWNER = "INSERT INTO owner (group_name, member, incarnation, acknowledged) VALUES (?, ?, 0, 0)"
+_KEEP = "INSERT INTO pending (local_seqno, payload, headers) VALUES (?, ?, ?)"
+"""Columns are named: a later version may have added some, which are left alone."""
+
 
 class KeptCast(NamedTuple):
     """A cast in the file. If it has left, DATA was delivered up to `seqno` then."""
@@ -94,7 +98,7 @@ class Outbox:
         is_new = not execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
         if is_new:
             self._database.executescript(_SCHEMA)
-            execute("INSERT INTO owner VALUES (?, ?, 0, 0, NULL)", (group, member))
+            execute(_NEW_OWNER, (group, member))
         elif execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
             raise UsageError(f"{self.path} is a database of another application: name another file as the outbox.")
         elif "seqno" not in [column[1] for column in execute("PRAGMA table_info(owner)")]:
@@ -106,7 +110,7 @@ class Outbox:
         if owner is None:
             # Killed between creating the tables and the first row.
             owner = (group, member, 0, 0, None)
-            execute("INSERT INTO owner VALUES (?, ?, 0, 0, NULL)", owner[:2])
+            execute(_NEW_OWNER, owner[:2])
         if owner[:2] != (group, member):
             raise UsageError(
                 f"{self.path} is the outbox of {owner[1]} in group {owner[0]}, not of {member} in {group}: each member "
@@ -132,7 +136,7 @@ class Outbox:
                 "UPDATE owner SET incarnation = ?, acknowledged = 0, seqno = ?", (incarnation, seqno)
             )
             rows = [(number, pending.payload, _encode(pending.headers)) for number, pending in enumerate(keep, 1)]
-            self._database.executemany("INSERT INTO pending VALUES (?, ?, ?)", rows)
+            self._database.executemany(_KEEP, rows)
             self._database.execute("COMMIT")
         self.incarnation, self.acknowledged, self.seqno = incarnation, 0, seqno
 
@@ -152,7 +156,7 @@ class Outbox:
     def append(self, local_seqno: int, payload: bytes, headers: Headers) -> None:
         """Keep a message; it survives the process when this returns. Raises EnvironmentProblem (disk full)."""
         with self._explained():
-            self._database.execute("INSERT INTO pending VALUES (?, ?, ?)", (local_seqno, payload, _encode(headers)))
+            self._database.execute(_KEEP, (local_seqno, payload, _encode(headers)))
 
     def acknowledge(self, local_seqno: int, seqno: int | None, at_once: bool = False) -> None:
         """Everything up to `local_seqno` is ordered, and no more up to `seqno`: forget it, unless that is better later.

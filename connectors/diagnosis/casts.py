@@ -122,7 +122,7 @@ def _read_data(checker: CastChecker, connection: Connection, group: str, site: s
 
 def _view(data: Data) -> Ordered:
     body = json.loads(data.payload)
-    lives = tuple(Life(*row) for row in body["members"])
+    lives = tuple(Life(*row[:2]) for row in body["members"])
     return Ordered(data.seqno, VIEW, view=data.view, lives=lives, is_in_flush=bool(body["flush"]))
 
 

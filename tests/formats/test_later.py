@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,14 +29,15 @@ from connectors.sequencer.takeover import take_over, take_over_groups
 from connectors.testing.memory_kafka import MemoryConnection
 from connectors.testing.tiny_sequencer import TinySequencer
 from ordering.checker import Checker
-from ordering.errors import AbcastError, LaterVersion, ProtocolViolation
+from ordering.errors import AbcastError, LaterVersion, NotOrderedInTime, ProtocolViolation
+from ordering.events import ViewChange
 from ordering.formats import ADDITIONS, FORMATS, NEWEST, Format
 from ordering.isis_log import Entry, Letter
 from ordering.links import carry_each
 from ordering.membership import Membership, Settings
 from ordering.names import Topic
 from ordering.reader import Reader, Verdict
-from ordering.records import EPOCH, MESSAGE, SETTINGS, SKIP, Data, Source
+from ordering.records import EPOCH, MESSAGE, SETTINGS, SKIP, VIEW, Data, Source
 from ordering.sequencer import SNAPSHOTS, SequencerState, absorb, seal, snapshot
 
 SITE = "nyc"
@@ -141,6 +145,20 @@ class TestSettings:
                 assert [each.seqno for each in bob.deliveries(from_seqno=1, timeout=0.5)] == [1, 3]
         state = take_over(kafka, "g", SITE)
         assert state.membership.settings == Settings(closed=True, unknown={"max_members": 5})
+
+
+def test_a_view_that_says_more(kafka: MemoryConnection) -> None:
+    """Of each member, and of the view: who reads takes what it knows of."""
+    members = [["nyc/alice", 5, "more"], ["nyc/bob", 6, "more"]]
+    view = {"members": members, "joined": ["nyc/alice", "nyc/bob"], "left": [], "suspected": [], "flush": 0, "more": 1}
+    epoch = take_over(kafka, "g", SITE).epoch
+    write(kafka, message(epoch, 1), Data(VIEW, epoch, 2, 1, payload=json.dumps(view).encode()))
+    state = take_over(kafka, "g", SITE)
+    assert state.membership.members == (("nyc/alice", 5), ("nyc/bob", 6))
+    [_, event] = Member("g", "nyc/carol", connection=kafka).deliveries(from_seqno=1, timeout=0.5, events=True)
+    assert isinstance(event, ViewChange)
+    assert event.members == ("nyc/alice", "nyc/bob")
+    assert check_group("g", kafka, names=[SITE]).anomalies == []
 
 
 class TestKinds:
@@ -327,6 +345,24 @@ class TestFormats:
             state = absorb(SequencerState("g"), [seal(3, each.number), message(3, 1)])
             assert (state.epoch, state.seqno, state.format) == (3, 1, each.number)
             assert SequencerState.from_bytes(snapshot(state).payload).format == each.number
+
+
+def test_an_outbox_of_a_later_version(kafka: MemoryConnection, tmp_path: Path) -> None:
+    """It has more columns, and more tables; these are left as they are."""
+    path = tmp_path / "outbox.db"
+    with pytest.raises(NotOrderedInTime), Member("g", "nyc/a", connection=kafka, outbox=path) as member:
+        member.broadcast(b"1").result(0.1)
+    with closing(sqlite3.connect(path)) as database:
+        for table in ("owner", "pending", "casts"):
+            database.execute(f"ALTER TABLE {table} ADD COLUMN later TEXT DEFAULT 'kept'")
+        database.execute("CREATE TABLE later (said TEXT)")
+        database.commit()
+    with TinySequencer(kafka, "g", SITE), Member("g", "nyc/a", connection=kafka, outbox=path) as member:
+        assert member.broadcast(b"2").result(5) == 2
+        assert [each.payload for each in member.deliveries(from_seqno=1, timeout=0.5)] == [b"1", b"2"]
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT later FROM owner").fetchall() == [("kept",)]
+        assert database.execute("SELECT said FROM later").fetchall() == []
 
 
 class TestEntries:
