@@ -44,7 +44,7 @@ def list_(
             (row["offset"], row["refused_at"], row["sender"], row["reason"], row["source"])
             for row in map(_row, letters)
         )
-        show_table(_COLUMNS, shown, sys.stdout)
+        show_table(_COLUMNS, shown, sys.stdout, is_folded=True)
     else:
         typer.echo(f"no dead letters in group {group}")
 

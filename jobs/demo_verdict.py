@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """A line about what happens."""
-    typer.echo(f"● {text}")
+    """A line about what happens. On a terminal, progress bars are drawn below it."""
+    from rich import get_console
+
+    get_console().print(f"● {text}", markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def show_order(deliveries: Mapping[str, Sequence[Delivery]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import io
 import logging
 import os
 import sys
@@ -207,6 +208,7 @@ def run_command(command: TyperGroup, arguments: list[str] | None = None, *, is_s
     try:
         interruption.raise_in_order()
         try:
+            _let_through()
             _set_up_logging()
             # Typer itself ends the process: 0, what typer.Exit says, 2 for wrong usage, 130 after Ctrl-C, 1 when the
             # reader of our output (say, `head`) has gone.
@@ -249,6 +251,13 @@ def _in_a_sentence(error: Exception) -> str | None:
     if kafka is not None and isinstance(error, kafka.KafkaError):
         return f"Kafka refuses: {getattr(error, 'description', '') or error} ({type(error).__name__})"
     return None
+
+
+def _let_through() -> None:
+    """Write what a terminal's encoding lacks as Python writes it, instead of ending with an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _set_up_logging() -> None:

@@ -16,8 +16,13 @@ NARROWEST = 10
 _GAP = 3
 
 
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], file: IO[str]) -> None:
-    """A table. On a terminal it is never wider: long values end in …, and many columns stand below each other."""
+def show_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], file: IO[str], *, is_folded: bool = False
+) -> None:
+    """A table. On a terminal it is never wider: long values end in …, and many columns stand below each other.
+
+    `is_folded`: long values go on below instead.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len, set_cell_size
     from rich.console import Console
@@ -37,13 +42,19 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], file: IO[s
 
     def fitted(values: Sequence[str]) -> list[Text]:
         fits = [cell_len(value) <= width for value, width in zip(values, widths, strict=True)]
-        pairs = zip(values, widths, fits, strict=True)
+        pairs = zip(values, widths, [fit or is_folded for fit in fits], strict=True)
         return [Text(value if fit else set_cell_size(value, width - 1) + "…") for value, width, fit in pairs]
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
     for number, name in enumerate(fitted(columns)):
         is_number = bool(kept) and all(isinstance(row[number], int | float | Decimal | None) for row in kept)
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+        table.add_column(
+            name,
+            justify="right" if is_number else "left",
+            no_wrap=not is_folded,
+            overflow="fold",
+            width=widths[number] if is_folded else None,
+        )
     for row in texts:
         table.add_row(*fitted(row))
     console.print(table)

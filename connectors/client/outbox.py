@@ -81,7 +81,10 @@ class Outbox:
         self.path = Path(path)
         self._forgotten_at = time.monotonic()
         with self._explained():
-            self._database = sqlite3.connect(self.path, timeout=0.5, isolation_level=None, check_same_thread=False)
+            # By its whole path: SQLite keeps `:memory:` nowhere, and takes `file:` for a URI.
+            self._database = sqlite3.connect(
+                self.path.absolute(), timeout=0.5, isolation_level=None, check_same_thread=False
+            )
         try:
             with self._explained():
                 self._open(group, member)

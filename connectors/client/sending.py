@@ -86,7 +86,10 @@ class SendingHalf:
             raise UsageError("nobody may send in a flush, its requester neither: leave the `with` first.")
         forwarder = self._sending.forwarder or self._sending.start()
         if not self._is_connected and forwarder.participant.settings.closed:
-            raise UsageError(f"group {self.group} is closed, and {self.address} is not a member: call connect() first.")
+            raise UsageError(
+                f"group {self.group} is closed, and {self.address} is not a member: call connect() first. (`abcast "
+                "publish` can't.)"
+            )
         if order == TOTAL:
             return forwarder.broadcast(kept, checked, limit)
         if order not in ORDERS:

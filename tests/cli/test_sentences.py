@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 import sys
 import threading
@@ -13,6 +14,8 @@ from typing import Any, cast
 
 import pytest
 from kafka.structs import TopicPartition
+from rich.console import Console
+from rich.progress import Progress as Bars
 
 from connectors.kafka.acts import Act
 from connectors.kafka.connection import Connection
@@ -21,13 +24,16 @@ from connectors.kafka.sites import Sites
 from connectors.relay import joining
 from connectors.testing.memory_kafka import MemoryConnection
 from jobs import interruption, progress, status, streaming
+from jobs.demo_verdict import say
 from jobs.options import connection_to
 from jobs.progress import Progress
 from jobs.publish import _Published
-from jobs.rows import show_sentence
+from jobs.rows import show_sentence, show_table
 from ordering.errors import BrokerUnreachable, UsageError, counted
 from ordering.names import BY_RELAYS, ROLES
 from tests.cli.here import abcast_here, as_it_was
+from tests.cli.process import abcast
+from tests.ledger.test_sql import write_tables
 from tests.waiting import eventually
 
 
@@ -195,6 +201,37 @@ class TestStatus:
         assert len(pauses) == 3
         assert capsys.readouterr().out.count("no groups at site local") == 3
         assert terminal.getvalue() == "abcast: nobody answers.\n\n"
+
+
+class TestTerminals:
+    def test_what_happens_stands_above_the_bars(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It goes to the console that draws them, as they would be drawn over it."""
+        shown = Terminal()
+        console = Console(file=shown, force_terminal=True, width=80)
+        monkeypatch.setattr("rich.get_console", lambda: console)
+        with Bars(console=console) as bars:
+            bars.add_task("local/a delivers", total=2)
+            say("kill -9 to the sequencer; another one is started [now] :bomb: …")
+            bars.refresh()
+        assert "● kill -9 to the sequencer; another one is started [now] :bomb: …\n" in shown.getvalue()
+
+    def test_a_reason_is_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        shown = Terminal()
+        row = ("2026-11-25 17:36:12", "local/alice", "a long reason that is not to be cut, as it says what to do " * 2)
+        show_table(("time", "sender", "reason"), [row], shown, is_folded=True)
+        lines = re.sub(r"\x1b\[[\d;]*m", "", shown.getvalue()).splitlines()
+        assert "…" not in shown.getvalue()
+        assert max(map(len, lines)) <= 80
+        assert "".join(row[2].split()) in "".join("".join(line[35:] for line in lines).split())
+
+    def test_what_its_encoding_lacks(self, tmp_path: Path) -> None:
+        """It is written as Python writes it."""
+        variables = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+        done = abcast(
+            "query", "SELECT chr(252) || chr(8230)", "--data", write_tables(tmp_path), cwd=tmp_path, variables=variables
+        )
+        assert (done.returncode, "\\xfc\\u2026" in done.stdout) == (0, True), done
 
 
 class TestCtrlC:

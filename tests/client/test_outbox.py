@@ -133,3 +133,11 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match="directory"):
         Outbox(tmp_path / "none" / "o", "g", "nyc/a")
+
+
+def test_a_file_of_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of one that means something to SQLite: it keeps what is in it."""
+    monkeypatch.chdir(tmp_path)
+    for name in (":memory:", "file:x?mode=memory"):
+        Outbox(Path(name), "g", "nyc/alice").close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [":memory:", "file:x?mode=memory"]
