@@ -42,7 +42,7 @@ lint: setup ## check style, types and the direction of imports
 	@$(BIN)/lint-imports
 
 # The archive of classes makes a start shorter, but takes longer than it saves the first demo: it comes after that.
-demo: $(VENV)/.jars ## show the whole pipeline at work; ARGS="--members 5" passes options on
+demo: $(VENV)/.jars ## show the whole pipeline at work; ARGS="--input FILE --members 5" passes options on
 	@$(BIN)/abcast demo $(ARGS)
 	@$(MAKE) $(VENV)/.classes
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import NamedTuple
 
@@ -94,14 +96,29 @@ def say_why(connection: Connection, group: str, site: str, patience_s: float = 3
 
     "" if it is alive, or if that can't be known in so many seconds.
     """
-    told: queue.Queue[str] = queue.Queue()
+    key = replace(connection, client_id=""), group, site
+    with _lock:
+        look = _looks.get(key)
+        if look is None:
+            look = _looks[key] = Future()
+            threading.Thread(target=_look, args=(look, *key), name="abcast-liveness", daemon=True).start()
+    with contextlib.suppress(TimeoutError, FutureTimeoutError):
+        return look.result(patience_s)
+    return ""
 
-    def look() -> None:
+
+_lock = threading.Lock()
+_looks: dict[tuple[Connection, str, str], Future[str]] = {}
+"""Those in hand: who asks meanwhile waits for the same. In an outage each takes long, and many wait for receipts."""
+
+
+def _look(look: Future[str], connection: Connection, group: str, site: str) -> None:
+    said = ""
+    try:
         with contextlib.suppress(AbcastError, KafkaError), DataLog(connection, group, site) as data:
             found = judge(data, read_signs(connection, [group], site).of_groups.get(group))
-            told.put("" if found.works else f"{str(found)[0].upper()}{str(found)[1:]}.")
-
-    threading.Thread(target=look, name="abcast-liveness", daemon=True).start()
-    with contextlib.suppress(queue.Empty):
-        return told.get(timeout=patience_s)
-    return ""
+            said = "" if found.works else f"{str(found)[0].upper()}{str(found)[1:]}."
+    finally:
+        with _lock:
+            del _looks[connection, group, site]
+        look.set_result(said)
