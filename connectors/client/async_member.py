@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, cast, overload
@@ -27,6 +27,7 @@ from connectors.client.delivery import Delivery, Deserializer
 from connectors.client.letter import Letter, LetterReceipt
 from connectors.client.member import CLOSE_TIMEOUT_S, Member
 from connectors.client.message import GivenHeaders, Serializer
+from connectors.client.one_thread import OneThread
 from connectors.client.receipt import Receipt
 from connectors.client.state_transfer import GetState, SetState
 from connectors.client.stream import Stream
@@ -72,7 +73,7 @@ class AsyncStream(Generic[T]):
     def __init__(self, begin: Callable[[], Stream[T]]) -> None:
         self._begin = begin
         self._stream: Stream[T] | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="abcast-stream")
+        self._thread = OneThread("abcast-stream")
         self._coming: Future[T] | None = None
         self._is_closed = False
 
@@ -119,7 +120,7 @@ class AsyncMember:
         """What `Member` takes. `async with` connects, and raises what that raises."""
         self._make = functools.partial(Member, group, member, **options)
         self._member: Member | None = None
-        self._sending = ThreadPoolExecutor(1, thread_name_prefix="abcast-send")
+        self._sending = OneThread("abcast-send")
 
     @property
     def member(self) -> Member:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import subprocess
+import sys
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
@@ -135,3 +137,31 @@ def test_misuse(group: MemoryGroup) -> None:
                 pass
 
     run(work())
+
+
+LEFT_OPEN = """
+import asyncio
+from connectors.client.async_member import AsyncMember
+from connectors.testing import MemoryGroup
+
+async def wait(connection):
+    member = AsyncMember("g", "local/a", connection=connection)
+    await member.__aenter__()
+    await member.broadcast(b"m")
+    async for _ in member.deliveries():
+        print("delivered", flush=True)
+
+with MemoryGroup("g") as group:
+    try:
+        asyncio.run(asyncio.wait_for(wait(group.connection), 2))
+    except (asyncio.TimeoutError, TimeoutError):
+        print("over", flush=True)
+"""
+
+
+def test_one_that_is_not_closed_keeps_no_process() -> None:
+    """A test that times out, say: its stream waits for a message that never comes."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LEFT_OPEN], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "over"), done
