@@ -55,6 +55,8 @@ KEPT = {
     "delta.checkpointInterval": "100",
 }
 """So much of the past stays, for readers that have opened an older version. Who has set another, keeps it."""
+PLAIN = {"delta.columnMapping.mode": "none", "delta.enableDeletionVectors": "false"}
+"""Features that not all who read the tables can read: Spark's defaults may have them for each new table."""
 MAX_ATTEMPTS = 20
 
 
@@ -96,7 +98,7 @@ def create_or_mend(spark: SparkSession, path: Location, layout: Layout) -> None:
         new = DeltaTable.createIfNotExists(spark).location(str(path)).partitionedBy(*layout.partitioned_by)
         for name, kind in layout.columns.items():
             new = new.addColumn(name, kind)
-        for key, value in layout.properties.items():
+        for key, value in {**layout.properties, **PLAIN}.items():
             new = new.property(key, value)
         try:
             new.execute()

@@ -331,6 +331,20 @@ class _SeqnoTable(AppendOnlyTable[TableState]):
         self.look_again()
         return all(self.state.last_seqno.get(group, 0) == last for group, last in last_seqno.items())
 
+    def look_again(self) -> None:
+        """Raise DataSkipped if the table has less than it had: somebody has set it back (RESTORE TABLE).
+
+        What would be written then stands behind a hole; who begins anew reads what the table lacks once more.
+        """
+        had = self.state.last_seqno
+        super().look_again()
+        for group, last in had.items():
+            if (has := self.state.last_seqno.get(group, 0)) < last:
+                raise DataSkipped(
+                    f"the table {self._path} was set back: it has group {group} up to seqno {has}, and had it up to "
+                    f"{last}. What it lacks is read from Kafka once more."
+                )
+
     def append_next(self, rows: DataFrame) -> Mapping[str, int] | None:
         """Append rows of which each group's follow what the table holds; return each one's last seqno. None if it did
         not come to it. The caller holds the lock, and has looked what the table holds.

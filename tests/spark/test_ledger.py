@@ -104,6 +104,48 @@ def expected(*seqnos: int) -> list[tuple[int, bytes]]:
     return [(seqno, b"m%d" % seqno) for seqno in seqnos]
 
 
+@pytest.mark.parametrize("after", [2, 3])
+def test_a_table_that_is_set_back(spark: SparkSession, tmp_path: Path, after: int) -> None:
+    """Between any two batches. Nothing is written behind the hole, and who begins anew fills it."""
+    group = "g"
+    create_tables(spark, tmp_path)
+    table = tmp_path / "ledger"
+    writer = writer_of(table, BEGINNING, group)
+    versions = {}
+    for seqno in range(1, after + 1):
+        writer.write(source_frame(spark, log_of(message(seqno), group=group, first_offset=seqno - 1)), seqno)
+        versions[seqno] = DeltaTable(str(table)).version()
+    spark.sql(f"RESTORE TABLE delta.`{table}` TO VERSION AS OF {versions[1]}")
+    writer.write(source_frame(spark, log_of(message(after + 1), group=group, first_offset=after)), after + 1)
+    with pytest.raises(DataSkipped, match="was set back"):
+        writer.check()
+    assert rows_of(spark, table, group) == expected(1)
+    again = writer_of(table, Start(1, Reader(1, 1)), group)
+    rows = [message(seqno) for seqno in range(2, after + 2)]
+    again.write(source_frame(spark, log_of(*rows, group=group, first_offset=1)), 1)
+    again.check()
+    assert rows_of(spark, table, group) == expected(*range(1, after + 2))
+
+
+@pytest.mark.parametrize("name", ["columnMapping.mode", "enableDeletionVectors"])
+def test_defaults_of_a_company(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Features that delta-rs can't read are left out of a new table, whatever Spark gives to each."""
+    setting = f"spark.databricks.delta.properties.defaults.{name}"
+    spark.conf.set(setting, "name" if name == "columnMapping.mode" else "true")
+    try:
+        create_tables(spark, tmp_path)
+    finally:
+        spark.conf.unset(setting)
+    table = tmp_path / "ledger"
+    for seqno in (1, 2):
+        create_tables(spark, tmp_path)
+        writer = writer_of(table, Start(seqno - 1, Reader(min(seqno - 1, 1), seqno - 1)), "g")
+        writer.write(source_frame(spark, log_of(message(seqno), first_offset=seqno - 1)), seqno)
+        writer.check()
+        assert read_table_state(table).last_seqno == {"g": seqno}
+    assert rows_of(spark, table, "g") == expected(1, 2)
+
+
 def test_ledger_rows(spark: SparkSession) -> None:
     """Every column of the ledger comes from DATA; an epoch record has no more than its epoch and kind."""
     rows = log_of(
