@@ -31,7 +31,7 @@ from ordering.isis_codec import decode, encode
 from ordering.isis_log import Contents, Entry, Ordered, Range, contents_of, judge, ranges_of
 from ordering.isis_messages import Exclude
 from ordering.isis_site import OUT_FOR_GOOD, Sequenced, Site
-from ordering.isis_site_state import Arrived, Dropped, Heard, Mark, SiteState
+from ordering.isis_site_state import NEW_PACE, Arrived, Dropped, Heard, Mark, Pace, SiteState
 from ordering.isis_state import Tick
 from ordering.records import ENTRY, EPOCH, Data, Exclusion
 from ordering.sequencer import SequencerState, begin_batch
@@ -70,7 +70,7 @@ class GroupState:
     """All that a group knows between two steps, but for the sequencer's state, which is at `position`.
 
     `sent`: the last seqno that was passed to Kafka. `exclusions` are still to be carried out, in this view or a later
-    one; `excluded` were, in this one. `has_heard`, `snapped_at_ms`: as `Site` has them.
+    one; `excluded` were, in this one. `has_heard`, `pace`: as `Site` has them.
     """
 
     site: SiteState
@@ -81,7 +81,7 @@ class GroupState:
     exclusions: tuple[Exclusion, ...] = ()
     excluded: tuple[Exclusion, ...] = ()
     has_heard: bool = False
-    snapped_at_ms: int = 0
+    pace: Pace = NEW_PACE
 
     def to_bytes(self) -> bytes:
         """The state as JSON, equal states as equal bytes."""
@@ -109,7 +109,7 @@ def going_on(state: GroupState, sequencer: SequencerState) -> Group:
         state.epoch,
         sequenced=sequenced,
         has_heard=state.has_heard,
-        snapped_at_ms=state.snapped_at_ms,
+        pace=state.pace,
     )
     return Group(site, state.sent, state.readings, state.exclusions, state.excluded)
 
@@ -152,7 +152,7 @@ class Group:
             tuple(self._exclusions),
             tuple(self._excluded),
             self.site.has_heard,
-            self.site.snapped_at_ms,
+            self.site.pace,
         )
 
     # What is read
@@ -189,14 +189,17 @@ class Group:
         runs = (part for ordered in self.site.unsnapped for part in ranges_of(ordered.run))
         return min([self.site.place(name).ordered, *(part.first for part in runs if part.place == name)])
 
-    def arrived(self, name: str, first: int, last: int, at: int) -> int:
-        """Records with these first and last offsets at home were read, up to `at` here. To be kept from which on."""
+    def arrived(self, name: str, first: int, last: int, at: int, *, is_idle: bool = False) -> int:
+        """Records with these first and last offsets at home were read, up to `at` here. To be kept from which on.
+
+        `is_idle`: they are heartbeats, all of them.
+        """
         reading = self._readings[name]
         if reading.is_cut:
             reading = reading._replace(begin=first, end=first, is_cut=False)
         kept = max(reading.end, reading.needed)
         self._readings[name] = reading = reading._replace(end=max(reading.end, last + 1))
-        self.site.take(Arrived(name, reading.end, at, reading.begin))
+        self.site.take(Arrived(name, reading.end, at, reading.begin, is_idle))
         return kept
 
     def lacks(self, name: str) -> bool:

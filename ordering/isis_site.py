@@ -118,7 +118,7 @@ from ordering.isis_log import (
 )
 from ordering.isis_messages import Deliver, Installed, Message, Output, To
 from ordering.isis_process import awake
-from ordering.isis_site_state import Arrived, Heard, Mark, Notice, OtherLog, Place, SiteEvent, SiteState, Waiting
+from ordering.isis_site_state import Arrived, Heard, Mark, Notice, OtherLog, Pace, Place, SiteEvent, SiteState, Waiting
 from ordering.isis_state import Propose, Send
 from ordering.isis_views import Process
 from ordering.log_time import without_sites
@@ -182,12 +182,9 @@ class Site:
         now_ms: int = 0,
         sequenced: Sequenced | None = None,
         has_heard: bool = False,
-        snapped_at_ms: int | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        """`sequenced`, `has_heard`, `snapped_at_ms`: of a job that goes on.
-
-        One that begins has been away until `now_ms`.
-        """
+        """`sequenced`, `has_heard`, `pace`: of a job that goes on. One that begins has been away until `now_ms`."""
         self.group, self.epoch = state.group, epoch
         self.process = Process(awake(state.process, now_ms) if sequenced is None else state.process)
         if sequenced is None:
@@ -204,8 +201,7 @@ class Site:
         self._ahead = {ordered.first: ordered for ordered in state.ahead}
         self._since = deque(state.since)
         self._snapshot, self._sequenced, self._base = state.snapshot, state.sequenced, state.base
-        self.snapped_at_ms = self.process.now_ms if snapped_at_ms is None else snapped_at_ms
-        """When the last snapshot was taken, or the job began."""
+        self.pace = Pace(self.process.now_ms, self.process.now_ms) if pace is None else pace
         self._told = {told.place: told for told in state.told}
         self.contents: Callable[[Range], Contents | None] | None = None
         """What the job has read of a range, None if not all of it yet. No function: the job does not tell."""
@@ -337,6 +333,8 @@ class Site:
         marks = (*(place.marks or (Mark(0, 0),)), Mark(event.end, event.at))
         if len(marks) > MAX_MARKS:
             marks = _without_nearest(marks)
+        if self._is_own(event.place) and not event.is_idle:
+            self.pace = self.pace._replace(is_idle=False)
         # Of what was not submitted, what is gone is in no run. Its sender sends it again.
         submitted = max(place.submitted, event.begin) if self._is_own(event.place) else place.submitted
         self._places[event.place] = place._replace(end=event.end, marks=marks, submitted=submitted)
@@ -353,8 +351,11 @@ class Site:
 
         Steps are often much shorter than a way to another site. A run for each of them would fill what may be in flight
         with next to nothing, and all that comes then would wait until one of these is done. So runs are begun at the
-        pace at which other sites are heard; those that are in flight can't be done before.
+        pace at which other sites are heard; those that are in flight can't be done before. Heartbeats alone wait for a
+        quarter of the time after which anybody is suspected: they only tell the time.
         """
+        if self.pace.is_idle and self.process.now_ms - self.pace.begun_at_ms < self._idle_ms():
+            return
         most = MAX_RUNS_IN_FLIGHT if self.has_heard else UNPACED_RUNS
         if self.process.in_flight >= most:
             return
@@ -369,7 +370,13 @@ class Site:
                 self._places[name] = place._replace(submitted=end)
         if ranges:
             self.has_heard = False
+            is_all = all(row.submitted >= row.end for name, row in self._places.items() if self._is_own(name))
+            self.pace = self.pace._replace(begun_at_ms=self.process.now_ms, is_idle=is_all)
             self.process.submit(run_of(tuple(ranges)))
+
+    def _idle_ms(self) -> int:
+        of_members = self.sequenced.state.membership.settings.suspect_after_ms
+        return min(self.process.suspect_after_ms, of_members) // 4
 
     def _tell(self, part: Range) -> bool:
         """Say what was read of a range; whether all of it was, since the job has begun."""
@@ -532,7 +539,7 @@ class Site:
     def _is_snapshot_due(self, *, is_last: bool) -> bool:
         """Whether what is in DATA was in no snapshot for long enough, or the job can't take one later."""
         after_ms = min(SNAPSHOT_AFTER_MS, SNAPSHOT_AFTER_SUSPICIONS * self.process.suspect_after_ms)
-        is_time = is_last or self.process.now_ms - self.snapped_at_ms >= after_ms
+        is_time = is_last or self.process.now_ms - self.pace.snapped_at_ms >= after_ms
         return is_time and self.sequenced.position > self._sequenced
 
     def _take_snapshot(self) -> bool:
@@ -541,7 +548,7 @@ class Site:
         if done.position <= self._sequenced:
             return False
         self._snapshot, self._sequenced = done.state.to_bytes(), done.position
-        self.snapped_at_ms = self.process.now_ms
+        self.pace = self.pace._replace(snapped_at_ms=self.process.now_ms)
         while self._since and self._since[0].last <= done.position:
             run = self._since.popleft()
             for part in ranges_of(run.run):

@@ -23,13 +23,14 @@ class Arrived(NamedTuple):
     """FORWARD of a partition, the site's own or another's, stands at this site up to `end`, its offset at home.
 
     `at` is where to read on in this site's Kafka for what comes next. For what is the site's own it is `end`, too.
-    What stood below `begin` can't be read here.
+    What stood below `begin` can't be read here. `is_idle`: what has come is heartbeats, which no member waits for.
     """
 
     place: str
     end: int
     at: int
     begin: int = 0
+    is_idle: bool = False
 
 
 class Heard(NamedTuple):
@@ -75,6 +76,19 @@ class Mark(NamedTuple):
 
     end: int
     at: int
+
+
+class Pace(NamedTuple):
+    """When a job has taken its last snapshot, and begun its last run, or began itself. `is_idle`: what has come since
+    for the next run is heartbeats.
+    """
+
+    snapped_at_ms: int = 0
+    begun_at_ms: int = 0
+    is_idle: bool = False
+
+
+NEW_PACE = Pace()
 
 
 class Waiting(NamedTuple):

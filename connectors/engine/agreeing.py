@@ -22,7 +22,7 @@ from ordering.isis_log import Ordered, Range, ranges_of
 from ordering.isis_site import Site
 from ordering.isis_site_state import Notice, SiteState
 from ordering.pipeline import Pipeline
-from ordering.records import STRAY, WITHOUT_SEQNO, Exclusion, Partition
+from ordering.records import HEARTBEAT, STRAY, WITHOUT_SEQNO, Exclusion, Partition
 from ordering.sequencer import SequencerState
 
 OWN_BYTES = 16 * 1024 * 1024
@@ -30,6 +30,7 @@ OWN_BYTES = 16 * 1024 * 1024
 OTHERS_BYTES = 256 * 1024 * 1024
 """The same of a partition of another site: more than that one may have under way."""
 _OF_LOGS = tuple(f"{VERSION} {kind} ".encode("ascii") for kind in WITHOUT_SEQNO)
+_IDLE = f"{VERSION} {HEARTBEAT} ".encode("ascii")
 _RECORD_BYTES = 200
 """What a record takes besides its payload, about."""
 
@@ -146,7 +147,8 @@ class AgreeingGroup:
         if not known:
             return
         last = max(record.offset for record in known)
-        kept_from = self._group.arrived(source.place, known[0].offset, last, records[-1].offset + 1)
+        is_idle = all(bool(raw.headers) and (raw.headers[0][1] or b"").startswith(_IDLE) for raw in known)
+        kept_from = self._group.arrived(source.place, known[0].offset, last, records[-1].offset + 1, is_idle=is_idle)
         kept = self._kept.setdefault(source.place, _Kept())
         for record in known:
             if record.offset >= kept_from:

@@ -48,6 +48,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from connectors.kafka import epochs
+from connectors.kafka.codec import FORWARD_KINDS
 from connectors.kafka.entry_codec import read_entry, write_entry
 from connectors.kafka.inputs import Neighbours, of_log
 from connectors.kafka.plain_record import PlainRecord
@@ -74,7 +75,7 @@ from ordering.isis_group import Group, going_on
 from ordering.isis_log import Ordered, Range, ranges_of
 from ordering.isis_site import MAX_UNSNAPPED_RUNS
 from ordering.names import Topic
-from ordering.records import STRAY, Exclusion, Partition
+from ordering.records import HEARTBEAT, STRAY, Exclusion, Partition
 
 KEPT_BYTES = 256 * 1024 * 1024
 """Of a partition's records that are read and not sequenced, as arrow has them."""
@@ -86,6 +87,7 @@ REPORT = "report"
 
 FROM_TIME = 1 + max(FROM_FORWARD, FROM_LOG, FROM_EPOCH)
 """A row that tells the time: a step takes them behind all others."""
+_HEARTBEAT = FORWARD_KINDS.index(HEARTBEAT)
 _STATE = "known binary, snapshot binary, of_step binary, base binary, changes binary"
 
 _KEPT = pa.schema(
@@ -297,7 +299,9 @@ class Step:
             return
         offset, size = rows["offset"].to_numpy(), sizes_of(rows)
         end = np.maximum.accumulate(offset + size)
-        kept_from = group.arrived(name, int(offset[0]), int(end[-1]) - 1, int(rows["at"].iloc[-1] + size[-1]) - 1)
+        at = int(rows["at"].iloc[-1] + size[-1]) - 1
+        is_idle = bool((rows["plain"].to_numpy(dtype=bool) & (rows["kind"] == _HEARTBEAT) & rows["block"].isna()).all())
+        kept_from = group.arrived(name, int(offset[0]), int(end[-1]) - 1, at, is_idle=is_idle)
         rows = part_of(without_repeats(rows, end), kept_from)
         if len(rows):
             self._keep(name, rows)

@@ -55,7 +55,7 @@ from ordering.isis_site_state import Mark, Place, SiteState, first_state
 from ordering.isis_site_state import state_of as told
 from ordering.names import Role, Topic
 from ordering.reader import Reader, Verdict
-from ordering.records import ENTRY, EPOCH, FORGET, JOIN, MESSAGE, Data, Partition
+from ordering.records import ENTRY, EPOCH, FORGET, HEARTBEAT, JOIN, MESSAGE, Data, Partition
 from ordering.sequencer import SequencerState
 from tests.engine.operator import OperatorLoop
 from tests.waiting import eventually
@@ -867,6 +867,26 @@ def test_offsets_without_records_are_the_same_at_all_sites(kafka: MemoryConnecti
     entry = next(read_entry(each) for each in reversed(written(kafka, "sfo")) if each.kind == ENTRY)
     told = {each.place: each for each in read_told(entry.letters)}
     assert told[f"{forward('nyc').topic}-0"].end == 82
+
+
+@each_engine
+def test_heartbeats_alone_are_ordered_now_and_then_and_a_message_at_once(kafka: MemoryConnection, engine: str) -> None:
+    """A run a quarter of the time after which anybody is suspected, however many heartbeats come."""
+    with running(kafka, *SITES, engine=engine) as loops:
+        send(kafka, "nyc", range(1, 2), JOIN)
+        send(kafka, "nyc", range(2, 3))
+        all_have(kafka, 3)
+        began, before = time.monotonic(), len([each for each in written(kafka, "nyc") if each.kind == ENTRY])
+        for number in range(120):
+            send(kafka, "nyc", range(3 + number, 4 + number), HEARTBEAT)
+            time.sleep(0.02)
+        taken_s = time.monotonic() - began
+        entries_written = len([each for each in written(kafka, "nyc") if each.kind == ENTRY]) - before
+        runs = 1 + taken_s / (SUSPECT_AFTER_MS / 4000)
+        assert entries_written < 12 * runs, "it would be some hundred"
+        send(kafka, "nyc", range(3, 4))
+        all_have(kafka, 4)
+        assert [loop.failure for loop in loops] == [None] * 3
 
 
 def test_what_is_gone_of_another_log_is_missed_aloud(kafka: MemoryConnection) -> None:

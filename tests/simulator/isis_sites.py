@@ -266,7 +266,8 @@ class Job:
             return
         self.read[place] += len(records)
         last = max(offset for offset, _ in records)
-        kept_from = self.group.arrived(place, records[0][0], last, self.read[place])
+        is_idle = all(record.kind == HEARTBEAT for _, record in records)
+        kept_from = self.group.arrived(place, records[0][0], last, self.read[place], is_idle=is_idle)
         self.records[place].update((offset, record) for offset, record in records if offset >= kept_from)
 
     def _read_log(self, name: str, count: int) -> None:
