@@ -493,9 +493,12 @@ def _claims_of_groups(connection: Connection, site: str, groups: GroupChoice) ->
         return DataLog(connection, group, site, consumer).claims()
 
     found: dict[str, list[Claim]] = {}
-    with contextlib.closing(SideBySide[list[Claim]](connection)) as asking:
+    asking = SideBySide[list[Claim]](connection)
+    try:
         for group in filter(groups.has, find_groups(connection, site)):
             asking.ask(group, functools.partial(claims, group))
         while answers := asking.answers(STALL_S):
             found |= {group: answer for group, answer in answers.items() if not isinstance(answer, AbcastError)}
+    finally:  # what is not answered is not waited for
+        threading.Thread(target=asking.close, name="abcast-closing", daemon=True).start()
     return found

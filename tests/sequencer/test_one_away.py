@@ -10,7 +10,7 @@ from kafka.structs import TopicPartition
 
 from connectors.kafka.unfit import UnfitGroups
 from connectors.sequencer.keeper import Keeper
-from connectors.sequencer.takeover import Takeover, take_over, take_over_groups
+from connectors.sequencer.takeover import Takeover, take_over, take_over_groups, yield_to_rival
 from connectors.testing.memory_kafka import OFFSETS, READS, WRITES, MemoryConnection
 from ordering.errors import AbcastError, BrokerUnreachable, KafkaRefused, UsageError
 from ordering.names import Role, Topic
@@ -58,6 +58,16 @@ def test_a_takeover(kafka: MemoryConnection, role: Role, what: tuple[str, ...]) 
     needed = role != "forward" or OFFSETS in what or not what
     assert isinstance(found["away"], BrokerUnreachable if needed else SequencerState)
     assert what or took["away"] < 1.0, "that it has no leader is known at once"
+
+
+@pytest.mark.parametrize("what", PARTS)
+def test_the_look_for_a_rival(kafka: MemoryConnection, what: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of which nothing is answered delays no start."""
+    monkeypatch.setattr("connectors.sequencer.takeover.find_groups", lambda *_: list(GROUPS))
+    kafka.topics.take_away(name("epoch"), *what)
+    started = time.monotonic()
+    assert not yield_to_rival(kafka, "nyc", lambda _: pytest.fail("there is no rival"))
+    assert time.monotonic() - started < 1.5
 
 
 @pytest.mark.parametrize("role", ROLES)
