@@ -41,25 +41,25 @@ NEWEST = FORMATS[-1]
 
 
 def known(number: int) -> Format:
-    """The format of that number, one of `FORMATS`."""
+    """Return the format of that number, one of `FORMATS`."""
     return FORMATS[number - FIRST.number]
 
 
 def follow(where: str, wanted: Format, formats: Sequence[Format] = FORMATS) -> None:
-    """Raise LaterVersion if what stands in `where` is of a format that is not among `formats`."""
+    """Raise LaterVersion if `where`, in words, has a format that is not among `formats`."""
     if wanted.number > formats[-1].number:
         raise later_format(where, wanted, formats)
 
 
 def later_format(where: str, wanted: Format, formats: Sequence[Format] = FORMATS) -> LaterVersion:
-    """The error of `follow`."""
+    """Return the error of `follow`."""
     newest = formats[-1].number
     problem = f"{where} has format {wanted.number}, and this version of abcast knows those up to {newest}"
     return later(problem, wanted.version)
 
 
 def later(problem: str, version: str = "") -> LaterVersion:
-    """The error of a reader that is too old. `version`: the first that is not, if it is known."""
+    """Return the error of a reader that is too old. `version`: the first that is not, if it is known."""
     wanted = f"abcast {version} or later" if version else "the version of abcast that the others run"
     how = f"abcast>={version}" if version else "abcast"
     return LaterVersion(f"{problem}: install {wanted} here (`pip install --upgrade '{how}'`), and start again.")

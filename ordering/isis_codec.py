@@ -51,7 +51,7 @@ def decode(kind: type[T], raw: bytes) -> T:
 
 
 def _without_defaults(value: object, added: int) -> list[object]:
-    """The fields of a record without those of the last `added` that have their defaults, as do all behind them."""
+    """Return the fields of a record without those of the last `added` that have their defaults, as all behind them."""
     values, defaults = _values(value), _defaults(cast("Any", type(value)))
     while added and values[-1] == defaults[len(values) - 1]:
         values, added = values[:-1], added - 1
@@ -66,7 +66,7 @@ def _values(value: object) -> list[object]:
 
 @functools.cache
 def _defaults(kind: Any) -> dict[int, object]:
-    """What the fields of a record have where nobody says anything else, by their places; of those that have that."""
+    """Return the defaults of a record's fields by their places, of those that have one."""
     if dataclasses.is_dataclass(kind):
         fields = enumerate(dataclasses.fields(kind))
         return {at: field.default for at, field in fields if field.default is not dataclasses.MISSING}

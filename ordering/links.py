@@ -224,7 +224,7 @@ class Carried(NamedTuple):
 
 
 def carry_each(record: Data, source: str, session: int, carries: Callable[[str], bool]) -> list[Carried]:
-    """`carry`, and a skip for each further number of a record of a kind that only a later version knows.
+    """Return what `carry` does, and a skip for each further number of a kind that only a later version knows.
 
     `connectors.relay.columns` has the same as Spark columns.
     """

@@ -140,7 +140,7 @@ class Settings:
     unknown: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def known(self) -> dict[str, Any]:
-        """Those that this version knows, as JSON values."""
+        """Return those that this version knows, as JSON values."""
         return {name: getattr(self, name) for name in _SETTINGS}
 
     def to_json(self) -> bytes:
@@ -148,7 +148,7 @@ class Settings:
         return canonical_json(self.known())
 
     def decided(self, raw: bytes) -> Settings:
-        """`updated` by what stands in DATA: what a later version has decided is kept. Raises UsageError."""
+        """Return them `updated` by a record of DATA: what a later version has decided is kept. Raises UsageError."""
         changes = _changes(raw)
         unknown = {name: value for name, value in changes.items() if name not in _SETTINGS}
         mine = {name: value for name, value in changes.items() if name not in unknown}
@@ -174,7 +174,7 @@ _NOT_SETTINGS = f"settings are a JSON object with some of {', '.join(sorted(_SET
 
 
 def _changes(raw: bytes) -> dict[str, Any]:
-    """What a `settings` record says. Raises UsageError."""
+    """Return what a `settings` record says. Raises UsageError."""
     try:
         changes = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -334,7 +334,7 @@ NO_MEMBERS = Membership()
 
 
 def with_unknown(kind: type, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of that dataclass, and under `unknown` all else of the object."""
+    """Return the fields of that dataclass, and under `unknown` all else of the object."""
     names = {item.name for item in fields(kind)} - {"unknown"}
     known = {name: value for name, value in body.items() if name in names}
     unknown = {name: value for name, value in body.items() if name not in names}

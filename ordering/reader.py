@@ -77,7 +77,7 @@ class Reader:
         return Verdict.TAKE
 
     def judge(self, record: Data) -> Verdict:
-        """`accept` of a record."""
+        """Judge the next record of the log, as `accept` does."""
         return self.accept(record.kind, record.epoch, record.seqno, record.count)
 
     def accept_columns(

@@ -500,6 +500,6 @@ def absorb(state: SequencerState, records: Iterable[Data]) -> SequencerState:
 def _opened(
     state: SequencerState,
 ) -> tuple[dict[str, Accepted], list[Seal], dict[Partition, int], LinkTable, Membership]:
-    """What of a state changes with many records, as it stands in DATA, to be changed."""
+    """Return what of a state changes with many records, as DATA tells it, to be changed."""
     links = LinkTable(state.links, state.origins)
     return dict(state.received), list(state.seals), dict(state.decided), links, state.membership.without_time()

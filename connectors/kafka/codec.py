@@ -314,13 +314,13 @@ def data_number(field: bytes) -> int:
 
 
 def data_count(fields: Sequence[bytes]) -> int:
-    """How many numbers the record with these `data_fields` takes."""
+    """Return how many numbers the record with these `data_fields` takes."""
     text = fields[10] if len(fields) > 10 else b""
     return int(text) if _COUNT.fullmatch(text) else 1
 
 
 def data_format(fields: Sequence[bytes]) -> Format:
-    """The format of the group, as a seal with these `data_fields` says it."""
+    """Return the format of the group, as a seal with these `data_fields` says it."""
     number, version, *_ = [*fields[11:], b"", b""]
     if not _COUNT.fullmatch(number):
         return FIRST

@@ -271,7 +271,7 @@ class DataLog:
         return self._known_move.above if self._known_move is not None else 0
 
     def format(self) -> int:
-        """The group's format as EPOCH tells it; of a copy, DATA tells it (`SequencerState.format`)."""
+        """Return the group's format as EPOCH tells it; of a copy, DATA tells it (`SequencerState.format`)."""
         self._learn()
         return self._known_format
 
@@ -405,7 +405,7 @@ class DataLog:
         return last
 
     def _stands_from(self, offset: int, seqno: int, epoch: int) -> bool:
-        """Whether the record of `seqno`, decided by `epoch`, stands there or behind: the first that is not lower tells.
+        """Whether the record of `seqno`, decided by `epoch`, is there or behind: the first that is not lower tells.
 
         A repeat does as well. What a fenced sequencer has left, and what was repeated in part, tells nothing.
         """

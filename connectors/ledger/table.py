@@ -133,7 +133,7 @@ def ledger_rows(kafka_rows: DataFrame) -> DataFrame:
 
 
 def each_number(rows: DataFrame) -> DataFrame:
-    """The same rows, and one more for each further number that a record takes.
+    """Return the same rows, and one more for each further number that a record takes.
 
     It is of a kind that only a later version knows. The table has its numbers without a gap, as it promises, and what a
     later version needs to make more of it: the record's kind, and in the first row all else.

@@ -63,17 +63,17 @@ def data_number(name: str) -> Column:
 
 
 def data_count() -> Column:
-    """How many numbers the record of a `with_fields` row of DATA takes: as `codec.data_count` has it."""
+    """Return how many numbers the record of a `with_fields` row of DATA takes: as `codec.data_count` does."""
     return _counted("COUNT")
 
 
 def data_format() -> Column:
-    """The number of the group's format, as a seal says it: as `codec.data_format` has it."""
+    """Return the number of the group's format, as a seal says it: as `codec.data_format` does."""
     return _counted("FORMAT")
 
 
 def followed(column: Column) -> Column:
-    """The column, of `with_fields` rows of DATA; the query ends at a seal whose format this version does not know.
+    """Return the column, of `with_fields` rows of DATA, which ends the query at a seal of a format that is not known.
 
     What ends it is found again by `connectors.spark.query_failure`.
     """

@@ -13,6 +13,7 @@ from connectors.kafka.data_log import DataLog, Stored
 from connectors.kafka.epochs import Claim, Note
 from ordering.errors import HistoryUnavailable
 from ordering.forgetting import from_payload
+from ordering.formats import FORMATS
 from ordering.names import ADMIN_NAME, Topic
 from ordering.reader import Reader, Seal, Verdict
 from ordering.records import FORGET, Data, Forward, Malformed, Partition, Source
@@ -55,6 +56,8 @@ class Broker:
         """By the end of the prefix."""
         self.wrong_states: list[str] = []
         """States that `DataLog.state` made of a prefix and that are not `known`."""
+        self.upgraded_after = partitions - 1
+        """The group is given the newest format behind the claim of that epoch."""
         for _ in range(partitions):
             self.add_partition()
 
@@ -114,6 +117,10 @@ class Broker:
         self.known.append(Known(max(epoch, record.epoch), seqno, received, seals))
         self.data.append(record)
         return len(self.data) - 1
+
+    def format_of(self, epoch: int) -> int:
+        """Return the format that a takeover finds."""
+        return FORMATS[0 if epoch <= self.upgraded_after else -1].number
 
     def append_claim(self, floor: int) -> int:
         """Append to EPOCH; return the epoch claimed."""

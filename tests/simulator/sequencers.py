@@ -188,7 +188,8 @@ class Sequencer:
             self.broker.claims[claimed_at] = Claim(epoch, floor)
         self.own_epoch = epoch
         yield "claimed"
-        sealed_at = self.broker.append_data(seal(epoch)) if self.rules.seal_first else self.log.end()
+        of_format = max(found.format, self.broker.format_of(epoch))
+        sealed_at = self.broker.append_data(seal(epoch, of_format)) if self.rules.seal_first else self.log.end()
         yield "sealed"
         if not self.rules.floor_first:
             self.broker.claims[claimed_at] = Claim(epoch, self.log.end())
@@ -197,7 +198,8 @@ class Sequencer:
         yield "rebuilt"
         if before.epoch >= epoch and self.rules.yield_to_others:
             return None
-        state = replace(before, epoch=epoch, seals=(*before.seals, Seal(epoch, before.seqno + 1)), unsnapped=0)
+        seals = (*before.seals, Seal(epoch, before.seqno + 1))
+        state = replace(before, epoch=epoch, seals=seals, unsnapped=0, format=of_format)
         self.broker.append_data(snapshot(state))
         if self.rules.seal_first:
             self.broker.notes.append(Note(sealed_at + 1, epoch, state.seqno))
