@@ -88,7 +88,8 @@ def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
     if bool(np.any(local & table.forgotten(state, rows))):
         return _by_rows(state, rows)
     not_member = local & table.not_member(state, rows)
-    candidates = np.flatnonzero(local & ~not_member)
+    is_repeat = _is_repeat(state, rows)
+    candidates = np.flatnonzero(local & ~not_member & ~is_repeat)
     accepted, received = _go_back_n(rows, table, candidates)
     mask = np.zeros(len(rows.offset), dtype=np.bool_)
     mask[candidates[accepted]] = True
@@ -104,7 +105,7 @@ def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
         seqno=state.seqno + count,
         received={**state.received, **received},
         positions={**state.positions, **_positions(state, rows)},
-        duplicates=state.duplicates + int((dropped & ~_is_repeat(state, rows)).sum()),
+        duplicates=state.duplicates + int((dropped & ~is_repeat).sum()),
         unsnapped=state.unsnapped + len(rows.offset),
         latest_ms=int(rows.timestamp_ms[rows.well_formed].max(initial=state.latest_ms)),
         membership=_hear(membership, rows, heard) if membership.is_watched else membership.without_time(),

@@ -262,7 +262,8 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
             if reason:
                 outputs.append(DeadLetter(record.source, reason))
                 continue
-            accepted = _accepted(membership, received, record)
+            # What stands before DATA that came from behind it was considered: refused, or dropped, it stays so.
+            accepted = None if is_repeat else _accepted(membership, received, record)
             if accepted is None or membership.is_silenced(record.sender, record.kind):
                 duplicates += not is_repeat
                 continue

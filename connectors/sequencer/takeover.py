@@ -90,6 +90,7 @@ class _Survey(NamedTuple):
     data: DataLog
     state: SequencerState
     end: int
+    ends: Mapping[Partition, int] = {}
     horizon: Mapping[Partition, int] = {}
     server: str = ""
     format: int = FIRST.number
@@ -277,8 +278,8 @@ class Takeover:
         found = _survey(data, self._claimed, self._agreement, signed, self._last_row)
         if self._fitness is not None:
             self._fitness(found.state)
-        horizon = _horizon(self._connection, consumer, self._groups[group], found.state)
-        return found._replace(horizon=horizon, server=self._who_serves(data))
+        ends, horizon = _horizon(self._connection, consumer, self._groups[group], found.state)
+        return found._replace(ends=ends, horizon=horizon, server=self._who_serves(data))
 
     def _who_serves(self, data: DataLog) -> str:
         """Which other process seems to serve the group now; "" if none does."""
@@ -306,7 +307,8 @@ class Takeover:
         if self._is_closed.is_set():
             raise BrokerUnreachable(f"group {group}: the takeover was ended.")
         state = _claim(survey, self._producer, self._claimed, self._agreement)
-        return replace(state, membership=replace(state.membership, horizon=survey.horizon))
+        decided = _of_these(state.decided, survey.ends)
+        return replace(state, decided=decided, membership=replace(state.membership, horizon=survey.horizon))
 
 
 def _survey(
@@ -377,15 +379,22 @@ def _check_size(state: SequencerState) -> None:
 
 def _horizon(
     connection: Connection, consumer: Consumer, forward: Iterable[str], state: SequencerState
-) -> dict[Partition, int]:
-    """The ends of the forward partitions of which something is to be read (see `ordering.log_time`)."""
+) -> tuple[dict[Partition, int], dict[Partition, int]]:
+    """The ends of the forward partitions; and of those of which something is to be read (see `ordering.log_time`)."""
     with connection.reachable("READ", " and ".join(forward)):
         backlog = find_backlog(consumer, forward, {})
-    return {
-        Partition(*partition): offsets.end
-        for partition, offsets in sorted(backlog.items())
-        if max(state.positions.get(Partition(*partition), 0), offsets.beginning) < offsets.end
+    found = {Partition(*partition): offsets for partition, offsets in sorted(backlog.items())}
+    ends = {partition: offsets.end for partition, offsets in found.items()}
+    return ends, {
+        partition: offsets.end
+        for partition, offsets in found.items()
+        if max(state.positions.get(partition, 0), offsets.beginning) < offsets.end
     }
+
+
+def _of_these(decided: Mapping[Partition, int], ends: Mapping[Partition, int]) -> dict[Partition, int]:
+    """What was decided of partitions, without those that end before it: they were made anew, and nothing is known."""
+    return {partition: offset for partition, offset in decided.items() if offset <= ends.get(partition, offset)}
 
 
 def _claim(found: _Survey, producer: Producer, claimed: dict[str, int], agreement: str) -> SequencerState:

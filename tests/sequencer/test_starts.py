@@ -283,3 +283,13 @@ def test_a_takeover_tells_its_horizon(kafka: MemoryConnection) -> None:
             time.sleep(0.02)
         assert not sequencer.state.membership.horizon
     assert take_over(kafka, "g", "nyc").seqno == 3
+
+
+def test_a_forward_topic_that_was_made_anew(kafka: MemoryConnection) -> None:
+    """Its offsets begin again, below what was decided of the old one. Nothing of it was considered."""
+    order(kafka, 5)
+    kafka.topics.make_anew([str(FORWARD)])
+    state = take_over(kafka, "g", "nyc")
+    assert not state.decided
+    order(kafka, 3)
+    assert [record.seqno for record in data_of(kafka) if record.seqno] == list(range(1, 9))
