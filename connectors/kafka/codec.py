@@ -315,8 +315,7 @@ def data_number(field: bytes) -> int:
 
 def data_count(fields: Sequence[bytes]) -> int:
     """Return how many numbers the record with these `data_fields` takes."""
-    text = fields[10] if len(fields) > 10 else b""
-    return int(text) if _COUNT.fullmatch(text) else 1
+    return int(fields[10]) if len(fields) > 10 and _COUNT.fullmatch(fields[10]) else 1
 
 
 def data_format(fields: Sequence[bytes]) -> Format:
