@@ -60,12 +60,11 @@ class TopicFinder:
                 self._found_at = time.monotonic()
             return self._found
 
-    def leaderless(self) -> dict[str, Topic]:
-        """Groups of which a partition is away, as far as was found, each with one such topic."""
+    def leaderless(self) -> list[Topic]:
+        """Topics of which a partition is away, as far as was found, sorted by name."""
         with self._lock:
             now = time.monotonic()
-            away = sorted((topic for topic, since in self._leaderless.items() if now - since >= LEADERLESS_S), key=str)
-            return {topic.group: topic for topic in away}
+            return sorted((topic for topic, since in self._leaderless.items() if now - since >= LEADERLESS_S), key=str)
 
     def has_news(self) -> bool:
         """Look now, as something has failed: whether there are other topics than those that were found last.

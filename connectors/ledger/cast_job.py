@@ -55,10 +55,8 @@ class CastLedgerJob(StreamingJob):
         """Of each group that has DATA at this site, the cast topics in which something stands, or has stood."""
         groups = {topic.group for topic in topics if topic.role == "data" and topic.site == self.options.site}
         of_groups = [topic for topic in topics if topic.role == "cast" and topic.group in groups]
-        leaderless = self.finder.leaderless()
-        self._look(
-            [str(topic) for topic in of_groups if str(topic) not in self._with_casts and topic.group not in leaderless]
-        )
+        away = set(self.finder.leaderless())
+        self._look([str(topic) for topic in of_groups if str(topic) not in self._with_casts and topic not in away])
         selected: dict[str, list[str]] = {}
         for topic in of_groups:
             if str(topic) in self._with_casts:

@@ -49,6 +49,10 @@ class LedgerJob(StreamingJob):
             topic.group: [str(topic)] for topic in topics if topic.role == "data" and topic.site == self.options.site
         }
 
+    def needs(self, topic: Topic) -> bool:
+        """EPOCH tells where in DATA a seqno stands."""
+        return (topic.role, topic.site) == ("epoch", self.options.site)
+
     def hidden(self, topics: list[Topic]) -> list[KafkaRefused]:
         """Of groups that have an EPOCH topic at the site."""
         site = self.options.site

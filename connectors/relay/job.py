@@ -84,13 +84,20 @@ class Relay(StreamingJob):
         with closing(self.target_finder):
             super().run()
 
-    def leaderless(self) -> dict[str, AbcastError]:
+    def leaderless(self, found: Mapping[str, list[str]]) -> dict[str, AbcastError]:
         """At both ends."""
-        there = {
-            group: BrokerUnreachable(f"{topic} at {self.direction.target} has a partition without a leader.")
-            for group, topic in self.target_finder.leaderless().items()
+        filled = {
+            str(self.filled(topic))
+            for names in found.values()
+            for topic in map(Topic.parse, names)
+            if topic is not None
         }
-        return {**super().leaderless(), **there}
+        there: dict[str, AbcastError] = {
+            topic.group: BrokerUnreachable(f"{topic} at {self.direction.target} has a partition without a leader.")
+            for topic in self.target_finder.leaderless()
+            if str(topic) in filled
+        }
+        return {**super().leaderless(found), **there}
 
     @abstractmethod
     def is_read(self, topic: Topic) -> bool:

@@ -25,6 +25,11 @@ def forward_topics(topics: Iterable[Topic], site: str) -> dict[str, list[str]]:
     return forward
 
 
+def needed_to_order(topic: Topic, site: str) -> bool:
+    """Whether a sequencer of the site can't order the topic's group without it."""
+    return topic.site == site and topic.role in ("data", "epoch", "forward", "dead-letter")
+
+
 def positions_of(states: Iterable[SequencerState]) -> dict[TopicPartition, int]:
     """The first offset of each forward partition that is not yet considered."""
     return {TopicPartition(*partition): offset for state in states for partition, offset in state.positions.items()}

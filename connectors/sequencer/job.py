@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from connectors.kafka.retrying import News
 from connectors.sequencer.agreeing_lane import AgreeingLane
 from connectors.sequencer.agreement import Agreement
-from connectors.sequencer.groups import groups_at
+from connectors.sequencer.groups import groups_at, needed_to_order
 from connectors.sequencer.lane import SequencerLane
 from connectors.sequencer.lanes import open_lane
 from connectors.sequencer.takeover import yield_to_rival
@@ -88,7 +88,8 @@ class SequencerJob:
         """Give groups that have come a lane, and take those that have gone out of theirs."""
         try:
             groups = set(groups_at(self.finder.find(), self.options.site))
-            leaderless = self.finder.leaderless().keys()
+            site = self.options.site
+            leaderless = {topic.group for topic in self.finder.leaderless() if needed_to_order(topic, site)}
             self._is_broker_away = False
         except BrokerUnreachable as error:
             if not self._is_broker_away:

@@ -21,7 +21,7 @@ from connectors.kafka.data_log import topic_missing
 from connectors.kafka.topic_finder import TopicFinder
 from connectors.kafka.topics import check_topics
 from connectors.ledger.last_row import LedgerEnd
-from connectors.sequencer.groups import forward_topics, positions_of
+from connectors.sequencer.groups import forward_topics, needed_to_order, positions_of
 from connectors.sequencer.keeper import Keeper
 from connectors.sequencer.query import encode_decided, read_by_few, sequence
 from connectors.sequencer.takeover import take_over_groups
@@ -93,6 +93,10 @@ class SequencerLane(StreamingJob):
         """The site's forward topics, and those that relays fill, of the lane's groups with a DATA topic at the site."""
         forward = forward_topics(topics, self.options.site)
         return {group: names for group, names in forward.items() if self.serves(group)}
+
+    def needs(self, topic: Topic) -> bool:
+        """What it writes, and where it claims."""
+        return needed_to_order(topic, self.options.site)
 
     def serves(self, group: str) -> bool:
         """Whether it is one of the lane's groups."""

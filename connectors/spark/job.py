@@ -237,7 +237,7 @@ class StreamingJob(ABC):
     def _takes_back(self) -> bool:
         """Whether groups that were left out can be served again; then the query is to begin anew, with them."""
         back = []
-        leaderless = self.leaderless() if self.left_out.reasons else {}
+        leaderless = self.leaderless(self.select_topics(self.finder.find())) if self.left_out.reasons else {}
         for group in filter(self.left_out.is_due, self.left_out.reasons):
             try:
                 if group in leaderless:
@@ -253,11 +253,19 @@ class StreamingJob(ABC):
         self.options.troubles.put(self.name, self.left_out.reasons)
         return bool(back)
 
-    def leaderless(self) -> dict[str, AbcastError]:
-        """Groups with a partition that is away: Spark asks for all partitions of a query together."""
+    def needs(self, topic: Topic) -> bool:  # noqa: ARG002 - as others have it
+        """Whether it is needed besides what the query reads."""
+        return False
+
+    def leaderless(self, found: Mapping[str, list[str]]) -> dict[str, AbcastError]:
+        """Those of the groups that need a partition that is away: Spark asks for all of a query together.
+
+        `found`: the topics that are read of each.
+        """
         return {
-            group: BrokerUnreachable(f"{topic} has a partition without a leader.")
-            for group, topic in self.finder.leaderless().items()
+            topic.group: BrokerUnreachable(f"{topic} has a partition without a leader.")
+            for topic in self.finder.leaderless()
+            if str(topic) in found.get(topic.group, ()) or (topic.group in found and self.needs(topic))
         }
 
     def _run_query_of_fit(self) -> None:
@@ -379,8 +387,8 @@ class StreamingJob(ABC):
 
     def _find_topics(self, *, fresh: bool = False) -> dict[str, list[str]]:
         found = self.select_topics(self.finder.find(fresh=fresh))
-        for group, error in self.leaderless().items():
-            if found.get(group) and group not in self.left_out:
+        for group, error in self.leaderless(found).items():
+            if group not in self.left_out:
                 self.left_out.put(group, error)
                 self.options.troubles.put(self.name, self.left_out.reasons)
         return {group: names for group, names in found.items() if names and group not in self.left_out}

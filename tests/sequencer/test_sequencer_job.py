@@ -154,7 +154,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> MemoryConnection:
 def lane_of(kafka: MemoryConnection, where: Path, groups: Iterable[str]) -> SequencerLane:
     finder: Any = SimpleNamespace(
         find=lambda **_: [Topic(group, role, "nyc") for group in GROUPS for role in ("data", "forward")],
-        leaderless=dict,
+        leaderless=list,
         close=lambda: None,
     )
     spark: Any = None
@@ -192,7 +192,7 @@ def test_so_does_a_lane_that_agrees(
     monkeypatch.setattr(AgreeingLane, "_starts", starts)
     finder: Any = SimpleNamespace(
         find=lambda **_: [Topic(group, role, "nyc") for group in GROUPS for role in ("data", "forward", "epoch")],
-        leaderless=dict,
+        leaderless=list,
         close=lambda: None,
     )
     agreement, spark = Agreement(Neighbours("nyc", ("nyc",), frozenset())), cast("Any", None)
@@ -228,7 +228,7 @@ def test_what_a_lane_has_left_out_is_tried_again(
     spark: Any = None
     job = SequencerJob(spark, JobOptions(kafka, "nyc", tmp_path, look_every_s=0.1))
     topics = [Topic(group, "data", "nyc") for group in GROUPS]
-    monkeypatch.setattr(job, "finder", SimpleNamespace(find=lambda: topics, leaderless=dict, close=lambda: None))
+    monkeypatch.setattr(job, "finder", SimpleNamespace(find=lambda: topics, leaderless=list, close=lambda: None))
     monkeypatch.setattr("connectors.sequencer.job.yield_to_rival", lambda *_: False)
     with working([job]):
         eventually(lambda: "tried again every" in caplog.text)
@@ -261,7 +261,7 @@ def test_the_eldest_lane_may_fail_beside_others(
     topics = [Topic("g", "data", "nyc")]
     no_spark: Any = None
     job = SequencerJob(no_spark, JobOptions(kafka, "nyc", tmp_path, look_every_s=0.1))
-    monkeypatch.setattr(job, "finder", SimpleNamespace(find=lambda: topics, leaderless=dict, close=lambda: None))
+    monkeypatch.setattr(job, "finder", SimpleNamespace(find=lambda: topics, leaderless=list, close=lambda: None))
     with working([job]) as [thread]:
         eventually(lambda: len(job._lanes) == 1)
         topics.append(Topic("h", "data", "nyc"))

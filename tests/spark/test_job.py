@@ -49,8 +49,8 @@ class _Finder:
         del fresh
         return [Topic("g", "data", "nyc")]
 
-    def leaderless(self) -> dict[str, Topic]:
-        return {}
+    def leaderless(self) -> list[Topic]:
+        return []
 
     def close(self) -> None:
         pass
@@ -303,11 +303,30 @@ def test_a_partition_without_a_leader_is_away_after_a_while(monkeypatch: pytest.
     assert not finder.leaderless()
     now[0] += LEADERLESS_S
     assert finder.find()
-    assert list(finder.leaderless()) == ["g", "h"]
+    assert [topic.group for topic in finder.leaderless()] == ["g", "h"]
     cluster.leader = 1
     now[0] += 1.0
     assert finder.find()
     assert not finder.leaderless()
+
+
+def test_a_partition_that_is_away_takes_its_group_out_of_the_query(tmp_path: Path) -> None:
+    """If it is one that the query needs; the group is back when it is."""
+    job = _Serving(tmp_path)
+    away = [Topic("h", "inbox", "nyc")]
+    job.finder = SimpleNamespace(find=lambda **_: [], leaderless=lambda: away, close=lambda: None)  # type: ignore[assignment]
+    job.select_topics = lambda _: {g: [f"abcast.{g}.data.nyc"] for g in "gh"}  # type: ignore[method-assign]
+    assert list(job._find_topics()) == ["g", "h"]
+    away.append(Topic("h", "data", "nyc"))
+    assert list(job._find_topics()) == ["g"]
+    assert "abcast.h.data.nyc has a partition without a leader" in job.left_out.reasons["h"]
+    assert list(job.options.troubles.of("h"))
+    job.left_out._waits_s = (0.0,)
+    assert not job._takes_back()
+    del away[1]
+    assert job._takes_back()
+    assert list(job._find_topics()) == ["g", "h"]
+    assert not job.options.troubles.of("h")
 
 
 class _Serving(StreamingJob):
@@ -317,7 +336,7 @@ class _Serving(StreamingJob):
     waits_s = (300.0,)
 
     def __init__(self, work: Path) -> None:
-        finder: Any = SimpleNamespace(find=lambda **_: [], leaderless=dict, close=lambda: None)
+        finder: Any = SimpleNamespace(find=lambda **_: [], leaderless=list, close=lambda: None)
         super().__init__(cast("Any", None), JobOptions(Connection("nowhere:1"), "nyc", work), finder)
         self.served: list[list[str]] = []
         self.is_mended = False
