@@ -9,6 +9,7 @@ A log that begins anywhere else has lost its beginning to a retention.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
@@ -19,9 +20,12 @@ from connectors.kafka.connection import Connection
 from connectors.kafka.ranges import read_range
 from connectors.kafka.transport import Consumer
 from ordering.letter_care import Base
-from ordering.names import Topic
+from ordering.names import ADDRESS_PATTERN, Topic
+from ordering.records import MAX_NUMBER
 
 _BELOW = "letters-below"
+_NUMBER = f"[0-9]{{1,{len(str(MAX_NUMBER))}}}"
+_KEY = re.compile(f"(?P<name>{ADDRESS_PATTERN}|inbox-[0-9]{{1,9}}) {_BELOW} (?P<below>{_NUMBER})".encode("ascii"))
 
 
 class Noted(NamedTuple):
@@ -55,7 +59,7 @@ def read_noted(
     """
     noted = Noted({}, {})
     for (name, below), value in sorted(_found(connection, consumer, group, site).items()):
-        if name.startswith("inbox-"):
+        if "/" not in name:
             noted.beginnings.setdefault(int(name.removeprefix("inbox-")), set()).add(below)
         elif receivers is None or name in receivers:
             noted.bases.setdefault(name, []).append(Base.parse(below, value))
@@ -65,12 +69,14 @@ def read_noted(
 def _found(connection: Connection, consumer: Consumer, group: str, site: str) -> dict[tuple[str, int], bytes]:
     found: dict[tuple[str, int], bytes] = {}
     for record in _memory(connection, consumer, group, site):
-        name, _, below = (record.key or b"").decode("latin-1").partition(f" {_BELOW} ")
-        if below.isdecimal() and ("/" in name or name.removeprefix("inbox-").isdecimal()):
-            if record.value is None:
-                found.pop((name, int(below)), None)
-            else:
-                found[name, int(below)] = record.value
+        noted = _KEY.fullmatch(record.key or b"")
+        if noted is None:  # other notes, and whatever members and observers write
+            continue
+        name, below = noted["name"].decode("ascii"), int(noted["below"])
+        if record.value is None:
+            found.pop((name, below), None)
+        else:
+            found[name, below] = record.value
     return found
 
 
