@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ordering.capacity import NO_ROOM, has_room_for_all
 from ordering.errors import ProtocolViolation
 from ordering.flush import Phase
 from ordering.links import LinkColumns, LinkTable, neighbour_of, origin_of
@@ -91,6 +92,8 @@ def step_columns(state: SequencerState, rows: ForwardColumns) -> Decisions:
     is_repeat = _is_repeat(state, rows)
     candidates = np.flatnonzero(local & ~not_member & ~is_repeat)
     accepted, received = _go_back_n(rows, table, candidates)
+    if not has_room_for_all(state.received, received):
+        return _by_rows(state, rows)
     mask = np.zeros(len(rows.offset), dtype=np.bool_)
     mask[candidates[accepted]] = True
     links = LinkTable(state.links, state.origins)
@@ -219,7 +222,7 @@ def _by_rows(state: SequencerState, rows: ForwardColumns) -> Decisions:
     after, outputs = step(state, records)
     row_of = {record.source: row for row, record in enumerate(records)}
     seqno = np.zeros(len(records), np.int64)
-    dead = {reason: np.zeros(len(records), np.bool_) for reason in (BAD_ADDRESS, NOT_A_MEMBER, FORGOTTEN)}
+    dead = {reason: np.zeros(len(records), np.bool_) for reason in (BAD_ADDRESS, NOT_A_MEMBER, FORGOTTEN, NO_ROOM)}
     controls: dict[int, tuple[str, bytes]] = {}
     for output in outputs:
         assert output.source is not None

@@ -49,6 +49,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ordering.canonical import canonical_json
+from ordering.capacity import NO_ROOM_FOR_MEMBERS, has_room_for_member
 from ordering.errors import ProtocolViolation, UsageError
 from ordering.flush import NO_FLUSH, Flush, Phase
 from ordering.forgetting import NO_ROWS, NOTHING_FORGOTTEN, SenderRow, forgettable, from_payload
@@ -346,12 +347,18 @@ def forgotten_by(membership: Membership, record: Forward, received: Mapping[str,
     return forgettable(from_payload(record.payload) or (), received, membership.keeps_row, record.timestamp_ms)
 
 
+def _room_to_join(membership: Membership, address: str) -> str:
+    names = (each.address for each in (*membership.members, *membership.joining))
+    return "" if has_room_for_member(names, address) else NO_ROOM_FOR_MEMBERS
+
+
 def refusal(membership: Membership, record: Forward, received: Mapping[str, Accepted]) -> str:
     """Why an accepted control record changes nothing; "" if it does."""
     life, flush = Life(record.sender, record.incarnation), membership.flush
     is_member = life in membership.members and record.sender not in membership.leaving
     if record.kind == JOIN:
-        return "the sender is a member already" if is_member or life in membership.joining else ""
+        is_known = is_member or life in membership.joining
+        return "the sender is a member already" if is_known else _room_to_join(membership, record.sender)
     if record.kind == SETTINGS:
         try:
             membership.settings.updated(record.payload)

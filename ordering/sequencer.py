@@ -34,6 +34,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ordering.canonical import canonical_json, inflated
+from ordering.capacity import NO_ROOM, Room
 from ordering.errors import LaterVersion, ProtocolViolation
 from ordering.forgetting import to_payload
 from ordering.formats import ADDITIONS, FIRST, follow, known, later
@@ -233,7 +234,7 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
     seqno, duplicates, latest_ms = state.seqno, state.duplicates, state.latest_ms
     membership, own_seqno = state.membership, state.own_seqno
     links = LinkTable(state.links, state.origins)
-    watch = Watch(membership)
+    watch, room = Watch(membership), Room(received)
     previous: Source | None = None
     for record in records:
         if previous is not None and record.source <= previous:
@@ -258,16 +259,15 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
             duplicates += record.kind == MESSAGE and not is_repeat
             continue
         if not (is_linked and record.kind == MESSAGE):  # that is not judged by what its sender has sent here
-            reason = _never(membership, received, record, is_repeat=is_repeat)
-            if reason:
-                outputs.append(DeadLetter(record.source, reason))
+            judged = _judged(membership, received, room, record, is_repeat=is_repeat)
+            if isinstance(judged, str):
+                outputs.append(DeadLetter(record.source, judged))
                 continue
-            # What stands before DATA that came from behind it was considered: refused, or dropped, it stays so.
-            accepted = None if is_repeat else _accepted(membership, received, record)
-            if accepted is None or membership.is_silenced(record.sender, record.kind):
+            if judged is None:
                 duplicates += not is_repeat
                 continue
-            received[record.sender] = accepted
+            room.take(record.sender)
+            received[record.sender] = judged
         seqno += 1
         data = _decided(state, seqno, record, membership, received)
         outputs.append(data)
@@ -290,6 +290,19 @@ def step(state: SequencerState, records: Sequence[Forward | Malformed]) -> Step:
         latest_ms=latest_ms,
     )
     return Step(after, tuple(outputs))
+
+
+def _judged(
+    membership: Membership, received: Mapping[str, Accepted], room: Room, record: Forward, *, is_repeat: bool
+) -> Accepted | str | None:
+    """The sender's new row; why the record is a dead letter; None if it is to be dropped."""
+    if reason := _never(membership, received, record, is_repeat=is_repeat):
+        return reason
+    # What stands before DATA that came from behind it was considered: refused, or dropped, it stays so.
+    accepted = None if is_repeat else _accepted(membership, received, record)
+    if accepted is None or membership.is_silenced(record.sender, record.kind):
+        return None
+    return accepted if room.has(record.sender) else NO_ROOM
 
 
 def _never(membership: Membership, received: Mapping[str, Accepted], record: Forward, *, is_repeat: bool) -> str:

@@ -21,6 +21,7 @@ from connectors.storage.settings import configured_storage
 from jobs import options
 from jobs.cli import command
 from ordering import names, records, sequencer
+from ordering.capacity import MAX_MEMBERS_BYTES, MAX_SENDERS_BYTES, NO_ROOM
 from ordering.checker import ANOMALIES
 from ordering.forgetting import MAX_NAMED
 from ordering.membership import MAX_LEFT, NOT_A_MEMBER
@@ -183,6 +184,7 @@ def test_reasons() -> None:
         BAD_ADDRESS,
         NOT_A_MEMBER,
         FORGOTTEN,
+        NO_ROOM,
     ]
 
 
@@ -357,6 +359,10 @@ def test_limits() -> None:
         "a FORWARD record": f"{records.MAX_RECORD_BYTES // 2 // mebibyte} MiB",
         "a record as it is read, where a client has compressed it": f"{records.MAX_RECORD_BYTES // mebibyte} MiB",
         "a DATA record, a snapshot": f"{records.MAX_RECORD_BYTES // mebibyte} MiB",
+        "senders of a group": f"{MAX_SENDERS_BYTES // mebibyte} MiB of names, and 32 bytes for each: 38,000 to 200,000",
+        "members of a group": (
+            f"{MAX_MEMBERS_BYTES // mebibyte} MiB of names, each twice, and 64 bytes for each: 6,000 to 20,000"
+        ),
         "forward table (`max_pending_records`, `max_pending_bytes`)": (
             f"{sending.max_pending_records:,} messages, {sending.max_pending_bytes // mebibyte} MiB"
         ),
