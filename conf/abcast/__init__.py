@@ -34,4 +34,4 @@ def __dir__() -> list[str]:
     """The public names, for help() and completion."""
     from abcast import _public
 
-    return sorted([*globals(), *_public.__all__])
+    return sorted([*(name for name in globals() if name.startswith("__")), *_public.__all__])

@@ -71,6 +71,8 @@ def create_topics(
     created, there = [], list[Topic]()
     with connection.admin() as admin:
         _check_copies(connection, admin, replication_factor)
+        with connection.reachable():
+            _check_no_double(admin.list_topics(), group, checked_sites)
         for site in checked_sites:
             # FORWARD and DATA last: a job that looks for groups meanwhile knows one by them, and needs the others.
             for topic, count in (
@@ -106,6 +108,19 @@ def _mend_compression(connection: Connection, admin: KafkaAdminClient, topics: I
 
 def _is_inflated_by_brokers(topic: Topic, found: Mapping[str, str]) -> bool:
     return topic.role in _WRITTEN_BY_CLIENTS and found.get("compression.type", "producer") != "producer"
+
+
+def _check_no_double(names: Iterable[str], group: str, sites: Iterable[str]) -> None:
+    """Raise UsageError for a group whose topics Kafka takes for another's: it tells `.` and `_` apart in no name."""
+    known = {name.replace(".", "_"): name for name in names}
+    for site in sites:
+        ours = str(Topic(group, "data", site))
+        there = known.get(ours.replace(".", "_"), ours)
+        if there != ours:
+            raise UsageError(
+                f"Kafka has the topic {there}, beside which it takes no {ours}, as they differ in . and _ alone: "
+                "choose another name."
+            )
 
 
 def check_layout(

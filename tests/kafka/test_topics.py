@@ -132,3 +132,15 @@ class TestRights:
         assert problem == (
             "User:ANONYMOUS may not WRITE abcast.g.data.nyc: `abcast acl` gives each role the rights that it needs."
         )
+
+
+@pytest.mark.broker
+def test_names_that_kafka_takes_for_one(broker: EmbeddedBroker) -> None:
+    """The sentence names the other topic; nothing is made, and the same group again is none of its own."""
+    connection = Connection(broker.bootstrap_servers)
+    create_topics(connection, "double.name", ["local"])
+    assert create_topics(connection, "double.name", ["local"]) == []
+    with pytest.raises(UsageError, match=r"has the topic abcast\.double\.name\.data\.local, .* choose another name"):
+        create_topics(connection, "double_name", ["local"])
+    with connection.admin() as admin:
+        assert not [name for name in admin.list_topics() if "double_name" in name]
